@@ -1,0 +1,108 @@
+"""Dims, and the algebra of tuples of them.
+
+A dim is a name and a size. It belongs to a tensor; an axis belongs to the mesh. Two dims with one name and
+two sizes never meet in one op: that is an error wherever it happens. The order of a tensor's dims says how it
+lies in memory and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from meshdsl.errors import MeshDSLError, nearest
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named dimension of `size` elements, over all devices."""
+
+    name: str
+    size: int
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise MeshDSLError(f"Dim: a name is an identifier such as `d_model`, not {self.name!r}")
+        if not hasattr(self.size, "__index__") or self.size < 0:
+            raise MeshDSLError(f"Dim: the size of `{self.name}` is a whole number of at least 0, not {self.size!r}")
+
+    def __repr__(self):
+        return f"{self.name}={self.size}"
+
+
+Dims = tuple[Dim, ...]
+
+
+def show(dims: Iterable[Dim]) -> str:
+    """`[batch=8, length=128]`, the form in which every message quotes dims."""
+    return f"[{', '.join(map(repr, dims))}]"
+
+
+def size(dims: Iterable[Dim]) -> int:
+    return math.prod(d.size for d in dims)
+
+
+def distinct(dims: Sequence[Dim], where: str) -> Dims:
+    """`dims` as a tuple, after checking that no name occurs twice."""
+    dims = tuple(dims)
+    for d in dims:
+        if not isinstance(d, Dim):
+            raise MeshDSLError(f"{where}: dims are a tuple of Dim, but {d!r} is of type {type(d).__name__}")
+    names = [d.name for d in dims]
+    if len(set(names)) != len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise MeshDSLError(f"{where}: `{twice}` occurs twice in {show(dims)}; names are unique in a tensor")
+    return dims
+
+
+def union(where: str, operands: Sequence[Dims]) -> Dims:
+    """Every dim of the operands, in order of first appearance; one name with two sizes is an error."""
+    found: dict[str, Dim] = {}
+    for dims in operands:
+        for d in dims:
+            if found.setdefault(d.name, d).size != d.size:
+                raise _unequal(where, operands, d, found[d.name])
+    return tuple(found.values())
+
+
+def _unequal(where, operands, d, first) -> MeshDSLError:
+    at = [i for i, dims in enumerate(operands) for e in dims if e in (first, d)]
+    i, j = at[0], next(i for i, dims in enumerate(operands) if d in dims)
+    return MeshDSLError(
+        f"{where}: `{d.name}` is {first.size} in operand {i} {show(operands[i])} "
+        f"and {d.size} in operand {j} {show(operands[j])}"
+    )
+
+
+def find(where: str, dims: Dims, wanted: Dim | str) -> Dim:
+    """The dim of `dims` that `wanted` (a Dim or a name) means."""
+    name = wanted if isinstance(wanted, str) else wanted.name
+    for d in dims:
+        if d.name == name:
+            if isinstance(wanted, Dim) and wanted.size != d.size:
+                raise MeshDSLError(f"{where}: `{name}` is {wanted.size} here and {d.size} in {show(dims)}")
+            return d
+    raise MeshDSLError(f"{where}: no dim `{name}` in {show(dims)}" + nearest(name, [d.name for d in dims]))
+
+
+def find_all(where: str, dims: Dims, wanted: Dim | str | Iterable[Dim | str] | None) -> Dims:
+    """The dims of `dims` that `wanted` means; `None` means all of them."""
+    if wanted is None:
+        return dims
+    if isinstance(wanted, (Dim, str)):
+        wanted = (wanted,)
+    return distinct([find(where, dims, w) for w in wanted], where)
+
+
+def without(dims: Dims, gone: Iterable[Dim]) -> Dims:
+    gone = set(gone)
+    return tuple(d for d in dims if d not in gone)
+
+
+def replace(dims: Dims, old: Dim, new: Dims) -> Dims:
+    """`dims` with `old` replaced in place by the dims `new`."""
+    return tuple(e for d in dims for e in (new if d == old else (d,)))

@@ -1,0 +1,192 @@
+"""The layout: the one place that says how tensors are split over a mesh.
+
+A layout is an ordered list of rules `dim -> axis`. For any set of dims, walk the rules from the top: a rule
+splits its dim over its axis if the set has that dim and no earlier rule took that axis. `Layout.split` is that
+sentence, and everything else in meshdsl follows from it.
+
+There are three lists. `rules` split every tensor and every op. `parameters` comes below it for parameters at
+rest, and what is computed from parameters alone (FSDP, ZeRO-3); `optimizer` comes below both for gradients and
+optimizer state (ZeRO-1). They are the three *levels* of a tensor: "value", "parameter" and "optimizer".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, nearest
+
+LEVELS = ("value", "parameter", "optimizer")
+_LISTS = {"rules": "value", "parameters": "parameter", "optimizer": "optimizer"}
+_RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One dim over one axis. `where` and `text` quote the line of the layout that it came from."""
+
+    dim: str
+    axis: str
+    optional: bool
+    level: str
+    where: str
+    text: str
+
+    def __str__(self):
+        return f"{self.where}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rules, and the sizes of the mesh axes that they name.
+
+    Args:
+      rules, parameters, optimizer: lines such as `"heads, d_ff -> model"`; see the module's docstring. `dim?`
+        marks a dim that a model may lack.
+      mesh: size of each axis, major first; one of them may be `"rest"`: as many devices as are left.
+      strict: raise an error where two dims of a tensor or an op want one axis, instead of letting the upper rule win.
+      name: what error messages call this layout.
+    """
+
+    rules: Sequence[str] = ()
+    parameters: Sequence[str] = ()
+    optimizer: Sequence[str] = ()
+    mesh: Mapping[str, int | str] = field(default_factory=dict)
+    strict: bool = False
+    name: str = "layout"
+
+    def __post_init__(self):
+        for axis, count in self.mesh.items():
+            if count != "rest" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+                raise MeshDSLError(f'{self.name}, mesh: the size of axis `{axis}` is a whole number or "rest", not {count!r}')
+        if list(self.mesh.values()).count("rest") > 1:
+            raise MeshDSLError(f'{self.name}, mesh: only one axis can be "rest", not {dict(self.mesh)}')
+        if not isinstance(self.strict, bool):
+            raise MeshDSLError(f"{self.name}: strict is true or false, not {self.strict!r}")
+        self.parsed  # a malformed rule is an error now, not at first use
+
+    @classmethod
+    def load(cls, path: str | Path) -> Layout:
+        """Read a layout file (TOML).
+
+        Raises:
+          MeshDSLError: the file cannot be read, is not TOML, has an unknown key or a malformed rule.
+        """
+        path = Path(path)
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as e:
+            raise MeshDSLError(f"layout {path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
+        except tomllib.TOMLDecodeError as e:
+            raise MeshDSLError(f"layout {path}: not valid TOML: {e}") from None
+        return cls.from_dict(data, name=f"layout {path.name}")
+
+    @classmethod
+    def from_dict(cls, data: Mapping, name: str = "layout") -> Layout:
+        """A layout from the two tables of a layout file, `mesh` and `layout`."""
+        _known_keys(name, "", data, ("mesh", "layout"))
+        body = data.get("layout", {})
+        _known_keys(name, "layout.", body, (*_LISTS, "strict"))
+        return cls(**body, mesh=data.get("mesh", {}), name=name)
+
+    @cached_property
+    def parsed(self) -> tuple[Rule, ...]:
+        """Every rule of the three lists, from the top, one dim and one axis each."""
+        found = []
+        for key, level in _LISTS.items():
+            lines = getattr(self, key)
+            if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+                raise MeshDSLError(f'{self.name}, {key}: a list of strings such as ["batch -> data"], not {lines!r}')
+            for i, line in enumerate(lines):
+                found += self._parse(key, level, i + 1, line)
+        return tuple(found)
+
+    def _parse(self, key, level, number, line) -> list[Rule]:
+        where = f"{self.name}, {'rule' if key == 'rules' else key + ' rule'} {number}"
+        match = _RULE.fullmatch(line)
+        if not match:
+            raise MeshDSLError(f'{where}: {line!r} is not of the form "dim, ... -> axis, ..."')
+        dims, axes = ([w.strip() for w in group.split(",")] for group in match.groups())
+        for axis in axes:
+            if axes.count(axis) > 1:
+                raise MeshDSLError(f"{where}: axis `{axis}` is named twice in {line!r}")
+            if self.mesh and axis not in self.mesh:
+                raise MeshDSLError(f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}")
+        return [Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip()) for d in dims for a in axes]
+
+    def at(self, level: str) -> tuple[Rule, ...]:
+        """The rules that hold at `level`, from the top."""
+        return self._by_level[level]
+
+    @cached_property
+    def _by_level(self):
+        return {
+            level: tuple(r for r in self.parsed if LEVELS.index(r.level) <= i) for i, level in enumerate(LEVELS)
+        }
+
+    def taken(self, dims: Iterable[Dim], level: str = "value") -> dict[str, Rule]:
+        """The law: for each axis, the rule that took it among `dims`."""
+        names = {d.name for d in dims}
+        taken: dict[str, Rule] = {}
+        for rule in self.at(level):
+            if rule.dim not in names:
+                continue
+            first = taken.setdefault(rule.axis, rule)
+            if self.strict and first.dim != rule.dim:
+                raise MeshDSLError(
+                    f"{rule}: `{rule.dim}` and `{first.dim}` both want axis `{rule.axis}` among "
+                    f"[{', '.join(sorted(names))}], and strict = true; {first} comes first"
+                )
+        return taken
+
+    def split(self, dims: Dims, level: str = "value") -> dict[Dim, tuple[str, ...]]:
+        """The axes over which each of `dims` is split, major first; dims that are not split are left out."""
+        by_name = {d.name: d for d in dims}
+        split: dict[Dim, tuple[str, ...]] = {}
+        for axis, rule in self.taken(dims, level).items():
+            dim = by_name[rule.dim]
+            split[dim] = (*split.get(dim, ()), axis)
+        return split
+
+    def check_sizes(self, dims: Dims, sizes: Mapping[str, int], level: str = "value") -> None:
+        """Raise a MeshDSLError unless every dim divides over the axes that split it."""
+        split, taken = self.split(dims, level), self.taken(dims, level)
+        for dim, axes in split.items():
+            count = math.prod(sizes[a] for a in axes)
+            if dim.size % count:
+                over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
+                legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
+                advice = f"use a `{axes[-1]}` of {_either(legal)}" if len(axes) == 1 else "use axes whose product divides it"
+                raise MeshDSLError(f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; {advice}")
+
+    def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
+        """Raise a MeshDSLError for a rule whose dim is not among the names `known`, unless it is marked `dim?`."""
+        known = set(known)
+        for rule in self.parsed:
+            if rule.dim not in known and not rule.optional:
+                raise MeshDSLError(f"{rule.where}: no dim `{rule.dim}` in {what}{nearest(rule.dim, known)}")
+
+    def check_axes(self, axes: Iterable[str]) -> None:
+        """Raise a MeshDSLError for a rule whose axis is not among `axes`."""
+        axes = list(axes)
+        for rule in self.parsed:
+            if rule.axis not in axes:
+                raise MeshDSLError(f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}")
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _known_keys(name: str, prefix: str, table: Mapping, known: Sequence[str]) -> None:
+    if not isinstance(table, Mapping):
+        raise MeshDSLError(f"{name}: `{prefix.rstrip('.')}` is a table, not {table!r}")
+    for key in table:
+        if key not in known:
+            raise MeshDSLError(f"{name}: unknown key `{prefix}{key}`{nearest(key, known)}")

@@ -1,0 +1,1 @@
+"""How ops become local computation and collectives."""

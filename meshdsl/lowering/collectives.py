@@ -1,0 +1,100 @@
+"""The only file that calls `jax.lax` collectives; also where JAX versions would be told apart.
+
+Everything here works on local arrays inside `jax.shard_map` with `check_vma=True`, where the type of an array says
+over which axes it *varies*. That type decides what a collective transposes to, so each function states it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+from jax import lax
+from jax.extend.core import get_opaque_trace_state
+
+Axes = tuple[str, ...]
+
+
+def varying(x) -> frozenset[str]:
+    """The axes over which the type of `x` lets its value differ between devices."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def vary(x, axes) -> jax.Array:
+    """`x` with a type that varies over `axes` too. Free; the transpose is a psum over the axes that were added."""
+    missing = tuple(a for a in axes if a not in varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def psum(x, axes: Axes) -> jax.Array:
+    """Sum over `axes`; the result does not vary over them. The transpose is free."""
+    return lax.psum(x, axes)
+
+
+def psum_scatter(x, axes: Axes, dim: int) -> jax.Array:
+    """Sum over `axes`, each device keeping its part along `dim`. The transpose is an all_gather."""
+    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+
+
+def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
+    """The parts along `dim` put together.
+
+    Args:
+      varies: the type of the result. A varying result transposes to a psum_scatter, an invariant one to a slice.
+    """
+    return lax.all_gather(x, axes, axis=dim, tiled=True, to="varying" if varies else "invarying")
+
+
+def all_to_all(x, axis: str, split: int, concat: int) -> jax.Array:
+    """Move the split over `axis` from dim `concat` to dim `split`."""
+    return lax.all_to_all(x, axis, split_axis=split, concat_axis=concat, tiled=True)
+
+
+def pmax(x, axes: Axes) -> jax.Array:
+    """Maximum over `axes`; has no derivative."""
+    return lax.pmax(x, axes)
+
+
+def pmin(x, axes: Axes) -> jax.Array:
+    """Minimum over `axes`; has no derivative."""
+    return lax.pmin(x, axes)
+
+
+def position(axes: Axes) -> jax.Array:
+    """The index of this device along `axes` taken together, major first."""
+    return lax.axis_index(axes)
+
+
+def _own_part(x, axes, dim, parts):
+    size = x.shape[dim] // parts
+    return lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _own_part_of_replica(x, axes, dim, parts):
+    return _own_part(x, axes, dim, parts)
+
+
+def _own_part_bwd(axes, dim, parts, _, ct):
+    return (all_gather(ct, axes, dim, varies=False),)
+
+
+_own_part_of_replica.defvjp(lambda x, axes, dim, parts: (_own_part(x, axes, dim, parts), None), _own_part_bwd)
+
+
+def own_part(x, axes: Axes, dim: int, sizes) -> jax.Array:
+    """This device's part along `dim` of an array that is whole. Free.
+
+    By itself a slice of a replica transposes to a full-size psum of mostly zeros; where `x` does not vary over
+    `axes` the transpose is one all_gather instead.
+    """
+    parts = math.prod(sizes[a] for a in axes)
+    if varying(x).isdisjoint(axes):
+        return _own_part_of_replica(x, axes, dim, parts)
+    return _own_part(x, axes, dim, parts)
+
+
+def trace_state():
+    """What JAX is tracing now: an array made under one state must not be used under an outer one."""
+    return get_opaque_trace_state()

@@ -1,0 +1,138 @@
+"""Gradients: JAX differentiates the lowered program; this file only decides where the sums over devices are taken.
+
+A parameter that several ops use is, by its type, equal on all devices, so JAX would sum its gradient over the
+devices at every use: in a scan over layers, once per layer and per microbatch. Instead the parameter is made to vary,
+before differentiation, over the axes over which *all* of its uses vary. Its gradient then comes out as one pending
+sum, which the law settles once: a psum, or a psum_scatter where the layout splits gradients (ZeRO-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.scope import common
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None) -> Callable:
+    """A function that returns the value of `fn` and its gradient by the first argument.
+
+    Args:
+      fn: called with a pytree of Tensors and any other arguments; returns a Tensor without dims, and with `has_aux`
+        also a pytree of Tensors.
+      accumulate: a dim of microbatches. Every Tensor among the other arguments that has it is cut along it, the
+        gradients of the cuts are averaged, and only the average is summed over devices: one reduction per step
+        for parameters that are not split. Value and auxiliary results are averaged too.
+
+    Returns:
+      A function of the same arguments, giving `(value, gradients)` or `((value, aux), gradients)`. Gradients have the
+      dims of the parameters and, in a lowering, the layout's split for gradients (`rules + parameters + optimizer`).
+
+    Raises:
+      MeshDSLError: the value has dims, or `accumulate` is not a dim of any argument.
+    """
+
+    def scalar(params, *args):
+        value, aux = fn(params, *args) if has_aux else (fn(params, *args), ())
+        if not is_tensor(value) or value.dims:
+            shown = dim_algebra.show(value.dims) if is_tensor(value) else type(value).__name__
+            raise MeshDSLError(f"value_and_grad: the value is a Tensor without dims, not {shown}; take md.mean or md.sum")
+        aux = jax.tree.map(lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor)
+        value = _settled_result(value)
+        return value.array, (value, aux)
+
+    def value_and_gradients(params, *args):
+        leaves, tree = jax.tree.flatten(params, is_leaf=is_tensor)
+        tensors = [t for t in leaves if is_tensor(t)]
+        if len(tensors) != len(leaves) or not tensors:
+            raise MeshDSLError("value_and_grad: the first argument is a pytree of Tensors")
+        inputs = jax.tree.leaves(args, is_leaf=is_tensor)
+        scope = common("value_and_grad", [*tensors, *filter(is_tensor, inputs)])
+        if accumulate is not None and not any(is_tensor(x) and accumulate in x.dims for x in inputs):
+            raise MeshDSLError(f"value_and_grad: no argument has the dim {accumulate} to accumulate over")
+
+        uses = [()] * len(tensors)
+        if scope is not None:
+            uses = _uses(scalar, tensors, tree, _cut(args, accumulate, 0), scope)
+            tensors = [_varied(t, axes) for t, axes in zip(tensors, uses, strict=True)]
+        params = jax.tree.unflatten(tree, tensors)
+        if accumulate is None:
+            (_, out), grads = jax.value_and_grad(scalar, has_aux=True)(params, *args)
+        else:
+            out, grads = _accumulated(scalar, params, args, accumulate, scope)
+        value, aux = out
+        if scope is not None:
+            grads = jax.tree.leaves(grads, is_leaf=is_tensor)
+            grads = jax.tree.unflatten(tree, [_gradient(g, axes) for g, axes in zip(grads, uses, strict=True)])
+        return ((value, aux) if has_aux else value), grads
+
+    return value_and_gradients
+
+
+def _settled_result(x: Tensor) -> Tensor:
+    if x.place is None:
+        return x
+    if x.place.level != "value":
+        x.place.scope.note_use(x.place.origin, ())
+    return moves.settle(x)
+
+
+def _uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
+    """For each parameter the axes over which every one of its uses varies, found by tracing the value once."""
+    marked = [
+        Tensor(t.array, t.dims, t.role, t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)
+    ]
+    with scope.looking_for_uses() as uses:
+        jax.eval_shape(lambda params: scalar(params, *args)[0], jax.tree.unflatten(tree, marked))
+    return [scope.in_mesh_order(uses.get(i, ())) for i in range(len(tensors))]
+
+
+def _varied(t: Tensor, axes) -> Tensor:
+    return Tensor(collectives.vary(t.array, axes), t.dims, t.role, t.place)
+
+
+def _gradient(grad: Tensor, axes) -> Tensor:
+    place = grad.place._replace(pending=tuple(axes), level="optimizer")
+    partial = Tensor(grad.array, grad.dims, grad.role, place)
+    rules = grad.place.scope.layout.at("value")
+    partial.because = {a: " or ".join(str(rule) for rule in rules if rule.axis == a) for a in axes}
+    return moves.settle(partial, "gradient")
+
+
+def _cut(args, dim: Dim | None, index):
+    """`args` with every Tensor that has `dim` cut to one element of it."""
+
+    def cut(x):
+        if not is_tensor(x) or dim not in x.dims:
+            return x
+        at = x.dims.index(dim)
+        place = x.place and x.place._replace(axes=x.place.axes[:at] + x.place.axes[at + 1 :])
+        return Tensor(lax.dynamic_index_in_dim(x.array, index, at, keepdims=False), dim_algebra.without(x.dims, (dim,)), x.role, place)
+
+    return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)
+
+
+def _accumulated(scalar, params, args, dim: Dim, scope):
+    """Values and gradients averaged over `dim`; the carried gradients are sums that no device has shared yet."""
+    grad = jax.value_and_grad(scalar, has_aux=True)
+
+    def body(total, index):
+        (_, out), grads = grad(params, *_cut(args, dim, index))
+        return jax.tree.map(jnp.add, total, grads), out
+
+    zeros = jax.tree.map(lambda a: collectives.vary(jnp.zeros_like(a), collectives.varying(a)), params)
+    if scope is None:
+        total, outs = lax.scan(body, zeros, jnp.arange(dim.size))
+    else:
+        with scope.recorder.repeated(dim.name, dim.size):
+            total, outs = lax.scan(body, zeros, jnp.arange(dim.size))
+    mean = lambda a: jnp.mean(a, axis=0)  # noqa: E731
+    return jax.tree.map(mean, outs), jax.tree.map(lambda g: g / dim.size, total)

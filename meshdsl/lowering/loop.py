@@ -1,0 +1,237 @@
+"""Point 2 and 3 of the law, written once: how any op runs.
+
+An op states the dims of its loop nest and of its results, a local function, and whether it is linear. `run` splits
+the loop by the law, brings each operand to the loop's split restricted to its own dims, calls the local function on
+local arrays, and leaves a pending sum over the axes of dims that were split and contracted.
+
+The local function gets a `Loop`: what it may ask of the machine. Outside a lowering the same function runs with a
+Loop that is split over nothing, on whole arrays; that is the reference that every lowering must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl.dims import Dim, Dims
+from meshdsl.layout import LEVELS
+from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.scope import Scope, common
+from meshdsl.plan.record import Move, Op
+from meshdsl.tensor import Parameter, Place, Tensor
+
+
+class Loop:
+    """A split loop nest, seen from one device."""
+
+    def __init__(self, dims: Dims, axes, scope: Scope | None = None, op: Op | None = None):
+        self._axes = dict(zip(dims, axes, strict=True))
+        self._scope = scope
+        self._op = op
+
+    def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
+        """The axes that split `dims`."""
+        dims = (dims,) if isinstance(dims, Dim) else dims
+        return tuple(a for d in dims for a in self._axes.get(d, ()))
+
+    def parts(self, dim: Dim) -> int:
+        """Into how many parts `dim` is split."""
+        return self._scope.parts(self.axes(dim)) if self._scope else 1
+
+    def size(self, dim: Dim) -> int:
+        """The size of the part of `dim` on this device."""
+        return dim.size // self.parts(dim)
+
+    def offset(self, dim: Dim):
+        """The index, in the whole dim, of the first element on this device."""
+        axes = self.axes(dim)
+        return collectives.position(axes) * self.size(dim) if axes else 0
+
+    def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
+        """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
+        return jnp.arange(self.size(dim), dtype=dtype) + jnp.asarray(self.offset(dim), dtype)
+
+    def psum(self, x, dims, *, varies: bool = False) -> jax.Array:
+        """Sum over the devices that split `dims`.
+
+        Args:
+          varies: the result goes on to meet values of those devices, so that its cotangent is to be summed too.
+        """
+        total = self._reduce("psum", collectives.psum, x, dims, backward="psum" if varies else "")
+        if not varies or not self.axes(dims):
+            return total
+        with jax.named_scope(self._op.tag):
+            return collectives.vary(total, self.axes(dims))
+
+    def pmax(self, x, dims) -> jax.Array:
+        """Maximum over the devices that split `dims`; has no derivative."""
+        return self._reduce("pmax", collectives.pmax, x, dims)
+
+    def pmin(self, x, dims) -> jax.Array:
+        """Minimum over the devices that split `dims`; has no derivative."""
+        return self._reduce("pmin", collectives.pmin, x, dims)
+
+    def _reduce(self, operation, collective, x, dims, backward=""):
+        axes = self._scope.in_mesh_order(self.axes(dims)) if self._scope else ()
+        if not axes:
+            return x
+        self._record(operation, axes, moves.nbytes(x), backward)
+        with jax.named_scope(self._op.tag):
+            return collective(x, axes)
+
+    def gather(self, x, dims, *, varies: bool = False) -> jax.Array:
+        """`x` of every device that splits `dims`, stacked along a first dimension in order of the dims' indices.
+
+        Args:
+          varies: as in `psum`.
+        """
+        axes = self.axes(dims)
+        x = jnp.expand_dims(x, 0)
+        if not axes:
+            return x
+        self._record("all_gather", axes, moves.nbytes(x) * self._scope.parts(axes), "psum_scatter" if varies else "")
+        with jax.named_scope(self._op.tag):
+            return collectives.all_gather(x, axes, 0, varies=varies)
+
+    def _record(self, operation, axes, size, backward):
+        if self._scope.parts(axes) > 1:
+            dims = ", ".join(f"`{d.name}`" for d, a in self._axes.items() if set(a) & set(axes))
+            self._op.moves.append(Move(operation, axes, size, f"{self._op.name} along {dims}", backward))
+
+
+def run(
+    name: str,
+    local: Callable,
+    operands: Sequence[Tensor],
+    *,
+    loop: Dims,
+    out: Dims,
+    **how,
+) -> Tensor:
+    """Run one op by the law; see `run_many`. `local` returns one array, with the local shape of `out`."""
+    return run_many(name, lambda at, *xs: (local(at, *xs),), operands, loop=loop, outs=(out,), **how)[0]
+
+
+def run_many(
+    name: str,
+    local: Callable,
+    operands: Sequence[Tensor],
+    *,
+    loop: Dims,
+    outs: Sequence[Dims],
+    whole: Dims = (),
+    carried: Mapping[Dim, Dim] = MappingProxyType({}),
+    linear: bool = False,
+    sums: bool = True,
+    like: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Run one op by the law.
+
+    Args:
+      local: called with a Loop and the operands' local arrays, returns one array for each of `outs`.
+      loop: the loop nest: every dim of the operands, and any other that the work could be split over.
+      outs: dims of each result. Dims that are not in the loop come out whole, and are then split by the law.
+      carried: for a dim of the results that is not in the loop, the dim of the loop whose split it comes out with.
+      whole: dims of the loop that the local function needs whole.
+      linear: the op is linear in its operands taken together, so sums that all of them wait for may keep waiting.
+      sums: a contracted dim leaves a sum to be taken over the axes that split it. Otherwise `local` has taken care.
+      like: for an op without operands, a tensor in whose lowering it is to run.
+    """
+    scope = common(name, operands) or (like.place.scope if like is not None and like.place else None)
+    if scope is None:
+        results = local(Loop(loop, ((),) * len(loop)), *[t.array for t in operands])
+        role = _role(operands)
+        return tuple(Tensor(a, dims, role and role.get(dims, Parameter())) for a, dims in zip(results, outs, strict=True))
+
+    level, pending = _level(operands), _kept_pending(operands, linear)
+    if not pending:
+        operands = [moves.settle(t) for t in operands]
+    split = _loop_split(scope, loop, whole, level, pending)
+    axes = tuple(split[d] for d in loop)
+    loop_axes = frozenset(a for axes_of_dim in axes for a in axes_of_dim)
+    op = scope.recorder.begin(name, loop, axes)
+    why = _reasons(scope, loop, level)
+    _note_uses(scope, operands, level, loop_axes, split)
+    arrays = [
+        moves.bring(t, tuple(split[d] for d in t.dims), loop_axes, scope, op, why).array for t in operands
+    ]
+    results = local(Loop(loop, axes, scope, op), *arrays)
+
+    origin = frozenset().union(*(t.place.origin for t in operands if t.place)) if level != "value" else frozenset()
+    role = _role([t for t in operands if t.place]) if level != "value" else None
+    made = []
+    for array, dims in zip(results, outs, strict=True):
+        kept = tuple(split.get(carried.get(d, d), ()) for d in dims)
+        gone = set(loop).difference(dims, [carried[d] for d in dims if d in carried])
+        contracted = {a for d in gone for a in split[d]} if sums else set()
+        waits = scope.in_mesh_order(contracted.union(pending))
+        array = collectives.vary(array, (*(a for axes in kept for a in axes), *waits))
+        place = Place(scope, kept, waits, level, origin)
+        result = Tensor(array, dims, role and role.get(dims, Parameter()), place)
+        if waits:
+            result.because = {**(operands[0].because or {}), **{a: str(scope.rule(loop, level, a)) for a in contracted}}
+        made.append(_by_law(result, op))
+    return tuple(made)
+
+
+def _level(operands) -> str:
+    """Parameters alone make parameters; anything else makes a value. Tensors without a place adopt the others'."""
+    levels = {t.place.level for t in operands if t.place}
+    return "value" if "value" in levels or not levels else max(levels, key=LEVELS.index)
+
+
+def _role(operands) -> dict[Dims, Parameter] | None:
+    """The role of a result, by its dims, where every operand is a parameter or follows one."""
+    if not operands or any(t.role is None for t in operands):
+        return None
+    return {t.dims: t.role for t in reversed(operands)}
+
+
+def _kept_pending(operands, linear) -> tuple[str, ...]:
+    waits = {t.pending for t in operands}
+    return waits.pop() if linear and len(waits) == 1 else ()
+
+
+def _loop_split(scope, loop, whole, level, pending) -> dict[Dim, tuple[str, ...]]:
+    free = tuple(d for d in loop if d not in whole) if whole else loop
+    split = dict(zip(free, scope.split(free, level), strict=True))
+    if pending:  # those axes are spent on the sum until it is taken
+        split = {d: tuple(a for a in axes if a not in pending) for d, axes in split.items()}
+    for d in whole:
+        split[d] = ()
+    return split
+
+
+def _note_uses(scope, operands, level, loop_axes, split) -> None:
+    """For grad: over which axes an op makes a parameter vary. Being cut or gathered over an axis is not that."""
+    if scope.uses is None or level != "value":
+        return
+    for t in operands:
+        if t.place and t.place.origin:
+            own = {a for d, axes in zip(t.dims, t.place.axes, strict=True) for a in (*axes, *split[d])}
+            scope.note_use(t.place.origin, loop_axes - own)
+
+
+def _reasons(scope, loop, level):
+    def why(step: moves.Step) -> str:
+        rule = scope.rule(loop, level, step.axes[0])
+        return str(rule) if rule else "the op needs it whole"
+
+    return why
+
+
+def _by_law(x: Tensor, op: Op) -> Tensor:
+    """`x` split by the law for its dims, except over axes that its pending sums occupy."""
+    scope, place = x.place.scope, x.place
+    law = scope.split(x.dims, place.level)
+    target = tuple(tuple(a for a in axes if a not in place.pending) for axes in law) if place.pending else law
+    if place.axes == target:
+        return x
+    steps = moves.plan(place.axes, target)
+    rules = _reasons(scope, x.dims, place.level)
+    array = moves.perform(x.array, steps, scope, op, varies=frozenset(), why=rules)
+    return Tensor(array, x.dims, x.role, place._replace(axes=target))
+

@@ -1,0 +1,175 @@
+"""`lower`: from a function of whole Tensors to one program for every device of a mesh.
+
+The function is traced once, inside one `jax.shard_map`, on the local parts of its arguments. Arguments arrive split
+by the law and results leave split by it. `jax.jit` around it makes the moves of arguments that arrive otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError
+from meshdsl.layout import Layout
+from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.scope import Scope
+from meshdsl.mesh import make_mesh
+from meshdsl.plan.program import Program
+from meshdsl.tensor import Place, Tensor, is_tensor
+
+
+def partition_spec(split: moves.Split) -> PartitionSpec:
+    return PartitionSpec(*(axes if axes else None for axes in split))
+
+
+def level_of(x: Tensor) -> str:
+    return "value" if x.role is None else "parameter"
+
+
+class Lowered:
+    """A function lowered for a mesh under a layout. Call it with (pytrees of) whole Tensors and arrays.
+
+    Attributes:
+      layout, mesh: what it was lowered for.
+    """
+
+    def __init__(self, fn: Callable, layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = (), level: str | None = None):
+        layout.check_axes(mesh.shape)
+        self._level = level
+        self.layout, self.mesh = layout, mesh
+        self._fn = fn
+        self._name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
+        self._dims = [d if isinstance(d, str) else d.name for d in dims]
+        self._scope: Scope | None = None
+        self._jit = jax.jit(self._spmd)
+
+    def __call__(self, *args):
+        return self._jit(*args)
+
+    def lower(self, *args):
+        """JAX's own ahead-of-time object for these arguments (`ShapeDtypeStruct`s will do): `.compile()`, `.as_text()`."""
+        return self._jit.lower(*args)
+
+    def program(self, *args) -> Program:
+        """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
+        traced = jax.jit(lambda *args: self._spmd(*args)).trace(*args)
+        return Program(self.record, traced.jaxpr, dict(self.mesh.shape))
+
+    @property
+    def record(self):
+        """The ops of the latest trace of this function."""
+        if self._scope is None:
+            raise MeshDSLError(f"{self._name}: not traced yet; call it, or ask for `program(*args)`")
+        return self._scope.recorder.ops
+
+    def _spmd(self, *args):
+        scope = self._scope = Scope(self.layout, self.mesh.shape, self._name)
+        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
+        arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in leaves]
+        levels = [(self._level or level_of(t)) if is_tensor(t) else "" for t in leaves]
+        splits = [scope.split(t.dims, at) if is_tensor(t) else () for t, at in zip(leaves, levels, strict=True)]
+        for leaf in leaves:
+            if is_tensor(leaf):
+                _check_whole(leaf, self._name)
+                scope.recorder.names.update(d.name for d in leaf.dims)
+        out_specs: list[PartitionSpec] = []  # filled in by the trace: the law needs the dims of the results
+        result: list = []
+
+        def local(*arrays):
+            placed = [
+                Tensor(array, t.dims, t.role, Place(scope, split, (), at)) if is_tensor(t) else array
+                for array, t, split, at in zip(arrays, leaves, splits, levels, strict=True)
+            ]
+            outs, out_tree = jax.tree.flatten(self._fn(*jax.tree.unflatten(tree, placed)), is_leaf=is_tensor)
+            outs = [_leave(out, scope) for out in outs]
+            self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
+            result[:] = [out_tree, [(t.dims, t.role) if is_tensor(t) else None for t in outs]]
+            out_specs[:] = [partition_spec(t.place.axes) if is_tensor(t) else PartitionSpec() for t in outs]
+            return [t.array if is_tensor(t) else t for t in outs]
+
+        in_specs = tuple(partition_spec(split) for split in splits)
+        arrays = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)(*arrays)
+        out_tree, kinds = result
+        outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
+        return jax.tree.unflatten(out_tree, outs)
+
+
+def lower(
+    fn: Callable, layout: Layout, mesh: Mesh | None = None, *, dims: Iterable[Dim | str] = ()
+) -> Lowered:
+    """Lower a function of Tensors to one program for all devices of `mesh`, split by `layout`.
+
+    Args:
+      fn: takes and returns pytrees of Tensors and arrays. Arrays are the same on every device.
+      mesh: by default `make_mesh(layout)`.
+      dims: dims (or names) that the layout may speak of although `fn` does not touch them.
+
+    Raises:
+      MeshDSLError: the layout names an axis that the mesh lacks; when called: a rule for a dim that nothing has, a
+        dim that does not divide over its axes, and every error of the ops in `fn`.
+    """
+    return Lowered(fn, layout, make_mesh(layout) if mesh is None else mesh, dims)
+
+
+def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -> Lowered:
+    """A lowered function from parameters split as optimizer state is to the same parameters split as at rest (ZeRO-1)."""
+
+    def gather_updated(parameters):
+        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))  # noqa: E731
+        return jax.tree.map(to_rest, parameters, is_leaf=is_tensor)
+
+    return Lowered(gather_updated, layout, mesh, dims, level="optimizer")
+
+
+def shardings(tree, layout: Layout, mesh: Mesh, level: str | None = None):
+    """The sharding of every Tensor in `tree` by the law, as the same tree with a NamedSharding for each array.
+
+    Args:
+      tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
+      level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter or a value.
+    """
+    scope = Scope(layout, mesh.shape, "shardings")
+
+    def sharding(leaf):
+        if not is_tensor(leaf):
+            return NamedSharding(mesh, PartitionSpec())
+        split = scope.split(leaf.dims, level or level_of(leaf))
+        split = _of_shape(leaf.dims, split, getattr(leaf.array, "shape", ()))
+        return Tensor(NamedSharding(mesh, partition_spec(split)), leaf.dims, leaf.role)
+
+    return jax.tree.map(sharding, tree, is_leaf=is_tensor)
+
+
+def _of_shape(dims: Dims, split, shape):
+    """The split of an array that optax derived from a parameter: the dims that its shape still has, in order.
+
+    adafactor keeps one number per row or per column of a matrix. Where the shape does not tell which dims are left,
+    the array is replicated.
+    """
+    if len(shape) == len(dims) and all(n in (d.size, 1) for n, d in zip(shape, dims, strict=True)):
+        return tuple(axes if n == d.size else () for n, d, axes in zip(shape, dims, split, strict=True))
+    kept = [i for i in range(len(dims)) if tuple(d.size for d in dims[:i] + dims[i + 1 :]) == tuple(shape)]
+    return split[: kept[0]] + split[kept[0] + 1 :] if len(kept) == 1 else ((),) * len(shape)
+
+
+def _check_whole(x: Tensor, name: str) -> None:
+    shape = getattr(x.array, "shape", None)
+    if x.place is not None:
+        raise MeshDSLError(f"{name}: an argument belongs to another lowering; call lowered functions from outside of it")
+    if shape is not None and tuple(shape) != tuple(d.size for d in x.dims):
+        raise MeshDSLError(f"{name}: an argument of shape {tuple(shape)} has dims {x.dims}")
+
+
+def _leave(x, scope: Scope):
+    """A result split by the law, with a type that says that it is equal along all other axes."""
+    if not is_tensor(x):
+        return x
+    if x.place is None:
+        x = Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level_of(x)))
+    x = moves.settle(x)
+    loose = collectives.varying(x.array) - {a for axes in x.place.axes for a in axes}
+    assert not loose, f"{x} varies over {loose}"
+    return x

@@ -1,0 +1,54 @@
+"""einsum over names: contracts every dim that `out` does not have."""
+
+from __future__ import annotations
+
+import string
+
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.lowering.loop import run
+from meshdsl.tensor import Tensor
+
+
+def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -> Tensor:
+    """The product of the tensors, summed over every dim that is not in `out`.
+
+    Args:
+      out: dims of the result, a tuple of Dims. `...` in it stands for the dims of the first tensor that no other
+        tensor has and `out` does not name.
+      precision, preferred_element_type: as in `jnp.einsum`.
+
+    Raises:
+      MeshDSLError: one name has two sizes, or `out` has a dim that no tensor has.
+    """
+    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
+        raise MeshDSLError(f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]")
+    loop = dim_algebra.union("einsum", [t.dims for t in tensors])
+    out = _out_dims(tensors, out, loop)
+    letter = dict(zip(loop, string.ascii_letters, strict=False))
+    terms = ["".join(letter[d] for d in t.dims) for t in tensors]
+    formula = f"{','.join(terms)}->{''.join(letter[d] for d in out)}"
+
+    def local(_, *arrays):
+        return jnp.einsum(formula, *arrays, precision=precision, preferred_element_type=preferred_element_type)
+
+    return run("einsum", local, tensors, loop=loop, out=out, linear=len(tensors) == 1)
+
+
+def _out_dims(tensors, out, loop: Dims) -> Dims:
+    out = (out,) if isinstance(out, Dim) else tuple(out)
+    if ... in out:
+        named = {d for d in out if d is not ...}
+        others = {d for t in tensors[1:] for d in t.dims}
+        rest = tuple(d for d in tensors[0].dims if d not in others and d not in named)
+        at = out.index(...)
+        out = out[:at] + rest + out[at + 1 :]
+    out = dim_algebra.distinct(out, "einsum")
+    for d in out:
+        if d not in loop:
+            shown = ", ".join(dim_algebra.show(t.dims) for t in tensors)
+            raise MeshDSLError(f"einsum: out has {d}, which is in none of {shown}{nearest(d.name, [e.name for e in loop])}")
+    return out

@@ -1,0 +1,162 @@
+"""Reductions over named dims, and what is built from them.
+
+A sum over a split dim leaves a pending sum. The others reduce what the device has, then share one small result per
+device: `pmax` and `pmin` where no derivative is asked of the collective, a gather of partial results elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.loop import Loop, run
+from meshdsl.ops import component
+from meshdsl.tensor import Tensor
+
+Which = Dim | str | tuple[Dim | str, ...] | None
+
+
+def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor:
+    """`local(loop, array, positions, dims)` reduces the dimensions at `positions`, which hold `dims`."""
+    dims = dim_algebra.find_all(name, x.dims, dims)
+    positions = tuple(x.dims.index(d) for d in dims)
+    out = dim_algebra.without(x.dims, dims)
+    return run(name, lambda at, a: local(at, a, positions, dims), (x,), loop=x.dims, out=out, **how)
+
+
+def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+    """The sum over `dims` (default: all of them). Over split dims it stays pending until it is needed."""
+    return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=True)
+
+
+def mean(x: Tensor, dims: Which = None) -> Tensor:
+    """The mean over `dims` (default: all of them)."""
+    count = dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims))
+
+    def local(_, a, at, __):
+        return jnp.sum(a, at, dtype=jnp.promote_types(a.dtype, jnp.float32)).astype(_float(a.dtype)) / count
+
+    return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def var(x: Tensor, dims: Which = None) -> Tensor:
+    """The variance over `dims` (default: all of them), the mean of squared distances from the mean."""
+    dims = dim_algebra.find_all("var", x.dims, dims)
+    return mean(component.FUNCTIONS["square"](x - mean(x, dims)), dims)
+
+
+def _float(dtype):
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def _extremum(largest: bool, loop: Loop, at: tuple[int, ...], dims: Dims, a):
+    local = (jnp.max if largest else jnp.min)(a, at)
+    return (loop.pmax if largest else loop.pmin)(local, dims)
+
+
+@_extremum.defjvp
+def _extremum_jvp(largest, loop, at, dims, primals, tangents):
+    """Elements that tie for the extremum share the derivative, wherever they are."""
+    (a,), (tangent,) = primals, tangents
+    extremum = _extremum(largest, loop, at, dims, a)
+    ties = (a == jnp.expand_dims(extremum, at)).astype(a.dtype)
+    count = loop.psum(jnp.sum(ties, at), dims)
+    return extremum, loop.psum(jnp.sum(tangent * ties, at), dims) / count
+
+
+def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+    """The largest element over `dims` (default: all of them). Elements that tie share the gradient."""
+    return _reduce("max", x, dims, lambda loop, a, at, dims: _extremum(True, loop, at, dims, a), sums=False)
+
+
+def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+    """The smallest element over `dims` (default: all of them). Elements that tie share the gradient."""
+    return _reduce("min", x, dims, lambda loop, a, at, dims: _extremum(False, loop, at, dims, a), sums=False)
+
+
+def prod(x: Tensor, dims: Which = None) -> Tensor:
+    """The product over `dims` (default: all of them)."""
+    local = lambda loop, a, at, dims: jnp.prod(loop.gather(jnp.prod(a, at), dims), 0)  # noqa: E731
+    return _reduce("prod", x, dims, local, sums=False)
+
+
+def any(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+    """Whether any element over `dims` (default: all of them) is true."""
+    local = lambda loop, a, at, dims: loop.pmax(jnp.any(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
+    return _reduce("any", x, dims, local, sums=False)
+
+
+def all(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+    """Whether all elements over `dims` (default: all of them) are true."""
+    local = lambda loop, a, at, dims: loop.pmin(jnp.all(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
+    return _reduce("all", x, dims, local, sums=False)
+
+
+def _arg(name: str, x: Tensor, dim: Dim | str, arg: Callable) -> Tensor:
+    def local(loop, a, at, dims):
+        a = jax.lax.stop_gradient(a)
+        index = arg(a, at[0]).astype(jnp.int32)
+        value = jnp.take_along_axis(a, jnp.expand_dims(index, at[0]), at[0]).squeeze(at[0])
+        values, indices = loop.gather(value, dims), loop.gather(index + loop.offset(dims[0]), dims)
+        first = jnp.expand_dims(arg(values, 0), 0)  # parts are in order of index, so ties go to the lowest
+        return jnp.take_along_axis(indices, first, 0).squeeze(0)
+
+    return _reduce(name, x, _one(name, dim), local, sums=False)
+
+
+def _one(name, dim):
+    if not isinstance(dim, (Dim, str)):
+        raise MeshDSLError(f"{name}: works along one dim, not {dim!r}")
+    return dim
+
+
+def argmax(x: Tensor, dim: Dim | str) -> Tensor:
+    """The index (int32) of the largest element along `dim`; of equal ones the first."""
+    return _arg("argmax", x, dim, jnp.argmax)
+
+
+def argmin(x: Tensor, dim: Dim | str) -> Tensor:
+    """The index (int32) of the smallest element along `dim`; of equal ones the first."""
+    return _arg("argmin", x, dim, jnp.argmin)
+
+
+def _shifted_exp(loop: Loop, a, at, dims, *, varies: bool):
+    """`exp(a - max)`, its sum and the max, over dims that may be split; both with the reduced dimensions kept."""
+    top = loop.pmax(jnp.max(jax.lax.stop_gradient(a), at, keepdims=True), dims)
+    top = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
+    e = jnp.exp(a - top)
+    return e, loop.psum(jnp.sum(e, at, keepdims=True), dims, varies=varies), top
+
+
+def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
+    """`log(sum(exp(x)))` over `dims` (default: all of them), without overflow."""
+
+    def local(loop, a, at, dims):
+        _, total, top = _shifted_exp(loop, a, at, dims, varies=False)
+        return jnp.squeeze(jnp.log(total) + top, at)
+
+    return _reduce("logsumexp", x, dims, local, sums=False)
+
+
+def _normalised(name: str, x: Tensor, dims: Which, finish: Callable) -> Tensor:
+    dims = dim_algebra.find_all(name, x.dims, dims)
+    at = tuple(x.dims.index(d) for d in dims)
+    local = lambda loop, a: finish(a, *_shifted_exp(loop, a, at, dims, varies=True))  # noqa: E731
+    return run(name, local, (x,), loop=x.dims, out=x.dims)
+
+
+def softmax(x: Tensor, dims: Which) -> Tensor:
+    """`exp(x)` divided by its sum over `dims`."""
+    return _normalised("softmax", x, dims, lambda a, e, total, top: e / total)
+
+
+def log_softmax(x: Tensor, dims: Which) -> Tensor:
+    """The logarithm of `softmax`."""
+    return _normalised("log_softmax", x, dims, lambda a, e, total, top: a - top - jnp.log(total))

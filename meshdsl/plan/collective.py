@@ -1,0 +1,59 @@
+"""One collective of a program, in the words that jax uses for it.
+
+Three descriptions of a step can be compared because they all end in this record: what the lowering recorded, what the
+jaxpr says (`from_jaxpr`) and what the compiler made of it (`from_hlo`).
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective over mesh axes.
+
+    operation: psum, pmax, pmin, all_gather, psum_scatter, all_to_all or ppermute.
+    axes: mesh axes in the mesh's order. Axes of size 1 move nothing and are left out.
+    count: how often it runs in one call of the program; the lengths of the scans around it are multiplied in.
+    bytes: of one execution on one device: the larger of its operand and its result.
+    dtype: numpy's name, e.g. `bfloat16`.
+    scope: the name stack it was traced in.
+    """
+
+    operation: str
+    axes: tuple[str, ...]
+    count: int
+    bytes: int
+    dtype: str
+    scope: str = ""
+
+    @property
+    def phase(self) -> str:
+        """`forward`, `backward`, or `recompute` for a forward part run again by `jax.checkpoint`.
+
+        Transposed code is named `transpose(...)`; `jax.checkpoint` names what it runs again `rematted_computation`,
+        which stands inside the transposed scope.
+        """
+        if "rematted_computation" in self.scope:
+            return "recompute"
+        return "backward" if "transpose(" in self.scope else "forward"
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all executions in one call, on one device."""
+        return self.count * self.bytes
+
+
+def live_axes(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The `axes` larger than 1, in the order of the mesh."""
+    wanted = set(axes)
+    return tuple(axis for axis, size in axis_sizes.items() if axis in wanted and size > 1)
+
+
+def summary(collectives: Iterable[Collective]) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    """`{(operation, axes): (count, total bytes)}`, sorted by operation and axes."""
+    totals: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
+    for c in collectives:
+        count, size = totals.get((c.operation, c.axes), (0, 0))
+        totals[c.operation, c.axes] = (count + c.count, size + c.total_bytes)
+    return dict(sorted(totals.items()))

@@ -1,0 +1,106 @@
+"""The record of a lowered program: one entry per op, with the moves that the law asked for.
+
+Ops are recorded while the program is traced. Each collective carries its op's tag (`md.loss.12`) in its JAX name stack,
+through differentiation and compiling, so anything found later in a jaxpr or in HLO leads back to a line of the
+user's code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from meshdsl.dims import Dims
+from meshdsl.tensor import notation
+
+_TAG = re.compile(r"\bmd\.\w+\.\d+\b")
+_OWN = "meshdsl."
+_USERS = ("meshdsl.layers", "meshdsl.models")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A change of split.
+
+    Attributes:
+      operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or the free ones `slice` and
+        `vary`.
+      backward: the collective that it is in the backward pass; empty when that is free.
+      bytes: bytes per device of one execution: the larger of what goes in and what comes out.
+      why: the rule that asked for it.
+    """
+
+    operation: str
+    axes: tuple[str, ...]
+    bytes: int
+    why: str
+    backward: str = ""
+
+
+@dataclass
+class Op:
+    """One op: its loop nest with the splits of its dims, its moves, the enclosing loops and the user's line."""
+
+    tag: str
+    name: str
+    dims: Dims
+    axes: tuple[tuple[str, ...], ...]
+    source: tuple[str, int]
+    loops: tuple[tuple[str, int], ...]
+    moves: list[Move] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How often one call of the program runs this op."""
+        total = 1
+        for _, n in self.loops:
+            total *= n
+        return total
+
+    def __str__(self):
+        return f"{self.name}{notation(self.dims, self.axes)}"
+
+
+class Recorder:
+    """Collects the ops of one trace. `name` is that of the lowered function."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.ops: list[Op] = []
+        self.names: set[str] = set()  # of every dim seen
+        self._loops: tuple[tuple[str, int], ...] = ()
+
+    def begin(self, name: str, dims: Dims, axes) -> Op:
+        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_line(), self._loops)
+        self.ops.append(op)
+        self.names.update([d.name for d in dims])
+        return op
+
+    @contextmanager
+    def repeated(self, what: str, count: int):
+        """Ops recorded inside run `count` times for each time that this block does."""
+        before, self._loops = self._loops, (*self._loops, (what, count))
+        try:
+            yield
+        finally:
+            self._loops = before
+
+
+def tag_in(scope: str) -> str | None:
+    """The tag that stands innermost in a JAX name stack or HLO op_name; None where there is none."""
+    found = _TAG.findall(scope)
+    return found[-1] if found else None
+
+
+def _users_line() -> tuple[str, int]:
+    """File and line of the innermost frame outside of meshdsl's own machinery (layers and models are users of it)."""
+    frame = sys._getframe(3)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_OWN) or module.startswith(_USERS):
+            if not module.startswith(("jax.", "jax._src", "contextlib", "functools", "flax.")):
+                return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0

@@ -1,0 +1,199 @@
+"""Tensor: an array whose dimensions have names.
+
+Outside a lowering a Tensor holds a whole (global) array, and ops on it are plain JAX. Inside a lowering it holds
+what one device has, and `place` says how the whole was cut: which axes split each dim, over which axes a sum is
+still pending, and the scope it lives in. Dims always state whole sizes.
+
+A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax work on models of Tensors as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError
+
+
+class Parameter(NamedTuple):
+    """What training may know of a parameter: the names of the dims that it contracts and of those that it makes.
+
+    A parameter with `ins` is a matrix (weight decay and muon ask); a scale or a bias has none. Dims in neither
+    (the `layers` of a stack) only count copies.
+    """
+
+    ins: tuple[str, ...] = ()
+    outs: tuple[str, ...] = ()
+
+
+class Place(NamedTuple):
+    """Where a Tensor inside a lowering stands. Static: part of the tree structure, never traced."""
+
+    scope: Any
+    axes: tuple[tuple[str, ...], ...]  # for each dim the axes that split it, major first
+    pending: tuple[str, ...] = ()  # axes over which the arrays of the devices have yet to be summed
+    level: str = "value"
+    origin: frozenset[int] = frozenset()  # the parameters that it was computed from, while grad looks for their uses
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Tensor:
+    """An array with named dims. Make one with `tensor` or `parameter`; arithmetic follows the names.
+
+    Attributes:
+      array: the data; its shape is that of `dims` outside a lowering, and the local shape inside.
+      dims: the dims, in the order in which they lie in memory.
+      role: `Parameter` for parameters and what follows them, else None.
+    """
+
+    __slots__ = ("array", "dims", "role", "place", "moved", "because")
+    __array_priority__ = 1000  # so that `numpy_array * tensor` asks us first
+
+    def __init__(self, array, dims: Dims, role: Parameter | None = None, place: Place | None = None):
+        self.array = array
+        self.dims = dims
+        self.role = role
+        self.place = place
+        self.moved = None  # copies of this tensor in other splits, see lowering/moves.py
+        self.because = None  # for each pending axis the rule that made it pending, for the record
+
+    def tree_flatten(self):
+        return (self.array,), (self.dims, self.role, self.place)
+
+    def tree_flatten_with_keys(self):
+        return ((jax.tree_util.GetAttrKey("array"), self.array),), (self.dims, self.role, self.place)
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(children[0], *aux)
+
+    @property
+    def dtype(self):
+        return self.array.dtype
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole tensor, over all devices."""
+        return dim_algebra.size(self.dims)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Axes over which this tensor is a sum that has not been taken yet; empty outside a lowering."""
+        return self.place.pending if self.place else ()
+
+    @property
+    def split(self) -> dict[Dim, tuple[str, ...]]:
+        """The axes that split each dim, major first; dims that are not split are left out."""
+        return {d: axes for d, axes in zip(self.dims, axes_of(self), strict=True) if axes}
+
+    def dim(self, name: str) -> Dim:
+        """The dim called `name`."""
+        return dim_algebra.find("Tensor.dim", self.dims, name)
+
+    def item(self):
+        """The value of a tensor with one element, as a Python number."""
+        return self.array.item()
+
+    def local_shards(self) -> list[tuple[jax.Device, np.ndarray]]:
+        """What each device of this process holds: pairs of a device and its part of the array."""
+        if not isinstance(self.array, jax.Array) or isinstance(self.array, jax.core.Tracer):
+            raise MeshDSLError("local_shards: only a Tensor of concrete data has shards; this one is being traced")
+        return [(s.device, np.asarray(s.data)) for s in self.array.addressable_shards]
+
+    def __repr__(self):
+        pending = f" pending({', '.join(self.pending)})" if self.pending else ""
+        dtype = getattr(self.array, "dtype", type(self.array).__name__)
+        return f"Tensor{notation(self.dims, axes_of(self))} {dtype} {tuple(d.size for d in self.dims)}{pending}"
+
+    def __bool__(self):
+        if self.dims or self.place:
+            raise MeshDSLError(f"a Tensor {dim_algebra.show(self.dims)} has no truth value; use md.any, md.all or md.where")
+        return bool(self.array)
+
+    __hash__ = object.__hash__
+
+
+def is_tensor(x) -> bool:
+    return isinstance(x, Tensor)
+
+
+def notation(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> str:
+    """`[batch_data, length, d_model]`: each dim with the axes that split it."""
+    return f"[{', '.join('_'.join((d.name, *a)) for d, a in zip(dims, axes, strict=True))}]"
+
+
+def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]:
+    """For each dim of `x` the axes that split it: by its place, or by the sharding of its array."""
+    if x.place:
+        return x.place.axes
+    spec = getattr(getattr(x.array, "sharding", x.array), "spec", None)
+    if spec is None or len(spec) > len(x.dims):
+        return ((),) * len(x.dims)
+    parts = [() if p is None else (p,) if isinstance(p, str) else tuple(p) for p in spec]
+    return tuple(parts) + ((),) * (len(x.dims) - len(parts))
+
+
+def tensor(array, dims) -> Tensor:
+    """A Tensor of `array` (anything `jnp.asarray` takes) with the names `dims`, one Dim per dimension.
+
+    Raises:
+      MeshDSLError: a name occurs twice, or the shape is not that of the dims.
+    """
+    dims = dim_algebra.distinct(dims, "tensor")
+    array = array if hasattr(array, "shape") and hasattr(array, "dtype") else jnp.asarray(array)
+    if tuple(array.shape) != tuple(d.size for d in dims):
+        raise MeshDSLError(f"tensor: an array of shape {tuple(array.shape)} cannot have dims {dim_algebra.show(dims)}")
+    return Tensor(array, dims)
+
+
+def parameter(array, dims, *, ins=()) -> Tensor:
+    """A Tensor that is trained. At rest it is split by the layout's `rules` and, below them, its `parameters`.
+
+    Args:
+      ins: dims that the parameter contracts when it is used, for a matrix; none for a scale or a bias.
+    """
+    made = tensor(array, dims)
+    ins = dim_algebra.find_all("parameter", made.dims, ins)
+    outs = dim_algebra.without(made.dims, ins) if ins else ()
+    made.role = Parameter(tuple(d.name for d in ins), tuple(d.name for d in outs))
+    return made
+
+
+def from_local(shards, dims, mesh, split) -> Tensor:
+    """A whole Tensor from the parts that this process's devices hold: the inverse of `local_shards`.
+
+    Args:
+      shards: pairs of a device and its part, or a dict from device to part.
+      dims: dims of the whole.
+      mesh: the mesh of those devices.
+      split: for each split dim the axis, or a tuple of axes, that split it.
+
+    Raises:
+      MeshDSLError: a dim or axis is unknown, or a part has the wrong shape.
+    """
+    dims = dim_algebra.distinct(dims, "from_local")
+    by_dim = {dim_algebra.find("from_local", dims, d): (a,) if isinstance(a, str) else tuple(a) for d, a in split.items()}
+    for dim, axes in by_dim.items():
+        for axis in axes:
+            if axis not in mesh.shape:
+                raise MeshDSLError(f"from_local: no axis `{axis}` in the mesh {dict(mesh.shape)}")
+        if dim.size % math.prod(mesh.shape[a] for a in axes):
+            raise MeshDSLError(f"from_local: `{dim.name}`={dim.size} does not divide over {' x '.join(axes)}")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(by_dim.get(d) for d in dims)))
+    whole = tuple(d.size for d in dims)
+    local = sharding.shard_shape(whole)
+    arrays = []
+    for device, part in dict(shards).items():
+        if np.shape(part) != local:
+            raise MeshDSLError(f"from_local: the part on {device} has shape {np.shape(part)}; {dim_algebra.show(dims)} needs {local}")
+        arrays.append(jax.device_put(part, device))
+    missing = set(sharding.addressable_devices) - {d for d, _ in dict(shards).items()}
+    if missing:
+        raise MeshDSLError(f"from_local: no part for {', '.join(sorted(map(str, missing)))}")
+    return Tensor(jax.make_array_from_single_device_arrays(whole, sharding, arrays), dims)
