@@ -1,0 +1,76 @@
+"""Causal self-attention, multi-head or grouped-query, over a whole sequence or one position at a time with a cache."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from flax.struct import PyTreeNode
+
+import meshdsl as md
+from meshdsl.dims import without
+from meshdsl.layers.linear import Linear
+from meshdsl.layers.rotary import rotate
+
+MASKED = -1e30  # finite, so that a row without any visible key has no NaN in its gradient
+
+
+class Cache(PyTreeNode):
+    """Keys and values of the positions so far; dims batch, memory, heads of keys, head_dim."""
+
+    key: md.Tensor
+    value: md.Tensor
+
+
+class Attention(PyTreeNode):
+    """Softmax attention (Vaswani et al., 2017); with a `group` dim, several queries share a key (Ainslie et al., 2023).
+
+    `heads` are the heads of keys and values. Queries have those and, in grouped-query attention, `group` each.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    head_dim: md.Dim = struct.field(pytree_node=False)
+
+    @classmethod
+    def init(cls, key, d_model: md.Dim, heads: md.Dim, head_dim: md.Dim, group: md.Dim | None, *, bias: bool, out_std: float):
+        q, k, v, o = jax.random.split(key, 4)
+        queries = (heads, head_dim) if group is None else (heads, group, head_dim)
+        return cls(
+            query=Linear.init(q, (d_model,), queries, bias=bias),
+            key=Linear.init(k, (d_model,), (heads, head_dim), bias=bias),
+            value=Linear.init(v, (d_model,), (heads, head_dim), bias=bias),
+            out=Linear.init(o, queries, (d_model,), bias=bias, std=out_std),
+            head_dim=head_dim,
+        )
+
+    def __call__(self, x: md.Tensor, length: md.Dim, turn) -> md.Tensor:
+        """Every position of `length` attends to itself and to those before it; `turn` are rotary angles, or None."""
+        memory = md.Dim("memory", length.size)
+        query, key, value = self._project(x, turn)
+        key, value = md.rename(key, length, memory), md.rename(value, length, memory)
+        visible = md.broadcast(md.iota(length), (length, memory)) >= md.iota(memory)
+        return self._attend(query, key, value, visible, memory)
+
+    def step(self, x: md.Tensor, cache: Cache, position: md.Tensor, turn) -> tuple[md.Tensor, Cache]:
+        """One position, without a length dim: it joins the cache and attends to what is there."""
+        memory = cache.key.dim("memory")
+        query, key, value = self._project(x, turn)
+        here = md.iota(memory) == md.broadcast(position, (memory,))
+        cache = Cache(md.where(here, key, cache.key), md.where(here, value, cache.value))
+        visible = md.iota(memory) <= md.broadcast(position, (memory,))
+        return self._attend(query, cache.key, cache.value, visible, memory), cache
+
+    def _project(self, x, turn):
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if turn is not None:
+            query, key = rotate(query, turn, self.head_dim), rotate(key, turn, self.head_dim)
+        return query, key, value
+
+    def _attend(self, query, key, value, visible, memory) -> md.Tensor:
+        scores = md.einsum(query, key, out=(*without(query.dims, (self.head_dim,)), memory))
+        scores = md.cast(scores, jnp.float32) * self.head_dim.size**-0.5
+        weights = md.softmax(md.where(visible, scores, MASKED), memory)
+        return self.out(md.einsum(md.cast(weights, value.dtype), value, out=query.dims))

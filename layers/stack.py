@@ -1,0 +1,41 @@
+"""Stack: one layer repeated, its parameters stacked over a dim, run by one scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from flax import struct
+from flax.struct import PyTreeNode
+
+import meshdsl as md
+
+
+class Stack(PyTreeNode):
+    """Copies of a layer over the dim `layers`.
+
+    Attributes:
+      layer: one layer whose Tensors have `layers` in front.
+      remat: what the backward pass recomputes: "none", or a policy of `md.checkpoint`.
+    """
+
+    layer: PyTreeNode
+    layers: md.Dim = struct.field(pytree_node=False)
+    remat: str = struct.field(pytree_node=False, default="full")
+
+    @classmethod
+    def init(cls, key, init: Callable, layers: md.Dim, *, remat: str = "full"):
+        """`init(key)` makes one layer; each copy gets a key of its own."""
+        stacked = jax.vmap(init)(jax.random.split(key, layers.size))
+        add = lambda t: md.Tensor(t.array, (layers, *t.dims), t.role)  # noqa: E731
+        return cls(jax.tree.map(add, stacked, is_leaf=lambda x: isinstance(x, md.Tensor)), layers, remat)
+
+    def scan(self, fn: Callable, carry, xs=()):
+        """`carry, y = fn(layer, carry, x)` for each layer in turn; `xs` have the dim `layers`, as have the results `y`."""
+
+        def body(carry, both):
+            layer, x = both
+            return fn(layer, carry, x)
+
+        body = body if self.remat == "none" else md.checkpoint(body, self.remat)
+        return md.scan(body, carry, (self.layer, xs), dim=self.layers)

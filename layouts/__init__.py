@@ -1,0 +1,1 @@
+"""Layout files, one for each way to run; `meshdsl layouts` lists them."""

@@ -1,0 +1,1 @@
+"""Models, composed from layers. No mesh, no axis, no collective in here."""

@@ -1,0 +1,239 @@
+"""A decoder-only transformer, as GPT-2 or as Llama.
+
+`gpt2`: LayerNorm, learned positions, GELU, biases, the embedding shared with the output layer.
+`llama`: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases, an output layer of its own.
+
+Dims: batch, length, d_model, heads (or kv_heads and group in grouped-query attention), head_dim, memory (the length,
+seen as keys), d_ff, vocab, layers and, in `gpt2`, positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from flax.struct import PyTreeNode
+
+import meshdsl as md
+from meshdsl.errors import nearest
+from meshdsl.layers.attention import Attention, Cache
+from meshdsl.layers.embedding import Embedding
+from meshdsl.layers.linear import Linear
+from meshdsl.layers.mlp import MLPS
+from meshdsl.layers.norm import NORMS
+from meshdsl.layers.rotary import angles
+from meshdsl.layers.stack import Stack
+from meshdsl.ops.control import POLICIES
+
+
+class Style(NamedTuple):
+    norm: str
+    mlp: str
+    rotary: bool
+    bias: bool
+    tied: bool
+
+
+STYLES = {
+    "gpt2": Style(norm="layer", mlp="gelu", rotary=False, bias=True, tied=True),
+    "llama": Style(norm="rms", mlp="swiglu", rotary=True, bias=False, tied=False),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and choices of a transformer.
+
+    Attributes:
+      heads: heads of queries; kv_heads: heads of keys and values, 0 for as many.
+      head_dim: 0 for d_model / heads. d_ff: 0 for 4 * d_model in `gpt2` and 8/3 of it, to a multiple of 64, in `llama`.
+      length: the longest sequence, which learned positions are made for.
+      dropout: rate, after the embedding and each sublayer.
+      z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
+      remat: "none", or what to recompute in the backward pass, see `md.checkpoint`.
+      compute_dtype: of activations, and of parameters where they are used; at rest they are float32.
+    """
+
+    style: str = "llama"
+    layers: int = 4
+    d_model: int = 128
+    heads: int = 8
+    kv_heads: int = 0
+    head_dim: int = 0
+    d_ff: int = 0
+    vocab: int = 256
+    length: int = 128
+    dropout: float = 0.0
+    z_loss: float = 0.0
+    remat: str = "full"
+    compute_dtype: str = "float32"
+
+    def __post_init__(self):
+        for name in ("layers", "d_model", "heads", "vocab", "length"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("kv_heads", "head_dim", "d_ff"):
+            _check(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        _check(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0 and less than 1")
+        _check(self.z_loss >= 0, "z_loss", self.z_loss, "at least 0")
+        for name, value, known in (
+            ("style", self.style, STYLES),
+            ("remat", self.remat, ("none", *POLICIES)),
+            ("compute_dtype", self.compute_dtype, ("float32", "bfloat16", "float16")),
+        ):
+            if value not in known:
+                raise md.MeshDSLError(f"model: no {name} {value!r}{nearest(str(value), known)}")
+        if not self.head_dim and self.d_model % self.heads:
+            raise md.MeshDSLError(f"model: d_model={self.d_model} does not divide into heads={self.heads}; set head_dim")
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise md.MeshDSLError(f"model: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if STYLES[self.style].rotary and self.dims["head_dim"].size % 2:
+            raise md.MeshDSLError(f"model: rotary positions need an even head_dim, not {self.dims['head_dim'].size}")
+
+    @property
+    def dims(self) -> dict[str, md.Dim]:
+        """Every dim of the model but `batch`, by name."""
+        grouped = 0 < self.kv_heads < self.heads
+        sizes = {
+            "layers": self.layers,
+            "d_model": self.d_model,
+            **({"kv_heads": self.kv_heads, "group": self.heads // self.kv_heads} if grouped else {"heads": self.heads}),
+            "head_dim": self.head_dim or self.d_model // self.heads,
+            "d_ff": self.d_ff or (4 * self.d_model if self.style == "gpt2" else -(-8 * self.d_model // (3 * 64)) * 64),
+            "vocab": self.vocab,
+            "length": self.length,
+            "memory": self.length,
+            **({} if STYLES[self.style].rotary else {"positions": self.length}),
+        }
+        return {name: md.Dim(name, size) for name, size in sizes.items()}
+
+
+def _check(holds: bool, name: str, value, legal: str) -> None:
+    if not holds:
+        raise md.MeshDSLError(f"model: {name} is {legal}, not {value}")
+
+
+class Block(PyTreeNode):
+    """Attention and a feed-forward layer, each behind a norm and around which the input is added."""
+
+    attention_norm: PyTreeNode
+    attention: Attention
+    mlp_norm: PyTreeNode
+    mlp: PyTreeNode
+
+    @classmethod
+    def init(cls, key, config: Config):
+        style, dims = STYLES[config.style], config.dims
+        attention, mlp = jax.random.split(key)
+        d_model, head_dim, d_ff = dims["d_model"], dims["head_dim"], dims["d_ff"]
+        heads, group = dims.get("heads") or dims["kv_heads"], dims.get("group")
+        # GPT-2: what is added to the residual stream starts smaller the more layers add to it.
+        shrink = (2 * config.layers) ** -0.5
+        query_size = head_dim.size * config.heads
+        return cls(
+            attention_norm=NORMS[style.norm].init(d_model),
+            attention=Attention.init(
+                attention, d_model, heads, head_dim, group, bias=style.bias, out_std=shrink * query_size**-0.5
+            ),
+            mlp_norm=NORMS[style.norm].init(d_model),
+            mlp=MLPS[style.mlp].init(mlp, d_model, d_ff, bias=style.bias, out_std=shrink * d_ff.size**-0.5),
+        )
+
+    def __call__(self, x: md.Tensor, length: md.Dim, turn, dropout) -> md.Tensor:
+        x = x + dropout(self.attention(self.attention_norm(x), length, turn), 0)
+        return x + dropout(self.mlp(self.mlp_norm(x)), 1)
+
+    def step(self, x: md.Tensor, cache: Cache, position: md.Tensor, turn) -> tuple[md.Tensor, Cache]:
+        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class Transformer(PyTreeNode):
+    """A language model: `model(tokens)` gives logits, `model.loss(tokens, targets)` what training lowers."""
+
+    embedding: Embedding
+    positions: Embedding | None
+    blocks: Stack
+    norm: PyTreeNode
+    head: Linear | None
+    config: Config = struct.field(pytree_node=False)
+
+    @classmethod
+    def init(cls, key, config: Config):
+        style, dims = STYLES[config.style], config.dims
+        embedding, positions, blocks, head = jax.random.split(key, 4)
+        vocab, d_model = dims["vocab"], dims["d_model"]
+        return cls(
+            embedding=Embedding.init(embedding, vocab, d_model),
+            positions=None if style.rotary else Embedding.init(positions, dims["positions"], d_model),
+            blocks=Stack.init(blocks, lambda k: Block.init(k, config), dims["layers"], remat=config.remat),
+            norm=NORMS[style.norm].init(d_model),
+            head=None if style.tied else Linear.init(head, (d_model,), (vocab,)),
+            config=config,
+        )
+
+    def __call__(self, tokens: md.Tensor, *, key=None) -> md.Tensor:
+        """Logits over `vocab` for each of `tokens` (batch, length); with a `key`, dropout is on."""
+        length = tokens.dim("length")
+        if length.size > self.config.length:
+            raise md.MeshDSLError(f"model: tokens of {length} are longer than the model's length={self.config.length}")
+        keys = [None] * (self.config.layers + 1) if key is None else jax.random.split(key, self.config.layers + 1)
+        x = self._drop(self._embed(tokens, md.iota(length)), keys[-1], 0)
+        turn = self._turn(md.iota(length))
+
+        def block(layer: Block, x, key):
+            return layer(x, length, turn, lambda y, place: self._drop(y, key, place)), ()
+
+        x, _ = self.blocks.scan(block, x, None if key is None else keys[:-1])
+        return self._logits(x)
+
+    def loss(self, tokens: md.Tensor, targets: md.Tensor, *, key=None) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+        """Mean cross-entropy of `targets` in nats per token, plus the z-loss; and the cross-entropy alone.
+
+        The logits stay split over `vocab` where the layout splits it: only sums over it travel.
+        """
+        logits = md.cast(self(tokens, key=key), jnp.float32)
+        vocab = logits.dim("vocab")
+        normaliser = md.logsumexp(logits, vocab)
+        chosen = md.sum(md.where(md.one_hot(targets, vocab, bool), logits, 0.0), vocab)
+        cross_entropy = md.mean(normaliser - chosen)
+        loss = cross_entropy
+        if self.config.z_loss:
+            loss = loss + self.config.z_loss * md.mean(md.square(normaliser))
+        return loss, {"cross_entropy": cross_entropy}
+
+    def empty_cache(self, batch: md.Dim, memory: md.Dim) -> Cache:
+        """A cache for `memory` positions in every layer, all zero."""
+        dims = self.config.dims
+        stacked = (dims["layers"], batch, memory, dims.get("heads") or dims["kv_heads"], dims["head_dim"])
+        zeros = jnp.zeros([d.size for d in stacked], self.config.compute_dtype)
+        return Cache(md.tensor(zeros, stacked), md.tensor(zeros, stacked))
+
+    def step(self, tokens: md.Tensor, cache: Cache, position: md.Tensor) -> tuple[md.Tensor, Cache]:
+        """Logits for one token per sequence (dims: batch) at `position` (no dims), and the cache with it."""
+        turn = self._turn(position)
+
+        def block(layer: Block, x, cache):
+            return layer.step(x, cache, position, turn)
+
+        x, cache = self.blocks.scan(block, self._embed(tokens, position), cache)
+        return self._logits(x), cache
+
+    def _embed(self, tokens, positions) -> md.Tensor:
+        x = self.embedding(tokens, self.config.compute_dtype)
+        return x if self.positions is None else x + self.positions(positions, self.config.compute_dtype)
+
+    def _turn(self, positions):
+        return angles(positions, self.config.dims["head_dim"]) if STYLES[self.config.style].rotary else None
+
+    def _logits(self, x) -> md.Tensor:
+        x = self.norm(x)
+        return self.embedding.logits(x) if self.head is None else self.head(x)
+
+    def _drop(self, x, key, place: int) -> md.Tensor:
+        if key is None or not self.config.dropout:
+            return x
+        return md.dropout(x, self.config.dropout, jax.random.fold_in(key, place))

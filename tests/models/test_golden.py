@@ -1,0 +1,79 @@
+"""The collectives of a train step, layout by layout: `tests/golden/*.txt` is the promise, kept in two ways.
+
+The program that meshdsl hands to the compiler has exactly those collectives, each explained by a recorded op; and what
+the compiler made of it has no others. `python -m tests.models.test_golden` writes the files anew.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import jax
+import optax
+import pytest
+
+import meshdsl as md
+from meshdsl.mesh import axis_sizes
+from meshdsl.plan.collective import summary
+from meshdsl.plan.hlo import from_hlo
+from meshdsl.train.step import TrainStep
+from tests.models import common
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+CONFIG = common.Config(style="llama", layers=4, d_model=64, heads=16, kv_heads=8, d_ff=128, vocab=64, length=16)
+HEADER = (
+    f"# One step of adamw on {CONFIG.layers} llama layers: d_model={CONFIG.d_model}, heads={CONFIG.heads}, kv_heads={CONFIG.kv_heads}, "
+    f"head_dim={CONFIG.dims['head_dim'].size}, d_ff={CONFIG.d_ff},\n# vocab={CONFIG.vocab}, batch={common.BATCH.size}, "
+    f"length={CONFIG.length}, float32, every layer rematerialised.\n"
+    "# Bytes are of one execution on one device: the larger of what goes in and what comes out.\n"
+)
+
+
+def train_step(name):
+    layout = common.load(name)
+    sizes = axis_sizes(layout.mesh, 8 if layout.mesh else 1)
+    layout = common.on(layout, 8) if layout.mesh else layout
+    step = TrainStep(
+        lambda key: common.Transformer.init(key, CONFIG), common.loss, optax.adamw(1e-3), layout, md.make_mesh(layout), clip=1.0
+    )
+    return step, sizes, (step.abstract, common.batch(CONFIG))
+
+
+def describe(program, sizes) -> str:
+    """Where, in which pass, what, over which axis, how often and how much; and the op that wants it."""
+    rows = Counter()
+    for c in program.collectives:
+        op = program.op_of(c)
+        assert op is not None, f"nothing recorded explains {c}"
+        layers = op.count if ("layers", CONFIG.layers) in op.loops else 1
+        phase = op.name if op.name in ("gradient", "gather_updated") else c.phase
+        where = "each layer" if layers > 1 else "each step"
+        assert c.count % layers == 0
+        rows[where, phase, c.operation, ", ".join(c.axes), f"{c.bytes:,}", str(op)] += c.count // layers
+    lines = [("where", "pass", "collective", "axis", "count", "bytes", "op")]
+    lines += [(*key[:4], str(count), *key[4:]) for key, count in rows.items()]
+    widths = [max(len(line[i]) for line in lines) for i in range(7)]
+    table = "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    mesh = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "one device"
+    return f"{HEADER}# mesh: {mesh}\n\n{table if rows else 'no collectives'}\n"
+
+
+@pytest.mark.parametrize("name", common.LAYOUTS)
+def test_a_train_step_has_the_promised_collectives_and_no_others(name):
+    step, sizes, args = train_step(name)
+    program = step.program(*args)
+    assert describe(program, sizes) == (GOLDEN / f"{name}.txt").read_text()
+    promised = summary(program.collectives)
+    compiled = summary(from_hlo(step.lower(*args).compile().as_text(), step.mesh))
+    assert compiled == promised
+
+
+def write():
+    GOLDEN.mkdir(exist_ok=True)
+    for name in common.LAYOUTS:
+        step, sizes, args = train_step(name)
+        (GOLDEN / f"{name}.txt").write_text(describe(step.program(*args), sizes))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 8)
+    write()
