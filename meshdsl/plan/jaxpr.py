@@ -42,7 +42,7 @@ def _walk(jaxpr, axis_sizes, count, scope) -> Iterator[Collective]:
             yield from _collectives(eqn, axis_sizes, count, _join(inner, name))
             continue
         times = count * eqn.params["length"] if name == "scan" else count
-        for sub in _sub_jaxprs(eqn.params):
+        for sub in sub_jaxprs(eqn.params):
             yield from _walk(sub, axis_sizes, times, _join(inner, name))
 
 
@@ -57,7 +57,7 @@ def _collectives(eqn, axis_sizes, count, scope) -> Iterator[Collective]:
         yield Collective(operation, axes, count, size, operand.aval.dtype.name, scope)
 
 
-def _sub_jaxprs(params) -> Iterator:
+def sub_jaxprs(params) -> Iterator:
     """The jaxprs that an equation runs. A rule for its transpose is not run."""
     for key, value in params.items():
         if key == "transpose":

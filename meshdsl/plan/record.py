@@ -7,6 +7,7 @@ user's code.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from contextlib import contextmanager
@@ -39,6 +40,14 @@ class Move:
     backward: str = ""
 
 
+_numbers = itertools.count()
+
+
+def op_count() -> int:
+    """A number above those of all ops so far, and below those of all ops to come."""
+    return next(_numbers)
+
+
 @dataclass
 class Op:
     """One op: its loop nest with the splits of its dims, its moves, the enclosing loops and the user's line."""
@@ -50,6 +59,7 @@ class Op:
     source: tuple[str, int]
     loops: tuple[tuple[str, int], ...]
     moves: list[Move] = field(default_factory=list)
+    number: int = field(default_factory=lambda: next(_numbers))  # in order over all recorders
 
     @property
     def count(self) -> int:
@@ -77,6 +87,10 @@ class Recorder:
         self.ops.append(op)
         self.names.update([d.name for d in dims])
         return op
+
+    def forget(self, since: int) -> None:
+        """Drop the ops recorded after `op_count` gave `since`: they were traced only to be looked at."""
+        self.ops = [op for op in self.ops if op.number < since]
 
     @contextmanager
     def repeated(self, what: str, count: int):
