@@ -53,10 +53,14 @@ class Lowered:
         """JAX's own ahead-of-time object for these arguments (`ShapeDtypeStruct`s will do): `.compile()`, `.as_text()`."""
         return self._jit.lower(*args)
 
+    def trace(self, *args):
+        """JAX's own traced object for these arguments, always from a fresh trace: `.jaxpr`, `.lower()`."""
+        return jax.jit(lambda *args: self._spmd(*args)).trace(*args)
+
     def program(self, *args) -> Program:
         """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
-        traced = jax.jit(lambda *args: self._spmd(*args)).trace(*args)
-        return Program(self.record, traced.jaxpr, dict(self.mesh.shape))
+        jaxpr = self.trace(*args).jaxpr
+        return Program(self.record, jaxpr, dict(self.mesh.shape))
 
     @property
     def record(self):
@@ -136,6 +140,8 @@ def shardings(tree, layout: Layout, mesh: Mesh, level: str | None = None):
     def sharding(leaf):
         if not is_tensor(leaf):
             return NamedSharding(mesh, PartitionSpec())
+        if not jax.tree.leaves(leaf):
+            return leaf  # optax masked it out: nothing to place
         split = scope.split(leaf.dims, level or level_of(leaf))
         split = _of_shape(leaf.dims, split, getattr(leaf.array, "shape", ()))
         return Tensor(NamedSharding(mesh, partition_spec(split)), leaf.dims, leaf.role)

@@ -1,0 +1,32 @@
+# make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
+# make test  [ARGS="tests/train -k resume"]
+# Both set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks the interpreter.
+
+PYTHON ?= python3
+VENV   ?= .venv
+LAYOUT ?= layouts/data.toml
+ARGS   ?=
+
+.PHONY: train test clean
+
+train: $(VENV)/.installed
+	$(VENV)/bin/meshdsl train --layout $(LAYOUT) $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n 2 $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "meshdsl needs Python 3.11 or newer, and $(PYTHON) does not run as one; make PYTHON=... picks another" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@ $(VENV)/.installed

@@ -1,0 +1,90 @@
+"""What a run prints before its first step: everything that the layout decided.
+
+The mesh, how each parameter is split, which collectives one step runs, and what a device holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+
+from meshdsl.layout import Layout
+from meshdsl.plan.collective import Collective, summary
+from meshdsl.tensor import axes_of, notation
+from meshdsl.train.checkpoint import named
+
+
+def describe(layout: Layout, mesh: jax.sharding.Mesh, state: Any, collectives: Iterable[Collective]) -> str:
+    """The report on a run.
+
+    Args:
+      state: its `params` and `opt_state`, arrays or `ShapeDtypeStruct`s with shardings.
+      collectives: those of one step.
+    """
+    return "\n".join(
+        [
+            f"{layout.name}, mesh {mesh_words(mesh)}",
+            "",
+            "parameters",
+            *parameter_lines(state.params),
+            "",
+            "collectives of one step",
+            *collective_lines(collectives),
+            "",
+            *memory_lines(state),
+        ]
+    )
+
+
+def mesh_words(mesh: jax.sharding.Mesh) -> str:
+    """`data=4 model=2 on 8 cpu devices`."""
+    axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    device = mesh.devices.flat[0]
+    plural = "s" if mesh.size > 1 else ""
+    return f"{axes or 'without axes'} on {mesh.size} {device.device_kind} device{plural}"
+
+
+def parameter_lines(params: Any) -> Iterator[str]:
+    """`blocks.mlp.up[layers, d_model_data, d_ff_model]`, with its sizes and dtype."""
+    shown = {name + notation(tensor.dims, axes_of(tensor)): tensor for name, tensor in named(params).items()}
+    width = max(map(len, shown))
+    for text, tensor in shown.items():
+        sizes = " x ".join(str(dim.size) for dim in tensor.dims)
+        yield f"  {text:{width}}  {sizes}  {tensor.dtype}"
+
+
+def collective_lines(collectives: Iterable[Collective]) -> Iterator[str]:
+    """One line for each operation and axes: how often it runs, and the bytes that a device moves in all of them."""
+    totals = summary(collectives)
+    if not totals:
+        yield "  none"
+    for (operation, axes), (count, size) in totals.items():
+        yield f"  {operation:14}{', '.join(axes):16}{count:>6} times  {byte_words(size):>10}"
+
+
+def memory_lines(state: Any) -> Iterator[str]:
+    """Sizes of parameters and optimizer state, whole and on one device."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    yield f"{count:,} parameters"
+    for what, tree in (("parameters", state.params), ("optimizer state", state.opt_state)):
+        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        yield f"  {what:16}{byte_words(device_bytes(tree)):>10} per device, {byte_words(whole)} in all"
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of the arrays of `tree` that one device holds."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def byte_words(count: int) -> str:
+    """`512 B`, `1.5 MB`: powers of 1000."""
+    value, units = float(count), iter(("kB", "MB", "GB", "TB"))
+    if count < 1000:
+        return f"{count} B"
+    while value >= 999.95:
+        value, unit = value / 1000, next(units)
+    return f"{value:.1f} {unit}"

@@ -1,0 +1,47 @@
+"""A run's folder is never taken from another run."""
+
+import pytest
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.train.config import Config
+from meshdsl.train.folder import RunFolder
+
+
+def test_a_folder_that_a_run_has_is_refused_to_another(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "a")
+    folder.refuse_used()
+    folder.begin(Config(steps=7))
+    assert folder.stored_config() == Config(steps=7)
+    with pytest.raises(MeshDSLError, match="holds a run; go on with it by --resume, or choose another folder"):
+        folder.refuse_used()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda path: path.write_text("x"), "is a file"),
+        (lambda path: (path / "other").mkdir(parents=True), "is not empty"),
+    ],
+)
+def test_a_path_that_cannot_be_a_new_run_is_refused_with(tmp_path, make, text):
+    make(tmp_path / "a")
+    with pytest.raises(MeshDSLError, match=text):
+        RunFolder(tmp_path / "a").refuse_used()
+
+
+def test_a_folder_below_a_file_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(MeshDSLError, match="Not a directory"):
+        RunFolder(tmp_path / "file" / "a").begin(Config())
+
+
+def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
+    with pytest.raises(MeshDSLError, match="--resume: there is no run in"):
+        RunFolder(tmp_path).stored_config()
+
+
+def test_unused_folders_are_distinct(tmp_path):
+    first = RunFolder.unused(tmp_path, "fsdp")
+    first.begin(Config())
+    second = RunFolder.unused(tmp_path, "fsdp")
+    assert first.path.name.endswith("-fsdp") and second.path != first.path

@@ -1,0 +1,100 @@
+"""The run as a whole: the same losses under every layout, and through every interruption."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from meshdsl import cli
+from meshdsl.train.job import Job
+
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
+TINY = [
+    "model.d_model=16", "model.layers=2", "model.heads=8", "model.d_ff=16", "model.length=16", "model.dropout=0.1",
+    "batch=8", "optimizer.warmup=2", "validation.batches=2", "sample.bytes=4",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def train(data):
+    """Trains in a folder with tiny settings; gives the exit code and the losses of all steps."""
+
+    def run(out, *words, resume=False):
+        start = ["--resume"] if resume else ["--data", data, *TINY]
+        code = cli.main(["train", "--out", str(out), *start, *words])
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+        return code, [record["loss"] for record in records]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(train, tmp_path_factory):
+    """The losses of a run that nothing disturbs."""
+    return train(tmp_path_factory.mktemp("runs") / "whole", "--layout", "fsdp", "--steps", "6")[1]
+
+
+def interrupt_in_step(monkeypatch, number):
+    """Ctrl-C while the step `number` (of those that this process runs) is fed."""
+    calls, place = iter(range(1, 1000)), Job.place
+
+    def feed(job, arrays):
+        if next(calls) == number:
+            signal.raise_signal(signal.SIGINT)
+        return place(job, arrays)
+
+    monkeypatch.setattr(Job, "place", feed)
+
+
+def test_an_interrupted_run_goes_on_under_another_layout(train, expected, monkeypatch, capsys, tmp_path):
+    with monkeypatch.context() as patch:
+        interrupt_in_step(patch, 3)
+        code, losses = train(tmp_path / "a", "--layout", "fsdp", "--steps", "6")
+    assert (code, len(losses)) == (130, 3)
+    out = capsys.readouterr().out
+    assert f"interrupted after step 3, which is saved; to go on: meshdsl train --resume --out {tmp_path / 'a'}" in out
+    code, losses = train(tmp_path / "a", "--layout", "tensor", resume=True)
+    assert code == 0
+    assert "resumed after step 3" in capsys.readouterr().out
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("killed_in", "saved"), [(1, 0), (6, 4)])
+def test_a_killed_run_goes_on_from_its_newest_checkpoint(
+    train, expected, monkeypatch, capsys, tmp_path, killed_in, saved
+):
+    def die(job, arrays, place=Job.place, calls=iter(range(1, 100))):
+        if next(calls) == killed_in:
+            raise ZeroDivisionError
+        return place(job, arrays)
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Job, "place", die)
+        train(tmp_path / "a", "--layout", "fsdp", "--steps", "6", "checkpoint.every=2")
+    _, losses = train(tmp_path / "a", resume=True)
+    assert (f"resumed after step {saved}" in capsys.readouterr().out) == bool(saved)
+    np.testing.assert_array_equal(losses, expected)
+
+
+def test_microbatches_change_no_loss_without_dropout(train, tmp_path):
+    settings = ["--layout", "fsdp", "--steps", "4", "model.dropout=0", "batch=16"]
+    _, expected = train(tmp_path / "whole", *settings)
+    _, losses = train(tmp_path / "parts", *settings, "microbatches=2")
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
+
+
+def test_validation_joins_the_record_of_its_step(train, capsys, tmp_path):
+    train(tmp_path / "a", "--layout", "data", "--devices", "4", "--steps", "3", "validation.every=2")
+    assert "mesh data=4 on 4 cpu devices" in capsys.readouterr().out
+    records = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert ["validation_loss" in record for record in records] == [False, True, True]

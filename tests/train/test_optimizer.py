@@ -1,0 +1,134 @@
+"""Optimizers by name: what they do to matrices, to stacked matrices and to everything else."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError
+from meshdsl.layout import Layout
+from meshdsl.lowering.spmd import shardings
+from meshdsl.mesh import make_mesh
+from meshdsl.tensor import parameter
+from meshdsl.train.config import Optimizer
+from meshdsl.train.optimizer import TABLE, make_optimizer, make_schedule
+
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
+LAYERS, ROWS, COLUMNS = Dim("layers", 2), Dim("rows", 4), Dim("columns", 6)
+
+
+def parameters():
+    stacked = parameter(jax.random.normal(jax.random.key(0), (2, 4, 6)), (LAYERS, ROWS, COLUMNS), ins=(ROWS,))
+    stacked.role = stacked.role._replace(outs=("columns",))
+    scale = parameter(jnp.ones((2, 4)), (LAYERS, ROWS))
+    return {"weight": stacked, "scale": scale}
+
+
+def updates(name, gradient, **settings):
+    settings = Optimizer(name=name, learning_rate=0.1, warmup=0, **settings)
+    tx = make_optimizer(settings, steps=10)
+    params = parameters()
+    made, _ = jax.jit(tx.update)(jax.tree.map(lambda x: jnp.full_like(x, gradient), params), tx.init(params), params)
+    return jax.tree.map(np.asarray, made)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_weight_decay_is_of_matrices_only(name):
+    plain, decayed = (updates(name, 0.0, weight_decay=decay) for decay in (0.0, 0.5))
+    np.testing.assert_array_equal(decayed["scale"].array, plain["scale"].array)
+    expected = -0.1 * 0.5 * np.asarray(parameters()["weight"].array)
+    if name == "sgd":  # decay enters nesterov's momentum
+        expected *= 1.9
+    np.testing.assert_allclose(decayed["weight"].array - plain["weight"].array, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_loss_falls(name):
+    tx = make_optimizer(Optimizer(name=name, learning_rate=0.03, warmup=2, weight_decay=0.0), steps=30)
+    loss = lambda params: sum(jnp.mean((x - 0.5) ** 2) for x in jax.tree.leaves(params))
+
+    @jax.jit
+    def step(params, state):
+        made, state = tx.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, made), state
+
+    params = parameters()
+    state, first = tx.init(params), loss(params)
+    for _ in range(30):
+        params, state = step(params, state)
+    assert loss(params) < 0.9 * first
+
+
+LAYOUTS = {
+    "data": Layout(["batch -> data"], mesh={"data": 2}),
+    "zero1": Layout(["batch -> data"], optimizer=["rows -> data"], mesh={"data": 2}),
+    "fsdp-tensor": Layout(["columns -> model"], ["rows -> data"], mesh={"data": 2, "model": 2}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("name", TABLE)
+def test_split_parameters_get_the_updates_of_whole_ones(name, layout):
+    params = parameters()
+    split = jax.device_put(params, shardings(params, layout, make_mesh(layout), "optimizer"))
+    same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    jax.tree.map(same, two_updates(name, split), whole_updates(name))
+
+
+def two_updates(name, params):
+    """`params` after two updates by gradients that differ."""
+    tx = make_optimizer(Optimizer(name=name, learning_rate=0.1, warmup=0), steps=10)
+    update = jax.jit(tx.update)
+    state = jax.jit(tx.init)(params)
+    for factor in (1.0, -0.3):
+        made, state = update(jax.tree.map(lambda x: factor * x * x, params), state, params)
+        params = jax.tree.map(jnp.add, params, made)
+    return params
+
+
+@functools.cache
+def whole_updates(name):
+    return two_updates(name, parameters())
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_state_of_every_optimizer_has_shardings(name):
+    layout = LAYOUTS["fsdp-tensor"]
+    state = make_optimizer(Optimizer(name=name), steps=10).init(parameters())
+    found = shardings(state, layout, make_mesh(layout), "optimizer")
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    jax.device_put(state, found)
+
+
+def test_muon_orthogonalizes_each_layer_of_a_stacked_matrix():
+    tx = make_optimizer(Optimizer(name="muon", learning_rate=1.0, warmup=0, weight_decay=0.0), steps=10)
+    params = parameters()
+    made, _ = tx.update(params, tx.init(params), params)
+    for layer in np.asarray(made["weight"].array):
+        singular = np.linalg.svd(layer, compute_uv=False)
+        assert singular.min() > 0.4 * singular.max()
+    each = {name: jax.tree.map(lambda x: x[:1], tensor) for name, tensor in params.items()}
+    alone, _ = tx.update(each, tx.init(each), each)
+    np.testing.assert_allclose(made["weight"].array[0], alone["weight"].array[0], rtol=1e-4, atol=1e-6)
+
+
+def test_the_schedule_warms_up_to_the_peak_and_falls_to_its_end():
+    schedule = make_schedule(Optimizer(learning_rate=1.0, warmup=3, final=0.1), steps=20)
+    rates = [float(schedule(step)) for step in range(21)]
+    np.testing.assert_allclose(rates[:4], [0.25, 0.5, 0.75, 1.0])
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    assert rates[20] == pytest.approx(0.1)
+
+
+def test_a_run_shorter_than_its_warmup_has_a_schedule():
+    assert float(make_schedule(Optimizer(learning_rate=1.0, warmup=50), steps=1)(0)) == 1.0
+
+
+def test_an_unknown_optimizer_is_refused_with_the_known_ones():
+    with pytest.raises(MeshDSLError, match="optimizer.name=adam: expected one of adamw, adafactor, lion, sgd, muon"):
+        make_optimizer(Optimizer(name="adam"), steps=10)
