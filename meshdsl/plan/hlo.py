@@ -4,17 +4,20 @@ A jaxpr says what was asked for; this reads what the compiler made of it, from `
 visited from the entry computation through fusions, calls, branches and loops, with the trip counts multiplied; an
 asynchronous collective counts where it starts, and one with several operands is one per operand.
 
-For code inside `shard_map` the two lists are equal, but for what compilers do of themselves. Seen with jax 0.10 and 0.12:
+For code inside `shard_map` the two lists are equal, but for what compilers do of themselves. Seen with jax 0.10 and
+0.12:
 
 - Two identical collectives become one, and one that is the same in every turn of a loop moves out of it.
-  `jax.checkpoint` keeps its second run apart from the first inside a scan; outside of one the CPU compiler of jax 0.10
-  merges them.
+  `jax.checkpoint` keeps its second run apart from the first inside a scan; outside of one the CPU compiler of jax
+  0.10 merges them.
 - Several all-reduces are merged into one with several operands; counting per operand makes that invisible.
 - CPU runs every collective of bfloat16 in float32: twice the bytes that the jaxpr states.
-- On TPU a reduce-scatter may be an all-reduce fused with a slice, counted as the `psum_scatter` that it is. If its dim
-  isn't a multiple of the tile it is padded, and small collective-permutes without a scope repair the seams.
-- On TPU, options can turn a product with a collective into a ring, which leaves collective-permutes of pieces. Pipelined
-  gathers are peeled off the loop: counts stay, unless two peeled ones are identical.
+- On TPU a reduce-scatter may be an all-reduce fused with a slice, counted as the `psum_scatter` that it is. If its
+  dim isn't a multiple of the tile it is padded, and small collective-permutes without a scope repair the seams.
+- On TPU, gathers and scatters over one axis that spans the whole 3-D torus were all written as all-reduces of the
+  full size (64 chips of a v5p), and lost their scopes: they are counted as the `psum` that runs.
+- On TPU, options can turn a product with a collective into a ring, which leaves collective-permutes of pieces.
+  Pipelined gathers are peeled off the loop: counts stay, unless two peeled ones are identical.
 - The partitioner (`jit` with shardings) writes an all-reduce and a slice where a reduce-scatter would do, on CPU; it
   is counted as the `psum` that runs.
 
@@ -238,9 +241,9 @@ def _groups(instruction: _Instruction, devices: int) -> np.ndarray:
 
 
 def _mesh_groups(text: str, devices: int) -> np.ndarray:
-    """Groups as axes of a mesh: `mesh['a'=4,'b'=2] {'a'}`, perhaps with an order of devices, `device_ids=([2,4]T(1,0))`.
+    """Groups as axes of a mesh: `mesh['a'=4,'b'=2] {'a'}`.
 
-    An axis may be used in part: `'a':(2)4` is the 4 that stand after a major part of 2.
+    There may be an order of devices: `device_ids=([2,4]T(1,0))`. An axis may be used in part: `'a':(2)4` is the 4 that stand after a major part of 2.
     """
     pattern = r"mesh\[([^\]]*)\](?:, ?device_ids=\((?:\[([\d,]+)\]T\(([\d,]+)\)|([\d,]+))\))? ?\{([^}]*)\}"
     mesh, order, permutation, listed, chosen = re.search(pattern, text).groups()

@@ -58,7 +58,8 @@ def test_groups_of_one_in_a_mesh_with_an_axis_of_one():
 def test_combined_all_reduce_is_one_per_operand():
     found = read(
         "  %q = f32[4]{0} constant(0)\n"
-        "  ROOT %r = (bf16[8,128]{1,0}, /*index=1*/f32[4]{0}) all-reduce(%p, %q), replica_groups=[4,2]<=[8], to_apply=%add"
+        "  ROOT %r = (bf16[8,128]{1,0}, /*index=1*/f32[4]{0}) all-reduce(%p, %q), replica_groups=[4,2]<=[8], "
+        "to_apply=%add"
     )
     assert [(c.operation, c.bytes, c.dtype) for c in found] == [("psum", 2048, "bfloat16"), ("psum", 16, "float32")]
 
@@ -146,7 +147,11 @@ LOOP = """
 
 @pytest.mark.parametrize(
     "first, config, count",
-    [("constant(0)", "", 5), ("constant(2)", "", 3), ("constant(0)", ', backend_config={"known_trip_count":{"n":"7"}}', 7)],
+    [
+        ("constant(0)", "", 5),
+        ("constant(2)", "", 3),
+        ("constant(0)", ', backend_config={"known_trip_count":{"n":"7"}}', 7),
+    ],
 )
 def test_trip_count_is_noted_or_read_off_the_condition(first, config, count):
     found = read(

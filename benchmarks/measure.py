@@ -1,0 +1,88 @@
+"""Measuring a step: building it, running it beside others, and what it moves."""
+
+import dataclasses
+import gc
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from meshdsl.plan import Collective, from_hlo
+
+from .program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A compiled step with the seconds that each stage took: of this thread, but for compiling."""
+
+    trace: float
+    lower: float
+    compile: float
+    compiled: jax.stages.Compiled
+
+
+def build(
+    programs: Mapping[str, tuple[Program, tuple]], *, repeats: int = 1, compiler_options: Mapping[str, str] | None = None
+) -> dict[str, Built]:
+    """Traces and lowers each step `repeats` times from nothing, in turns, and compiles it once.
+
+    programs: for each name a program and its arguments.
+
+    Tracing and lowering run in this thread, so its own clock counts, and the fastest time is the least disturbed one.
+    """
+    best = dict.fromkeys(programs, (math.inf, math.inf))
+    lowered = {}
+    for _ in range(repeats):
+        for name, (program, arguments) in programs.items():
+            jax.clear_caches()
+            gc.collect()
+            start = time.thread_time()
+            traced = program.make().trace(*arguments)
+            between = time.thread_time()
+            lowered[name] = traced.lower()
+            best[name] = min(best[name][0], between - start), min(best[name][1], time.thread_time() - between)
+    built = {}
+    for name in programs:
+        start = time.perf_counter()
+        compiled = lowered[name].compile(compiler_options=compiler_options)
+        built[name] = Built(*best[name], time.perf_counter() - start, compiled)
+    return built
+
+
+def interleaved(steps: Mapping[str, tuple], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step in each round, A B C A B C ..., after one round that doesn't count.
+
+    steps: for each name a compiled step and its arguments.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds + 1):
+        for name, (step, arguments) in steps.items():
+            start = time.perf_counter()
+            jax.block_until_ready(step(*arguments))
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: Sequence[float], base: Sequence[float]) -> float:
+    """The median over the rounds of one step's time over another's; a round's two runs share the machine's mood."""
+    return statistics.median(a / b for a, b in zip(seconds, base, strict=True))
+
+
+def collectives(compiled, mesh) -> list[Collective]:
+    return from_hlo(compiled.as_text(), mesh)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table; the first row is its head, and all columns but the first are numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+    def line(cells):
+        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return f"| {' | '.join(padded)} |"
+
+    rule = "| " + " | ".join("-" * (w - 1) + ":" if i else "-" * w for i, w in enumerate(widths)) + " |"
+    return "\n".join([line(rows[0]), rule, *(line(row) for row in rows[1:])])

@@ -1,0 +1,83 @@
+"""Compiles the step of each implementation for a TPU pod that isn't there: memory per chip, collectives, compile time.
+
+    python -m benchmarks.tpu_compile --layouts fsdp-sequence --topology v5p:4x4x4
+
+Needs libtpu (`pip install "jax[tpu]"`) and no TPU: the compiler is told of a topology. Bytes of collectives are those
+of the compiled program, on one chip, in one step.
+"""
+
+import argparse
+import os
+
+# libtpu reads these when jax is imported: which host to pretend to be, and not to ask a metadata server about it.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+import jax  # noqa: E402
+from jax.experimental import topologies  # noqa: E402
+
+from meshdsl.plan import summary  # noqa: E402
+
+from . import cases, measure  # noqa: E402
+from .against_handwritten import IMPLEMENTATIONS  # noqa: E402
+
+GIB = 2**30
+
+
+def shapes(case: cases.Case):
+    """Parameters and inputs without data."""
+    parameters = {name: jax.ShapeDtypeStruct(s, case.dtype) for name, s in case.parameter_shapes().items()}
+    return parameters, jax.ShapeDtypeStruct(case.input_shape(), case.dtype)
+
+
+def memory(compiled) -> list[float]:
+    """GiB per chip: arguments, results, temporaries, and the most that lives at once."""
+    m = compiled.memory_analysis()
+    sizes = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.peak_memory_in_bytes
+    return [size / GIB for size in sizes]
+
+
+def compare(layout: str, case: cases.Case, mesh: jax.sharding.Mesh, names, options) -> None:
+    rows = [["implementation", "arguments GiB", "results GiB", "temporaries GiB", "peak GiB", "moved GiB", "compile s"]]
+    moved: dict[str, dict] = {}
+    for name in names:
+        program = IMPLEMENTATIONS[name](case, layout, mesh)
+        try:
+            programs = {name: (program, program.arguments(*shapes(case)))}
+            built = measure.build(programs, compiler_options=options)[name]
+        except jax.errors.JaxRuntimeError as error:  # a program that doesn't fit is refused
+            rows.append([name, *["-"] * 5, str(error).splitlines()[0][:60]])
+            continue
+        found = measure.collectives(built.compiled, mesh)
+        moved[name] = summary(found)
+        total = sum(c.total_bytes for c in found) / GIB
+        rows.append([name, *(f"{size:.3f}" for size in memory(built.compiled)), f"{total:.3f}", f"{built.compile:.1f}"])
+    print(f"\n{layout} on {dict(mesh.shape)}\n\n{measure.table(rows)}\n")
+    keys = sorted({key for collectives in moved.values() for key in collectives})
+    rows = [["collective: count, GiB", *moved]]
+    for operation, axes in keys:
+        cells = [moved[name].get((operation, axes), (0, 0)) for name in moved]
+        rows.append([f"{operation}({', '.join(axes)})", *(f"{count}, {size / GIB:.3f}" for count, size in cells)])
+    print(measure.table(rows), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layouts", nargs="+", choices=cases.LAYOUTS, default=["fsdp-sequence"])
+    parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
+    parser.add_argument("--topology", default="v5p:4x4x4", help="one with 64 devices")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the compiler")
+    given = parser.parse_args()
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=given.topology).devices
+    print(f"jax {jax.__version__}, {given.topology}, {cases.POD}, options {given.option}", flush=True)
+    options = dict(option.split("=", 1) for option in given.option)
+    for layout in given.layouts:
+        axis_types = (jax.sharding.AxisType.Auto,) * 2
+        mesh = jax.make_mesh(cases.POD_MESHES[layout], ("data", "model"), axis_types=axis_types, devices=devices)
+        compare(layout, cases.POD, mesh, given.implementations, options)
+
+
+if __name__ == "__main__":
+    main()
