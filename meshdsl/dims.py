@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import jax
 
-from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.errors import MeshDSLError, nearest, quote
 
 
 @jax.tree_util.register_static
@@ -26,9 +26,9 @@ class Dim:
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise MeshDSLError(f"Dim: a name is an identifier such as `d_model`, not {self.name!r}")
+            raise MeshDSLError(f"Dim: a name is an identifier such as `d_model`, not {quote(self.name)}")
         if not hasattr(self.size, "__index__") or self.size < 0:
-            raise MeshDSLError(f"Dim: the size of `{self.name}` is a whole number of at least 0, not {self.size!r}")
+            raise MeshDSLError(f"Dim: the size of `{self.name}` is a whole number of at least 0, not {quote(self.size)}")
 
     def __repr__(self):
         return f"{self.name}={self.size}"
@@ -46,12 +46,12 @@ def size(dims: Iterable[Dim]) -> int:
     return math.prod(d.size for d in dims)
 
 
-def distinct(dims: Sequence[Dim], where: str) -> Dims:
-    """`dims` as a tuple, after checking that no name occurs twice."""
-    dims = tuple(dims)
+def distinct(dims: Dim | Iterable[Dim], where: str) -> Dims:
+    """`dims` (or one Dim) as a tuple, after checking that no name occurs twice."""
+    dims = (dims,) if isinstance(dims, Dim) or not isinstance(dims, Iterable) else tuple(dims)
     for d in dims:
         if not isinstance(d, Dim):
-            raise MeshDSLError(f"{where}: dims are a tuple of Dim, but {d!r} is of type {type(d).__name__}")
+            raise MeshDSLError(f"{where}: dims are Dims such as Dim('batch', 8), not {quote(d)}")
     names = [d.name for d in dims]
     if len(set(names)) != len(names):
         twice = next(n for n in names if names.count(n) > 1)
@@ -80,6 +80,8 @@ def _unequal(where, operands, d, first) -> MeshDSLError:
 
 def find(where: str, dims: Dims, wanted: Dim | str) -> Dim:
     """The dim of `dims` that `wanted` (a Dim or a name) means."""
+    if not isinstance(wanted, (Dim, str)):
+        raise MeshDSLError(f"{where}: a dim is given as a Dim or by its name, not {quote(wanted)}; the dims are {show(dims)}")
     name = wanted if isinstance(wanted, str) else wanted.name
     for d in dims:
         if d.name == name:
@@ -93,7 +95,7 @@ def find_all(where: str, dims: Dims, wanted: Dim | str | Iterable[Dim | str] | N
     """The dims of `dims` that `wanted` means; `None` means all of them."""
     if wanted is None:
         return dims
-    if isinstance(wanted, (Dim, str)):
+    if isinstance(wanted, (Dim, str)) or not isinstance(wanted, Iterable):
         wanted = (wanted,)
     return distinct([find(where, dims, w) for w in wanted], where)
 

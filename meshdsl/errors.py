@@ -21,3 +21,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean `{close[0]}`?"
     return f"; known: {', '.join(f'`{k}`' for k in known)}" if known else ""
+
+
+def quote(value) -> str:
+    """What was given, for a message: names and numbers as they are written, anything else by its type."""
+    if isinstance(value, (str, int, float, type(None))):
+        return repr(value)
+    return f"of type {type(value).__name__}"

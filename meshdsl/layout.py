@@ -62,11 +62,7 @@ class Layout:
     name: str = "layout"
 
     def __post_init__(self):
-        for axis, count in self.mesh.items():
-            if count != "rest" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-                raise MeshDSLError(f'{self.name}, mesh: the size of axis `{axis}` is a whole number or "rest", not {count!r}')
-        if list(self.mesh.values()).count("rest") > 1:
-            raise MeshDSLError(f'{self.name}, mesh: only one axis can be "rest", not {dict(self.mesh)}')
+        check_mesh(self.mesh, f"{self.name}, mesh")
         if not isinstance(self.strict, bool):
             raise MeshDSLError(f"{self.name}: strict is true or false, not {self.strict!r}")
         self.parsed  # a malformed rule is an error now, not at first use
@@ -101,7 +97,7 @@ class Layout:
         found = []
         for key, level in _LISTS.items():
             lines = getattr(self, key)
-            if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+            if not isinstance(lines, (list, tuple)) or not all(isinstance(line, str) for line in lines):
                 raise MeshDSLError(f'{self.name}, {key}: a list of strings such as ["batch -> data"], not {lines!r}')
             for i, line in enumerate(lines):
                 found += self._parse(key, level, i + 1, line)
@@ -178,6 +174,17 @@ class Layout:
         for rule in self.parsed:
             if rule.axis not in axes:
                 raise MeshDSLError(f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}")
+
+
+def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:
+    """Raise a MeshDSLError unless `sizes` says for each axis a whole number, or for one of them "rest"."""
+    if not isinstance(sizes, Mapping):
+        raise MeshDSLError(f'{where}: a size for each axis, such as {{"data": 4}}, not {sizes!r}')
+    for axis, count in sizes.items():
+        if count != "rest" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise MeshDSLError(f'{where}: the size of axis `{axis}` is a whole number of at least 1 or "rest", not {count!r}')
+    if list(sizes.values()).count("rest") > 1:
+        raise MeshDSLError(f'{where}: only one axis can be "rest", not {dict(sizes)}')
 
 
 def _either(words: list[str]) -> str:

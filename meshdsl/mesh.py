@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.layout import Layout
+from meshdsl.layout import Layout, check_mesh
 
 
 def axis_sizes(sizes: Mapping[str, int | str], devices: int, name: str = "mesh") -> dict[str, int]:
@@ -45,6 +45,7 @@ def make_mesh(layout: Layout | Mapping[str, int | str], devices: Sequence[jax.De
       MeshDSLError: the axes and the devices do not fit each other.
     """
     name, sizes = (layout.name, layout.mesh) if isinstance(layout, Layout) else ("mesh", layout)
+    check_mesh(sizes, name)
     if devices is None:
         devices = jax.devices()
         need = math.prod(n for n in sizes.values() if n != "rest")

@@ -18,7 +18,7 @@ import numpy as np
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, nearest
 
 
 class Parameter(NamedTuple):
@@ -113,7 +113,7 @@ class Tensor:
 
     def __bool__(self):
         if self.dims or self.place:
-            raise MeshDSLError(f"a Tensor {dim_algebra.show(self.dims)} has no truth value; use md.any, md.all or md.where")
+            raise MeshDSLError(f"a Tensor {dim_algebra.show(self.dims)} has no truth value; use md.cond, or md.where per element")
         return bool(self.array)
 
     __hash__ = object.__hash__
@@ -182,9 +182,9 @@ def from_local(shards, dims, mesh, split) -> Tensor:
     for dim, axes in by_dim.items():
         for axis in axes:
             if axis not in mesh.shape:
-                raise MeshDSLError(f"from_local: no axis `{axis}` in the mesh {dict(mesh.shape)}")
+                raise MeshDSLError(f"from_local: no axis `{axis}` in the mesh{nearest(axis, mesh.shape)}")
         if dim.size % math.prod(mesh.shape[a] for a in axes):
-            raise MeshDSLError(f"from_local: `{dim.name}`={dim.size} does not divide over {' x '.join(axes)}")
+            raise MeshDSLError(f"from_local: `{dim.name}`={dim.size} does not divide over {' x '.join(f'`{a}`={mesh.shape[a]}' for a in axes)}")
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(by_dim.get(d) for d in dims)))
     whole = tuple(d.size for d in dims)
     local = sharding.shard_shape(whole)

@@ -46,9 +46,9 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     return lax.all_gather(x, axes, axis=dim, tiled=True, to="varying" if varies else "invarying")
 
 
-def all_to_all(x, axis: str, split: int, concat: int) -> jax.Array:
-    """Move the split over `axis` from dim `concat` to dim `split`."""
-    return lax.all_to_all(x, axis, split_axis=split, concat_axis=concat, tiled=True)
+def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
+    """Move the split over `axes` from dim `concat` to dim `split`."""
+    return lax.all_to_all(x, axes, split_axis=split, concat_axis=concat, tiled=True)
 
 
 def pmax(x, axes: Axes) -> jax.Array:

@@ -19,7 +19,7 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.scope import common
-from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.tensor import Place, Tensor, is_tensor
 
 
 def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None) -> Callable:
@@ -53,11 +53,15 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         leaves, tree = jax.tree.flatten(params, is_leaf=is_tensor)
         tensors = [t for t in leaves if is_tensor(t)]
         if len(tensors) != len(leaves) or not tensors:
-            raise MeshDSLError("value_and_grad: the first argument is a pytree of Tensors")
+            others = sorted({type(t).__name__ for t in leaves if not is_tensor(t)})
+            raise MeshDSLError(f"value_and_grad: the first argument is a pytree of Tensors, but it has {', '.join(others) or 'none'}")
         inputs = jax.tree.leaves(args, is_leaf=is_tensor)
         scope = common("value_and_grad", [*tensors, *filter(is_tensor, inputs)])
         if accumulate is not None and not any(is_tensor(x) and accumulate in x.dims for x in inputs):
             raise MeshDSLError(f"value_and_grad: no argument has the dim {accumulate} to accumulate over")
+        if scope is not None:
+            tensors = [t if t.place else Tensor(t.array, t.dims, t.role, Place(scope, ((),) * len(t.dims))) for t in tensors]
+            args = _in_turn(args, accumulate, scope)
 
         uses = [()] * len(tensors)
         if scope is not None:
@@ -80,8 +84,7 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
 def _settled_result(x: Tensor) -> Tensor:
     if x.place is None:
         return x
-    if x.place.level != "value":
-        x.place.scope.note_use(x.place.origin, ())
+    x.place.scope.note_use(x.place.origin, ())
     return moves.settle(x)
 
 
@@ -104,7 +107,17 @@ def _gradient(grad: Tensor, axes) -> Tensor:
     partial = Tensor(grad.array, grad.dims, grad.role, place)
     rules = grad.place.scope.layout.at("value")
     partial.because = {a: " or ".join(str(rule) for rule in rules if rule.axis == a) for a in axes}
-    return moves.settle(partial, "gradient")
+    with jax.named_scope("gradient"):
+        return moves.settle(partial, "gradient")
+
+
+def _in_turn(args, dim: Dim | None, scope):
+    """`args` with every Tensor that has `dim` split as its elements along `dim` are, one after another."""
+    if dim is None:
+        return args
+    op = scope.recorder.begin("accumulate", (dim,), ((),))
+    turn = lambda x: moves.in_turn(x, dim, op) if is_tensor(x) and dim in x.dims else x  # noqa: E731
+    return jax.tree.map(turn, args, is_leaf=is_tensor)
 
 
 def _cut(args, dim: Dim | None, index):

@@ -16,7 +16,8 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
-from meshdsl.dims import Dim, Dims
+from meshdsl.dims import Dim, Dims, show
+from meshdsl.errors import MeshDSLError
 from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.scope import Scope, common
@@ -45,6 +46,13 @@ class Loop:
         """The size of the part of `dim` on this device."""
         return dim.size // self.parts(dim)
 
+    def fitting(self, array, dims: Dims, name: str):
+        """`array`, after checking that it has the shape of the part of `dims` on this device."""
+        shape = tuple(self.size(d) for d in dims)
+        if jnp.shape(array) != shape:
+            raise MeshDSLError(f"{name}: the function gives an array of shape {jnp.shape(array)}; the part of {show(dims)} has {shape}")
+        return array
+
     def offset(self, dim: Dim):
         """The index, in the whole dim, of the first element on this device."""
         axes = self.axes(dim)
@@ -52,7 +60,8 @@ class Loop:
 
     def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
         """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
-        return jnp.arange(self.size(dim), dtype=dtype) + jnp.asarray(self.offset(dim), dtype)
+        exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32  # bfloat16 would round the part and the sum
+        return (jnp.arange(self.size(dim), dtype=exact) + jnp.asarray(self.offset(dim), exact)).astype(dtype)
 
     def psum(self, x, dims, *, varies: bool = False) -> jax.Array:
         """Sum over the devices that split `dims`.
@@ -153,6 +162,7 @@ def run_many(
     axes = tuple(split[d] for d in loop)
     loop_axes = frozenset(a for axes_of_dim in axes for a in axes_of_dim)
     op = scope.recorder.begin(name, loop, axes)
+    scope.recorder.names.update(d.name for dims in outs for d in dims)
     why = _reasons(scope, loop, level)
     _note_uses(scope, operands, level, loop_axes, split)
     arrays = [

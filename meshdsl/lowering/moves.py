@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 
+from meshdsl.dims import Dim, without
 from meshdsl.lowering import collectives
 from meshdsl.plan.record import Move, Op
 from meshdsl.tensor import Place, Tensor
@@ -75,8 +76,9 @@ def _shrink(now, then, pending) -> Step | None:
 def _exchange(now, then) -> Step | None:
     for dim, missing in _ready(now, then):
         for source, have in enumerate(now):
-            if have and have[-1] == missing[0] and then[source][: len(have)] != have:
-                return Step("all_to_all", (missing[0],), dim, source)
+            for n in range(min(len(have), len(missing)), 0, -1):
+                if have[-n:] == missing[:n] and then[source][: len(have) - n + 1] != have[: len(have) - n + 1]:
+                    return Step("all_to_all", tuple(missing[:n]), dim, source)
     return None
 
 
@@ -108,7 +110,7 @@ def _apply(step, now, pending) -> None:
     if step.operation in ("psum_scatter", "slice", "all_to_all"):
         now[step.dim] += step.axes
     if step.operation == "all_to_all":
-        now[step.source].pop()
+        del now[step.source][-len(step.axes) :]
     if step.operation == "all_gather":
         del now[step.dim][-len(step.axes) :]
 
@@ -127,6 +129,7 @@ def perform(array, steps: list[Step], scope, op: Op, *, varies: frozenset[str], 
       why: called with a step, gives the reason to record.
       constant: the array has no gradient, so that it varies need not be recorded.
     """
+    steps = [part for step in steps for part in _alike(step, varies)]
     sliced = {a for s in steps if s.operation == "slice" for a in s.axes}
     summed = {a for s in steps if s.operation in ("psum", "psum_scatter") for a in s.axes}
     have = collectives.varying(array)
@@ -144,7 +147,7 @@ def perform(array, steps: list[Step], scope, op: Op, *, varies: frozenset[str], 
             elif step.operation == "psum_scatter":
                 array, backward = collectives.psum_scatter(array, step.axes, step.dim), "all_gather"
             elif step.operation == "all_to_all":
-                array, backward = collectives.all_to_all(array, step.axes[0], step.dim, step.source), "all_to_all"
+                array, backward = collectives.all_to_all(array, step.axes, step.dim, step.source), "all_to_all"
             elif step.operation == "slice":
                 backward = "all_gather" if collectives.varying(array).isdisjoint(step.axes) else ""
                 array = collectives.own_part(array, step.axes, step.dim, scope.sizes)
@@ -153,6 +156,19 @@ def perform(array, steps: list[Step], scope, op: Op, *, varies: frozenset[str], 
                 backward = "psum_scatter" if gathered_varying else ""
             _record(op, scope, step.operation, step.axes, max(before, nbytes(array)), why(step), backward)
     return array
+
+
+def _alike(step: Step, varies) -> list[Step]:
+    """A gather over some axes that the loop varies over and some that it does not is several, innermost first."""
+    if step.operation != "all_gather":
+        return [step]
+    runs: list[list[str]] = []
+    for axis in reversed(step.axes):
+        if runs and (runs[-1][0] in varies) == (axis in varies):
+            runs[-1].insert(0, axis)
+        else:
+            runs.append([axis])
+    return [step._replace(axes=tuple(axes)) for axes in runs]
 
 
 def _record(op, scope, operation, axes, size, why, backward) -> None:
@@ -194,6 +210,16 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
     array = perform(x.array, steps, scope, op, varies=loop_axes, why=why, constant=x.place is None)
     moved = Tensor(array, x.dims, x.role, place._replace(axes=split))
     return _remember(x, key, moved) if x.place else moved  # a constant may outlive this trace
+
+
+def in_turn(x: Tensor, dim: Dim, op: Op) -> Tensor:
+    """`x` with `dim` whole and the others split by the law for one element along it, for a loop over `dim`."""
+    if x.place is None:
+        return x
+    x = settle(x)
+    rest = iter(x.place.scope.split(without(x.dims, (dim,)), x.place.level))
+    split = tuple(() if d == dim else next(rest) for d in x.dims)
+    return bring(x, split, frozenset(), x.place.scope, op, lambda _: f"a loop over `{dim.name}` needs it whole")
 
 
 def _remembered(x: Tensor, key) -> Tensor | None:

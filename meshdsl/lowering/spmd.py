@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshdsl.dims import Dim, Dims
+from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, moves
@@ -166,7 +166,7 @@ def _check_whole(x: Tensor, name: str) -> None:
     if x.place is not None:
         raise MeshDSLError(f"{name}: an argument belongs to another lowering; call lowered functions from outside of it")
     if shape is not None and tuple(shape) != tuple(d.size for d in x.dims):
-        raise MeshDSLError(f"{name}: an argument of shape {tuple(shape)} has dims {x.dims}")
+        raise MeshDSLError(f"{name}: an argument of shape {tuple(shape)} has dims {show(x.dims)}")
 
 
 def _leave(x, scope: Scope):

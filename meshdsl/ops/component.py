@@ -7,6 +7,7 @@ operand has all dims of the other, that is an error and not an outer product; sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -24,7 +25,7 @@ NUMPY = (
     "ceil clip conj cos cosh deg2rad divide equal exp exp2 expm1 float_power floor floor_divide fmax fmin fmod greater "
     "greater_equal heaviside hypot imag isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logaddexp2 "
     "logical_and logical_not logical_or logical_xor maximum minimum mod multiply nan_to_num negative not_equal positive "
-    "power rad2deg real reciprocal remainder rint round sign signbit sin sinc sinh sqrt square subtract tan tanh trunc "
+    "power rad2deg real reciprocal remainder rint round sign signbit sin sinh sqrt square subtract tan tanh trunc "
     "where"
 ).split()
 NN = (
@@ -56,9 +57,9 @@ def map(fn: Callable, *operands, name: str | None = None, linear: bool = False, 
         raise MeshDSLError(f"{name}: at least one operand is a Tensor")
     out = broadcast_dims(name, [t.dims for t in tensors])
 
-    def local(_, *arrays):
+    def local(loop, *arrays):
         aligned = iter([align(a, t.dims, out) for a, t in zip(arrays, tensors, strict=True)])
-        return fn(*[x if _is_number(x) else next(aligned) for x in operands], **options)
+        return loop.fitting(fn(*[x if _is_number(x) else next(aligned) for x in operands], **options), out, name)
 
     return run(name, local, tensors, loop=out, out=out, linear=linear and len(tensors) == len(operands))
 
@@ -103,6 +104,19 @@ def as_tensor(x, name: str) -> Tensor:
     raise MeshDSLError(f"{name}: operands are Tensors and numbers, not {got}; give it dims with md.tensor")
 
 
+@jax.custom_jvp
+def erf(x):
+    return jax.lax.erf(x)
+
+
+# The derivative that jax 0.12 has for erf fails inside shard_map: its coefficients do not vary and `x` does.
+erf.defjvps(lambda tangent, _, x: tangent * (2 / math.sqrt(math.pi)) * jnp.exp(-jnp.square(x)))
+
+
+def gelu(x, approximate: bool = True):
+    return jax.nn.gelu(x) if approximate else x * (erf(x * math.sqrt(0.5)) + 1) / 2
+
+
 def _named(fn: Callable, name: str) -> Callable:
     linear = name in LINEAR
 
@@ -118,7 +132,7 @@ FUNCTIONS = {
     name: _named(getattr(module, name), name)
     for module, names in ((jnp, NUMPY), (jax.nn, NN), (jax.lax, LAX))
     for name in names
-}
+} | {"erf": _named(erf, "erf"), "gelu": _named(gelu, "gelu")}
 
 
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:

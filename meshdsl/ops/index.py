@@ -11,6 +11,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.loop import Loop, run, run_many
+from meshdsl.ops import component
 from meshdsl.tensor import Tensor
 
 
@@ -34,7 +35,7 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
 
     def local(at: Loop, table, indices):
-        indices = indices - at.offset(dim)
+        indices = indices.astype(jnp.int32) - at.offset(dim)  # a uint8 cannot be compared with a size of 256
         inside = (indices >= 0) & (indices < at.size(dim))
         return _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
 
@@ -59,8 +60,11 @@ def one_hot(ids: Tensor, dim: Dim, dtype=jnp.float32) -> Tensor:
     """One where the index along the new dim `dim` equals `ids`, zero elsewhere; dims of `ids`, then `dim`."""
     if dim.name in [d.name for d in ids.dims]:
         raise MeshDSLError(f"one_hot: {dim_algebra.show(ids.dims)} has a dim `{dim.name}` already")
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise MeshDSLError(f"one_hot: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers")
     out = (*ids.dims, dim)
-    return run("one_hot", lambda at, a: (a[..., None] == at.indices(dim, a.dtype)).astype(dtype), (ids,), loop=out, out=out)
+    local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)  # noqa: E731
+    return run("one_hot", local, (ids,), loop=out, out=out)
 
 
 def iota(dim: Dim, dtype=jnp.int32, *, like: Tensor | None = None) -> Tensor:
@@ -82,7 +86,7 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # 
     dim = dim_algebra.find("slice", x.dims, dim)
     new = size if isinstance(size, Dim) else Dim(dim.name, size)
     if start < 0 or start + new.size > dim.size:
-        raise MeshDSLError(f"slice: elements {start} to {start + new.size} of {dim} in {dim_algebra.show(x.dims)}")
+        raise MeshDSLError(f"slice: elements {start} to {start + new.size} reach beyond {dim} of {dim_algebra.show(x.dims)}")
     at = x.dims.index(dim)
     out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), "slice")
     if new == dim:
@@ -104,12 +108,7 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
     at = x.dims.index(dim)
     outs = [dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (d,)), "split") for d in new]
 
-    def local(_, a):
-        ends = [0]
-        for d in new:
-            ends.append(ends[-1] + d.size)
-        return [jax.lax.slice_in_dim(a, i, j, axis=at) for i, j in zip(ends, ends[1:], strict=False)]
-
+    local = lambda _, a: jax.lax.split(a, [d.size for d in new], axis=at)  # noqa: E731
     return run_many("split", local, (x,), loop=x.dims, outs=outs, whole=(dim,), linear=True, sums=False)
 
 
@@ -119,17 +118,19 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     Raises:
       MeshDSLError: the other dims differ, or the sizes do not add up.
     """
-    name = dim if isinstance(dim, str) else dim.name
+    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
+        raise MeshDSLError(f"concat: needs one Tensor or more, not {[type(t).__name__ for t in tensors]}")
+    name = getattr(dim, "name", dim)
     along = [dim_algebra.find("concat", t.dims, name) for t in tensors]
     total = Dim(name, sum(d.size for d in along))
     if isinstance(dim, Dim) and dim != total:
-        raise MeshDSLError(f"concat: the parts {dim_algebra.show(along)} do not add up to {dim}")
+        raise MeshDSLError(f"concat: the parts {dim_algebra.show(along)} do not add up to {dim}; together they have {total.size}")
     out = dim_algebra.replace(tensors[0].dims, along[0], (total,))
     others = [dim_algebra.without(t.dims, (d,)) for t, d in zip(tensors, along, strict=True)]
     rest = dim_algebra.union("concat", others)
-    for t, dims in zip(tensors, others, strict=True):
-        if set(dims) != set(rest):
-            raise MeshDSLError(f"concat: {dim_algebra.show(t.dims)} and {dim_algebra.show(tensors[0].dims)} differ in more than `{name}`")
+    if not all(set(dims) == set(rest) for dims in others):
+        shown = " and ".join(dim_algebra.show(t.dims) for t in tensors)
+        raise MeshDSLError(f"concat: {shown} differ in more than `{name}`")
     # Each operand has its own size of the dim, so inside the op each has its own name for it.
     parts = [Dim(f"{name}_part{i}", d.size) for i, d in enumerate(along)]
     renamed = [
@@ -165,6 +166,8 @@ def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False) -> Tensor:
     """The running sum along `dim`. Where `dim` is split, only the totals of the parts travel."""
     dim = dim_algebra.find("cumsum", x.dims, dim)
     at = x.dims.index(dim)
+    if x.dtype == bool:
+        x = component.cast(x, jnp.int32)
 
     def local(loop: Loop, a):
         running = jax.lax.cumsum(a, at, reverse=reverse)

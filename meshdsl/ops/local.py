@@ -19,11 +19,12 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
       whole: dims that must not be split while `fn` runs. Dims that the result lacks are always whole.
 
     Raises:
-      MeshDSLError: one name has two sizes.
+      MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a part of `out`.
     """
     out = dim_algebra.distinct(out, "local")
     loop = dim_algebra.union("local", [*(t.dims for t in tensors), out])
     named = dim_algebra.find_all("local", loop, whole)
     new = {d for d in out if not any(d in t.dims for t in tensors)}
     unsplit = tuple(d for d in loop if d in named or d not in out or d in new)
-    return run(name or getattr(fn, "__name__", "local"), lambda _, *arrays: fn(*arrays), tensors, loop=loop, out=out, whole=unsplit)
+    name = name or getattr(fn, "__name__", "local")
+    return run(name, lambda at, *arrays: at.fitting(fn(*arrays), out, name), tensors, loop=loop, out=out, whole=unsplit)

@@ -13,7 +13,7 @@ from jax.extend.random import threefry_2x32
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.loop import Loop, run
 from meshdsl.tensor import Tensor
 
@@ -33,9 +33,11 @@ def bits(key, dims: Dims, *, like: Tensor | None = None) -> Tensor:
 
 def _key_data(key):
     key = key.array if isinstance(key, Tensor) else key
-    if not hasattr(key, "dtype") or key.shape not in ((), (2,)):
-        raise MeshDSLError("random: the key is one jax.random.key(...)")
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if getattr(key, "shape", None) != (() if typed else (2,)) or not (typed or key.dtype == jnp.uint32):
+        got = f"an array of {key.dtype} {key.shape}" if hasattr(key, "dtype") else quote(key)
+        raise MeshDSLError(f"random: the key is one jax.random.key(...), not {got}")
+    if not typed:
         return key
     if str(jax.random.key_impl(key)) != "threefry2x32":
         raise MeshDSLError(f"random: the key is of the kind {jax.random.key_impl(key)}; draws need threefry2x32")
@@ -49,7 +51,7 @@ def _bits(loop: Loop, key, dims: Dims):
     stride = 1
     for i in reversed(range(len(dims))):
         index = loop.indices(dims[i], jnp.uint32).reshape([-1 if j == i else 1 for j in range(len(dims))])
-        up, down = _product64(index, stride)
+        up, down = _product64(index, stride, dims[i].size)
         low = low + down
         high = high + up + (low < down)
         stride *= dims[i].size
@@ -58,9 +60,9 @@ def _bits(loop: Loop, key, dims: Dims):
     return (first ^ second).reshape(shape)
 
 
-def _product64(index, stride: int):
-    """`index * stride` as two uint32 words; `stride` is static."""
-    if stride < 2**16 and index.size * stride < 2**32 or stride == 1:
+def _product64(index, stride: int, size: int):
+    """`index * stride` as two uint32 words, for indices below `size`."""
+    if size * stride <= 2**32:
         return jnp.zeros_like(index), index * jnp.uint32(stride)
     words = [jnp.uint32(stride >> s & 0xFFFF) for s in (0, 16, 32, 48)]
     halves = index & 0xFFFF, index >> 16
@@ -74,10 +76,10 @@ def _product64(index, stride: int):
 
 
 def _unit(loop: Loop, key, dims: Dims, dtype):
-    """Uniform in [0, 1), as jax.random makes it: the bits fill the mantissa."""
-    mantissa = jax.lax.shift_right_logical(_bits(loop, key, dims), jnp.uint32(32 - 23))
-    ones = jax.lax.bitcast_convert_type(mantissa | jnp.uint32(0x3F800000), jnp.float32)
-    return (ones - 1.0).astype(dtype)
+    """Uniform in [0, 1): the bits fill the mantissa, in float32 as jax.random does it."""
+    digits = min(jnp.finfo(dtype).nmant, 23)
+    mantissa = jax.lax.shift_right_logical(_bits(loop, key, dims), jnp.uint32(32 - digits))
+    return mantissa.astype(dtype) * jnp.asarray(2.0**-digits, dtype)
 
 
 def uniform(key, dims: Dims, dtype=jnp.float32, *, low=0.0, high=1.0, like: Tensor | None = None) -> Tensor:
@@ -119,7 +121,7 @@ def dropout(x: Tensor, rate: float, key) -> Tensor:
       MeshDSLError: a rate outside [0, 1).
     """
     if not 0 <= rate < 1:
-        raise MeshDSLError(f"dropout: the rate is at least 0 and less than 1, not {rate}")
+        raise MeshDSLError(f"dropout: the rate is at least 0 and less than 1, not {quote(rate)}")
     if rate == 0:
         return x
     data = _key_data(key)

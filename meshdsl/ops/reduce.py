@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.loop import Loop, run
 from meshdsl.ops import component
 from meshdsl.tensor import Tensor
@@ -37,10 +37,11 @@ def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
 
 def mean(x: Tensor, dims: Which = None) -> Tensor:
     """The mean over `dims` (default: all of them)."""
-    count = dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims))
+    count = float(dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims)))  # may be beyond int32
 
     def local(_, a, at, __):
-        return jnp.sum(a, at, dtype=jnp.promote_types(a.dtype, jnp.float32)).astype(_float(a.dtype)) / count
+        total = jnp.sum(a, at, dtype=jnp.promote_types(a.dtype, jnp.float32))
+        return (total / count).astype(_float(a.dtype))  # in this order: the total may be too large for float16
 
     return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
 
@@ -57,8 +58,8 @@ def _float(dtype):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _extremum(largest: bool, loop: Loop, at: tuple[int, ...], dims: Dims, a):
-    local = (jnp.max if largest else jnp.min)(a, at)
-    return (loop.pmax if largest else loop.pmin)(local, dims)
+    extremum = jnp.max if largest else jnp.min
+    return extremum(loop.gather(extremum(a, at), dims), 0)  # a pmax may lose a NaN: on CPU it does
 
 
 @_extremum.defjvp
@@ -108,12 +109,12 @@ def _arg(name: str, x: Tensor, dim: Dim | str, arg: Callable) -> Tensor:
         first = jnp.expand_dims(arg(values, 0), 0)  # parts are in order of index, so ties go to the lowest
         return jnp.take_along_axis(indices, first, 0).squeeze(0)
 
-    return _reduce(name, x, _one(name, dim), local, sums=False)
+    return _reduce(name, x, _one(name, x, dim), local, sums=False)
 
 
-def _one(name, dim):
+def _one(name, x, dim):
     if not isinstance(dim, (Dim, str)):
-        raise MeshDSLError(f"{name}: works along one dim, not {dim!r}")
+        raise MeshDSLError(f"{name}: works along one dim, not {quote(dim)}; the dims are {dim_algebra.show(x.dims)}")
     return dim
 
 
@@ -145,18 +146,36 @@ def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
     return _reduce("logsumexp", x, dims, local, sums=False)
 
 
-def _normalised(name: str, x: Tensor, dims: Which, finish: Callable) -> Tensor:
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _softmax(loop: Loop, at: tuple[int, ...], dims: Dims, a):
+    e, total, _ = _shifted_exp(loop, a, at, dims, varies=True)
+    return e / total
+
+
+@_softmax.defjvp
+def _softmax_jvp(loop, at, dims, primals, tangents):
+    """By the result alone, so that the backward pass keeps nothing else."""
+    (a,), (tangent,) = primals, tangents
+    y = _softmax(loop, at, dims, a)
+    return y, y * (tangent - loop.psum(jnp.sum(y * tangent, at, keepdims=True), dims, varies=True))
+
+
+def _log_softmax(loop: Loop, at: tuple[int, ...], dims: Dims, a):
+    _, total, top = _shifted_exp(loop, a, at, dims, varies=True)
+    return a - top - jnp.log(total)
+
+
+def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
-    local = lambda loop, a: finish(a, *_shifted_exp(loop, a, at, dims, varies=True))  # noqa: E731
-    return run(name, local, (x,), loop=x.dims, out=x.dims)
+    return run(name, lambda loop, a: fn(loop, at, dims, a), (x,), loop=x.dims, out=x.dims)
 
 
 def softmax(x: Tensor, dims: Which) -> Tensor:
     """`exp(x)` divided by its sum over `dims`."""
-    return _normalised("softmax", x, dims, lambda a, e, total, top: e / total)
+    return _normalised("softmax", _softmax, x, dims)
 
 
 def log_softmax(x: Tensor, dims: Which) -> Tensor:
     """The logarithm of `softmax`."""
-    return _normalised("log_softmax", x, dims, lambda a, e, total, top: a - top - jnp.log(total))
+    return _normalised("log_softmax", _log_softmax, x, dims)

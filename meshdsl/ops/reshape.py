@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.loop import Loop, run
 from meshdsl.tensor import Tensor
 
@@ -31,7 +31,7 @@ def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) ->
         dim = dim_algebra.find("rename", x.dims, key)
         value = Dim(value, dim.size) if isinstance(value, str) else value
         if not isinstance(value, Dim) or value.size != dim.size:
-            raise MeshDSLError(f"rename: {dim} can be called by a name or a Dim of its size, not {value!r}")
+            raise MeshDSLError(f"rename: {dim} can be called by a name or a Dim of its size, not {value if isinstance(value, Dim) else quote(value)}")
         renamed[dim] = value
     out = dim_algebra.distinct([renamed.get(d, d) for d in x.dims], "rename")
     carried = {value: dim for dim, value in renamed.items()}
@@ -112,18 +112,11 @@ def _groups(x: Tensor, old: Dims, new: Dims) -> list[tuple[Dims, Dims]]:
 
 def _regroup(x: Tensor, groups: list[tuple[Dims, Dims]], out: Dims) -> Tensor:
     """Each group's old dims become its new dims; local where only the outermost old dim is split, and evenly."""
-    scope = x.place.scope if x.place else None
-    split = dict(zip(x.dims, scope.split(x.dims, x.place.level), strict=True)) if scope else {}
-    whole, carried = [], {}
-    for old, new in groups:
-        old, new = _long(old), _long(new)
-        whole += old[1:]
-        if old and new and new[0].size % (scope.parts(split[old[0]]) if scope else 1) == 0:
-            carried[new[0]] = old[0]
-        else:
-            whole += old[:1]
+    out = dim_algebra.distinct(out, "reshape")
     regrouped = {d for old, _ in groups for d in old}
     kept = tuple(d for d in x.dims if d not in regrouped)
+    carried = _carried(x, groups)
+    whole = regrouped.difference(carried.values())
     source = tuple(d for old, _ in groups for d in old) + kept
     middle = tuple(d for _, new in groups for d in new) + kept
     order = tuple(x.dims.index(d) for d in source)
@@ -133,7 +126,22 @@ def _regroup(x: Tensor, groups: list[tuple[Dims, Dims]], out: Dims) -> Tensor:
         shape = [d.size // loop.parts(carried.get(d, d)) for d in middle]
         return jnp.transpose(jnp.reshape(jnp.transpose(a, order), shape), final)
 
-    return run("reshape", local, (x,), loop=x.dims, out=out, whole=tuple(whole), carried=carried, linear=True, sums=False)
+    return run("reshape", local, (x,), loop=x.dims, out=out, whole=tuple(d for d in x.dims if d in whole), carried=carried, linear=True, sums=False)
+
+
+def _carried(x: Tensor, groups) -> dict[Dim, Dim]:
+    """For each group the outermost new dim that keeps the split of the outermost old one, where the parts fit both."""
+    pairs = [(_long(old)[:1], _long(new)[:1]) for old, new in groups]
+    carried = {new[0]: old[0] for old, new in pairs if old and new}
+    regrouped = {d for old, _ in groups for d in old}
+    while x.place:
+        free = [d for d in x.dims if d not in regrouped or d in carried.values()]
+        split, scope = x.place.scope.layout.split(free, x.place.level), x.place.scope
+        uneven = [n for n, o in carried.items() if n.size % (k := scope.parts(split.get(o, ()))) or o.size % k]
+        if not uneven:
+            break
+        del carried[uneven[0]]  # it must be whole, which may leave its axes to another dim
+    return carried
 
 
 def _long(dims: Dims) -> Dims:
@@ -148,38 +156,48 @@ def _by_pattern(x: Tensor, pattern: str, sizes) -> Tensor:
     if len(sides) != 2 or any(_SIDE.sub("", side).strip() for side in sides):
         raise MeshDSLError(f'reshape: {pattern!r} is not of the form "a (b c) -> (a b) c"')
     left, right = ([m[1].split() if m[2] is None else m[2] for m in _SIDE.finditer(side)] for side in sides)
-    known = {d.name: d for d in x.dims}
-    for name, value in sizes.items():
-        known[name] = value if isinstance(value, Dim) else Dim(name, value)
-    names = [n for item in left for n in ([item] if isinstance(item, str) else item)]
-    again = [n for item in right for n in ([item] if isinstance(item, str) else item)]
-    if sorted(names) != sorted(again):
-        raise MeshDSLError(f"reshape: the two sides of {pattern!r} name different dims: {sorted(names)} and {sorted(again)}")
-    x, used = _name_left(x, left, known, pattern)
-    flat = [d for dims in used for d in dims]
+    sizes = {name: value if isinstance(value, Dim) else Dim(name, value) for name, value in sizes.items()}
+    _check_names(left, right, sizes, pattern)
+    x, used = _name_left(x, left, sizes, pattern)
+    flat = {d.name: d for dims in used for d in dims}
     out, groups = [], []
     for item in right:
         if isinstance(item, str):
-            out.append(_lookup(item, {d.name: d for d in flat}, pattern))
-        else:
-            old = tuple(_lookup(n, {d.name: d for d in flat}, pattern) for n in item)
-            name = "_".join(item)
-            merged = known.get(name) if name in sizes else Dim(name, dim_algebra.size(old))
-            groups.append((old, (merged,)))
-            out.append(merged)
+            out.append(flat[item])
+            continue
+        old, name = tuple(flat[n] for n in item), "_".join(item)
+        merged = sizes.get(name) or Dim(name, dim_algebra.size(old))
+        if merged.size != dim_algebra.size(old):
+            raise MeshDSLError(f"reshape: {dim_algebra.show(old)} cannot be merged into {merged}, in {pattern!r}")
+        groups.append((old, (merged,)))
+        out.append(merged)
     return _regroup(x, groups, tuple(out))
 
 
-def _name_left(x: Tensor, left, known, pattern) -> tuple[Tensor, list[Dims]]:
-    """Split the bracketed groups of the left side; the n-th item stands for the n-th dim of `x` or one by its name."""
+def _check_names(left, right, sizes, pattern) -> None:
+    names, again = ([n for item in side for n in ([item] if isinstance(item, str) else item)] for side in (left, right))
+    if set(names) != set(again):
+        raise MeshDSLError(f"reshape: the two sides of {pattern!r} name different dims: {sorted(names)} and {sorted(again)}")
+    for side in (names, again):
+        if len(set(side)) != len(side):
+            raise MeshDSLError(f"reshape: {pattern!r} names a dim twice on one side")
+    known = {*names, *("_".join(item) for item in right if not isinstance(item, str))}
+    for name in sizes:
+        if name not in known:
+            raise MeshDSLError(f"reshape: {pattern!r} has no `{name}` to give a size to{nearest(name, known)}")
+
+
+def _name_left(x: Tensor, left, sizes, pattern) -> tuple[Tensor, list[Dims]]:
+    """Split the bracketed groups of the left side; the n-th group stands for the n-th dim of `x` not called by its name."""
     if len(left) != len(x.dims):
         raise MeshDSLError(f"reshape: {pattern!r} has {len(left)} items on the left for {dim_algebra.show(x.dims)}")
     named = {item for item in left if isinstance(item, str)}
     rest = iter([d for d in x.dims if d.name not in named])
+    known = dict(sizes)
     groups, used = [], []
     for item in left:
         if isinstance(item, str):
-            used.append((dim_algebra.find("reshape", x.dims, item),))
+            used.append((dim_algebra.find("reshape", x.dims, sizes.get(item, item)),))
             continue
         old = next(rest)
         missing = [n for n in item if n not in known]
@@ -187,16 +205,10 @@ def _name_left(x: Tensor, left, known, pattern) -> tuple[Tensor, list[Dims]]:
             raise MeshDSLError(f"reshape: {pattern!r} leaves the sizes of {', '.join(missing)} open; give all but one")
         if missing:
             given = math.prod(known[n].size for n in item if n not in missing)
-            known[missing[0]] = Dim(missing[0], old.size // given)
+            known[missing[0]] = Dim(missing[0], old.size // given if given else 0)
         new = tuple(known[n] for n in item)
         if dim_algebra.size(new) != old.size:
-            raise MeshDSLError(f"reshape: {old} cannot be split into {dim_algebra.show(new)}")
+            raise MeshDSLError(f"reshape: {old} cannot be split into {dim_algebra.show(new)}, in {pattern!r}")
         groups.append(((old,), new))
         used.append(new)
     return _regroup(x, groups, tuple(d for dims in used for d in dims)), used
-
-
-def _lookup(name: str, known: dict[str, Dim], pattern: str) -> Dim:
-    if name not in known:
-        raise MeshDSLError(f"reshape: no dim `{name}` on the left of {pattern!r}{nearest(name, known)}")
-    return known[name]

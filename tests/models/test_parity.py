@@ -20,6 +20,14 @@ CASES += [(name, n, r) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_compiles():
+    """A hundred programs are compiled here to run once each."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @functools.cache
 def one_device(style):
     config = common.CONFIGS[style]

@@ -1,0 +1,153 @@
+"""What the tests of ops and of the lowering share: dims, layouts, and `assert_same`, the promise that matters most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+import meshdsl as md
+from meshdsl.lowering.spmd import level_of, partition_spec
+from meshdsl.plan import from_hlo, summary
+from meshdsl.tensor import is_tensor
+
+TOLERANCE = 1e-5
+
+
+def dims(**sizes: int) -> tuple[md.Dim, ...]:
+    """`dims(a=2, b=3)`: the dims by those names."""
+    return tuple(md.Dim(name, size) for name, size in sizes.items())
+
+
+def data(*dims: md.Dim, seed: int = 0, dtype=jnp.float32, low=-1.0, high=1.0) -> md.Tensor:
+    """A Tensor of random numbers between `low` and `high`."""
+    values = np.random.default_rng(seed).uniform(low, high, [d.size for d in dims])
+    return md.tensor(jnp.asarray(values, dtype), dims)
+
+
+def integers(*dims: md.Dim, below: int, seed: int = 0, dtype=jnp.int32) -> md.Tensor:
+    values = np.random.default_rng(seed).integers(0, below, [d.size for d in dims])
+    return md.tensor(jnp.asarray(values, dtype), dims)
+
+
+def weight(*dims: md.Dim, ins=(), seed: int = 1) -> md.Tensor:
+    """A parameter of random numbers."""
+    return md.parameter(data(*dims, seed=seed).array, dims, ins=ins)
+
+
+def layout(*rules: str, mesh: Mapping[str, int], **how) -> md.Layout:
+    return md.Layout(rules=rules, mesh=mesh, **how)
+
+
+def is_float(x) -> bool:
+    return is_tensor(x) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def distance(found, expected, floor: float = 1e-3) -> float:
+    """Norm of the difference over the norm of `expected`, or over `floor` where that is larger; infinite where elements
+    that are not finite differ.
+    """
+    found, expected = (np.asarray(x).astype(np.float64) for x in (found, expected))
+    if found.shape != expected.shape:
+        return np.inf
+    finite = np.isfinite(expected)
+    if not np.array_equal(found[~finite], expected[~finite], equal_nan=True):
+        return np.inf
+    gap, norm = np.linalg.norm(found[finite] - expected[finite]), np.linalg.norm(expected[finite])
+    return float(gap / max(norm, floor))
+
+
+def assert_equal(found, expected, what: str = "result", tolerance: float = TOLERANCE, **how) -> None:
+    """Two trees of Tensors and arrays are the same: dims as sets, dtypes, and values to `tolerance`, norm-wise."""
+    named, tree = jax.tree_util.tree_flatten_with_path(expected, is_leaf=is_tensor)
+    others, other_tree = jax.tree.flatten(found, is_leaf=is_tensor)
+    assert len(named) == len(others), f"{what}: {other_tree} instead of {tree}"
+    for a, (path, b) in zip(others, named, strict=True):
+        at = what + jax.tree_util.keystr(path)
+        if is_tensor(b):
+            assert set(a.dims) == set(b.dims), f"{at}: {a.dims} instead of {b.dims}"
+            a, b = md.transpose(a, b.dims).array, b.array
+        assert a.dtype == b.dtype, f"{at}: {a.dtype} instead of {b.dtype}"
+        if jnp.issubdtype(b.dtype, jnp.inexact):
+            assert (gap := distance(a, b, **how)) <= tolerance, f"{at}: differs by {gap:.2g}"
+        else:
+            assert np.array_equal(a, b), f"{at}: differs"
+
+
+def assert_by_law(tree, layout: md.Layout, mesh, level: str | None = None) -> None:
+    """Every Tensor of `tree` is split as the layout says for its dims."""
+    for t in filter(is_tensor, jax.tree.leaves(tree, is_leaf=is_tensor)):
+        law = layout.split(t.dims, level or level_of(t))
+        expected = NamedSharding(mesh, partition_spec(tuple(law.get(d, ()) for d in t.dims)))
+        assert t.array.sharding.is_equivalent_to(expected, t.array.ndim), f"{t} instead of {law}"
+
+
+def assert_explained(program, compiled_text: str, mesh) -> None:
+    """The record explains every collective of the program, and the compiler added none."""
+    unexplained = [c for c in program.collectives if program.op_of(c) is None]
+    assert not unexplained, f"no op of the record explains {unexplained}"
+    asked, made = summary(program.collectives), summary(from_hlo(compiled_text, mesh))
+    extra = {key: n for key, (n, _) in made.items() if n > asked.get(key, (0, 0))[0]}
+    assert not extra, f"the compiler made {extra} of {asked}"
+
+
+def with_gradients(fn, args: Sequence):
+    """`fn` as a function that also gives the gradients, by its float arguments, of a weighted sum of its float results."""
+    floats = [i for i, a in enumerate(args) if is_float(a)]
+    outs = [t for t in jax.tree.leaves(jax.eval_shape(fn, *args), is_leaf=is_tensor) if is_float(t)]
+    if not floats or not outs:
+        return lambda *args: (fn(*args), ())
+    weights = [data(*t.dims, seed=100 + i, low=0.5, high=1.5) for i, t in enumerate(outs)]
+
+    def run(*args):
+        def loss(chosen):
+            by_index = dict(zip(floats, chosen, strict=True))
+            result = fn(*[by_index.get(i, a) for i, a in enumerate(args)])
+            made = [t for t in jax.tree.leaves(result, is_leaf=is_tensor) if is_float(t)]
+            finite = [md.where(md.isfinite(t), t, 0.0) for t in made]
+            terms = [md.sum(md.cast(t, jnp.float32) * w) for t, w in zip(finite, weights, strict=True)]
+            return sum(terms[1:], start=terms[0]), result
+
+        (_, result), grads = md.value_and_grad(loss, has_aux=True)([args[i] for i in floats])
+        return result, grads
+
+    return run
+
+
+def assert_same(
+    fn, *args, layout: md.Layout, mesh=None, gradients: bool = True, dims=(), reference=None, level=None, **how
+):
+    """`fn` gives the same results and gradients on one device and lowered, split by the law and with nothing unexplained.
+
+    Args:
+      layout: its `mesh` gives the devices, unless `mesh` does.
+      dims: names that the layout may speak of although `fn` has no such dim.
+      reference: the results and gradients on one device, where they are known (as this function returns them).
+      level: of the results, where it is not what each Tensor is.
+      how: `tolerance` and `floor` of the comparison.
+
+    Returns:
+      The recorded program, and the reference.
+    """
+    mesh = mesh or md.make_mesh(layout)
+    run = with_gradients(fn, args) if gradients else lambda *args: (fn(*args), ())
+    reference = reference or jax.jit(run)(*args)
+    lowered = md.lower(run, layout, mesh, dims=dims)
+    compiled = lowered.lower(*args).compile()
+    result, grads = compiled(*args)
+    assert_equal(result, reference[0], "result", **how)
+    assert_equal(grads, reference[1], "gradient", **how)
+    assert_by_law(result, layout, mesh, level)
+    assert_by_law(grads, layout, mesh, "optimizer")
+    program = lowered.program(*args)
+    assert_explained(program, compiled.as_text(), mesh)
+    return program, reference
+
+
+def collectives(fn, *args, layout: md.Layout, mesh=None, dims=()) -> dict[tuple[str, tuple[str, ...]], int]:
+    """`{(operation, axes): how often it runs in one call of the lowered `fn`}`."""
+    lowered = md.lower(fn, layout, mesh or md.make_mesh(layout), dims=dims)
+    return {key: count for key, (count, _) in summary(lowered.program(*args).collectives).items()}

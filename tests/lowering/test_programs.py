@@ -1,0 +1,111 @@
+"""Random programs under random layouts: a lowering never changes results or gradients."""
+
+import jax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import meshdsl as md
+from meshdsl.dims import union, without
+from tests.helpers import assert_same, data, dims, weight
+
+SIZE = 16
+A, B, C, D = DIMS = dims(a=SIZE, b=SIZE, c=SIZE, d=SIZE)
+MESHES = ({"p": 2, "q": 2, "r": 2}, {"p": 2, "q": 4}, {"q": 4, "p": 2}, {"p": 8}, {"p": 1, "q": 4})
+KEY = jax.random.key(7)
+
+
+def one(x, pick):
+    """A dim of `x`."""
+    return x.dims[pick % len(x.dims)]
+
+
+def absent(x, pick):
+    others = without(DIMS, x.dims)
+    return others[pick % len(others)]
+
+
+def paired(x, y, fn):
+    """`fn` of both, broadcast to each other, where that is not too large."""
+    every = union("test", [x.dims, y.dims])
+    return fn(md.broadcast(x, every), md.broadcast(y, every)) if len(every) < 4 else x
+
+
+def product(x, y, pick):
+    every = union("test", [x.dims, y.dims])
+    kept = tuple(d for i, d in enumerate(every) if pick >> i & 1)[:3]
+    return md.einsum(x, y, out=kept) * 0.1
+
+
+def shuffled(x, dim):
+    merged = md.reshape(x, f"{' '.join(d.name for d in x.dims)} -> ({' '.join(d.name for d in x.dims)})")
+    return md.reshape(md.sin(merged), (*without(x.dims, (dim,)), dim))
+
+
+def halves(x, dim):
+    first, second = md.split(x, dim, 2)
+    return md.concat([second, first * 2.0], dim)
+
+
+def looped(x, dim):
+    step = lambda carry, x: (md.tanh(carry + x), carry * 0.5)  # noqa: E731
+    last, all_of_them = md.scan(step, md.sum(x, dim) * 0.1, x, dim=dim)
+    return all_of_them + last
+
+
+OPS = {
+    "tanh": lambda x, y, n: md.tanh(x),
+    "half": lambda x, y, n: -x * 0.5,
+    "add": lambda x, y, n: paired(x, y, lambda x, y: x + y),
+    "multiply": lambda x, y, n: paired(x, y, lambda x, y: x * y),
+    "einsum": product,
+    "sum": lambda x, y, n: md.sum(x, one(x, n)) * 0.1,
+    "mean": lambda x, y, n: md.mean(x, one(x, n)),
+    "max": lambda x, y, n: md.max(x, one(x, n)),
+    "logsumexp": lambda x, y, n: md.logsumexp(x, one(x, n)) * 0.1,
+    "softmax": lambda x, y, n: md.softmax(x * 3.0, one(x, n)) * 10.0,
+    "cumsum": lambda x, y, n: md.cumsum(x, one(x, n), reverse=n % 2 == 0) * 0.1,
+    "rename": lambda x, y, n: md.rename(x, one(x, n), absent(x, n)),
+    "transpose": lambda x, y, n: md.transpose(x, x.dims[::-1]),
+    "shuffled": lambda x, y, n: shuffled(x, one(x, n)),
+    "halves": lambda x, y, n: halves(x, one(x, n)),
+    "pad": lambda x, y, n: md.slice(md.pad(x, one(x, n), 5, 11), one(x, n).name, n % 8, SIZE),
+    "take": lambda x, y, n: md.take(x, md.iota(absent(x, n)) * 3 % 7, one(x, n)),
+    "dropout": lambda x, y, n: md.dropout(x, 0.3, jax.random.fold_in(KEY, n)),
+    "scan": lambda x, y, n: looped(x, one(x, n)),
+    "checkpoint": lambda x, y, n: md.checkpoint(lambda x: product(md.tanh(x), y, n))(x),
+}
+
+
+def program(steps):
+    def run(x, y, w):
+        made = [x, y, w]
+        for name, first, second, n in steps:
+            x, y = made[-1 - first % len(made)], made[-1 - second % len(made)]
+            if x.dims:
+                made.append(OPS[name](x, y, n))
+        return made[-1], made[-2]
+
+    run.__name__ = "program"
+    return run
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 2), st.integers(0, 3), st.integers(0, 15)), min_size=3, max_size=8
+)
+RULES = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(range(3))), max_size=5)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{a}{n}" for a, n in mesh.items()))
+def test_random_programs_are_the_same_lowered(mesh):
+    def lines(rules):
+        return [f"{dim}? -> {list(mesh)[axis % len(mesh)]}" for dim, axis in rules]
+
+    @settings(max_examples=settings.default.max_examples // 5)
+    @given(STEPS, RULES, RULES, RULES)
+    def same(steps, rules, parameters, optimizer):
+        layout = md.Layout(lines(rules), lines(parameters[:2]), lines(optimizer[:2]), mesh)
+        x, y = data(A, B, seed=1), data(B, C, seed=2)
+        assert_same(program(steps), x, y, weight(C, A, seed=3), layout=layout, tolerance=2e-5, floor=1.0)
+
+    same()

@@ -1,0 +1,87 @@
+"""einsum: what jnp.einsum computes, over names, under any layout."""
+
+import jax.numpy as jnp
+import pytest
+
+import meshdsl as md
+from tests.helpers import assert_same, collectives, data, dims, distance, layout, weight
+
+A, B, C, D, E = dims(a=4, b=8, c=2, d=8, e=4)
+X, Y, Z = data(A, B, C, seed=1), data(B, C, D, seed=2), data(A, D, E, seed=3)
+LAYOUTS = {
+    "contracted": layout("b -> m", mesh={"m": 4}),
+    "contracted over two axes": layout("b -> m, n", "a -> r", mesh={"r": 2, "m": 2, "n": 2}),
+    "contracted, result scattered": layout("b -> m", "d -> m", "a -> m", mesh={"m": 4}),
+    "kept": layout("a -> m", "d -> n", mesh={"m": 2, "n": 4}),
+    "split of one moves": layout("d -> m", "b -> m", "c -> n", mesh={"n": 2, "m": 4}),
+    "everything": layout("a -> m", "b -> n", "d -> r", "c? -> m", mesh={"r": 2, "n": 2, "m": 2}),
+}
+CASES = {
+    "matrices": ("abc,bcd->ad", lambda x, y, z: md.einsum(x, y, out=(A, D))),
+    "shared and kept": ("abc,bcd->bad", lambda x, y, z: md.einsum(x, y, out=(B, A, D))),
+    "nothing contracted": ("abc,bcd->dcba", lambda x, y, z: md.einsum(x, y, out=(D, C, B, A))),
+    "three operands": ("abc,bcd,ade->ce", lambda x, y, z: md.einsum(x, y, z, out=(C, E))),
+    "three into one": ("abc,bcd,ade->", lambda x, y, z: md.einsum(x, y, z, out=())),
+    "one operand": ("abc->ca", lambda x, y, z: md.einsum(x, out=(C, A))),
+    "one operand, transposed": ("abc->cba", lambda x, y, z: md.einsum(x, out=(C, B, A))),
+    "an operand twice": ("abc,abc->b", lambda x, y, z: md.einsum(x, x, out=B)),
+    "rest of the first": ("abc,bcd->ad", lambda x, y, z: md.einsum(x, y, out=(..., D))),
+    "rest, and a named one": ("abc,bcd->bad", lambda x, y, z: md.einsum(x, y, out=(B, ..., D))),
+    "rest that is empty": ("abc,bcd->d", lambda x, y, z: md.einsum(md.sum(x, A), y, out=(..., D))),
+}
+
+
+def test_einsum_is_that_of_jax():
+    for name, (formula, fn) in CASES.items():
+        if name != "rest that is empty":
+            operands = [X.array, Y.array, Z.array][: formula.count(",") + 1]
+            operands = [X.array] * 2 if name == "an operand twice" else operands
+            assert distance(fn(X, Y, Z).array, jnp.einsum(formula, *operands)) < 1e-6, name
+
+
+@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+def test_einsum_is_the_same_lowered(rules):
+    assert_same(lambda x, y, z: {name: fn(x, y, z) for name, (_, fn) in CASES.items()}, X, Y, Z, layout=rules)
+
+
+def test_contracting_again_and_again_is_the_same_lowered():
+    def run(x, y, z):
+        h = md.einsum(x, y, out=(..., D))
+        h = md.einsum(h, h, md.einsum(y, out=(D, C)), out=(A, C))
+        return md.einsum(h, md.tensor(2.0, ()), z, out=(C, E))
+
+    for rules in LAYOUTS.values():
+        assert_same(run, X, Y, Z, layout=rules)
+
+
+def test_scalars_multiply():
+    s = md.tensor(3.0, ())
+    assert_same(lambda x, s: md.einsum(x, s, s, out=(A, C)), X, s, layout=LAYOUTS["everything"], dims=("d",))
+
+
+def test_preferred_element_type_is_that_of_the_result():
+    run = lambda x, y: md.einsum(  # noqa: E731
+        md.cast(x, jnp.bfloat16), md.cast(y, jnp.bfloat16), out=(A, D), preferred_element_type=jnp.float32
+    )
+    assert run(X, Y).dtype == jnp.float32
+    assert_same(run, X, Y, layout=LAYOUTS["contracted"], tolerance=1e-2)
+
+
+def test_a_product_with_parameters_is_the_same_lowered():
+    rules = layout("a -> m", "d -> n", mesh={"m": 2, "n": 4}, parameters=["b -> m"], optimizer=["d -> m"])
+    run = lambda x, w, v: md.einsum(x, w, md.cast(v, jnp.float32), out=(..., D))  # noqa: E731
+    assert_same(run, X, weight(B, C, D, ins=(B, C)), weight(B), layout=rules)
+
+
+COUNTS = {
+    "contracted": {("psum", ("m",)): 1},
+    "contracted over two axes": {("psum", ("m", "n")): 1},
+    "contracted, result scattered": {("psum_scatter", ("m",)): 1},
+    "kept": {},
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_product_costs_what_the_law_says(name):
+    run = lambda x, y: md.einsum(x, y, out=(A, D))  # noqa: E731
+    assert collectives(run, X, Y, layout=LAYOUTS[name]) == COUNTS[name]

@@ -1,0 +1,93 @@
+"""Layout: reading rules, and the law of DESIGN's second section as a table."""
+
+from pathlib import Path
+
+import pytest
+
+import meshdsl as md
+from meshdsl.layout import LEVELS
+from tests.helpers import dims
+
+BATCH, LENGTH, HEADS, D, FF = dims(batch=16, length=32, heads=8, d_model=64, d_ff=128)
+MEGATRON = md.Layout(
+    ["batch -> data", "heads, d_ff -> model", "length -> model"], ["d_model -> data"], ["length -> data", "d_model -> model"],
+    mesh={"data": 4, "model": 2},
+)  # fmt: skip
+SPLITS = {
+    "residual stream": ("value", (BATCH, LENGTH, D), {BATCH: ("data",), LENGTH: ("model",)}),
+    "an upper rule takes the axis": ("value", (BATCH, LENGTH, HEADS), {BATCH: ("data",), HEADS: ("model",)}),
+    "the upper of one line comes first": ("value", (HEADS, FF), {HEADS: ("model",)}),
+    "order of dims means nothing": ("value", (FF, HEADS), {HEADS: ("model",)}),
+    "nothing": ("value", (D,), {}),
+    "no dims": ("value", (), {}),
+    "a weight as a value": ("value", (D, FF), {FF: ("model",)}),
+    "a weight at rest": ("parameter", (D, FF), {D: ("data",), FF: ("model",)}),
+    "a norm at rest": ("parameter", (D,), {D: ("data",)}),
+    "its optimizer state": ("optimizer", (D,), {D: ("data", "model")}),
+    "lower rules take what is left": ("optimizer", (D, FF), {D: ("data",), FF: ("model",)}),
+}
+
+
+@pytest.mark.parametrize("level, dims, expected", SPLITS.values(), ids=SPLITS)
+def test_rules_split_from_the_top_each_axis_once(level, dims, expected):
+    assert MEGATRON.split(dims, level) == expected
+
+
+def test_a_dim_takes_several_axes_major_first_and_skips_those_taken():
+    layout = md.Layout(["length -> data", "batch -> replica, data, model"])
+    assert layout.split((BATCH,)) == {BATCH: ("replica", "data", "model")}
+    assert layout.split((BATCH, LENGTH)) == {LENGTH: ("data",), BATCH: ("replica", "model")}
+
+
+def test_each_axis_knows_the_rule_that_took_it():
+    taken = MEGATRON.taken((BATCH, LENGTH, D), "optimizer")
+    assert {axis: str(rule) for axis, rule in taken.items()} == {
+        "data": "layout, rule 1: batch -> data", "model": "layout, rule 3: length -> model"
+    }  # fmt: skip
+    assert str(MEGATRON.taken((D,), "parameter")["data"]) == "layout, parameters rule 1: d_model -> data"
+
+
+PARSED = {
+    "batch->data": [("batch", "data", False)],
+    "  a , b  ->  x ": [("a", "x", False), ("b", "x", False)],
+    "a?, b -> x, y": [("a", "x", True), ("a", "y", True), ("b", "x", False), ("b", "y", False)],
+}
+
+
+@pytest.mark.parametrize("line", PARSED)
+def test_lines_are_read(line):
+    assert [(r.dim, r.axis, r.optional) for r in md.Layout([line]).parsed] == PARSED[line]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "->", "a", "a ->", "-> x", "a b -> x", "a -> x y", "a -> x -> y", "a, -> x", "a -> x,", "a => x", "a! -> x", "a -> x?"]
+)
+def test_malformed_lines_are_errors(line):
+    with pytest.raises(md.MeshDSLError, match="rule 1: .* is not of the form"):
+        md.Layout([line])
+
+
+def test_strict_makes_a_conflict_an_error_and_nothing_else():
+    strict = md.Layout(MEGATRON.rules, mesh=MEGATRON.mesh, strict=True)
+    assert strict.split((BATCH, LENGTH, D)) == MEGATRON.split((BATCH, LENGTH, D))
+    with pytest.raises(md.MeshDSLError, match="both want axis `model`"):
+        strict.split((LENGTH, HEADS))
+
+
+def test_a_file_is_what_its_lines_say(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[mesh]\ndata = "rest"\nmodel = 2\n[layout]\nrules = ["batch -> data"]\nparameters = ["d_model -> data"]\n'
+        'optimizer = ["d_ff -> data"]\nstrict = true\n'
+    )
+    layout = md.Layout.load(path)
+    assert (layout.mesh, layout.strict, layout.name) == ({"data": "rest", "model": 2}, True, "layout mine.toml")
+    assert [len(layout.at(level)) for level in LEVELS] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("path", sorted((Path(md.__file__).parents[1] / "layouts").glob("*.toml")), ids=lambda p: p.stem)
+def test_shipped_layouts_are_legal_and_say_when_to_use_them(path):
+    layout = md.Layout.load(path)
+    layout.check_axes(layout.mesh)
+    comment = path.read_text()
+    assert "# When:" in comment and "# Collectives" in comment
