@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_by_law, assert_equal, assert_same, data, dims, distance, integers, layout, weight
+from tests.helpers import assert_by_law, assert_equal, assert_same, data, dims, distance, integers, weight
 
 BATCH, D, C, MICRO = dims(batch=8, d=8, c=4, micro=4)
 X, XS, IDS = data(BATCH, D), data(MICRO, BATCH, D, seed=1), integers(MICRO, BATCH, below=4)

@@ -7,7 +7,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.spmd import gather_updated
 from meshdsl.plan import summary
-from tests.helpers import assert_same, collectives, data, dims, layout, weight
+from tests.helpers import assert_same, data, dims, layout, weight
 
 BATCH, LENGTH, D, FF, HEADS, KEY, LAYERS, MICRO = dims(
     batch=8, length=8, d_model=16, d_ff=32, heads=8, head_dim=4, layers=3, micro=4
@@ -45,7 +45,7 @@ def step(fn, accumulate=None):
 
 
 def without_scalars(fn, *args, layout, dims=(), phase=None):
-    """`collectives`, but for those of a single number, such as the loss."""
+    """How often each collective runs, but for those of a single number, such as the loss."""
     program = md.lower(fn, layout, dims=[*dims, "memory"]).program(*args)
     assert all(program.op_of(c) for c in program.collectives)
     found = [c for c in program.collectives if c.bytes > 4 and phase in (None, c.phase)]
