@@ -66,7 +66,7 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         uses = [()] * len(tensors)
         if scope is not None:
             uses = _uses(scalar, tensors, tree, _cut(args, accumulate, 0), scope)
-            tensors = [_varied(t, axes) for t, axes in zip(tensors, uses, strict=True)]
+            tensors = [_varied(t, axes, scope) for t, axes in zip(tensors, uses, strict=True)]
         params = jax.tree.unflatten(tree, tensors)
         if accumulate is None:
             (_, out), grads = jax.value_and_grad(scalar, has_aux=True)(params, *args)
@@ -98,8 +98,12 @@ def _uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
     return [scope.in_mesh_order(uses.get(i, ())) for i in range(len(tensors))]
 
 
-def _varied(t: Tensor, axes) -> Tensor:
-    return Tensor(collectives.vary(t.array, axes), t.dims, t.role, t.place)
+def _varied(t: Tensor, axes, scope) -> Tensor:
+    """`t` with a type that varies over `axes`; recorded, because a second derivative sums over them."""
+    if not axes:
+        return t
+    with jax.named_scope(scope.recorder.begin("vary", t.dims, t.place.axes).tag):
+        return Tensor(collectives.vary(t.array, axes), t.dims, t.role, t.place)
 
 
 def _gradient(grad: Tensor, axes) -> Tensor:

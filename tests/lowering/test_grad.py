@@ -88,3 +88,9 @@ def test_parameters_that_are_closed_over_have_gradients_too():
     rules = LAYOUTS["zero1"]
     run = lambda x: md.value_and_grad(lambda w, x: md.mean(md.einsum(x, w, out=(BATCH, C))))(W, x)  # noqa: E731
     assert_equal(md.lower(run, rules)(X), run(X))
+
+
+@pytest.mark.parametrize("name", ["data", "fsdp", "tensor"])
+def test_second_derivatives_are_the_same_lowered_and_recorded(name):
+    value = lambda w, x: md.mean(md.square(md.tanh(md.einsum(x, w, out=(BATCH, C)))))  # noqa: E731
+    assert_same(lambda x, w: md.value_and_grad(value)(w, x)[1], X, W, layout=LAYOUTS[name], dims=("micro",), level="optimizer")
