@@ -7,10 +7,11 @@ wants beyond that is a move.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 import jax.numpy as jnp
+from einops import EinopsError
+from einops.parsing import ParsedExpression
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -148,14 +149,20 @@ def _long(dims: Dims) -> Dims:
     return tuple(d for d in dims if d.size != 1)
 
 
-_SIDE = re.compile(r"\(([\w\s]*)\)|(\w+)")
+def _sides(pattern: str) -> list[list[str | list[str]]]:
+    """Both sides of a pattern as einops reads them: a name for a dim, a list of names for a group in brackets."""
+    try:
+        left, right = (ParsedExpression(side) for side in pattern.split("->"))
+        if left.has_ellipsis or right.has_ellipsis:
+            raise EinopsError("`...` is not a dim")
+    except (EinopsError, ValueError) as e:
+        why = f": {e}" if isinstance(e, EinopsError) else ""
+        raise MeshDSLError(f'reshape: {pattern!r} is not of the form "a (b c) -> (a b) c"{why}') from None
+    return [[item[0] if len(item) == 1 else item for item in side.composition] for side in (left, right)]
 
 
 def _by_pattern(x: Tensor, pattern: str, sizes) -> Tensor:
-    sides = pattern.split("->")
-    if len(sides) != 2 or any(_SIDE.sub("", side).strip() for side in sides):
-        raise MeshDSLError(f'reshape: {pattern!r} is not of the form "a (b c) -> (a b) c"')
-    left, right = ([m[1].split() if m[2] is None else m[2] for m in _SIDE.finditer(side)] for side in sides)
+    left, right = _sides(pattern)
     sizes = {name: value if isinstance(value, Dim) else Dim(name, value) for name, value in sizes.items()}
     _check_names(left, right, sizes, pattern)
     x, used = _name_left(x, left, sizes, pattern)
@@ -178,9 +185,6 @@ def _check_names(left, right, sizes, pattern) -> None:
     names, again = ([n for item in side for n in ([item] if isinstance(item, str) else item)] for side in (left, right))
     if set(names) != set(again):
         raise MeshDSLError(f"reshape: the two sides of {pattern!r} name different dims: {sorted(names)} and {sorted(again)}")
-    for side in (names, again):
-        if len(set(side)) != len(side):
-            raise MeshDSLError(f"reshape: {pattern!r} names a dim twice on one side")
     known = {*names, *("_".join(item) for item in right if not isinstance(item, str))}
     for name in sizes:
         if name not in known:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def interruption() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets. A second one raises KeyboardInterrupt, as it does elsewhere."""
+    """An event that the first Ctrl-C sets. A second one raises KeyboardInterrupt, also where the shell had it ignored."""
     seen = threading.Event()
     usual = signal.getsignal(signal.SIGINT)
 
     def handle(number: int, frame: object) -> None:
         seen.set()
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     signal.signal(signal.SIGINT, handle)
     try:
