@@ -140,7 +140,7 @@ ERRORS = {
     "reshape, another size": (lambda: md.reshape(X, (A, C)), ["reshape", "[b=8] has 8 elements", "[c=3] has 3", "[a=4, b=8]"]),
     "reshape, malformed": (lambda: md.reshape(X, "a b"), ["reshape", "'a b'", '"a (b c) -> (a b) c"']),
     "reshape, unbalanced": (lambda: md.reshape(X, "a (b -> a b"), ["reshape", "'a (b -> a b'", "form"]),
-    "reshape, an ellipsis": (lambda: md.reshape(X, "... b -> b ..."), ["reshape", "'... b -> b ...'", "`...` is not a dim"]),
+    "reshape, an ellipsis": (lambda: md.reshape(X, "... b -> b ..."), ["reshape", "'... b -> b ...'", "names every dim"]),
     "reshape, other names": (lambda: md.reshape(X, "a b -> a c"), ["reshape", "'a b -> a c'", "['a', 'b']", "['a', 'c']"]),
     "reshape, a name twice": (lambda: md.reshape(X, "a a -> a a"), ["reshape", "'a a -> a a'", 'duplicate dimension "a"']),
     "reshape, too few names": (lambda: md.reshape(X, "a -> a"), ["reshape", "1 items", "[a=4, b=8]"]),

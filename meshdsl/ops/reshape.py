@@ -153,11 +153,11 @@ def _sides(pattern: str) -> list[list[str | list[str]]]:
     """Both sides of a pattern as einops reads them: a name for a dim, a list of names for a group in brackets."""
     try:
         left, right = (ParsedExpression(side) for side in pattern.split("->"))
-        if left.has_ellipsis or right.has_ellipsis:
-            raise EinopsError("`...` is not a dim")
     except (EinopsError, ValueError) as e:
         why = f": {e}" if isinstance(e, EinopsError) else ""
         raise MeshDSLError(f'reshape: {pattern!r} is not of the form "a (b c) -> (a b) c"{why}') from None
+    if left.has_ellipsis or right.has_ellipsis:
+        raise MeshDSLError(f"reshape: {pattern!r} names every dim; `...` stands for none")
     return [[item[0] if len(item) == 1 else item for item in side.composition] for side in (left, right)]
 
 
