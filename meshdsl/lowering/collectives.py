@@ -10,6 +10,7 @@ import math
 from functools import partial
 
 import jax
+import numpy as np
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
@@ -49,6 +50,18 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
 def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     """Move the split over `axes` from dim `concat` to dim `split`."""
     return lax.all_to_all(x, axes, split_axis=split, concat_axis=concat, tiled=True)
+
+
+def ppermute(x, axes: Axes, pairs) -> jax.Array:
+    """Send `x` from each first to each second of `pairs` of positions along `axes`; zeros where nothing arrives.
+
+    The transpose sends back.
+    """
+    order = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]  # in which JAX counts, whatever it is told
+    shape = [lax.axis_size(a) for a in axes]
+    numbers = np.arange(math.prod(shape)).reshape(shape).transpose([axes.index(a) for a in order]).ravel()
+    place = np.argsort(numbers)
+    return lax.ppermute(x, tuple(order), [(int(place[s]), int(place[t])) for s, t in pairs])
 
 
 def pmax(x, axes: Axes) -> jax.Array:

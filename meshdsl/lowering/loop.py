@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import LEVELS
-from meshdsl.lowering import collectives, moves
+from meshdsl.lowering import collectives, moves, window
 from meshdsl.lowering.scope import Scope, common
+from meshdsl.plan.collective import crossed
 from meshdsl.plan.record import Move, Op
 from meshdsl.tensor import Parameter, Place, Tensor
 
@@ -104,6 +105,42 @@ class Loop:
         self._record("all_gather", axes, moves.nbytes(x) * self._scope.parts(axes), "psum_scatter" if varies else "")
         with jax.named_scope(self._op.tag):
             return collectives.all_gather(x, axes, 0, varies=varies)
+
+    def fetch(self, x, at: int, dim: Dim, starts: Sequence[int], length: int, *, stop: int | None = None, fill=0) -> jax.Array:
+        """A window of `dim` for each of its parts: elements `starts[j]` to `starts[j] + length` of the whole for part j.
+
+        Only the elements that a device lacks travel, by `ppermute`. Padding of `x` must hold `fill` already.
+
+        Args:
+          x: what this device has; `dim` lies at position `at`.
+          starts: one static index for each of `parts(dim)` parts; may be negative or beyond the dim.
+          stop: elements from this index on are not needed (by default those outside of the dim).
+          fill: the value of elements before 0 and from `stop` on.
+
+        Returns:
+          The window, with `length` elements at position `at`.
+        """
+        parts, size = self.parts(dim), self.size(dim)
+        assert len(starts) == parts
+        stop = dim.size if stop is None else min(stop, dim.size)
+        if parts == 1:
+            return window.whole(x, at, starts[0], length, stop, fill)
+        axes = self.axes(dim)
+        part = collectives.position(axes)
+        found = window.pieces(starts, length, size, stop)
+        own = [p for p in found if p.source == p.target]
+        shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
+        result = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
+        if own:
+            result = window.write(result, window.read(x, at, own, part, parts), at, own, part, parts)
+        for group in window.rounds([p for p in found if p.source != p.target]):
+            piece = window.read(x, at, group, part, parts)
+            pairs = [(p.source, p.target) for p in group]
+            self._record("ppermute", crossed(pairs, axes, self._scope.sizes), moves.nbytes(piece), "ppermute")
+            with jax.named_scope(self._op.tag):
+                piece = collectives.ppermute(piece, axes, pairs)
+            result = window.write(result, piece, at, group, part, parts)
+        return result
 
     def _record(self, operation, axes, size, backward):
         if self._scope.parts(axes) > 1:

@@ -8,7 +8,7 @@ A `while` of unknown length counts as one iteration, and every branch of a `cond
 
 from collections.abc import Iterator, Mapping
 
-from .collective import Collective, live_axes
+from .collective import Collective, crossed, live_axes
 
 # A primitive's name: the operation, and the parameter that names its axes. The `_invariant` forms differ only in what is
 # known of their result.
@@ -49,7 +49,8 @@ def _walk(jaxpr, axis_sizes, count, scope) -> Iterator[Collective]:
 def _collectives(eqn, axis_sizes, count, scope) -> Iterator[Collective]:
     operation, parameter = _COLLECTIVES[eqn.primitive.name]
     names = eqn.params[parameter]
-    axes = live_axes(names if isinstance(names, (tuple, list)) else (names,), axis_sizes)
+    names = tuple(names) if isinstance(names, (tuple, list)) else (names,)
+    axes = crossed(eqn.params["perm"], names, axis_sizes) if operation == "ppermute" else live_axes(names, axis_sizes)
     if not axes:
         return
     for operand, result in zip(eqn.invars, eqn.outvars, strict=True):

@@ -1,0 +1,106 @@
+"""Windows: each device takes a run of consecutive elements of a split dim, wherever they lie, by neighbour exchange.
+
+Slices, pads, shifts, concatenations, halos of convolutions and stencils are windows that start at static indices. What a
+device lacks of its window travels by `ppermute`, piece by piece, and nothing else does: the bytes are the lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+
+class Piece(NamedTuple):
+    """A run of elements that one part of a dim holds and the window of one part needs."""
+
+    source: int
+    target: int
+    read: int  # where it begins in the block of the source
+    write: int  # where it begins in the window of the target
+    length: int
+
+
+def pieces(starts: Sequence[int], length: int, block: int, stop: int) -> list[Piece]:
+    """Every piece of the windows `starts[j] ... starts[j] + length`, cut to 0 ... `stop`, of a dim in blocks of `block`."""
+    found = []
+    for target, start in enumerate(starts):
+        at, end = max(start, 0), min(start + length, stop)
+        while at < end:
+            source = at // block
+            until = min(end, (source + 1) * block)
+            found.append(Piece(source, target, at - source * block, at - start, until - at))
+            at = until
+    return found
+
+
+def rounds(found: list[Piece]) -> list[list[Piece]]:
+    """The pieces in groups that are one exchange each: no part sends two of them, or receives two.
+
+    A group first takes the pieces that travel equally far, which for windows one block apart is all of them, and then
+    shorter ones that fit in, so that as few elements as possible are sent for nothing.
+    """
+    by_distance: dict[int, list[Piece]] = {}
+    for piece in found:
+        by_distance.setdefault(piece.source - piece.target, []).append(piece)
+    groups: list[list[Piece]] = []
+    for alike in sorted(by_distance.values(), key=lambda group: -max(p.length for p in group)):
+        room = next((g for g in groups if _apart(g, alike)), None)
+        if room is None:
+            groups.append(list(alike))
+        else:
+            room.extend(alike)
+    return groups
+
+
+def _apart(group: list[Piece], others: list[Piece]) -> bool:
+    sources, targets = {p.source for p in group}, {p.target for p in group}
+    return not any(p.source in sources or p.target in targets for p in others)
+
+
+def read(block, at: int, group: list[Piece], part, parts: int):
+    """The elements that this device sends, all devices as many as the longest piece; what it lacks is never looked at."""
+    length = max(p.length for p in group)
+    begin = {p.source: p.read for p in group}
+    if len(set(begin.values())) == 1 and (first := group[0].read) + length <= block.shape[at]:
+        return lax.slice_in_dim(block, first, first + length, axis=at)
+    missing = max(p.read for p in group) + length - block.shape[at]
+    if missing > 0:
+        block = jnp.pad(block, [(0, missing if i == at else 0) for i in range(block.ndim)])
+    table = jnp.asarray([begin.get(j, 0) for j in range(parts)], jnp.int32)
+    return lax.dynamic_slice_in_dim(block, table[part], length, at)
+
+
+def write(window, piece, at: int, group: list[Piece], part, parts: int):
+    """`window` with the elements that this device received in their place; unchanged where it received none."""
+    by_target = {p.target: p for p in group}
+    length, begin = piece.shape[at], {p.write for p in group}
+    shape = [1] * window.ndim
+    if len(begin) == 1 and {p.length for p in group} == {length}:
+        (first,) = begin
+        written = lax.dynamic_update_slice_in_dim(window, piece, first, at)
+        if len(group) == parts:
+            return written
+        receives = jnp.asarray([j in by_target for j in range(parts)])[part]
+        return jnp.where(receives, written, window)
+    lengths = jnp.asarray([by_target[j].length if j in by_target else 0 for j in range(parts)], jnp.int32)
+    starts = jnp.asarray([by_target[j].write if j in by_target else 0 for j in range(parts)], jnp.int32)
+    size = window.shape[at]
+    roomy = jnp.pad(window, [(0, length if i == at else 0) for i in range(window.ndim)])
+    shape[at] = length
+    inside = (jnp.arange(length) < lengths[part]).reshape(shape)
+    there = lax.dynamic_slice_in_dim(roomy, starts[part], length, at)
+    roomy = lax.dynamic_update_slice_in_dim(roomy, jnp.where(inside, piece, there), starts[part], at)
+    return lax.slice_in_dim(roomy, 0, size, axis=at)
+
+
+def whole(array, at: int, start: int, length: int, stop: int, fill):
+    """The window of an array that is whole: elements `start` to `start + length`, `fill` outside of 0 ... `stop`."""
+    low, high = min(max(start, 0), stop), max(min(start + length, stop), 0)
+    found = lax.slice_in_dim(array, low, max(low, high), axis=at)
+    before = min(max(-start, 0), length)
+    after = length - before - found.shape[at]
+    widths = [(before, after) if i == at else (0, 0) for i in range(array.ndim)]
+    return jnp.pad(found, widths, constant_values=jnp.asarray(fill, array.dtype)) if before or after else found
