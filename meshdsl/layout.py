@@ -7,6 +7,9 @@ sentence, and everything else in meshdsl follows from it.
 There are three lists. `rules` split every tensor and every op. `parameters` comes below it for parameters at
 rest, and what is computed from parameters alone (FSDP, ZeRO-3); `optimizer` comes below both for gradients and
 optimizer state (ZeRO-1). They are the three *levels* of a tensor: "value", "parameter" and "optimizer".
+
+A dim that does not divide over its axes is an error, unless `uneven = "pad"` (of the layout, or of one rule) lets its
+parts be padded while values are split over them. What is at rest is never padded, see `Layout.at_rest`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 
 LEVELS = ("value", "parameter", "optimizer")
+UNEVEN = ("error", "pad")
 _LISTS = {"rules": "value", "parameters": "parameter", "optimizer": "optimizer"}
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
@@ -37,6 +41,7 @@ class Rule:
     level: str
     where: str
     text: str
+    pads: bool = False
 
     def __str__(self):
         return f"{self.where}: {self.text}"
@@ -48,23 +53,26 @@ class Layout:
 
     Args:
       rules, parameters, optimizer: lines such as `"heads, d_ff -> model"`; see the module's docstring. `dim?`
-        marks a dim that a model may lack.
+        marks a dim that a model may lack. A line may be a table, `{"rule": "vocab -> model", "uneven": "pad"}`.
       mesh: size of each axis, major first; one of them may be `"rest"`: as many devices as are left.
       strict: raise an error where two dims of a tensor or an op want one axis, instead of letting the upper rule win.
+      uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its last parts are padded.
       name: what error messages call this layout.
     """
 
-    rules: Sequence[str] = ()
-    parameters: Sequence[str] = ()
-    optimizer: Sequence[str] = ()
+    rules: Sequence[str | Mapping[str, str]] = ()
+    parameters: Sequence[str | Mapping[str, str]] = ()
+    optimizer: Sequence[str | Mapping[str, str]] = ()
     mesh: Mapping[str, int | str] = field(default_factory=dict)
     strict: bool = False
+    uneven: str = "error"
     name: str = "layout"
 
     def __post_init__(self):
         check_mesh(self.mesh, f"{self.name}, mesh")
         if not isinstance(self.strict, bool):
             raise MeshDSLError(f"{self.name}: strict is true or false, not {self.strict!r}")
+        _check_uneven(self.name, self.uneven)
         self.parsed  # a malformed rule is an error now, not at first use
 
     @classmethod
@@ -88,7 +96,7 @@ class Layout:
         """A layout from the two tables of a layout file, `mesh` and `layout`."""
         _known_keys(name, "", data, ("mesh", "layout"))
         body = data.get("layout", {})
-        _known_keys(name, "layout.", body, (*_LISTS, "strict"))
+        _known_keys(name, "layout.", body, (*_LISTS, "strict", "uneven"))
         return cls(**body, mesh=data.get("mesh", {}), name=name)
 
     @cached_property
@@ -97,7 +105,7 @@ class Layout:
         found = []
         for key, level in _LISTS.items():
             lines = getattr(self, key)
-            if not isinstance(lines, (list, tuple)) or not all(isinstance(line, str) for line in lines):
+            if not isinstance(lines, (list, tuple)) or not all(isinstance(line, (str, Mapping)) for line in lines):
                 raise MeshDSLError(f'{self.name}, {key}: a list of strings such as ["batch -> data"], not {lines!r}')
             for i, line in enumerate(lines):
                 found += self._parse(key, level, i + 1, line)
@@ -105,7 +113,12 @@ class Layout:
 
     def _parse(self, key, level, number, line) -> list[Rule]:
         where = f"{self.name}, {'rule' if key == 'rules' else key + ' rule'} {number}"
-        match = _RULE.fullmatch(line)
+        uneven = self.uneven
+        if isinstance(line, Mapping):
+            _known_keys(where, "", line, ("rule", "uneven"))
+            uneven, line = line.get("uneven", uneven), line.get("rule", "")
+            _check_uneven(where, uneven)
+        match = _RULE.fullmatch(line) if isinstance(line, str) else None
         if not match:
             raise MeshDSLError(f'{where}: {line!r} is not of the form "dim, ... -> axis, ..."')
         dims, axes = ([w.strip() for w in group.split(",")] for group in match.groups())
@@ -114,7 +127,8 @@ class Layout:
                 raise MeshDSLError(f"{where}: axis `{axis}` is named twice in {line!r}")
             if self.mesh and axis not in self.mesh:
                 raise MeshDSLError(f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}")
-        return [Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip()) for d in dims for a in axes]
+        pads = uneven == "pad"
+        return [Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads) for d in dims for a in axes]
 
     def at(self, level: str) -> tuple[Rule, ...]:
         """The rules that hold at `level`, from the top."""
@@ -150,16 +164,46 @@ class Layout:
             split[dim] = (*split.get(dim, ()), axis)
         return split
 
+    @cached_property
+    def padded(self) -> frozenset[str]:
+        """The names of dims that are padded where they do not divide: those of which any rule says so."""
+        return frozenset(r.dim for r in self.parsed if r.pads)
+
+    @cached_property
+    def value_axes(self) -> dict[str, tuple[str, ...]]:
+        """For each dim all axes over which a value that has it may be split."""
+        return {r.dim: tuple(dict.fromkeys(q.axis for q in self.at("value") if q.dim == r.dim)) for r in self.at("value")}
+
+    def at_rest(self, dims: Dims, sizes: Mapping[str, int], level: str = "value") -> dict[Dim, tuple[str, ...]]:
+        """The split of what outlives a lowering: arguments, results, parameters, gradients and optimizer state.
+
+        The law's, but never padded, so that arrays and checkpoints have their logical size, and the optimizer sees
+        every element and no other: an axis over which its dim does not divide goes to the first other dim that it
+        divides, and is left out where there is none.
+        """
+        split, free = {}, []
+        for dim, axes in self.split(dims, level).items():
+            even = max(n for n in range(len(axes) + 1) if dim.size % math.prod(sizes[a] for a in axes[:n]) == 0)
+            split[dim] = axes[:even]
+            free += [(dim, a) for a in axes[even:]]
+        for uneven, axis in free:
+            for dim in dims:
+                axes = (*split.get(dim, ()), axis)
+                if dim != uneven and dim.size % math.prod(sizes[a] for a in axes) == 0:
+                    split[dim] = axes
+                    break
+        return {d: split[d] for d in split if split[d]}
+
     def check_sizes(self, dims: Dims, sizes: Mapping[str, int], level: str = "value") -> None:
-        """Raise a MeshDSLError unless every dim divides over the axes that split it."""
+        """Raise a MeshDSLError unless every dim divides over the axes that split it, or may be padded."""
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
             count = math.prod(sizes[a] for a in axes)
-            if dim.size % count:
+            if dim.size % count and dim.name not in self.padded:
                 over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
                 legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
                 advice = f"use a `{axes[-1]}` of {_either(legal)}" if len(axes) == 1 else "use axes whose product divides it"
-                raise MeshDSLError(f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; {advice}")
+                raise MeshDSLError(f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; {advice}, or uneven = \"pad\"")
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
         """Raise a MeshDSLError for a rule whose dim is not among the names `known`, unless it is marked `dim?`."""
@@ -185,6 +229,11 @@ def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:
             raise MeshDSLError(f'{where}: the size of axis `{axis}` is a whole number of at least 1 or "rest", not {count!r}')
     if list(sizes.values()).count("rest") > 1:
         raise MeshDSLError(f'{where}: only one axis can be "rest", not {dict(sizes)}')
+
+
+def _check_uneven(where: str, uneven) -> None:
+    if uneven not in UNEVEN:
+        raise MeshDSLError(f"{where}: uneven is {_either([repr(u) for u in UNEVEN])}, not {uneven!r}{nearest(str(uneven), UNEVEN)}")
 
 
 def _either(words: list[str]) -> str:

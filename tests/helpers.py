@@ -80,7 +80,7 @@ def assert_equal(found, expected, what: str = "result", tolerance: float = TOLER
 def assert_by_law(tree, layout: md.Layout, mesh, level: str | None = None) -> None:
     """Every Tensor of `tree` is split as the layout says for its dims."""
     for t in filter(is_tensor, jax.tree.leaves(tree, is_leaf=is_tensor)):
-        law = layout.split(t.dims, level or level_of(t))
+        law = layout.at_rest(t.dims, mesh.shape, level or level_of(t))
         expected = NamedSharding(mesh, partition_spec(tuple(law.get(d, ()) for d in t.dims)))
         assert t.array.sharding.is_equivalent_to(expected, t.array.ndim), f"{t} instead of {law}"
 

@@ -7,7 +7,6 @@ over which axes it *varies*. That type decides what a collective transposes to, 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import jax
 import numpy as np
@@ -77,35 +76,6 @@ def pmin(x, axes: Axes) -> jax.Array:
 def position(axes: Axes) -> jax.Array:
     """The index of this device along `axes` taken together, major first."""
     return lax.axis_index(axes)
-
-
-def _own_part(x, axes, dim, parts):
-    size = x.shape[dim] // parts
-    return lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _own_part_of_replica(x, axes, dim, parts):
-    return _own_part(x, axes, dim, parts)
-
-
-def _own_part_bwd(axes, dim, parts, _, ct):
-    return (all_gather(ct, axes, dim, varies=False),)
-
-
-_own_part_of_replica.defvjp(lambda x, axes, dim, parts: (_own_part(x, axes, dim, parts), None), _own_part_bwd)
-
-
-def own_part(x, axes: Axes, dim: int, sizes) -> jax.Array:
-    """This device's part along `dim` of an array that is whole. Free.
-
-    By itself a slice of a replica transposes to a full-size psum of mostly zeros; where `x` does not vary over
-    `axes` the transpose is one all_gather instead.
-    """
-    parts = math.prod(sizes[a] for a in axes)
-    if varying(x).isdisjoint(axes):
-        return _own_part_of_replica(x, axes, dim, parts)
-    return _own_part(x, axes, dim, parts)
 
 
 def trace_state():

@@ -30,7 +30,7 @@ class Loop:
     """A split loop nest, seen from one device."""
 
     def __init__(self, dims: Dims, axes, scope: Scope | None = None, op: Op | None = None):
-        self._axes = dict(zip(dims, axes, strict=True))
+        self._axes = dict(zip(dims, axes, strict=True))  # of dims of the results too, where the loop carries their split
         self._scope = scope
         self._op = op
 
@@ -44,8 +44,12 @@ class Loop:
         return self._scope.parts(self.axes(dim)) if self._scope else 1
 
     def size(self, dim: Dim) -> int:
-        """The size of the part of `dim` on this device."""
-        return dim.size // self.parts(dim)
+        """The size of the part of `dim` on this device. All parts together may be larger than the dim: see `padding`."""
+        return self._scope.part(dim, self.axes(dim)) if self._scope else dim.size
+
+    def padding(self, dim: Dim) -> int:
+        """How many elements the parts of `dim` hold beyond its end; they are the last ones."""
+        return self.size(dim) * self.parts(dim) - dim.size
 
     def fitting(self, array, dims: Dims, name: str):
         """`array`, after checking that it has the shape of the part of `dims` on this device."""
@@ -53,6 +57,21 @@ class Loop:
         if jnp.shape(array) != shape:
             raise MeshDSLError(f"{name}: the function gives an array of shape {jnp.shape(array)}; the part of {show(dims)} has {shape}")
         return array
+
+    def masked(self, array, dims: Dims, fill):
+        """`array`, which has `dims`, with its padding replaced by `fill`; as it is where `fill` is None."""
+        padded = [d for d in dims if self.padding(d)] if fill is not None else []
+        if not padded:
+            return array
+        return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
+
+    def inside(self, dims: Dims) -> jax.Array:
+        """Which elements of this device's part of `dims` are not padding: booleans, shaped to broadcast against it."""
+        inside = jnp.ones((1,) * len(dims), bool)
+        for i, d in enumerate(dims):
+            if self.padding(d):
+                inside = inside & (self.indices(d) < d.size).reshape([-1 if j == i else 1 for j in range(len(dims))])
+        return inside
 
     def offset(self, dim: Dim):
         """The index, in the whole dim, of the first element on this device."""
@@ -173,6 +192,7 @@ def run_many(
     linear: bool = False,
     sums: bool = True,
     like: Tensor | None = None,
+    fill=0,
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
@@ -185,6 +205,8 @@ def run_many(
       linear: the op is linear in its operands taken together, so sums that all of them wait for may keep waiting.
       sums: a contracted dim leaves a sum to be taken over the axes that split it. Otherwise `local` has taken care.
       like: for an op without operands, a tensor in whose lowering it is to run.
+      fill: what `local` finds in the padding of operands whose dims are split unevenly: one number for all of them, or one
+        for each; None where it does not matter. What the op leaves in the padding of its results never matters.
     """
     scope = common(name, operands) or (like.place.scope if like is not None and like.place else None)
     if scope is None:
@@ -202,10 +224,14 @@ def run_many(
     scope.recorder.names.update(d.name for dims in outs for d in dims)
     why = _reasons(scope, loop, level)
     _note_uses(scope, operands, level, loop_axes, split)
-    arrays = [
-        moves.bring(t, tuple(split[d] for d in t.dims), loop_axes, scope, op, why).array for t in operands
-    ]
-    results = local(Loop(loop, axes, scope, op), *arrays)
+    carried = {new: old for new, old in carried.items() if scope.parts(split[old]) > 1 or split[old]}
+    at = Loop((*loop, *carried), (*axes, *(split[old] for old in carried.values())), scope, op)
+    fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
+    arrays = []
+    for t, value in zip(operands, fills, strict=True):
+        brought = moves.bring(t, tuple(split[d] for d in t.dims), loop_axes, scope, op, why)
+        arrays.append(at.masked(brought.array, brought.dims, value))
+    results = local(at, *arrays)
 
     origin = frozenset().union(*(t.place.origin for t in operands if t.place)) if level != "value" else frozenset()
     role = _role([t for t in operands if t.place]) if level != "value" else None
@@ -277,8 +303,8 @@ def _by_law(x: Tensor, op: Op) -> Tensor:
     target = tuple(tuple(a for a in axes if a not in place.pending) for axes in law) if place.pending else law
     if place.axes == target:
         return x
-    steps = moves.plan(place.axes, target)
-    rules = _reasons(scope, x.dims, place.level)
-    array = moves.perform(x.array, steps, scope, op, varies=frozenset(), why=rules)
+    steps = moves.route(x.dims, place.axes, target, scope)
+    how = dict(dims=x.dims, now=place.axes, then=target)
+    array = moves.perform(x.array, steps, scope, op, **how, varies=frozenset(), why=_reasons(scope, x.dims, place.level))
     return Tensor(array, x.dims, x.role, place._replace(axes=target))
 

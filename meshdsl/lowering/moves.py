@@ -1,128 +1,51 @@
-"""Moves: from one split to another, by the cheapest collectives.
+"""Moves: a tensor brought from one split to another, by the cheapest collectives.
 
-`plan` is a pure function from two placements to a list of steps; `perform` runs the steps. Every change of split in
-meshdsl is one of these, whichever op asked for it:
-
-    pending -> split    psum_scatter        split -> whole            all_gather
-    pending -> whole    psum                split of another dim      all_to_all
-    whole -> split      slice (free)        copies that may differ    vary (free; psum in the backward pass)
+Every change of split in meshdsl is made here, whichever op asked for it: `steps.plan` says which steps lead there, and
+`perform` runs and records them. Where the type of an array is to vary over an axis, that is a move too: `vary`, free, and a
+psum in the backward pass.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from meshdsl.dims import Dim, without
+from meshdsl.dims import Dim, Dims, without
 from meshdsl.lowering import collectives
+from meshdsl.lowering.own import own_part
+from meshdsl.lowering.steps import Split, Step, plan
+from meshdsl.plan.collective import crossed
 from meshdsl.plan.record import Move, Op
 from meshdsl.tensor import Place, Tensor
-
-Split = tuple[tuple[str, ...], ...]  # for each dim of a tensor the axes that split it, major first
-
-
-class Step(NamedTuple):
-    operation: str
-    axes: tuple[str, ...]
-    dim: int = -1  # gathered, sliced, scattered; for all_to_all the dim that becomes split
-    source: int = -1  # for all_to_all the dim that was split
-
-
-def plan(now: Split, then: Split, pending: tuple[str, ...] = ()) -> list[Step]:
-    """The steps from the split `now`, with sums pending over `pending`, to the split `then` with nothing pending.
-
-    Steps that shrink the array come first (psum_scatter, slice), all_to_all next, psum after that, all_gather last.
-    The axes of a dim nest, major first, so only the innermost can be added or removed: where `then` wants another
-    order the dim is gathered as far as needed and cut again.
-    """
-    now = [list(axes) for axes in now]
-    then = [list(axes) for axes in then]
-    pending = list(pending)
-    wanted = {axis for axes in then for axis in axes}
-    steps: list[Step] = []
-    while True:
-        step = _shrink(now, then, pending) or _exchange(now, then)
-        if step is None and pending and (whole := [a for a in pending if a not in wanted]):
-            step = Step("psum", tuple(whole))
-        if step is None:
-            step = _gather(now, then, wanted)
-        if step is None:
-            assert not pending and now == then, (now, then, pending)
-            return steps
-        steps.append(step)
-        _apply(step, now, pending)
-
-
-def _ready(now, then):
-    """The dims whose split only lacks inner axes, with those axes."""
-    for dim, (have, want) in enumerate(zip(now, then, strict=True)):
-        if len(have) < len(want) and want[: len(have)] == have:
-            yield dim, want[len(have) :]
-
-
-def _shrink(now, then, pending) -> Step | None:
-    used = {axis for axes in now for axis in axes}
-    for dim, missing in _ready(now, then):
-        scatter = _leading(missing, lambda a: a in pending)
-        if scatter:
-            return Step("psum_scatter", scatter, dim)
-        part = _leading(missing, lambda a: a not in pending and a not in used)
-        if part:
-            return Step("slice", part, dim)
-    return None
-
-
-def _exchange(now, then) -> Step | None:
-    for dim, missing in _ready(now, then):
-        for source, have in enumerate(now):
-            for n in range(min(len(have), len(missing)), 0, -1):
-                if have[-n:] == missing[:n] and then[source][: len(have) - n + 1] != have[: len(have) - n + 1]:
-                    return Step("all_to_all", tuple(missing[:n]), dim, source)
-    return None
-
-
-def _gather(now, then, wanted) -> Step | None:
-    for dim, (have, want) in enumerate(zip(now, then, strict=True)):
-        if want[: len(have)] != have:
-            common = 0
-            while common < len(want) and common < len(have) and have[common] == want[common]:
-                common += 1
-            surplus = have[common:]
-            dropped = _leading(surplus[::-1], lambda a: a not in wanted)[::-1]
-            return Step("all_gather", dropped or (surplus[-1],), dim)
-    return None
-
-
-def _leading(axes, test) -> tuple[str, ...]:
-    taken = []
-    for axis in axes:
-        if not test(axis):
-            break
-        taken.append(axis)
-    return tuple(taken)
-
-
-def _apply(step, now, pending) -> None:
-    if step.operation in ("psum", "psum_scatter"):
-        for axis in step.axes:
-            pending.remove(axis)
-    if step.operation in ("psum_scatter", "slice", "all_to_all"):
-        now[step.dim] += step.axes
-    if step.operation == "all_to_all":
-        del now[step.source][-len(step.axes) :]
-    if step.operation == "all_gather":
-        del now[step.dim][-len(step.axes) :]
-
 
 def nbytes(x) -> int:
     return x.size * x.dtype.itemsize
 
 
-def perform(array, steps: list[Step], scope, op: Op, *, varies: frozenset[str], why, constant: bool = False) -> jax.Array:
+def route(dims: Dims, now: Split, then: Split, scope, pending: tuple[str, ...] = ()) -> list[Step]:
+    """The steps from `now` to `then`. Where the padding of a dim differs between the two, the dim is made whole first."""
+
+    def fits(dim: int, axes: tuple[str, ...]) -> bool:
+        return scope.padded(dims[dim], axes) == scope.padded(dims[dim], now[dim])
+
+    whole = [i for i, (a, b) in enumerate(zip(now, then, strict=True)) if a and b and a != b and not fits(i, b)]
+    if not whole:
+        return plan(now, then, pending, fits)
+    between = tuple(() if i in whole else axes for i, axes in enumerate(now))
+    return [*plan(now, between), *plan(between, then, pending, fits)]
+
+
+def perform(
+    array, steps: list[Step], scope, op: Op, *, dims: Dims, now: Split, then: Split, varies: frozenset[str], why, constant: bool = False
+) -> jax.Array:
     """Run `steps` on a local array and record them in `op`.
 
     Args:
+      dims, now, then: the dims of the array, and its splits before and after.
       varies: the axes over which the consumer's loop is split. The array is made to vary over them before anything
         is gathered: then the gradient of a gathered tensor is reduce-scattered first and summed over the other axes
         on the shard. A gather over one of them has a varying result, over any other axis an invariant one.
@@ -134,28 +57,65 @@ def perform(array, steps: list[Step], scope, op: Op, *, varies: frozenset[str], 
     summed = {a for s in steps if s.operation in ("psum", "psum_scatter") for a in s.axes}
     have = collectives.varying(array)
     missing = scope.in_mesh_order(varies - have - sliced - summed)
+    axes = list(now)
     with jax.named_scope(op.tag):
         if missing:
             if not constant:
                 _record(op, scope, "vary", missing, nbytes(array), "the loop is split over it", "psum")
             array = collectives.vary(array, missing)
         for step in steps:
-            before, backward = nbytes(array), ""
-            gathered_varying = step.operation == "all_gather" and not varies.isdisjoint(step.axes)
-            if step.operation == "psum":
-                array = collectives.psum(array, step.axes)
-            elif step.operation == "psum_scatter":
-                array, backward = collectives.psum_scatter(array, step.axes, step.dim), "all_gather"
-            elif step.operation == "all_to_all":
-                array, backward = collectives.all_to_all(array, step.axes, step.dim, step.source), "all_to_all"
-            elif step.operation == "slice":
-                backward = "all_gather" if collectives.varying(array).isdisjoint(step.axes) else ""
-                array = collectives.own_part(array, step.axes, step.dim, scope.sizes)
-            else:
-                array = collectives.all_gather(array, step.axes, step.dim, varies=gathered_varying)
-                backward = "psum_scatter" if gathered_varying else ""
-            _record(op, scope, step.operation, step.axes, max(before, nbytes(array)), why(step), backward)
+            if step.operation in ("slice", "psum_scatter", "all_to_all") and not axes[step.dim]:
+                array = _resized(array, step.dim, scope.padded(dims[step.dim], then[step.dim]))
+            before = nbytes(array)
+            array, backward = _perform(array, step, scope, varies)
+            crosses = step.axes
+            if step.operation == "ppermute":
+                crosses = crossed(_reordering(step, scope.sizes), step.axes, scope.sizes)
+            _record(op, scope, step.operation, crosses, max(before, nbytes(array)), why(step), backward)
+            lost = step.source if step.operation == "all_to_all" else step.dim if step.operation == "all_gather" else -1
+            if lost >= 0:
+                axes[lost] = axes[lost][: -len(step.axes)]
+                if not axes[lost]:
+                    array = _resized(array, lost, dims[lost].size)
+            if step.operation in ("slice", "psum_scatter", "all_to_all"):
+                axes[step.dim] = (*axes[step.dim], *step.axes)
     return array
+
+
+def _perform(array, step: Step, scope, varies) -> tuple[jax.Array, str]:
+    """The array after a step, and the collective that the step is in the backward pass."""
+    match step.operation:
+        case "psum":
+            return collectives.psum(array, step.axes), ""
+        case "psum_scatter":
+            return collectives.psum_scatter(array, step.axes, step.dim), "all_gather"
+        case "all_to_all":
+            return collectives.all_to_all(array, step.axes, step.dim, step.source), "all_to_all"
+        case "ppermute":
+            return collectives.ppermute(array, step.axes, _reordering(step, scope.sizes)), "ppermute"
+        case "slice":
+            backward = "all_gather" if collectives.varying(array).isdisjoint(step.axes) else ""
+            return own_part(array, step.axes, step.dim, scope.sizes), backward
+        case "all_gather":
+            varying = not varies.isdisjoint(step.axes)
+            return collectives.all_gather(array, step.axes, step.dim, varies=varying), "psum_scatter" if varying else ""
+    raise AssertionError(step)
+
+
+def _reordering(step: Step, sizes) -> list[tuple[int, int]]:
+    """Who has the block that each device needs when the axes of a dim change their order: positions in the old order."""
+    shape = [sizes[a] for a in step.axes]
+    blocks = np.arange(math.prod(shape)).reshape([sizes[a] for a in step.order])
+    wanted = blocks.transpose([step.order.index(a) for a in step.axes]).ravel()
+    return [(int(source), target) for target, source in enumerate(wanted)]
+
+
+def _resized(array, at: int, size: int) -> jax.Array:
+    """The array with `size` elements at position `at`: padding of zeros added, or padding cut off."""
+    have = array.shape[at]
+    if size > have:
+        return jnp.pad(array, [(0, size - have if i == at else 0) for i in range(array.ndim)])
+    return lax.slice_in_dim(array, 0, size, axis=at) if size < have else array
 
 
 def _alike(step: Step, varies) -> list[Step]:
@@ -176,21 +136,26 @@ def _record(op, scope, operation, axes, size, why, backward) -> None:
         op.moves.append(Move(operation, axes, size, why, backward))
 
 
-def settle(x: Tensor, name: str = "settle") -> Tensor:
-    """`x` with nothing pending, split by the law for its own dims (point 3 of the law), recorded as an op `name`."""
+def settle(x: Tensor, name: str = "settle", *, split: Split | None = None) -> Tensor:
+    """`x` with nothing pending, split by the law for its own dims (point 3 of the law), recorded as an op `name`.
+
+    Args:
+      split: the split to bring it to, where that is not the law's.
+    """
     place = x.place
     if place is None:
         return x
-    scope, target = place.scope, place.scope.split(x.dims, place.level)
+    scope, target = place.scope, place.scope.split(x.dims, place.level) if split is None else split
     if not place.pending and place.axes == target:
         return x
-    if (moved := _remembered(x, "settled")) is not None:
+    if (moved := _remembered(x, ("settled", target))) is not None:
         return moved
     op = scope.recorder.begin(name, x.dims, target)
-    steps = plan(place.axes, target, place.pending)
-    array = perform(x.array, steps, scope, op, varies=frozenset(), why=lambda s: _target_rule(x, s))
+    steps = route(x.dims, place.axes, target, scope, place.pending)
+    how = dict(dims=x.dims, now=place.axes, then=target)
+    array = perform(x.array, steps, scope, op, **how, varies=frozenset(), why=lambda s: _target_rule(x, s))
     settled = Tensor(array, x.dims, x.role, place._replace(axes=target, pending=()))
-    return _remember(x, "settled", settled)
+    return _remember(x, ("settled", target), settled)
 
 
 def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why) -> Tensor:
@@ -206,8 +171,9 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
     key = (split, loop_axes)
     if (moved := _remembered(x, key)) is not None:
         return moved
-    steps = plan(place.axes, split)
-    array = perform(x.array, steps, scope, op, varies=loop_axes, why=why, constant=x.place is None)
+    steps = route(x.dims, place.axes, split, scope)
+    how = dict(dims=x.dims, now=place.axes, then=split)
+    array = perform(x.array, steps, scope, op, **how, varies=loop_axes, why=why, constant=x.place is None)
     moved = Tensor(array, x.dims, x.role, place._replace(axes=split))
     return _remember(x, key, moved) if x.place else moved  # a constant may outlive this trace
 

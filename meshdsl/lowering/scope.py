@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 
-from meshdsl.dims import Dims
+from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.plan.record import Recorder
@@ -21,16 +21,48 @@ class Scope:
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] | None = None  # see `looking_for_uses`
         self._splits: dict = {}
+        self._padded: dict = {}
 
     def split(self, dims: Dims, level: str = "value") -> tuple[tuple[str, ...], ...]:
-        """For each of `dims` the axes that split it by the law; a dim that does not divide is an error."""
-        key = (dims, level)
+        """For each of `dims` the axes that split it by the law; a dim that neither divides nor may be padded is an error.
+
+        What is computed from parameters alone is split as they are at rest: evenly.
+        """
+        return self._split(dims, level, at_rest=level != "value")
+
+    def at_rest(self, dims: Dims, level: str = "value") -> tuple[tuple[str, ...], ...]:
+        """As `split`, for what enters or leaves the lowering: never padded."""
+        return self._split(dims, level, at_rest=True)
+
+    def _split(self, dims: Dims, level: str, at_rest: bool) -> tuple[tuple[str, ...], ...]:
+        key = (dims, level, at_rest)
         found = self._splits.get(key)
         if found is None:
             self.layout.check_sizes(dims, self.sizes, level)
-            split = self.layout.split(dims, level)
+            split = self.layout.at_rest(dims, self.sizes, level) if at_rest else self.layout.split(dims, level)
             found = self._splits[key] = tuple(split.get(d, ()) for d in dims)
         return found
+
+    def padded(self, dim: Dim, axes: tuple[str, ...]) -> int:
+        """The elements that all parts of `dim` hold together when `axes` split it: its size, and the padding at its end.
+
+        A dim that may be padded is made a multiple of all axes that its rules name, so that its splits nest and no move
+        between them needs the whole, as long as that adds at most an eighth; else a multiple of the axes at hand.
+        """
+        if not axes:
+            return dim.size
+        key = (dim, axes)
+        found = self._padded.get(key)
+        if found is None:
+            every = self.layout.value_axes.get(dim.name, ())
+            nested = _up(dim.size, self.parts(every))
+            nests = dim.name in self.layout.padded and set(axes) <= set(every) and 8 * nested <= 9 * dim.size
+            found = self._padded[key] = nested if nests else _up(dim.size, self.parts(axes))
+        return found
+
+    def part(self, dim: Dim, axes: tuple[str, ...]) -> int:
+        """The elements of `dim` on each device when `axes` split it, padding included."""
+        return self.padded(dim, axes) // self.parts(axes)
 
     def rule(self, dims: Dims, level: str, axis: str) -> Rule | None:
         """The rule that gives `axis` to one of `dims`."""
@@ -56,6 +88,10 @@ class Scope:
         if self.uses is not None:
             for i in origin:
                 self.uses[i] = self.uses.get(i, frozenset(axes)) & frozenset(axes)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def common(name: str, tensors) -> Scope | None:

@@ -74,7 +74,7 @@ class Lowered:
         leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in leaves]
         levels = [(self._level or level_of(t)) if is_tensor(t) else "" for t in leaves]
-        splits = [scope.split(t.dims, at) if is_tensor(t) else () for t, at in zip(leaves, levels, strict=True)]
+        splits = [scope.at_rest(t.dims, at) if is_tensor(t) else () for t, at in zip(leaves, levels, strict=True)]
         for leaf in leaves:
             if is_tensor(leaf):
                 _check_whole(leaf, self._name)
@@ -142,7 +142,7 @@ def shardings(tree, layout: Layout, mesh: Mesh, level: str | None = None):
             return NamedSharding(mesh, PartitionSpec())
         if not jax.tree.leaves(leaf):
             return leaf  # optax masked it out: nothing to place
-        split = scope.split(leaf.dims, level or level_of(leaf))
+        split = scope.at_rest(leaf.dims, level or level_of(leaf))
         split = _of_shape(leaf.dims, split, getattr(leaf.array, "shape", ()))
         return Tensor(NamedSharding(mesh, partition_spec(split)), leaf.dims, leaf.role)
 
@@ -170,12 +170,12 @@ def _check_whole(x: Tensor, name: str) -> None:
 
 
 def _leave(x, scope: Scope):
-    """A result split by the law, with a type that says that it is equal along all other axes."""
+    """A result split by the law, evenly, with a type that says that it is equal along all other axes."""
     if not is_tensor(x):
         return x
     if x.place is None:
         x = Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level_of(x)))
-    x = moves.settle(x)
+    x = moves.settle(x, split=scope.at_rest(x.dims, x.place.level))
     loose = collectives.varying(x.array) - {a for axes in x.place.axes for a in axes}
     assert not loose, f"{x} varies over {loose}"
     return x

@@ -13,9 +13,10 @@ from jax import lax
 
 from tests.helpers import dims
 from meshdsl import Layout, make_mesh
-from meshdsl.lowering.moves import Step, perform, plan
+from meshdsl.lowering.moves import perform
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.spmd import partition_spec
+from meshdsl.lowering.steps import Step, plan
 
 AXES = {"a": 2, "b": 2, "c": 2}
 DIMS = dims(x=8, y=8, z=8)
@@ -50,6 +51,9 @@ def after(step: Step, split, pending):
         del source[-len(step.axes) :]
     if step.operation in ("psum_scatter", "slice", "all_to_all"):
         split[step.dim] += step.axes
+    if step.operation == "ppermute":
+        assert tuple(split[step.dim]) == step.axes and set(step.order) == set(step.axes)
+        split[step.dim] = list(step.order)
     return tuple(map(tuple, split)), tuple(a for a in AXES if a in pending)
 
 
@@ -101,7 +105,8 @@ def test_steps_move_real_data_exactly(start, then):
     def move(x):
         x = contributions(x, pending, scope) if pending else x
         op = scope.recorder.begin("move", DIMS, split)
-        return perform(x, plan(split, then, pending), scope, op, varies=frozenset(), why=str)
+        how = dict(dims=DIMS, now=split, then=then)
+        return perform(x, plan(split, then, pending), scope, op, **how, varies=frozenset(), why=str)
 
     moved = jax.jit(jax.shard_map(move, mesh=mesh, in_specs=partition_spec(split), out_specs=partition_spec(then)))(whole)
     np.testing.assert_array_equal(moved, whole)
