@@ -139,20 +139,21 @@ class Loop:
         Returns:
           The window, with `length` elements at position `at`.
         """
-        parts, size = self.parts(dim), self.size(dim)
-        assert len(starts) == parts
         stop = dim.size if stop is None else min(stop, dim.size)
-        if parts == 1:
+        if self.parts(dim) == 1:
             return window.whole(x, at, starts[0], length, stop, fill)
-        axes = self.axes(dim)
-        part = collectives.position(axes)
-        found = window.pieces(starts, length, size, stop)
-        own = [p for p in found if p.source == p.target]
+        assert len(starts) == self.parts(dim)
+        return self.exchange(x, at, dim, window.pieces(starts, length, self.size(dim), stop), length, fill=fill)
+
+    def exchange(self, x, at: int, dim: Dim, pieces: Sequence[window.Piece], length: int, *, fill=0) -> jax.Array:
+        """`length` elements at position `at`, where each of `pieces` brings a run of them from a part of `dim`; `fill` elsewhere."""
+        axes, parts = self.axes(dim), self.parts(dim)
+        part = collectives.position(axes) if axes else 0
         shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
         result = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
-        if own:
-            result = window.write(result, window.read(x, at, own, part, parts), at, own, part, parts)
-        for group in window.rounds([p for p in found if p.source != p.target]):
+        for group in window.rounds([p for p in pieces if p.source == p.target]):
+            result = window.write(result, window.read(x, at, group, part, parts), at, group, part, parts)
+        for group in window.rounds([p for p in pieces if p.source != p.target]):
             piece = window.read(x, at, group, part, parts)
             pairs = [(p.source, p.target) for p in group]
             self._record("ppermute", crossed(pairs, axes, self._scope.sizes), moves.nbytes(piece), "ppermute")
@@ -193,6 +194,7 @@ def run_many(
     sums: bool = True,
     like: Tensor | None = None,
     fill=0,
+    route: Callable | None = None,
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
@@ -200,13 +202,17 @@ def run_many(
       local: called with a Loop and the operands' local arrays, returns one array for each of `outs`.
       loop: the loop nest: every dim of the operands, and any other that the work could be split over.
       outs: dims of each result. Dims that are not in the loop come out whole, and are then split by the law.
-      carried: for a dim of the results that is not in the loop, the dim of the loop whose split it comes out with.
+      carried: for a dim that is not in the loop, the dim of the loop whose split it has: in an operand it is brought to that
+        split, in a result it comes out with it.
       whole: dims of the loop that the local function needs whole.
       linear: the op is linear in its operands taken together, so sums that all of them wait for may keep waiting.
       sums: a contracted dim leaves a sum to be taken over the axes that split it. Otherwise `local` has taken care.
       like: for an op without operands, a tensor in whose lowering it is to run.
       fill: what `local` finds in the padding of operands whose dims are split unevenly: one number for all of them, or one
         for each; None where it does not matter. What the op leaves in the padding of its results never matters.
+      route: for an op with one operand and one result that the law for the loop would move too much: called with the operand's
+        split, the law's split of the result and the sizes of the axes, returns the split that the operand is brought to and
+        that in which the result comes out, before it is split by the law.
     """
     scope = common(name, operands) or (like.place.scope if like is not None and like.place else None)
     if scope is None:
@@ -216,20 +222,25 @@ def run_many(
 
     level, pending = _level(operands), _kept_pending(operands, linear)
     if not pending:
-        operands = [moves.settle(t) for t in operands]
+        operands = [moves.settle(t) if t.pending else t for t in operands]
     split = _loop_split(scope, loop, whole, level, pending)
+    known = {**split, **{new: split[old] for new, old in carried.items()}}
+    if route is not None:
+        then = tuple(tuple(a for a in axes if a not in pending) for axes in scope.split(outs[0], level))
+        before, after = route(operands[0].place.axes, then, scope.sizes)
+        split = dict(zip(loop, before, strict=True))
+        known = {**split, **dict(zip(outs[0], after, strict=True))}
     axes = tuple(split[d] for d in loop)
     loop_axes = frozenset(a for axes_of_dim in axes for a in axes_of_dim)
-    op = scope.recorder.begin(name, loop, axes)
+    op = scope.recorder.begin(name, loop, axes, scope.waste(loop, axes))
     scope.recorder.names.update(d.name for dims in outs for d in dims)
     why = _reasons(scope, loop, level)
-    _note_uses(scope, operands, level, loop_axes, split)
-    carried = {new: old for new, old in carried.items() if scope.parts(split[old]) > 1 or split[old]}
-    at = Loop((*loop, *carried), (*axes, *(split[old] for old in carried.values())), scope, op)
+    _note_uses(scope, operands, level, loop_axes, known)
+    at = Loop(tuple(known), tuple(known.values()), scope, op)
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
-        brought = moves.bring(t, tuple(split[d] for d in t.dims), loop_axes, scope, op, why)
+        brought = moves.bring(t, tuple(known[d] for d in t.dims), loop_axes, scope, op, why)
         arrays.append(at.masked(brought.array, brought.dims, value))
     results = local(at, *arrays)
 
@@ -237,7 +248,7 @@ def run_many(
     role = _role([t for t in operands if t.place]) if level != "value" else None
     made = []
     for array, dims in zip(results, outs, strict=True):
-        kept = tuple(split.get(carried.get(d, d), ()) for d in dims)
+        kept = tuple(known.get(d, ()) for d in dims)
         gone = set(loop).difference(dims, [carried[d] for d in dims if d in carried])
         contracted = {a for d in gone for a in split[d]} if sums else set()
         waits = scope.in_mesh_order(contracted.union(pending))

@@ -178,6 +178,40 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
     return _remember(x, key, moved) if x.place else moved  # a constant may outlive this trace
 
 
+def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
+    """`x` in this split and with exactly these sums pending, whatever the law says, recorded as an op `reshard`.
+
+    A sum is made pending for free: of an axis that splits a dim the device's part is put among zeros, of any other all
+    devices but the first hold zeros.
+    """
+    now = x.place
+    if now.axes == split and now.pending == pending:
+        return x
+    scope, added = now.scope, [a for a in pending if a not in now.pending]
+    between = tuple((*then, *(a for a in have if a in added)) for have, then in zip(now.axes, split, strict=True))
+    op = scope.recorder.begin("reshard", x.dims, split)
+    steps = route(x.dims, now.axes, between, scope, tuple(a for a in now.pending if a not in pending))
+    how = dict(dims=x.dims, now=now.axes, then=between)
+    array = perform(x.array, steps, scope, op, **how, varies=frozenset(), why=lambda _: "placed by hand")
+    with jax.named_scope(op.tag):
+        for i, dim in enumerate(x.dims):
+            if own := between[i][len(split[i]) :]:
+                array = _among_zeros(array, i, own, scope.padded(dim, split[i]) // scope.parts(split[i]), scope)
+                _record(op, scope, "place", own, nbytes(array), "placed by hand", "")
+        if held := [a for a in added if not any(a in axes for axes in now.axes)]:
+            _record(op, scope, "mask", tuple(held), nbytes(array), "placed by hand", "psum")
+            array = jnp.where(collectives.position(tuple(held)) == 0, array, jnp.zeros((), array.dtype))
+    return Tensor(array, x.dims, x.role, now._replace(axes=split, pending=pending))
+
+
+def _among_zeros(array, at: int, axes, size: int, scope) -> jax.Array:
+    """An array of `size` elements at position `at` that is zero but for this device's part, by its place along `axes`."""
+    start = collectives.position(axes) * array.shape[at]
+    zeros = jnp.zeros([array.shape[at] * scope.parts(axes) if i == at else n for i, n in enumerate(array.shape)], array.dtype)
+    zeros = collectives.vary(zeros, collectives.varying(array))
+    return _resized(lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size)
+
+
 def in_turn(x: Tensor, dim: Dim, op: Op) -> Tensor:
     """`x` with `dim` whole and the others split by the law for one element along it, for a loop over `dim`."""
     if x.place is None:

@@ -64,6 +64,10 @@ class Scope:
         """The elements of `dim` on each device when `axes` split it, padding included."""
         return self.padded(dim, axes) // self.parts(axes)
 
+    def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
+        """The work on padding, as a fraction of the work on elements, of a loop over `dims` split over `axes`."""
+        return math.prod(self.padded(d, a) / d.size for d, a in zip(dims, axes, strict=True) if a and d.size) - 1
+
     def rule(self, dims: Dims, level: str, axis: str) -> Rule | None:
         """The rule that gives `axis` to one of `dims`."""
         return self.layout.taken(dims, level).get(axis)
@@ -78,11 +82,12 @@ class Scope:
     @contextmanager
     def looking_for_uses(self):
         """Trace without recording, and note for each parameter the axes over which every op that uses it varies."""
-        recorder, self.recorder, self.uses = self.recorder, Recorder(self.recorder.name), {}
+        outer = self.recorder, self.uses
+        self.recorder, self.uses = Recorder(self.recorder.name), {}
         try:
             yield self.uses
         finally:
-            self.recorder, self.uses = recorder, None
+            self.recorder, self.uses = outer
 
     def note_use(self, origin: Iterable[int], axes: Iterable[str]) -> None:
         if self.uses is not None:

@@ -61,7 +61,9 @@ def map(fn: Callable, *operands, name: str | None = None, linear: bool = False, 
         aligned = iter([align(a, t.dims, out) for a, t in zip(arrays, tensors, strict=True)])
         return loop.fitting(fn(*[x if _is_number(x) else next(aligned) for x in operands], **options), out, name)
 
-    return run(name, local, tensors, loop=out, out=out, linear=linear and len(tensors) == len(operands))
+    # Padding of ones: a quotient or a logarithm of it is finite, and so is its part in the gradient of an operand without the dim.
+    fill = None if linear else 1
+    return run(name, local, tensors, loop=out, out=out, linear=linear and len(tensors) == len(operands), fill=fill)
 
 
 def broadcast_dims(name: str, operands: list[Dims]) -> Dims:
@@ -138,7 +140,7 @@ FUNCTIONS = {
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:
     """`x` times a number, or divided by it. Linear: a pending sum keeps waiting."""
     fn = (lambda _, a: a / factor) if inverse else (lambda _, a: a * factor)
-    return run(name, fn, (x,), loop=x.dims, out=x.dims, linear=True)
+    return run(name, fn, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
 
 
 def cast(x: Tensor, dtype) -> Tensor:
@@ -147,12 +149,12 @@ def cast(x: Tensor, dtype) -> Tensor:
     if x.dtype == dtype:
         return x
     linear = jnp.issubdtype(dtype, jnp.inexact) and jnp.issubdtype(x.dtype, jnp.inexact)
-    return run("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, linear=linear)
+    return run("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, linear=linear, fill=None)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
     """`x`, through which no gradient flows."""
-    return run("stop_gradient", lambda _, a: jax.lax.stop_gradient(a), (x,), loop=x.dims, out=x.dims, linear=True)
+    return run("stop_gradient", lambda _, a: jax.lax.stop_gradient(a), (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
 
 
 def _binary(name: str, swapped: bool = False) -> Callable:

@@ -49,7 +49,7 @@ class Program:
             if not op.moves and not all_ops:
                 continue
             where = f"{os.path.basename(op.source[0])}:{op.source[1]}"
-            shown = f"{op.name}{notation(op.dims, op.axes)}"
+            shown = f"{op.name}{notation(op.dims, op.axes)}" + (f" +{op.waste:.0%} padding" if op.waste else "")
             rows.append((str(op.count), shown, "", "", "", "", where))
             for m in op.moves:
                 axes = ", ".join(m.axes)

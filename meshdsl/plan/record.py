@@ -26,8 +26,8 @@ class Move:
     """A change of split.
 
     Attributes:
-      operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or the free ones `slice` and
-        `vary`.
+      operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or the free ones `slice`, `vary`
+        and, into a pending sum, `place` and `mask`.
       backward: the collective that it is in the backward pass; empty when that is free.
       bytes: bytes per device of one execution: the larger of what goes in and what comes out.
       why: the rule that asked for it.
@@ -50,7 +50,10 @@ def op_count() -> int:
 
 @dataclass
 class Op:
-    """One op: its loop nest with the splits of its dims, its moves, the enclosing loops and the user's line."""
+    """One op: its loop nest with the splits of its dims, its moves, the enclosing loops and the user's line.
+
+    `waste` is the work on padding as a fraction of the work on elements: 0 where every dim divides.
+    """
 
     tag: str
     name: str
@@ -58,6 +61,7 @@ class Op:
     axes: tuple[tuple[str, ...], ...]
     source: tuple[str, int]
     loops: tuple[tuple[str, int], ...]
+    waste: float = 0.0
     moves: list[Move] = field(default_factory=list)
     number: int = field(default_factory=lambda: next(_numbers))  # in order over all recorders
 
@@ -82,8 +86,8 @@ class Recorder:
         self.names: set[str] = set()  # of every dim seen
         self._loops: tuple[tuple[str, int], ...] = ()
 
-    def begin(self, name: str, dims: Dims, axes) -> Op:
-        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_line(), self._loops)
+    def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
+        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_line(), self._loops, waste)
         self.ops.append(op)
         self.names.update([d.name for d in dims])
         return op

@@ -1,0 +1,57 @@
+"""Placements by hand: where a tensor stands, said for once by the program and not by the layout.
+
+No op needs it: each brings its operands to its own loop's split by the law, whatever they were. It is for programs that
+know better when to move something, such as gathering before a loop instead of in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.lowering import moves
+from meshdsl.tensor import Tensor
+
+
+def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pending: str | Iterable[str] = ()) -> Tensor:
+    """`x` split over exactly these mesh axes, and waiting for sums over exactly the axes `pending`.
+
+    Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another dim, or nothing, or a sum over
+    it is pending) can be turned into every other; docs/placements.md lists the collective of each.
+
+    Args:
+      split: for each dim that is to be split its axis, or axes, major first.
+      pending: axes over which the devices' arrays are to add up to `x`; `x.pending` says over which they do.
+
+    Raises:
+      MeshDSLError: a dim that `x` lacks, an axis that the mesh lacks or that is named twice, or a dim that does not divide
+        over its axes where the layout does not let it be padded.
+    """
+    axes = {dim_algebra.find("reshard", x.dims, d): _axes(a) for d, a in split.items()}
+    waits = _axes(pending)
+    named = [a for group in (*axes.values(), waits) for a in group]
+    for axis in named:
+        if named.count(axis) > 1:
+            raise MeshDSLError(f"reshard: axis `{axis}` is named twice; it can split one dim, or be pending")
+    if x.place is None:
+        return x
+    scope = x.place.scope
+    for axis in named:
+        if axis not in scope.sizes:
+            raise MeshDSLError(f"reshard: no axis `{axis}` in the mesh{nearest(axis, scope.sizes)}")
+    for dim, over in axes.items():
+        if dim.size % scope.parts(over) and dim.name not in scope.layout.padded:
+            shown = " x ".join(f"`{a}`={scope.sizes[a]}" for a in over)
+            raise MeshDSLError(f'reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, or a layout with uneven = "pad"')
+    return moves.place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
+
+
+def replicate(x: Tensor) -> Tensor:
+    """`x` whole on every device: nothing split, nothing pending. Outside of a lowering `x` itself."""
+    return reshard(x, {})
+
+
+def _axes(axes: str | Iterable[str]) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes)

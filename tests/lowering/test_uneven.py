@@ -1,0 +1,102 @@
+"""Dims that do not divide over their axes: padded inside of a lowering, exact, and never seen outside of it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshdsl as md
+from meshdsl.dims import show
+from tests.helpers import assert_same, collectives, data, dims, integers, layout, weight
+
+BATCH, LENGTH, HEADS, VOCAB, D = dims(batch=6, length=10, heads=25, vocab=17, d=12)
+MESH = {"data": 4, "model": 2}
+LAYOUTS = {
+    "batch": layout("batch -> data", mesh=MESH, uneven="pad"),
+    "batch over two axes": layout("batch -> data, model", mesh=MESH, uneven="pad"),
+    "minor first": layout("batch -> model, data", "vocab? -> data", mesh=MESH, uneven="pad"),
+    "several": layout("heads? -> data", "vocab? -> data", "batch -> model", "length? -> data", mesh=MESH, uneven="pad"),
+    "over eight": layout("heads? -> m", "vocab? -> m", "length? -> m", mesh={"m": 8}, uneven="pad"),
+    "at rest too": layout("vocab? -> model", "batch -> data", parameters=["d? -> data"], mesh=MESH, uneven="pad"),
+    "one rule": layout("length? -> model", {"rule": "batch -> data", "uneven": "pad"}, mesh=MESH),
+}  # fmt: skip
+
+
+def language_model(table, w, ids, targets):
+    """Everything that a vocabulary of 17 over 2, 4 or 8 and a batch of 6 over 4 meet in a model."""
+    x = md.take(table, ids, VOCAB)
+    x = x + md.mean(x, D) / md.sqrt(md.var(x, D) + 1e-3)
+    x = md.dropout(md.tanh(x), 0.2, jax.random.key(3))
+    logits = md.einsum(x, w, out=(BATCH, LENGTH, VOCAB))
+    nats = md.logsumexp(logits, VOCAB) - md.take(logits, targets, VOCAB)
+    return md.mean(nats), md.argmax(logits, VOCAB), md.softmax(logits, VOCAB)
+
+
+def attention(x, w):
+    q = md.einsum(x, w, out=(..., HEADS))
+    k = md.rename(q, LENGTH, "memory")
+    scores = md.softmax(md.einsum(q, k, out=(BATCH, HEADS, LENGTH, k.dim("memory"))) * 0.3, "memory")
+    return md.einsum(scores, k, out=(BATCH, LENGTH, HEADS))
+
+
+@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_language_model_is_the_same_with_padded_dims(rules):
+    ids, targets = integers(BATCH, LENGTH, below=17), integers(BATCH, LENGTH, below=17, seed=5)
+    assert_same(language_model, weight(VOCAB, D), weight(D, VOCAB, ins=D, seed=2), ids, targets, layout=rules)
+
+
+@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+def test_attention_is_the_same_with_padded_dims(rules):
+    assert_same(attention, data(BATCH, LENGTH, D), weight(D, HEADS, ins=D), layout=rules, dims=["vocab"])
+
+
+@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+def test_padding_never_poisons_gradients(rules):
+    """In padding a logarithm or a quotient may be anything; nobody who has the dim or lacks it may see it."""
+
+    def run(x, w, v):
+        y = md.log(x) * w + w / x + md.sqrt(x - 0.4) + md.arccosh(x + 0.6) + md.power(x, w)
+        return md.sum(y, BATCH), md.max(y, BATCH), md.prod(x, BATCH), md.einsum(y, v, out=(HEADS,)), md.logsumexp(y / v, BATCH)
+
+    assert_same(run, data(BATCH, HEADS, low=0.5, high=2), data(HEADS, low=1, high=2), data(BATCH, low=1, high=2), layout=rules, dims=["vocab"])
+
+
+def test_results_have_their_logical_size_and_no_device_more_than_its_share():
+    rules = layout("batch -> data", mesh={"data": 4}, uneven="pad")
+    result = md.lower(lambda x: x * 2, rules)(data(BATCH, D))
+    assert result.array.shape == (6, 12)
+    assert result.split == {D: ("data",)}  # the axis that would cut the batch unevenly cuts another dim
+    assert md.lower(lambda x: x * 2, rules)(data(BATCH)).split == {}
+
+
+def test_a_padded_dim_nests_so_that_no_move_between_its_splits_gathers_it_all():
+    length, heads = dims(length=1000, heads=4)
+    rules = layout("length -> context", "heads? -> model", "length -> model", mesh={"context": 4, "model": 2}, uneven="pad")
+
+    def run(x):
+        return md.sum(md.tanh(md.broadcast(md.tanh(x), (length, heads))))
+
+    x = data(length)
+    seen = collectives(run, x, layout=rules)
+    assert seen == {("all_gather", ("model",)): 1, ("psum", ("context", "model")): 1}, seen
+    assert_same(run, x, layout=rules)
+
+
+def test_random_draws_do_not_change():
+    draw = lambda x: md.random.normal(jax.random.key(0), (BATCH, LENGTH), like=x)  # noqa: E731
+    expected = draw(None)
+    for rules in LAYOUTS.values():
+        found = md.lower(lambda x: draw(x) + x * 0, rules, dims=["vocab", "heads", "d"])(data(BATCH, LENGTH))
+        assert jnp.array_equal(found.array, expected.array), show(found.dims)
+
+
+def test_a_dim_that_does_not_divide_stays_an_error_by_default():
+    with pytest.raises(md.MeshDSLError, match='`batch`=6 does not divide over `data`=4; .*or uneven = "pad"'):
+        md.lower(lambda x: x * 2, layout("batch -> data", mesh=MESH))(data(BATCH))
+
+
+def test_the_record_shows_the_waste():
+    rules = layout("heads -> model", "batch -> data", mesh={"data": 4, "model": 2}, uneven="pad")
+    lowered = md.lower(lambda x: md.tanh(x), rules)
+    table = lowered.program(data(BATCH, HEADS)).table()
+    tanh = next(line for line in table.splitlines() if "tanh[" in line)
+    assert "+39% padding" in tanh, table  # 8 x 26 elements where 6 x 25 are meant

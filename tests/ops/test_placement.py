@@ -1,0 +1,128 @@
+"""reshard and replicate: every state of an axis into every other, by the collective that docs/placements.md says."""
+
+from itertools import permutations, product
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.ops.placement import replicate, reshard
+from meshdsl.plan import summary
+from tests.helpers import assert_same, data, dims, layout
+
+A, B = dims(a=8, b=8)
+X = data(A, B)
+MESH = {"p": 2, "q": 4}
+
+# What one axis costs on its way from a state to another. `a` and `b`: it splits that dim, `-`: nothing, `+`: a sum over it is pending.
+ONE_AXIS = {
+    ("a", "-"): {"all_gather": 1}, ("b", "-"): {"all_gather": 1}, ("-", "a"): {}, ("-", "b"): {},
+    ("a", "b"): {"all_to_all": 1}, ("b", "a"): {"all_to_all": 1},
+    ("+", "-"): {"psum": 1}, ("+", "a"): {"psum_scatter": 1}, ("+", "b"): {"psum_scatter": 1},
+    ("-", "+"): {}, ("a", "+"): {}, ("b", "+"): {},
+}  # fmt: skip
+
+
+def state(axes: dict[str, str]):
+    """The arguments of reshard where each axis is in the state that `axes` says, in the order of the axes."""
+    split = {d: [x for x, s in axes.items() if s == d.name] for d in (A, B)}
+    return {d: over for d, over in split.items() if over}, [x for x, s in axes.items() if s == "+"]
+
+
+def moved(*states):
+    def run(x):
+        for split, pending in states:
+            x = reshard(x, split, pending=pending)
+            assert x.place is None or ({d: list(axes) for d, axes in x.split.items()} == split and set(x.pending) == set(pending))
+        return x
+
+    return run
+
+
+def forward(fn, *args, **how):
+    """How often each collective runs, by operation."""
+    program = md.lower(fn, layout(*how.pop("rules", ()), mesh=MESH)).program(*args)
+    counts: dict[str, int] = {}
+    for (operation, _), (count, _) in summary(program.collectives).items():
+        counts[operation] = counts.get(operation, 0) + count
+    return counts
+
+
+@pytest.mark.parametrize(("before", "after"), ONE_AXIS, ids=lambda s: {"-": "whole", "+": "pending"}.get(s, s))
+def test_one_axis_moves_by_one_collective(before, after):
+    start, end = state({"q": before}), state({"q": after})
+    closing = forward(moved(end), X)  # what it takes to leave from the state at the end
+    both = forward(moved(start, end), X)
+    expected = {**closing}
+    for operation, count in ONE_AXIS[before, after].items():
+        expected[operation] = expected.get(operation, 0) + count
+    assert both == expected
+    assert_same(moved(start, end), X, layout=layout(mesh=MESH))
+
+
+def test_every_pair_of_states_of_two_axes_keeps_the_tensor():
+    states = [dict(zip("pq", pair, strict=True)) for pair in product("ab-+", repeat=2)]
+    states += [dict(reversed(s.items())) for s in states if s["p"] == s["q"] and s["p"] in "ab"]  # minor first
+
+    def run(x):
+        return [moved(state(s), state(t))(x) for s, t in permutations(states, 2)]
+
+    for rules in ((), ("b -> q", "a -> p")):
+        results = jax.jit(md.lower(run, layout(*rules, mesh=MESH)))(X)
+        wrong = [pair for pair, y in zip(permutations(states, 2), results, strict=True) if not np.allclose(y.array, X.array, atol=1e-6)]
+        assert not wrong
+
+
+def test_the_docs_say_what_one_axis_costs():
+    words = {"a": "splits a dim", "b": "splits a dim", "-": "copies", "+": "pending"}
+    rows = [line.split(" | ") for line in (Path(__file__).parents[2] / "docs/placements.md").read_text().splitlines() if line.startswith("| ")]
+    documented = {(row[0].strip("| "), row[1]): row[2] for row in rows if len(row) == 4}
+    for (before, after), expected in ONE_AXIS.items():
+        start, end = words[before], words[after]
+        move = documented[start, "splits another dim" if before != after and start == end else end]
+        assert move.split(" ")[0] == next(iter(expected), "free"), (before, after)
+
+
+SEVERAL_AXES = {
+    "both axes change their dim at once": ({"p": "a", "q": "a"}, {"p": "b", "q": "b"}, {"all_to_all": 1}),
+    "both are gathered at once": ({"p": "a", "q": "a"}, {"p": "-", "q": "-"}, {"all_gather": 1}),
+    "two dims are gathered": ({"p": "a", "q": "b"}, {"p": "-", "q": "-"}, {"all_gather": 2}),
+    "the axes of a dim change places": ({"p": "a", "q": "a"}, {"q": "a", "p": "a"}, {"ppermute": 1}),
+    "two dims swap their axes": ({"p": "a", "q": "b"}, {"p": "b", "q": "a"}, {"all_to_all": 2, "ppermute": 1}),
+    "one axis for another": ({"p": "a", "q": "-"}, {"p": "-", "q": "a"}, {"ppermute": 1, "all_gather": 1}),
+    "the outer one leaves": ({"p": "a", "q": "a"}, {"p": "-", "q": "a"}, {"ppermute": 1, "all_gather": 1}),
+    "a sum into another axis' dim": ({"p": "a", "q": "+"}, {"p": "a", "q": "a"}, {"psum_scatter": 1}),
+    "two sums into one dim": ({"p": "+", "q": "+"}, {"p": "a", "q": "a"}, {"psum_scatter": 1}),
+    "two sums at once": ({"p": "+", "q": "+"}, {"p": "-", "q": "-"}, {"psum": 1}),
+    "one is summed and one scattered": ({"p": "+", "q": "+"}, {"p": "-", "q": "a"}, {"psum_scatter": 1, "psum": 1}),
+    "a sum waits while another is scattered": ({"p": "+", "q": "+"}, {"p": "+", "q": "b"}, {"psum_scatter": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL_AXES)
+def test_several_axes_move_by_as_few_collectives(name):
+    before, after, expected = SEVERAL_AXES[name]
+    end = state(after)
+    closing = forward(moved(end), X)
+    total = {op: closing.get(op, 0) + expected.get(op, 0) for op in {**closing, **expected}}
+    assert forward(moved(state(before), end), X) == total
+    assert_same(moved(state(before), end), X, layout=layout(mesh=MESH))
+
+
+def test_a_replica_is_cut_again_for_free_and_ops_keep_to_the_law():
+    run = lambda x: md.tanh(replicate(md.tanh(x)))  # noqa: E731
+    assert forward(run, X, rules=["a -> q"]) == {"all_gather": 1}
+    assert_same(run, X, layout=layout("a -> q", mesh=MESH))
+
+
+def test_a_dim_that_does_not_divide_is_padded_where_the_layout_lets_it():
+    run = lambda x: reshard(x, {"c": ["p", "q"]}) * 2  # noqa: E731
+    x = data(*dims(c=5, a=8))
+    rules = layout("a -> q", {"rule": "c -> p", "uneven": "pad"}, mesh=MESH)
+    assert_same(run, x, layout=rules)
+
+
+def test_outside_of_a_lowering_nothing_moves():
+    assert reshard(X, {A: "p"}) is X and replicate(X) is X
