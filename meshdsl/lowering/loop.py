@@ -33,11 +33,16 @@ class Loop:
         self._axes = dict(zip(dims, axes, strict=True))  # of dims of the results too, where the loop carries their split
         self._scope = scope
         self._op = op
+        self.result = self  # the loop of the result, for an op with a `route`, whose result may be split otherwise
 
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""
         dims = (dims,) if isinstance(dims, Dim) else dims
         return tuple(a for d in dims for a in self._axes.get(d, ()))
+
+    def split(self, dims: Dims) -> moves.Split:
+        """For each of `dims` the axes that split it."""
+        return tuple(self._axes.get(d, ()) for d in dims)
 
     def parts(self, dim: Dim) -> int:
         """Into how many parts `dim` is split."""
@@ -125,6 +130,15 @@ class Loop:
         with jax.named_scope(self._op.tag):
             return collectives.all_gather(x, axes, 0, varies=varies)
 
+    def all_to_all(self, x, dim: Dim, split: int, concat: int) -> jax.Array:
+        """`x` cut along position `split` into one piece for each device that splits `dim`, and what a device gets put together
+        along position `concat`, in order of the devices' parts. With `concat` where `dim` lies it is whole afterwards.
+        """
+        axes = self.axes(dim)
+        self._record("all_to_all", axes, moves.nbytes(x), "all_to_all")
+        with jax.named_scope(self._op.tag):
+            return collectives.all_to_all(x, axes, split, concat)
+
     def fetch(self, x, at: int, dim: Dim, starts: Sequence[int], length: int, *, stop: int | None = None, fill=0) -> jax.Array:
         """A window of `dim` for each of its parts: elements `starts[j]` to `starts[j] + length` of the whole for part j.
 
@@ -139,28 +153,29 @@ class Loop:
         Returns:
           The window, with `length` elements at position `at`.
         """
-        stop = dim.size if stop is None else min(stop, dim.size)
-        if self.parts(dim) == 1:
-            return window.whole(x, at, starts[0], length, stop, fill)
-        assert len(starts) == self.parts(dim)
+        parts, end = self.parts(dim), dim.size
+        if parts == 1:
+            return window.whole(x, at, starts[0], length, end if stop is None else min(stop, end), fill)
+        assert len(starts) == parts
+        if stop is None or stop >= end:
+            stop = parts * self.size(dim)  # padding holds `fill`, and blocks of one size are joined without a mask
         return self.exchange(x, at, dim, window.pieces(starts, length, self.size(dim), stop), length, fill=fill)
 
     def exchange(self, x, at: int, dim: Dim, pieces: Sequence[window.Piece], length: int, *, fill=0) -> jax.Array:
         """`length` elements at position `at`, where each of `pieces` brings a run of them from a part of `dim`; `fill` elsewhere."""
         axes, parts = self.axes(dim), self.parts(dim)
         part = collectives.position(axes) if axes else 0
-        shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
-        result = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
-        for group in window.rounds([p for p in pieces if p.source == p.target]):
-            result = window.write(result, window.read(x, at, group, part, parts), at, group, part, parts)
+        own = [p for p in pieces if p.source == p.target]
+        arrived = [(group, window.read(x, at, group, part, parts)) for group in window.rounds(own)]
         for group in window.rounds([p for p in pieces if p.source != p.target]):
             piece = window.read(x, at, group, part, parts)
             pairs = [(p.source, p.target) for p in group]
             self._record("ppermute", crossed(pairs, axes, self._scope.sizes), moves.nbytes(piece), "ppermute")
             with jax.named_scope(self._op.tag):
-                piece = collectives.ppermute(piece, axes, pairs)
-            result = window.write(result, piece, at, group, part, parts)
-        return result
+                arrived.append((group, collectives.ppermute(piece, axes, pairs)))
+        shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
+        empty = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
+        return window.assemble(empty, arrived, at, part, parts)
 
     def _record(self, operation, axes, size, backward):
         if self._scope.parts(axes) > 1:
@@ -211,7 +226,7 @@ def run_many(
       fill: what `local` finds in the padding of operands whose dims are split unevenly: one number for all of them, or one
         for each; None where it does not matter. What the op leaves in the padding of its results never matters.
       route: for an op with one operand and one result that the law for the loop would move too much: called with the operand's
-        split, the law's split of the result and the sizes of the axes, returns the split that the operand is brought to and
+        split, the law's split of the result and the scope, returns the split that the operand is brought to and
         that in which the result comes out, before it is split by the law.
     """
     scope = common(name, operands) or (like.place.scope if like is not None and like.place else None)
@@ -224,12 +239,11 @@ def run_many(
     if not pending:
         operands = [moves.settle(t) if t.pending else t for t in operands]
     split = _loop_split(scope, loop, whole, level, pending)
-    known = {**split, **{new: split[old] for new, old in carried.items()}}
     if route is not None:
         then = tuple(tuple(a for a in axes if a not in pending) for axes in scope.split(outs[0], level))
-        before, after = route(operands[0].place.axes, then, scope.sizes)
+        before, after = route(operands[0].place.axes, then, scope)
         split = dict(zip(loop, before, strict=True))
-        known = {**split, **dict(zip(outs[0], after, strict=True))}
+    known = {**split, **{new: split[old] for new, old in carried.items()}}
     axes = tuple(split[d] for d in loop)
     loop_axes = frozenset(a for axes_of_dim in axes for a in axes_of_dim)
     op = scope.recorder.begin(name, loop, axes, scope.waste(loop, axes))
@@ -237,10 +251,12 @@ def run_many(
     why = _reasons(scope, loop, level)
     _note_uses(scope, operands, level, loop_axes, known)
     at = Loop(tuple(known), tuple(known.values()), scope, op)
+    if route is not None:
+        at.result = Loop(outs[0], after, scope, op)
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
-        brought = moves.bring(t, tuple(known[d] for d in t.dims), loop_axes, scope, op, why)
+        brought = moves.bring(t, at.split(t.dims), loop_axes, scope, op, why)
         arrays.append(at.masked(brought.array, brought.dims, value))
     results = local(at, *arrays)
 
@@ -248,7 +264,7 @@ def run_many(
     role = _role([t for t in operands if t.place]) if level != "value" else None
     made = []
     for array, dims in zip(results, outs, strict=True):
-        kept = tuple(known.get(d, ()) for d in dims)
+        kept = at.result.split(dims)
         gone = set(loop).difference(dims, [carried[d] for d in dims if d in carried])
         contracted = {a for d in gone for a in split[d]} if sums else set()
         waits = scope.in_mesh_order(contracted.union(pending))

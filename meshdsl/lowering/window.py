@@ -6,9 +6,11 @@ device lacks of its window travels by `ppermute`, piece by piece, and nothing el
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -42,9 +44,11 @@ def rounds(found: list[Piece]) -> list[list[Piece]]:
     A group first takes the pieces that travel equally far, which for windows one block apart is all of them, and then
     shorter ones that fit in, so that as few elements as possible are sent for nothing.
     """
-    by_distance: dict[int, list[Piece]] = {}
+    by_distance: dict[tuple[int, int], list[Piece]] = {}
+    again: Counter = Counter()
     for piece in found:
-        by_distance.setdefault(piece.source - piece.target, []).append(piece)
+        again[piece.source, piece.target] += 1
+        by_distance.setdefault((piece.source - piece.target, again[piece.source, piece.target]), []).append(piece)
     groups: list[list[Piece]] = []
     for alike in sorted(by_distance.values(), key=lambda group: -max(p.length for p in group)):
         room = next((g for g in groups if _apart(g, alike)), None)
@@ -73,6 +77,34 @@ def read(block, at: int, group: list[Piece], part, parts: int):
     return lax.dynamic_slice_in_dim(block, table[part], length, at)
 
 
+def assemble(empty, arrived: list[tuple[list[Piece], jax.Array]], at: int, part, parts: int):
+    """`empty`, which holds what is nowhere found, with all that `arrived` in its place.
+
+    Where every part finds a piece of equal length at a place, or nothing, the pieces are joined; else written one by one.
+    """
+    places = sorted({(p.write, p.write + p.length) for group, _ in arrived for p in group})
+    if any(end > begin for (_, end), (begin, _) in zip(places, places[1:], strict=False)):
+        for group, piece in arrived:
+            empty = write(empty, piece, at, group, part, parts)
+        return empty
+    joined, reached = [], 0
+    for begin, end in places:
+        run = lax.slice_in_dim(empty, begin, end, axis=at)
+        for group, piece in arrived:
+            targets = {p.target for p in group if p.write == begin}
+            if targets:
+                piece = lax.slice_in_dim(piece, 0, end - begin, axis=at)
+                run = piece if len(targets) == parts else jnp.where(_among(targets, part, parts), piece, run)
+        joined += [lax.slice_in_dim(empty, reached, begin, axis=at), run]
+        reached = end
+    joined = [a for a in (*joined, lax.slice_in_dim(empty, reached, empty.shape[at], axis=at)) if a.shape[at]]
+    return jnp.concatenate(joined, at) if len(joined) > 1 else joined[0]
+
+
+def _among(chosen, part, parts: int):
+    return jnp.asarray([j in chosen for j in range(parts)])[part]
+
+
 def write(window, piece, at: int, group: list[Piece], part, parts: int):
     """`window` with the elements that this device received in their place; unchanged where it received none."""
     by_target = {p.target: p for p in group}
@@ -83,8 +115,7 @@ def write(window, piece, at: int, group: list[Piece], part, parts: int):
         written = lax.dynamic_update_slice_in_dim(window, piece, first, at)
         if len(group) == parts:
             return written
-        receives = jnp.asarray([j in by_target for j in range(parts)])[part]
-        return jnp.where(receives, written, window)
+        return jnp.where(_among(by_target, part, parts), written, window)
     lengths = jnp.asarray([by_target[j].length if j in by_target else 0 for j in range(parts)], jnp.int32)
     starts = jnp.asarray([by_target[j].write if j in by_target else 0 for j in range(parts)], jnp.int32)
     size = window.shape[at]

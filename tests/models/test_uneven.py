@@ -1,0 +1,76 @@
+"""A model whose sizes divide over nothing, under every shipped layout with `uneven = "pad"`: the same as on one device."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import meshdsl as md
+from meshdsl.models.transformer import Config
+from meshdsl.train.checkpoint import Checkpoints
+from meshdsl.train.step import TrainStep
+from tests.models import common
+from tests.models.test_parity import by_path, quick_compiles, value_and_grad  # noqa: F401
+
+CONFIGS = {
+    "llama": Config(style="llama", layers=2, d_model=32, heads=10, kv_heads=5, head_dim=8, d_ff=60, vocab=67, length=18, dropout=0.1),
+    "gpt2": Config(style="gpt2", layers=2, d_model=32, heads=5, head_dim=8, d_ff=60, vocab=67, length=18, dropout=0.1),
+}
+BATCH = md.Dim("batch", 6)
+
+
+def load(name, devices=8):
+    layout = common.on(common.load(name), devices)
+    return dataclasses.replace(layout, uneven="pad")
+
+
+def batch(config, seed=1):
+    dims = (BATCH, config.dims["length"])
+    tokens = jax.random.randint(jax.random.key(seed), (6, config.length + 1), 0, config.vocab)
+    return {"tokens": md.tensor(tokens[:, :-1], dims), "targets": md.tensor(tokens[:, 1:], dims)}
+
+
+@pytest.mark.parametrize("style", CONFIGS)
+@pytest.mark.parametrize("name", common.LAYOUTS[1:])
+def test_loss_and_every_gradient_equal_one_device(style, name):
+    config = CONFIGS[style]
+    args = common.init(config), batch(config), jax.random.key(5)
+    (value, _), grads = jax.jit(value_and_grad)(*args)
+    (got, _), got_grads = md.lower(value_and_grad, load(name))(*args)
+    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
+    expected, got = by_path(grads), by_path(got_grads)
+    everything = np.sqrt(sum(np.sum(np.square(g)) for g in expected.values()))
+    for path, g in expected.items():
+        scale = everything if "key.bias" in path else np.linalg.norm(g)
+        assert got[path].shape == g.shape and np.linalg.norm(got[path] - g) <= 1e-5 * scale, path
+
+
+def step_under(layout, optimizer):
+    config = CONFIGS["gpt2"]
+    init = lambda key: common.Transformer.init(key, config)  # noqa: E731
+    return TrainStep(init, common.loss, optimizer, layout, md.make_mesh(layout), clip=1.0)
+
+
+@pytest.mark.parametrize("optimizer", [optax.adamw(1e-3), optax.adafactor(1e-3)], ids=["adamw", "adafactor"])
+def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
+    """Trained under a layout that pads, saved, and gone on with on one device: as if it had always been there."""
+    losses = {}
+    for name in ("single", "fsdp-tensor"):
+        step = step_under(load(name, 1 if name == "single" else 8), optimizer)
+        state, losses[name] = step.init(jax.random.key(3)), []
+        for i in range(3):
+            state, metrics = step(state, batch(CONFIGS["gpt2"], seed=i))
+            losses[name].append(float(metrics["loss"]))
+    np.testing.assert_allclose(losses["fsdp-tensor"], losses["single"], rtol=1e-5)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
+    checkpoints.save(3, state, {"next_index": 0})
+    checkpoints.close()
+    single = step_under(load("single", 1), optimizer)
+    restored, _ = Checkpoints(tmp_path / "checkpoints", 1).restore(single.abstract)
+    table = next(t for t in jax.tree.leaves(restored.params, is_leaf=lambda x: isinstance(x, md.Tensor)) if any(d.name == "vocab" for d in t.dims))
+    assert table.array.shape == tuple(d.size for d in table.dims)
+    _, metrics = single(restored, batch(CONFIGS["gpt2"], seed=3))
+    _, expected = step(state, batch(CONFIGS["gpt2"], seed=3))
+    np.testing.assert_allclose(float(metrics["loss"]), float(expected["loss"]), rtol=1e-5)
