@@ -13,6 +13,7 @@ from meshdsl.ops.control import checkpoint, cond, scan
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.index import concat, cumsum, iota, one_hot, pad, slice, split, take
 from meshdsl.ops.local import local
+from meshdsl.ops.placement import replicate, reshard
 from meshdsl.ops.random import dropout
 from meshdsl.ops.reduce import (
     all,
@@ -37,7 +38,7 @@ globals().update(_FUNCTIONS)
 __all__ = [
     "Dim", "Layout", "MeshDSLError", "Tensor", "all", "any", "argmax", "argmin", "broadcast", "cast", "checkpoint",
     "concat", "cond", "cumsum", "dropout", "einsum", "from_local", "iota", "local", "log_softmax", "logsumexp", "lower",
-    "make_mesh", "map", "max", "mean", "min", "one_hot", "pad", "parameter", "prod", "random", "rename", "reshape",
+    "make_mesh", "map", "max", "mean", "min", "one_hot", "pad", "parameter", "prod", "random", "rename", "replicate", "reshape", "reshard",
     "scan", "shardings", "slice", "softmax", "split", "stop_gradient", "sum", "take", "tensor", "transpose",
     "value_and_grad", "var", *_FUNCTIONS,
 ]  # fmt: skip

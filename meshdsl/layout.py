@@ -178,7 +178,7 @@ class Layout:
         """The split of what outlives a lowering: arguments, results, parameters, gradients and optimizer state.
 
         The law's, but never padded, so that arrays and checkpoints have their logical size, and the optimizer sees
-        every element and no other: an axis over which its dim does not divide goes to the first other dim that it
+        every element and no other: an axis over which its dim does not divide goes to the largest other dim that it
         divides, and is left out where there is none.
         """
         split, free = {}, []
@@ -187,7 +187,7 @@ class Layout:
             split[dim] = axes[:even]
             free += [(dim, a) for a in axes[even:]]
         for uneven, axis in free:
-            for dim in dims:
+            for dim in sorted(dims, key=lambda d: -d.size):
                 axes = (*split.get(dim, ()), axis)
                 if dim != uneven and dim.size % math.prod(sizes[a] for a in axes) == 0:
                     split[dim] = axes

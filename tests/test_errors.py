@@ -75,6 +75,16 @@ ERRORS = {
     "from_local, missing": (
         lambda: md.from_local({jax.devices()[0]: np.zeros(2)}, (A,), mesh(), {A: "data"}), ["from_local", "no part for", "7"]),
     # Layouts.
+    "uneven, misspelt": (lambda: file('[layout]\nuneven = "padd"'), ["layout dp.toml", "uneven is 'error' or 'pad'", "not 'padd'", "did you mean `pad`?"]),
+    "uneven of a rule": (
+        lambda: md.Layout([{"rule": "a -> data", "uneven": True}], name="layout dp.toml"), ["layout dp.toml, rule 1", "'error' or 'pad'", "not True"]),
+    "a table for a rule with another key": (
+        lambda: md.Layout([{"rul": "a -> data"}], name="layout dp.toml"), ["layout dp.toml, rule 1", "unknown key `rul`", "did you mean `rule`?"]),
+    "reshard a dim that is not there": (lambda: lower(lambda x: md.reshard(x, {"c": "data"}), X), ["reshard", "no dim `c`", "[a=4, b=8]"]),
+    "reshard over an axis that is not there": (lambda: lower(lambda x: md.reshard(x, {"a": "dat"}), X), ["reshard", "no axis `dat`", "did you mean `data`?"]),
+    "reshard over an axis twice": (lambda: md.reshard(X, {"a": "data"}, pending="data"), ["reshard", "`data` is named twice", "pending"]),
+    "reshard unevenly": (
+        lambda: lower(lambda y: md.reshard(y, {"c": "model"}), Y), ["reshard", "`c`=3 does not divide over `model`=4", 'uneven = "pad"']),
     "an unknown table": (lambda: file("[layuot]\nrules = []"), ["layout dp.toml", "unknown key `layuot`", "did you mean `layout`?"]),
     "an unknown key": (lambda: file("[layout]\nrule = []"), ["layout dp.toml", "`layout.rule`", "did you mean `rules`?"]),
     "no table": (lambda: file("layout = 3"), ["layout dp.toml", "`layout` is a table", "not 3"]),
@@ -98,7 +108,7 @@ ERRORS = {
         lambda: model(["bath -> data"], lambda x: md.rename(x, "a", "batch")), ["rule 1", "no dim `bath`", "did you mean `batch`?"]),
     "indivisible": (
         lambda: model(["a -> data", "c -> model"], lambda x: x, Y, optimizer=["b -> data"]),
-        ["layout dp.toml, rule 2", "c -> model", "`c`=3 does not divide over `model`=4", "a `model` of 1 or 3"]),
+        ["layout dp.toml, rule 2", "c -> model", "`c`=3 does not divide over `model`=4", "a `model` of 1 or 3", 'or uneven = "pad"']),
     "indivisible over two axes": (
         lambda: model(["b -> data", "a -> data, model"], lambda x: x, data(A)),
         ["rule 2", "`a`=4 does not divide over `data`=2 x `model`=4"]),

@@ -91,3 +91,25 @@ def test_shipped_layouts_are_legal_and_say_when_to_use_them(path):
     layout.check_axes(layout.mesh)
     comment = path.read_text()
     assert "# When:" in comment and "# Collectives" in comment
+
+
+UNEVEN = md.Layout(
+    ["batch -> data", {"rule": "vocab, heads -> model", "uneven": "pad"}], ["d_model -> data"], mesh={"data": 2, "model": 8}, name="uneven"
+)  # fmt: skip
+
+
+def test_what_is_at_rest_is_never_padded():
+    """An axis that would cut its dim unevenly goes to the largest other dim that it divides."""
+    vocab, odd, batch = dims(vocab=50257, heads=25, batch=6)
+    rest = lambda dims, level="value": UNEVEN.at_rest(dims, UNEVEN.mesh, level)  # noqa: E731
+    assert rest((vocab, D), "parameter") == {D: ("data", "model")}
+    assert rest((batch, LENGTH, vocab)) == {batch: ("data",), LENGTH: ("model",)}
+    assert rest((vocab,)) == {} and rest((odd, vocab)) == {}
+    assert rest((HEADS, D), "parameter") == {HEADS: ("model",), D: ("data",)}
+
+
+def test_uneven_is_of_the_layout_or_of_one_rule():
+    assert UNEVEN.padded == {"vocab", "heads"}
+    assert md.Layout(["batch -> data", "vocab -> data"], uneven="pad").padded == {"batch", "vocab"}
+    assert md.Layout([{"rule": "batch -> data", "uneven": "error"}, "vocab -> data"], uneven="pad").padded == {"vocab"}
+    assert not MEGATRON.padded
