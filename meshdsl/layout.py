@@ -174,6 +174,19 @@ class Layout:
         """For each dim all axes over which a value that has it may be split."""
         return {r.dim: tuple(dict.fromkeys(q.axis for q in self.at("value") if q.dim == r.dim)) for r in self.at("value")}
 
+    def padded_size(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
+        """The elements that all parts of `dim` hold together when `axes` split it: its size, and the padding at its end.
+
+        A dim that may be padded is made a multiple of all axes that its rules name, so that its splits nest and no move
+        between them needs the whole, as long as that adds at most an eighth; else a multiple of the axes at hand.
+        """
+        if not axes:
+            return dim.size
+        up = lambda names: -(-dim.size // (n := math.prod(sizes[a] for a in names))) * n  # noqa: E731
+        every = self.value_axes.get(dim.name, ())
+        nests = dim.name in self.padded and set(axes) <= set(every) and 8 * up(every) <= 9 * dim.size
+        return up(every) if nests else up(axes)
+
     def at_rest(self, dims: Dims, sizes: Mapping[str, int], level: str = "value") -> dict[Dim, tuple[str, ...]]:
         """The split of what outlives a lowering: arguments, results, parameters, gradients and optimizer state.
 
@@ -183,13 +196,13 @@ class Layout:
         """
         split, free = {}, []
         for dim, axes in self.split(dims, level).items():
-            even = max(n for n in range(len(axes) + 1) if dim.size % math.prod(sizes[a] for a in axes[:n]) == 0)
+            even = max(n for n in range(len(axes) + 1) if self.padded_size(dim, axes[:n], sizes) == dim.size)
             split[dim] = axes[:even]
             free += [(dim, a) for a in axes[even:]]
         for uneven, axis in free:
             for dim in sorted(dims, key=lambda d: -d.size):
                 axes = (*split.get(dim, ()), axis)
-                if dim != uneven and dim.size % math.prod(sizes[a] for a in axes) == 0:
+                if dim != uneven and self.padded_size(dim, axes, sizes) == dim.size:
                     split[dim] = axes
                     break
         return {d: split[d] for d in split if split[d]}

@@ -105,5 +105,21 @@ def test_every_public_op_is_in_the_catalogue():
     assert listed == (set(md.__all__) - others) | drawn
 
 
+MESH_TENSORFLOW = """
+    SlicewiseOperation GenericGradOperation ScalarMultiplyOperation ScalarAddOperation BinaryOpWithBroadcasting AddOperation
+    MinMaxOperation BroadcastOperation ReduceOperation PoolOperation PoolBackPropOperation ConcatOperation SplitOperation
+    StackOperation UnstackOperation EinsumOperation Conv2dOperation Conv2or3dBackpropInputOperation
+    Conv2or3dBackpropFilterOperation Conv3dOperation Conv2dTransposeOperation Conv3dTransposeOperation ShiftOperation
+    SliceOperation PadOperation OneHotOperation ImportOperation ImportLaidOutTensorOperation Variable ReadVariable Assign
+    Depend Constant StopGradient ScalarSummaryOperation PrintOperation ReshapeOperation TopKOperation RangeOperation
+    RandomOperation WhileLoopOperation CustomGradientOperation
+""".split()
+
+
+def test_every_op_class_of_mesh_tensorflow_has_its_row():
+    text = PAGE.read_text()
+    assert not [name for name in MESH_TENSORFLOW if name not in text]
+
+
 def test_the_table_of_ops_is_current():
     assert PAGE.read_text() == page(), "run `python -m tests.catalogue`"

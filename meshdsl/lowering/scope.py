@@ -44,21 +44,11 @@ class Scope:
         return found
 
     def padded(self, dim: Dim, axes: tuple[str, ...]) -> int:
-        """The elements that all parts of `dim` hold together when `axes` split it: its size, and the padding at its end.
-
-        A dim that may be padded is made a multiple of all axes that its rules name, so that its splits nest and no move
-        between them needs the whole, as long as that adds at most an eighth; else a multiple of the axes at hand.
-        """
-        if not axes:
-            return dim.size
+        """The elements that all parts of `dim` hold together when `axes` split it, see `Layout.padded_size`."""
         key = (dim, axes)
-        found = self._padded.get(key)
-        if found is None:
-            every = self.layout.value_axes.get(dim.name, ())
-            nested = _up(dim.size, self.parts(every))
-            nests = dim.name in self.layout.padded and set(axes) <= set(every) and 8 * nested <= 9 * dim.size
-            found = self._padded[key] = nested if nests else _up(dim.size, self.parts(axes))
-        return found
+        if key not in self._padded:
+            self._padded[key] = self.layout.padded_size(dim, axes, self.sizes)
+        return self._padded[key]
 
     def part(self, dim: Dim, axes: tuple[str, ...]) -> int:
         """The elements of `dim` on each device when `axes` split it, padding included."""
@@ -93,10 +83,6 @@ class Scope:
         if self.uses is not None:
             for i in origin:
                 self.uses[i] = self.uses.get(i, frozenset(axes)) & frozenset(axes)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 def common(name: str, tensors) -> Scope | None:

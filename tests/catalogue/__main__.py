@@ -24,6 +24,19 @@ says so). What the layout makes of operands and results comes on top, by the law
 a sum that is taken, or scattered, where the result is needed. Dims that do not divide are exact in every row ([uneven dims](placements.md#dims-that-do-not-divide)).
 The last column names the class of Mesh-TensorFlow that does the same, and what that forbids or lacks.
 """
+TAIL = """
+## The rest of Mesh-TensorFlow
+
+| class | here |
+| --- | --- |
+| `ImportOperation`, `Constant` | `tensor`; plain numbers |
+| `ImportLaidOutTensorOperation` | `from_local` |
+| `Variable`, `ReadVariable`, `Assign` | `parameter`: a model is a pytree of values, and a step returns the next one |
+| `Depend` | none needed: programs are functions, and XLA orders them |
+| `PoolBackPropOperation`, `Conv2or3dBackpropInputOperation`, `Conv2or3dBackpropFilterOperation` | none needed: JAX differentiates the lowered program |
+| `ScalarSummaryOperation` | what a loss function returns beside its value |
+| `PrintOperation` | `jax.debug.print` on `x.array`, on each device |
+"""
 TITLES = {
     "component": "Component-wise", "contract": "Contracting", "reduce": "Reducing", "shape": "Shape", "index": "Indexing, cutting and running along a dim",
     "order": "Order", "scatter": "Scattering and segments", "conv": "Convolution and pooling", "control": "Control flow and calculus",
@@ -89,7 +102,7 @@ def page() -> str:
     for family, entries in families().items():
         parts += [f"\n## {TITLES[family]}\n", "| op | dims | what each device computes | other dims split | a dim it works along split | Mesh-TensorFlow |"]
         parts += ["| --- | --- | --- | --- | --- | --- |", *rows(entries)]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts) + "\n" + TAIL
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ BITS = set("bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xo
 NOT = {"bitwise_not", "logical_not"}
 DOMAIN = {"arccosh": (1.1, 2.0)}
 MESH_TENSORFLOW = {
-    "add": "BinaryOpWithBroadcasting; aligns by name alone", "subtract": "BinaryOpWithBroadcasting; aligns by name alone",
-    "multiply": "EinsumOperation", "minimum": "MinMaxOperation", "maximum": "MinMaxOperation",
+    "add": "AddOperation, ScalarAddOperation; never pending", "subtract": "BinaryOpWithBroadcasting",
+    "multiply": "EinsumOperation, ScalarMultiplyOperation", "minimum": "MinMaxOperation", "maximum": "MinMaxOperation",
 }  # fmt: skip
 LOCAL = "the function, of the operands' own parts"
 
@@ -52,7 +52,7 @@ def _example(name):
 def _entry(name):
     clip = lambda draw: Case(lambda x: FUNCTIONS["clip"](x, -0.5, 0.5), (draw.tensor(*draw.dims("a", "b")),))  # noqa: E731
     example = clip if name == "clip" else _example(name)
-    known = "SlicewiseOperation; whole operands only" if name == "where" else MESH_TENSORFLOW.get(name, "GenericGradOperation or SlicewiseOperation")
+    known = "SlicewiseOperation; whole operands only" if name == "where" else MESH_TENSORFLOW.get(name, "GenericGradOperation, BinaryOpWithBroadcasting or SlicewiseOperation")
     return Entry(name, example, LOCAL, mesh_tensorflow=known)
 
 

@@ -1,5 +1,9 @@
 """Dims that do not divide over their axes: padded inside of a lowering, exact, and never seen outside of it."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -60,6 +64,34 @@ def test_padding_never_poisons_gradients(rules):
     assert_same(run, data(BATCH, HEADS, low=0.5, high=2), data(HEADS, low=1, high=2), data(BATCH, low=1, high=2), layout=rules, dims=["vocab"])
 
 
+SIXTEEN = """
+import jax
+jax.config.update("jax_num_cpu_devices", 16)
+import meshdsl as md
+from tests.helpers import assert_same, data, dims, layout
+length, d = dims(length=1000, d=3)
+run = lambda x: (md.softmax(x, length), md.cumsum(x, length), md.max(x, length), md.einsum(x, x, out=(d,)))
+assert_same(run, data(length, d), layout=layout("length -> m", mesh={"m": 16}, uneven="pad"))
+"""
+
+
+def test_a_length_of_1000_over_16():
+    subprocess.run([sys.executable, "-c", SIXTEEN], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+
+
+def test_a_vocabulary_of_50257_over_8_and_25_heads_and_a_batch_of_6():
+    batch, heads, vocab = dims(batch=6, heads=25, vocab=50257)
+
+    def run(x, table):
+        logits = md.einsum(x, table, out=(batch, vocab))
+        return md.logsumexp(logits, vocab), md.argmax(logits, vocab), md.max(logits, vocab)
+
+    over = {"m": 8}
+    assert_same(run, data(batch, heads), weight(vocab, heads), layout=layout("vocab -> m", mesh=over, uneven="pad"))
+    assert_same(run, data(batch, heads), weight(vocab, heads), layout=layout("heads -> m", mesh=over, uneven="pad"))
+    assert_same(run, data(batch, heads), weight(vocab, heads), layout=layout("batch -> n", "vocab -> m", mesh={"n": 4, "m": 2}, uneven="pad"))
+
+
 def test_results_have_their_logical_size_and_no_device_more_than_its_share():
     rules = layout("batch -> data", mesh={"data": 4}, uneven="pad")
     result = md.lower(lambda x: x * 2, rules)(data(BATCH, D))
@@ -79,6 +111,14 @@ def test_a_padded_dim_nests_so_that_no_move_between_its_splits_gathers_it_all():
     seen = collectives(run, x, layout=rules)
     assert seen == {("all_gather", ("model",)): 1, ("psum", ("context", "model")): 1}, seen
     assert_same(run, x, layout=rules)
+
+
+def test_a_dim_that_divides_over_some_of_its_axes_only_is_whole_at_rest():
+    """Over `m` alone 36 would be even, but its parts nest with those over `m, n`, which are padded."""
+    vocab, other = dims(vocab=36, other=3)
+    rules = layout("vocab -> m, n", mesh={"n": 2, "m": 4}, uneven="pad")
+    assert_same(md.tanh, data(vocab, other), layout=rules)
+    assert_same(lambda x: md.reshape(x, (other, *dims(c=6, e=6))), data(vocab, other), layout=rules)
 
 
 def test_random_draws_do_not_change():
