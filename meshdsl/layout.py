@@ -58,6 +58,7 @@ class Layout:
       strict: raise an error where two dims of a tensor or an op want one axis, instead of letting the upper rule win.
       uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its last parts are padded.
       name: what error messages call this layout.
+      spent: axes that no rule can take any more, see `Scope.spending`.
     """
 
     rules: Sequence[str | Mapping[str, str]] = ()
@@ -67,6 +68,7 @@ class Layout:
     strict: bool = False
     uneven: str = "error"
     name: str = "layout"
+    spent: frozenset[str] = frozenset()
 
     def __post_init__(self):
         check_mesh(self.mesh, f"{self.name}, mesh")
@@ -145,7 +147,7 @@ class Layout:
         names = {d.name for d in dims}
         taken: dict[str, Rule] = {}
         for rule in self.at(level):
-            if rule.dim not in names:
+            if rule.dim not in names or rule.axis in self.spent:
                 continue
             first = taken.setdefault(rule.axis, rule)
             if self.strict and first.dim != rule.dim:

@@ -61,12 +61,13 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
             raise MeshDSLError(f"value_and_grad: no argument has the dim {accumulate} to accumulate over")
         if scope is not None:
             tensors = [t if t.place else Tensor(t.array, t.dims, t.role, Place(scope, ((),) * len(t.dims))) for t in tensors]
+            tensors = [entered(t) for t in tensors]
             args = _in_turn(args, accumulate, scope)
 
         uses = [()] * len(tensors)
         if scope is not None:
-            uses = _uses(scalar, tensors, tree, _cut(args, accumulate, 0), scope)
-            tensors = [_varied(t, axes, scope) for t, axes in zip(tensors, uses, strict=True)]
+            uses = find_uses(scalar, tensors, tree, _cut(args, accumulate, 0), scope)
+            tensors = [varied(t, axes, scope) for t, axes in zip(tensors, uses, strict=True)]
         params = jax.tree.unflatten(tree, tensors)
         if accumulate is None:
             (_, out), grads = jax.value_and_grad(scalar, has_aux=True)(params, *args)
@@ -75,10 +76,18 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         value, aux = out
         if scope is not None:
             grads = jax.tree.leaves(grads, is_leaf=is_tensor)
-            grads = jax.tree.unflatten(tree, [_gradient(g, axes) for g, axes in zip(grads, uses, strict=True)])
+            grads = jax.tree.unflatten(tree, [gradient(g, axes) for g, axes in zip(grads, uses, strict=True)])
         return ((value, aux) if has_aux else value), grads
 
     return value_and_gradients
+
+
+def entered(t: Tensor) -> Tensor:
+    """`t`, to be differentiated by. Inside `over` each element has a derivative of its own, so nothing is summed over
+    the axes that its dim is split over: `t` is made whole, and varying, over these beforehand.
+    """
+    spent = t.place.scope.in_mesh_order(t.place.scope.layout.spent)
+    return varied(moves.settle(t), spent, t.place.scope) if spent else t
 
 
 def _settled_result(x: Tensor) -> Tensor:
@@ -88,17 +97,17 @@ def _settled_result(x: Tensor) -> Tensor:
     return moves.settle(x)
 
 
-def _uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
+def find_uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
     """For each parameter the axes over which every one of its uses varies, found by tracing the value once."""
     marked = [
         Tensor(t.array, t.dims, t.role, t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)
     ]
     with scope.looking_for_uses() as uses:
         jax.eval_shape(lambda params: scalar(params, *args)[0], jax.tree.unflatten(tree, marked))
-    return [scope.in_mesh_order(uses.get(i, ())) for i in range(len(tensors))]
+    return [scope.in_mesh_order(set(uses.get(i, ())) - scope.layout.spent) for i in range(len(tensors))]
 
 
-def _varied(t: Tensor, axes, scope) -> Tensor:
+def varied(t: Tensor, axes, scope) -> Tensor:
     """`t` with a type that varies over `axes`; recorded, because a second derivative sums over them."""
     if not axes:
         return t
@@ -106,8 +115,8 @@ def _varied(t: Tensor, axes, scope) -> Tensor:
         return Tensor(collectives.vary(t.array, axes), t.dims, t.role, t.place)
 
 
-def _gradient(grad: Tensor, axes) -> Tensor:
-    place = grad.place._replace(pending=tuple(axes), level="optimizer")
+def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
+    place = grad.place._replace(pending=tuple(axes), level=level)
     partial = Tensor(grad.array, grad.dims, grad.role, place)
     rules = grad.place.scope.layout.at("value")
     partial.because = {a: " or ".join(str(rule) for rule in rules if rule.axis == a) for a in axes}

@@ -20,6 +20,7 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, moves, window
+from meshdsl.lowering.rounds import at_home, rounds
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.plan.collective import crossed
 from meshdsl.plan.record import Move, Op
@@ -166,8 +167,8 @@ class Loop:
         axes, parts = self.axes(dim), self.parts(dim)
         part = collectives.position(axes) if axes else 0
         own = [p for p in pieces if p.source == p.target]
-        arrived = [(group, window.read(x, at, group, part, parts)) for group in window.rounds(own)]
-        for group in window.rounds([p for p in pieces if p.source != p.target]):
+        arrived = [(group, window.read(x, at, group, part, parts)) for group in at_home(own)]
+        for group in rounds([p for p in pieces if p.source != p.target]):
             piece = window.read(x, at, group, part, parts)
             pairs = [(p.source, p.target) for p in group]
             self._record("ppermute", crossed(pairs, axes, self._scope.sizes), moves.nbytes(piece), "ppermute")
@@ -245,10 +246,11 @@ def run_many(
         split = dict(zip(loop, before, strict=True))
     known = {**split, **{new: split[old] for new, old in carried.items()}}
     axes = tuple(split[d] for d in loop)
-    loop_axes = frozenset(a for axes_of_dim in axes for a in axes_of_dim)
+    loop_axes = scope.layout.spent.union(*axes)
     op = scope.recorder.begin(name, loop, axes, scope.waste(loop, axes))
     scope.recorder.names.update(d.name for dims in outs for d in dims)
-    why = _reasons(scope, loop, level)
+    free = tuple(d for d in loop if d not in whole)
+    why = _reasons(scope, free, level, "the op needs it whole") if route is None else _reasons(scope, outs[0], level)
     _note_uses(scope, operands, level, loop_axes, known)
     at = Loop(tuple(known), tuple(known.values()), scope, op)
     if route is not None:
@@ -315,10 +317,10 @@ def _note_uses(scope, operands, level, loop_axes, split) -> None:
             scope.note_use(t.place.origin, loop_axes - own)
 
 
-def _reasons(scope, loop, level):
+def _reasons(scope, dims, level, otherwise="no rule splits the result over it"):
     def why(step: moves.Step) -> str:
-        rule = scope.rule(loop, level, step.axes[0])
-        return str(rule) if rule else "the op needs it whole"
+        rule = scope.rule(dims, level, step.axes[0])
+        return str(rule) if rule else otherwise
 
     return why
 

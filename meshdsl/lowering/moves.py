@@ -67,7 +67,7 @@ def perform(
             if step.operation in ("slice", "psum_scatter", "all_to_all") and not axes[step.dim]:
                 array = _resized(array, step.dim, scope.padded(dims[step.dim], then[step.dim]))
             before = nbytes(array)
-            array, backward = _perform(array, step, scope, varies)
+            array, backward = _perform(array, step, scope, varies) if array.size else (_empty(array, step, scope, varies), "")
             crosses = step.axes
             if step.operation == "ppermute":
                 crosses = crossed(_reordering(step, scope.sizes), step.axes, scope.sizes)
@@ -100,6 +100,12 @@ def _perform(array, step: Step, scope, varies) -> tuple[jax.Array, str]:
             varying = not varies.isdisjoint(step.axes)
             return collectives.all_gather(array, step.axes, step.dim, varies=varying), "psum_scatter" if varying else ""
     raise AssertionError(step)
+
+
+def _empty(array, step: Step, scope, varies) -> jax.Array:
+    """What a step makes of an array without elements: the shape and the type, and no collective."""
+    made = jax.eval_shape(lambda a: _perform(a, step, scope, varies)[0], array)
+    return collectives.vary(jnp.zeros(made.shape, made.dtype), collectives.varying(made))
 
 
 def _reordering(step: Step, sizes) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
@@ -68,6 +69,16 @@ class Scope:
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         axes = set(axes)
         return tuple(a for a in self.sizes if a in axes)
+
+    @contextmanager
+    def spending(self, axes: Iterable[str]):
+        """Inside, `axes` are spent: a dim that everything there is mapped over is split over them, see `over`."""
+        outer = self.layout, self._splits
+        self.layout, self._splits = replace(self.layout, spent=self.layout.spent.union(axes)), {}
+        try:
+            yield
+        finally:
+            self.layout, self._splits = outer
 
     @contextmanager
     def looking_for_uses(self):

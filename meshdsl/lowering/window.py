@@ -6,7 +6,6 @@ device lacks of its window travels by `ppermute`, piece by piece, and nothing el
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,32 +35,6 @@ def pieces(starts: Sequence[int], length: int, block: int, stop: int) -> list[Pi
             found.append(Piece(source, target, at - source * block, at - start, until - at))
             at = until
     return found
-
-
-def rounds(found: list[Piece]) -> list[list[Piece]]:
-    """The pieces in groups that are one exchange each: no part sends two of them, or receives two.
-
-    A group first takes the pieces that travel equally far, which for windows one block apart is all of them, and then
-    shorter ones that fit in, so that as few elements as possible are sent for nothing.
-    """
-    by_distance: dict[tuple[int, int], list[Piece]] = {}
-    again: Counter = Counter()
-    for piece in found:
-        again[piece.source, piece.target] += 1
-        by_distance.setdefault((piece.source - piece.target, again[piece.source, piece.target]), []).append(piece)
-    groups: list[list[Piece]] = []
-    for alike in sorted(by_distance.values(), key=lambda group: -max(p.length for p in group)):
-        room = next((g for g in groups if _apart(g, alike)), None)
-        if room is None:
-            groups.append(list(alike))
-        else:
-            room.extend(alike)
-    return groups
-
-
-def _apart(group: list[Piece], others: list[Piece]) -> bool:
-    sources, targets = {p.source for p in group}, {p.target for p in group}
-    return not any(p.source in sources or p.target in targets for p in others)
 
 
 def read(block, at: int, group: list[Piece], part, parts: int):
