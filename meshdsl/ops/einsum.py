@@ -1,20 +1,24 @@
-"""einsum over names: contracts every dim that `out` does not have."""
+"""einsum over names: contracts every dim that `out` does not have.
+
+Each device contracts what it has, three operands or more in the order that `opt_einsum` finds best for the sizes that the device has.
+A dim that is split and contracted leaves a pending sum.
+"""
 
 from __future__ import annotations
-
-import string
 
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering.loop import run
+from meshdsl.lowering.run import run
 from meshdsl.tensor import Tensor
 
 
 def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -> Tensor:
     """The product of the tensors, summed over every dim that is not in `out`.
+
+    Any number of tensors, the same one more than once, and tensors without dims, which scale the result.
 
     Args:
       out: dims of the result, a tuple of Dims. `...` in it stands for the dims of the first tensor that no other
@@ -28,12 +32,12 @@ def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -
         raise MeshDSLError(f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]")
     loop = dim_algebra.union("einsum", [t.dims for t in tensors])
     out = _out_dims(tensors, out, loop)
-    letter = dict(zip(loop, string.ascii_letters, strict=False))
-    terms = ["".join(letter[d] for d in t.dims) for t in tensors]
-    formula = f"{','.join(terms)}->{''.join(letter[d] for d in out)}"
+    number = {d: i for i, d in enumerate(loop)}
+    terms = [[number[d] for d in t.dims] for t in tensors]
 
     def local(_, *arrays):
-        return jnp.einsum(formula, *arrays, precision=precision, preferred_element_type=preferred_element_type)
+        operands = [item for pair in zip(arrays, terms, strict=True) for item in pair]
+        return jnp.einsum(*operands, [number[d] for d in out], precision=precision, preferred_element_type=preferred_element_type)
 
     return run("einsum", local, tensors, loop=loop, out=out, linear=len(tensors) == 1)
 

@@ -1,11 +1,12 @@
 """Reductions over named dims, and what is built from them.
 
-A sum over a split dim leaves a pending sum. The others reduce what the device has, then share one small result per
-device: `pmax` and `pmin` where no derivative is asked of the collective, a gather of partial results elsewhere.
+A sum over a split dim leaves a pending sum. The others reduce what the device has, then share that small result: by `pmax`
+or `pmin`, and for a product by a gather. Each finds in the padding of an uneven dim what leaves its result as it is.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from functools import partial
 
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.loop import Loop, run
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
 from meshdsl.ops import component
+from meshdsl.ops.keys import bounds, from_key, share_ties, to_key
 from meshdsl.tensor import Tensor
 
 Which = Dim | str | tuple[Dim | str, ...] | None
@@ -46,10 +49,29 @@ def mean(x: Tensor, dims: Which = None) -> Tensor:
     return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def var(x: Tensor, dims: Which = None) -> Tensor:
-    """The variance over `dims` (default: all of them), the mean of squared distances from the mean."""
+def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
+    """The variance over `dims` (default: all of them): the sum of squared distances from the mean, over their number less `ddof`."""
     dims = dim_algebra.find_all("var", x.dims, dims)
-    return mean(component.FUNCTIONS["square"](x - mean(x, dims)), dims)
+    squares = component.FUNCTIONS["square"](x - mean(x, dims))
+    if not ddof:
+        return mean(squares, dims)
+    return sum(squares, dims) / float(builtins.max(dim_algebra.size(dims) - ddof, 0))
+
+
+def std(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
+    """The standard deviation over `dims` (default: all of them), the square root of `var`."""
+    return component.FUNCTIONS["sqrt"](var(x, dims, ddof=ddof))
+
+
+def norm(x: Tensor, dims: Which = None) -> Tensor:
+    """The Euclidean length over `dims` (default: all of them): the square root of the sum of squares."""
+    magnitude = component.FUNCTIONS["abs"](x)  # of complex numbers too
+    return component.FUNCTIONS["sqrt"](sum(component.FUNCTIONS["square"](magnitude), dims))
+
+
+def count_nonzero(x: Tensor, dims: Which = None) -> Tensor:
+    """How many elements over `dims` (default: all of them) are not zero (int32)."""
+    return sum(x != 0, dims)
 
 
 def _float(dtype):
@@ -57,35 +79,35 @@ def _float(dtype):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
-def _extremum(largest: bool, loop: Loop, at: tuple[int, ...], dims: Dims, a):
-    extremum = jnp.max if largest else jnp.min
-    return extremum(loop.gather(extremum(a, at), dims), 0)  # a pmax may lose a NaN: on CPU it does
+def _extremum(sign: int, loop: Loop, at: tuple[int, ...], dims: Dims, a):
+    extremum = (jnp.max if sign > 0 else jnp.min)(a, at)
+    if not loop.axes(dims):
+        return extremum
+    return from_key(loop.pmax(to_key(extremum, sign), dims), a.dtype, sign)
 
 
 @_extremum.defjvp
-def _extremum_jvp(largest, loop, at, dims, primals, tangents):
-    """Elements that tie for the extremum share the derivative, wherever they are."""
-    (a,), (tangent,) = primals, tangents
-    extremum = _extremum(largest, loop, at, dims, a)
-    ties = (a == jnp.expand_dims(extremum, at)).astype(a.dtype)
-    count = loop.psum(jnp.sum(ties, at), dims)
-    return extremum, loop.psum(jnp.sum(tangent * ties, at), dims) / count
+def _extremum_jvp(sign, loop, at, dims, primals, tangents):
+    extremum = _extremum(sign, loop, at, dims, *primals)
+    return extremum, share_ties(loop, dims, at, primals[0], extremum, tangents[0])
 
 
 def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """The largest element over `dims` (default: all of them). Elements that tie share the gradient."""
-    return _reduce("max", x, dims, lambda loop, a, at, dims: _extremum(True, loop, at, dims, a), sums=False)
+    local = lambda loop, a, at, dims: _extremum(1, loop, at, dims, a)  # noqa: E731
+    return _reduce("max", x, dims, local, sums=False, fill=bounds(x.dtype)[0])
 
 
 def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """The smallest element over `dims` (default: all of them). Elements that tie share the gradient."""
-    return _reduce("min", x, dims, lambda loop, a, at, dims: _extremum(False, loop, at, dims, a), sums=False)
+    local = lambda loop, a, at, dims: _extremum(-1, loop, at, dims, a)  # noqa: E731
+    return _reduce("min", x, dims, local, sums=False, fill=bounds(x.dtype)[1])
 
 
 def prod(x: Tensor, dims: Which = None) -> Tensor:
-    """The product over `dims` (default: all of them)."""
+    """The product over `dims` (default: all of them). Where they are split, the products of the parts are gathered."""
     local = lambda loop, a, at, dims: jnp.prod(loop.gather(jnp.prod(a, at), dims), 0)  # noqa: E731
-    return _reduce("prod", x, dims, local, sums=False)
+    return _reduce("prod", x, dims, local, sums=False, fill=1)
 
 
 def any(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
@@ -97,19 +119,21 @@ def any(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
 def all(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """Whether all elements over `dims` (default: all of them) are true."""
     local = lambda loop, a, at, dims: loop.pmin(jnp.all(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
-    return _reduce("all", x, dims, local, sums=False)
+    return _reduce("all", x, dims, local, sums=False, fill=1)
 
 
-def _arg(name: str, x: Tensor, dim: Dim | str, arg: Callable) -> Tensor:
+def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
     def local(loop, a, at, dims):
         a = jax.lax.stop_gradient(a)
-        index = arg(a, at[0]).astype(jnp.int32)
+        index = (jnp.argmax if sign > 0 else jnp.argmin)(a, at[0]).astype(jnp.int32)
+        if not loop.axes(dims):
+            return index
         value = jnp.take_along_axis(a, jnp.expand_dims(index, at[0]), at[0]).squeeze(at[0])
-        values, indices = loop.gather(value, dims), loop.gather(index + loop.offset(dims[0]), dims)
-        first = jnp.expand_dims(arg(values, 0), 0)  # parts are in order of index, so ties go to the lowest
-        return jnp.take_along_axis(indices, first, 0).squeeze(0)
+        key = to_key(value, sign)
+        first = jnp.where(key == loop.pmax(key, dims), index + loop.offset(dims[0]), jnp.iinfo(jnp.int32).max)
+        return loop.pmin(first, dims)
 
-    return _reduce(name, x, _one(name, x, dim), local, sums=False)
+    return _reduce(name, x, _one(name, x, dim), local, sums=False, fill=bounds(x.dtype)[sign < 0])
 
 
 def _one(name, x, dim):
@@ -120,12 +144,12 @@ def _one(name, x, dim):
 
 def argmax(x: Tensor, dim: Dim | str) -> Tensor:
     """The index (int32) of the largest element along `dim`; of equal ones the first."""
-    return _arg("argmax", x, dim, jnp.argmax)
+    return _arg("argmax", x, dim, 1)
 
 
 def argmin(x: Tensor, dim: Dim | str) -> Tensor:
     """The index (int32) of the smallest element along `dim`; of equal ones the first."""
-    return _arg("argmin", x, dim, jnp.argmin)
+    return _arg("argmin", x, dim, -1)
 
 
 def _shifted_exp(loop: Loop, a, at, dims, *, varies: bool):
@@ -143,7 +167,7 @@ def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
         _, total, top = _shifted_exp(loop, a, at, dims, varies=False)
         return jnp.squeeze(jnp.log(total) + top, at)
 
-    return _reduce("logsumexp", x, dims, local, sums=False)
+    return _reduce("logsumexp", component.cast(x, _float(x.dtype)), dims, local, sums=False, fill=-jnp.inf)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -168,7 +192,8 @@ def _log_softmax(loop: Loop, at: tuple[int, ...], dims: Dims, a):
 def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
-    return run(name, lambda loop, a: fn(loop, at, dims, a), (x,), loop=x.dims, out=x.dims)
+    x = component.cast(x, _float(x.dtype))
+    return run(name, lambda loop, a: fn(loop, at, dims, a), (x,), loop=x.dims, out=x.dims, fill=-jnp.inf)
 
 
 def softmax(x: Tensor, dims: Which) -> Tensor:

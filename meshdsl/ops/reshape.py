@@ -1,7 +1,7 @@
 """Ops that only rename, regroup or repeat: no arithmetic, so pending sums keep waiting.
 
-A split or merged dim is local where the outermost of the old dims and of the new ones are split alike; what the law
-wants beyond that is a move.
+A regrouping keeps the splits that it can (`lowering/regroup.py` says which), and so is local where the law agrees. Where it does
+not, the split moves before or after, whichever way fewer elements travel: in one all_to_all where it moves to another dim.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from einops.parsing import ParsedExpression
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering.loop import Loop, run
+from meshdsl.lowering import regroup
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.lowering.regroup import Group
 from meshdsl.tensor import Tensor
 
 
@@ -35,8 +38,7 @@ def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) ->
             raise MeshDSLError(f"rename: {dim} can be called by a name or a Dim of its size, not {value if isinstance(value, Dim) else quote(value)}")
         renamed[dim] = value
     out = dim_algebra.distinct([renamed.get(d, d) for d in x.dims], "rename")
-    carried = {value: dim for dim, value in renamed.items()}
-    return run("rename", lambda _, a: a, (x,), loop=x.dims, out=out, carried=carried, linear=True)
+    return _regroup("rename", x, [Group((dim,), (value,)) for dim, value in renamed.items()], out)
 
 
 def transpose(x: Tensor, dims) -> Tensor:
@@ -88,11 +90,11 @@ def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
     dim_algebra.union("reshape", [x.dims, out])
     old = tuple(d for d in x.dims if d not in out)
     new = tuple(d for d in out if d not in x.dims)
-    return _regroup(x, _groups(x, old, new), out)
+    return _regroup("reshape", x, _groups(x, old, new), out)
 
 
-def _groups(x: Tensor, old: Dims, new: Dims) -> list[tuple[Dims, Dims]]:
-    """Pairs of old and new dims of equal product, as small as possible, in order."""
+def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
+    """Groups of old and new dims of equal product, as small as possible, in order."""
     if dim_algebra.size(old) != dim_algebra.size(new):
         raise MeshDSLError(
             f"reshape: {dim_algebra.show(old)} has {dim_algebra.size(old)} elements and {dim_algebra.show(new)} has "
@@ -107,46 +109,34 @@ def _groups(x: Tensor, old: Dims, new: Dims) -> list[tuple[Dims, Dims]]:
                 i += 1
             else:
                 j += 1
-        groups.append((old[a:i], new[b:j]))
+        groups.append(Group(old[a:i], new[b:j]))
     return groups
 
 
-def _regroup(x: Tensor, groups: list[tuple[Dims, Dims]], out: Dims) -> Tensor:
-    """Each group's old dims become its new dims; local where only the outermost old dim is split, and evenly."""
-    out = dim_algebra.distinct(out, "reshape")
-    regrouped = {d for old, _ in groups for d in old}
+def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
+    """Each group's old dims become its new dims."""
+    out = dim_algebra.distinct(out, name)
+    regrouped = {d for group in groups for d in group.old}
     kept = tuple(d for d in x.dims if d not in regrouped)
-    carried = _carried(x, groups)
-    whole = regrouped.difference(carried.values())
-    source = tuple(d for old, _ in groups for d in old) + kept
-    middle = tuple(d for _, new in groups for d in new) + kept
+    source = tuple(d for group in groups for d in group.old) + kept
+    middle = tuple(d for group in groups for d in group.new) + kept
     order = tuple(x.dims.index(d) for d in source)
     final = tuple(middle.index(d) for d in out)
 
     def local(loop: Loop, a):
-        shape = [d.size // loop.parts(carried.get(d, d)) for d in middle]
-        return jnp.transpose(jnp.reshape(jnp.transpose(a, order), shape), final)
+        a = jnp.transpose(a, order)
+        have = [math.prod(loop.size(d) for d in group.old) for group in groups]
+        want = [math.prod(loop.result.size(d) for d in group.new) for group in groups]
+        if have != want:
+            a = jnp.reshape(a, (*have, *(loop.size(d) for d in kept)))
+            for at, group in enumerate(groups):
+                if have[at] != want[at]:
+                    dim = next(d for d in group.old if loop.axes(d))
+                    a = loop.exchange(a, at, dim, regroup.runs(group, have[at], want[at], loop.parts(dim)), want[at])
+        return jnp.transpose(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
 
-    return run("reshape", local, (x,), loop=x.dims, out=out, whole=tuple(d for d in x.dims if d in whole), carried=carried, linear=True, sums=False)
-
-
-def _carried(x: Tensor, groups) -> dict[Dim, Dim]:
-    """For each group the outermost new dim that keeps the split of the outermost old one, where the parts fit both."""
-    pairs = [(_long(old)[:1], _long(new)[:1]) for old, new in groups]
-    carried = {new[0]: old[0] for old, new in pairs if old and new}
-    regrouped = {d for old, _ in groups for d in old}
-    while x.place:
-        free = [d for d in x.dims if d not in regrouped or d in carried.values()]
-        split, scope = x.place.scope.layout.split(free, x.place.level), x.place.scope
-        uneven = [n for n, o in carried.items() if n.size % (k := scope.parts(split.get(o, ()))) or o.size % k]
-        if not uneven:
-            break
-        del carried[uneven[0]]  # it must be whole, which may leave its axes to another dim
-    return carried
-
-
-def _long(dims: Dims) -> Dims:
-    return tuple(d for d in dims if d.size != 1)
+    route = lambda now, then, scope: regroup.route(now, then, x.dims, out, groups, scope)  # noqa: E731
+    return run(name, local, (x,), loop=x.dims, out=out, route=route, linear=True, sums=False, fill=None)
 
 
 def _sides(pattern: str) -> list[list[str | list[str]]]:
@@ -176,9 +166,9 @@ def _by_pattern(x: Tensor, pattern: str, sizes) -> Tensor:
         merged = sizes.get(name) or Dim(name, dim_algebra.size(old))
         if merged.size != dim_algebra.size(old):
             raise MeshDSLError(f"reshape: {dim_algebra.show(old)} cannot be merged into {merged}, in {pattern!r}")
-        groups.append((old, (merged,)))
+        groups.append(Group(old, (merged,)))
         out.append(merged)
-    return _regroup(x, groups, tuple(out))
+    return _regroup("reshape", x, groups, tuple(out))
 
 
 def _check_names(left, right, sizes, pattern) -> None:
@@ -213,6 +203,6 @@ def _name_left(x: Tensor, left, sizes, pattern) -> tuple[Tensor, list[Dims]]:
         new = tuple(known[n] for n in item)
         if dim_algebra.size(new) != old.size:
             raise MeshDSLError(f"reshape: {old} cannot be split into {dim_algebra.show(new)}, in {pattern!r}")
-        groups.append(((old,), new))
+        groups.append(Group((old,), new))
         used.append(new)
-    return _regroup(x, groups, tuple(d for dims in used for d in dims)), used
+    return _regroup("reshape", x, groups, tuple(d for dims in used for d in dims)), used

@@ -39,7 +39,7 @@ TAIL = """
 """
 TITLES = {
     "component": "Component-wise", "contract": "Contracting", "reduce": "Reducing", "shape": "Shape", "index": "Indexing, cutting and running along a dim",
-    "order": "Order", "scatter": "Scattering and segments", "conv": "Convolution and pooling", "control": "Control flow and calculus",
+    "order": "Order", "scatter": "Scattering, segments and triangles", "conv": "Convolution and pooling", "control": "Control flow and calculus",
     "random": "Randomness", "placement": "Placement",
 }  # fmt: skip
 

@@ -35,13 +35,17 @@ def own_moves(ops: list[Op]) -> set[str]:
 
 def lowered_moves(case: Case, layout: md.Layout, dims) -> tuple[set[str], bool]:
     """What the ops of an example ask for forward, under a layout, and whether a result leaves a sum pending."""
-    pending = []
+    seen, pending = set(), []
 
     def run(*args):
         result = case.fn(*args)
-        pending.extend(t.pending for t in jax.tree.leaves(result, is_leaf=is_tensor) if is_tensor(t))
+        placed = [t for t in jax.tree.leaves(result, is_leaf=is_tensor) if is_tensor(t) and t.place]
+        pending.extend(t.pending for t in placed)
+        if placed:
+            ops = placed[0].place.scope.recorder.ops
+            seen.update(own_moves(ops), {m.operation for op in ops if op.name == "settle" for m in op.moves if m.operation == "psum"})
         return result
 
     lowered = md.lower(run, layout, dims=dims)
     lowered.trace(*case.args)
-    return own_moves(lowered.record), any(pending)
+    return seen, any(pending)

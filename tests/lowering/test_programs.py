@@ -9,10 +9,13 @@ import meshdsl as md
 from meshdsl.dims import union, without
 from tests.helpers import assert_same, data, dims, weight
 
-SIZE = 16
-A, B, C, D = DIMS = dims(a=SIZE, b=SIZE, c=SIZE, d=SIZE)
+EVEN, UNEVEN = 16, 11
 MESHES = ({"p": 2, "q": 2, "r": 2}, {"p": 2, "q": 4}, {"q": 4, "p": 2}, {"p": 8}, {"p": 1, "q": 4})
 KEY = jax.random.key(7)
+
+
+def four(size):
+    return dims(a=size, b=size, c=size, d=size)
 
 
 def one(x, pick):
@@ -21,7 +24,7 @@ def one(x, pick):
 
 
 def absent(x, pick):
-    others = without(DIMS, x.dims)
+    others = without(four(x.dims[0].size), x.dims)
     return others[pick % len(others)]
 
 
@@ -43,8 +46,22 @@ def shuffled(x, dim):
 
 
 def halves(x, dim):
-    first, second = md.split(x, dim, 2)
-    return md.concat([second, first * 2.0], dim)
+    first, second = md.split(x, dim, [md.Dim("v", 5), md.Dim("w", dim.size - 5)])
+    return md.concat([second, md.rename(first, "v", "w") * 2.0], "w", out=dim)
+
+
+def best(x, dim):
+    """The seven largest, and zeros."""
+    values, _ = md.top_k(x, dim, md.Dim("v", 7))
+    return md.pad(values, "v", after=dim.size - 7, out=dim)
+
+
+def added(x, y, dim):
+    """Elements of `y` at other places, added to `x`."""
+    x, y = paired(x, y, lambda x, y: x), paired(x, y, lambda x, y: y)
+    if set(x.dims) != set(y.dims) or dim not in x.dims:
+        return x
+    return md.scatter(x, md.iota(md.Dim("v", dim.size)) * 3 % (dim.size + 2), md.rename(y, dim, "v"), dim)
 
 
 def looped(x, dim):
@@ -65,12 +82,22 @@ OPS = {
     "logsumexp": lambda x, y, n: md.logsumexp(x, one(x, n)) * 0.1,
     "softmax": lambda x, y, n: md.softmax(x * 3.0, one(x, n)) * 10.0,
     "cumsum": lambda x, y, n: md.cumsum(x, one(x, n), reverse=n % 2 == 0) * 0.1,
+    "cummax": lambda x, y, n: md.cummax(x, one(x, n)),
     "rename": lambda x, y, n: md.rename(x, one(x, n), absent(x, n)),
     "transpose": lambda x, y, n: md.transpose(x, x.dims[::-1]),
     "shuffled": lambda x, y, n: shuffled(x, one(x, n)),
     "halves": lambda x, y, n: halves(x, one(x, n)),
-    "pad": lambda x, y, n: md.slice(md.pad(x, one(x, n), 5, 11), one(x, n).name, n % 8, SIZE),
+    "window": lambda x, y, n: md.slice(md.pad(x, one(x, n), 5, 7, out="v"), "v", n % 8, one(x, n)),
+    "roll": lambda x, y, n: md.roll(x, one(x, n), n - 5) + md.flip(x, one(x, n)),
+    "shift": lambda x, y, n: md.shift(x, one(x, n), n - 5),
+    "sort": lambda x, y, n: md.sort(x, one(x, n)),
+    "top_k": lambda x, y, n: best(x, one(x, n)),
+    "scatter": lambda x, y, n: added(x, y, one(x, n)),
+    "segments": lambda x, y, n: md.segment_sum(x, md.iota(one(x, n)) // 2, one(x, n), absent(x, n)),
+    "tril": lambda x, y, n: md.tril(x, x.dims[0], x.dims[-1]) if len(x.dims) > 1 else x,
     "take": lambda x, y, n: md.take(x, md.iota(absent(x, n)) * 3 % 7, one(x, n)),
+    "pool": lambda x, y, n: md.mean_pool(x, {one(x, n): 3}, padding="SAME", stride=1),
+    "over": lambda x, y, n: md.over(one(x, n), lambda x: md.tanh(x) * md.sum(x))(x) * 0.1,
     "dropout": lambda x, y, n: md.dropout(x, 0.3, jax.random.fold_in(KEY, n)),
     "scan": lambda x, y, n: looped(x, one(x, n)),
     "checkpoint": lambda x, y, n: md.checkpoint(lambda x: product(md.tanh(x), y, n))(x),
@@ -91,9 +118,9 @@ def program(steps):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 2), st.integers(0, 3), st.integers(0, 15)), min_size=3, max_size=8
+    st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 2), st.integers(0, 3), st.integers(0, 15)), min_size=5, max_size=15
 )
-RULES = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(range(3))), max_size=5)
+RULES = st.lists(st.tuples(st.sampled_from("abcdv"), st.sampled_from(range(3))), max_size=5)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{a}{n}" for a, n in mesh.items()))
@@ -102,10 +129,11 @@ def test_random_programs_are_the_same_lowered(mesh):
         return [f"{dim}? -> {list(mesh)[axis % len(mesh)]}" for dim, axis in rules]
 
     @settings(max_examples=settings.default.max_examples // 5)
-    @given(STEPS, RULES, RULES, RULES)
-    def same(steps, rules, parameters, optimizer):
-        layout = md.Layout(lines(rules), lines(parameters[:2]), lines(optimizer[:2]), mesh)
-        x, y = data(A, B, seed=1), data(B, C, seed=2)
-        assert_same(program(steps), x, y, weight(C, A, seed=3), layout=layout, tolerance=2e-5, floor=1.0)
+    @given(STEPS, RULES, RULES, RULES, st.sampled_from([EVEN, UNEVEN]))
+    def same(steps, rules, parameters, optimizer, size):
+        layout = md.Layout(lines(rules), lines(parameters[:2]), lines(optimizer[:2]), mesh, uneven="pad")
+        a, b, c, _ = four(size)
+        x, y = data(a, b, seed=1), data(b, c, seed=2)
+        assert_same(program(steps), x, y, weight(c, a, seed=3), layout=layout, tolerance=2e-5, floor=1.0)
 
     same()

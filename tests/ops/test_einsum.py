@@ -1,6 +1,9 @@
 """einsum: what jnp.einsum computes, over names, under any layout."""
 
+import jax
+import jax.extend
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -85,3 +88,62 @@ COUNTS = {
 def test_a_product_costs_what_the_law_says(name):
     run = lambda x, y: md.einsum(x, y, out=(A, D))  # noqa: E731
     assert collectives(run, X, Y, layout=LAYOUTS[name]) == COUNTS[name]
+
+
+def dots(fn, *args, layout):
+    """The shapes of what the matrix products on one device give, in order, in a lowered program."""
+    found = []
+
+    def visit(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "dot_general":
+                found.append(eqn.outvars[0].aval.shape)
+            for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+                visit(inner)
+
+    visit(md.lower(fn, layout).trace(*args).jaxpr.jaxpr)
+    return [tuple(sorted(shape)) for shape in found]
+
+
+def test_the_order_of_contraction_is_the_best_for_what_a_device_has():
+    """Of [a, b] [b, c] [c, d]: from the right as a whole, with a = 32; from the left on a device that has 4 of a."""
+    p, q, r, s = dims(p=32, q=8, r=7, s=8)
+    operands = data(p, q), data(q, r, seed=2), data(r, s, seed=3)
+    run = lambda *xs: md.einsum(*xs, out=(p, s))  # noqa: E731
+    assert dots(run, *operands, layout=layout(mesh={"m": 8})) == [(8, 8), (8, 32)]
+    rules = layout("p -> m", mesh={"m": 8})
+    assert dots(run, *operands, layout=rules) == [(4, 7), (4, 8)]
+    assert_same(run, *operands, layout=rules)
+
+
+def test_many_operands_make_nothing_larger_than_they_need():
+    chain = dims(**{f"n{i}": 4 for i in range(8)})
+    operands = [data(*pair, seed=i) for i, pair in enumerate(zip(chain, chain[1:], strict=False))]
+    rules = layout("n3 -> m", "n0 -> m", mesh={"m": 4})
+    run = lambda *xs: md.einsum(*xs, out=(chain[0], chain[-1]))  # noqa: E731
+    assert max(map(len, dots(run, *operands, layout=rules))) == 2
+    assert_same(run, *operands, layout=rules)
+
+
+def test_there_may_be_more_dims_than_letters():
+    chain = dims(**{f"n{i}": 2 for i in range(60)})
+    operands = [data(*pair, seed=i) for i, pair in enumerate(zip(chain, chain[1:], strict=False))]
+    expected = np.linalg.multi_dot([np.asarray(t.array, np.float64) for t in operands])
+    assert distance(md.einsum(*operands, out=(chain[0], chain[-1])).array, expected) < 1e-5
+
+
+def test_uneven_dims_contract_exactly():
+    a, b, c = dims(a=5, b=11, c=3)
+
+    def run(x, y):
+        x, y = md.cos(x), md.cos(y)  # their padding is not zero
+        return md.einsum(x, y, out=(a, c)), md.einsum(x, y, out=()), md.einsum(x, x, y, out=(c, b)), md.einsum(x, out=b)
+
+    for rules in (["b -> m"], ["b -> m", "c -> m", "a -> n"], ["a -> n, m", "c -> m"]):
+        assert_same(run, data(a, b), data(b, c), layout=layout(*rules, mesh={"m": 2, "n": 4}, uneven="pad"), dims="abc")
+
+
+def test_precision_is_handed_on():
+    run = lambda x, y: md.einsum(x, y, out=(A, D), precision=jax.lax.Precision.HIGHEST)  # noqa: E731
+    assert "HIGHEST" in str(md.lower(run, LAYOUTS["contracted"], dims=("c",)).trace(X, Y).jaxpr)
+    assert_same(run, X, Y, layout=LAYOUTS["contracted"])

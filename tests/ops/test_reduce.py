@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.ops.reduce import count_nonzero, norm, std
 from tests.helpers import assert_same, collectives, data, dims, distance, integers, layout
 
 A, B, C = dims(a=4, b=8, c=2)
@@ -17,11 +18,20 @@ LAYOUTS = {
     "two axes": layout("b -> m, n", "a -> n", mesh={"m": 2, "n": 4}),
     "two axes, minor first": layout("b -> n, m", "c -> r", mesh={"r": 2, "m": 2, "n": 2}),
 }
+ODD = data(*dims(a=5, b=3, c=2))  # over 4 devices: parts of 2, 2 and 1 elements, and one of padding only
+UNEVEN = {
+    "one dim": layout("a -> m", mesh={"m": 4}, uneven="pad"),
+    "two dims": layout("b -> n", "a -> m", mesh={"m": 4, "n": 2}, uneven="pad"),
+    "two axes": layout("a -> n, m", "b -> r", mesh={"r": 2, "m": 2, "n": 2}, uneven="pad"),
+}
 # The reduction, and the same on an array [a, b, c] over b and c.
 OVER_BC = {
     "sum": (md.sum, jnp.sum),
     "mean": (md.mean, jnp.mean),
     "var": (md.var, jnp.var),
+    "unbiased var": (lambda x, dims: md.var(x, dims, ddof=1), lambda a, at: jnp.var(a, at, ddof=1)),
+    "std": (std, jnp.std),
+    "norm": (norm, lambda a, at: jnp.sqrt(jnp.sum(a * a, at))),
     "max": (md.max, jnp.max),
     "min": (md.min, jnp.min),
     "prod": (md.prod, jnp.prod),
@@ -29,7 +39,7 @@ OVER_BC = {
     "softmax": (md.softmax, jax.nn.softmax),
     "log_softmax": (md.log_softmax, jax.nn.log_softmax),
 }
-TRUTH = {"any": (md.any, jnp.any), "all": (md.all, jnp.all)}
+TRUTH = {"any": (md.any, jnp.any), "all": (md.all, jnp.all), "count_nonzero": (count_nonzero, jnp.count_nonzero)}
 ARG = {"argmax": (md.argmax, jnp.argmax), "argmin": (md.argmin, jnp.argmin)}
 
 
@@ -59,6 +69,33 @@ def test_reductions_are_the_same_lowered(rules):
         X,
         layout=rules,
     )
+
+
+@pytest.mark.parametrize("rules", UNEVEN.values(), ids=UNEVEN)
+def test_padding_takes_no_part_in_a_reduction(rules):
+    floats = {name: ours for name, (ours, _) in OVER_BC.items()}
+    others = {name: fns[0] for name, fns in (TRUTH | ARG).items()}
+
+    def run(x):
+        whole = md.cast(x * 100 - 200, jnp.int32)  # below zero, as is what `softmax` sees less its maximum
+        over = {name: fn(x - 2, "a") for name, fn in floats.items()} | {f"{f.__name__} of all": f(x - 2, None) for f in (md.mean, md.max, md.softmax)}
+        return over, {n: fn(x > -2 if n in TRUTH else x - 2, "a") for n, fn in others.items()}, [f(whole, "a") for f in WHOLE]
+
+    assert_same(run, ODD, layout=rules, dims=("c",))
+
+
+WHOLE = (md.sum, md.mean, md.max, md.min, md.prod, md.logsumexp, md.softmax, md.argmax, md.argmin)
+
+
+@pytest.mark.parametrize("rules", UNEVEN.values(), ids=UNEVEN)
+def test_padding_does_not_tie_with_what_is_infinite(rules):
+    low = md.tensor(ODD.array.at[:, 0].set(-jnp.inf).at[2:, 1, 0].set(jnp.nan), ODD.dims)
+    run = lambda x: [md.max(x, "a"), md.min(-x, "a"), md.argmax(x, "a"), md.argmin(-x, "a"), md.logsumexp(x, "a")]  # noqa: E731
+    assert_same(run, low, layout=rules, gradients=False)
+    kept = md.tensor(ODD.array.at[:, 0].set(-jnp.inf), ODD.dims)
+    grad = lambda x: md.value_and_grad(lambda x: md.sum(md.max(x, "a")))(x)[1]  # noqa: E731
+    assert_same(grad, kept, layout=rules, gradients=False, level="optimizer")
+    assert np.allclose(grad(kept).array[:, 0], 1 / 5)
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
@@ -101,6 +138,12 @@ DTYPES = {
     "int32 max": (lambda x: md.max(md.cast(x * 100, jnp.int32), B), jnp.int32),
     "int32 prod": (lambda x: md.prod(md.cast(x * 3, jnp.int32), B), jnp.int32),
     "bfloat16 max": (lambda x: md.max(md.cast(x, jnp.bfloat16), B), jnp.bfloat16),
+    "float16 min": (lambda x: md.min(md.cast(x, jnp.float16), B), jnp.float16),
+    "uint8 min": (lambda x: md.min(md.cast(x * 100 + 100, jnp.uint8), B), jnp.uint8),
+    "uint32 max": (lambda x: md.max(md.cast(x * 1e9 + 2e9, jnp.uint32), B), jnp.uint32),
+    "bool min": (lambda x: md.min(x > 0, B), jnp.bool_),
+    "int8 softmax": (lambda x: md.softmax(md.cast(x * 100, jnp.int8), B), jnp.float32),
+    "bool count": (lambda x: count_nonzero(x > 0, B), jnp.int32),
 }
 
 
@@ -118,8 +161,8 @@ def test_mean_of_many_does_not_overflow_a_small_dtype():
 COUNTS = {
     "sum stays pending until it leaves": (lambda x: md.sum(x, B) * 2.0, {("psum", ("m",)): 1}),
     "softmax": (lambda x: md.softmax(x, B), {("pmax", ("m",)): 1, ("psum", ("m",)): 1}),
-    "max": (lambda x: md.max(x, B), {("all_gather", ("m",)): 1}),
-    "argmax": (lambda x: md.argmax(x, B), {("all_gather", ("m",)): 2}),
+    "max": (lambda x: md.max(x, B), {("pmax", ("m",)): 1}),
+    "argmax": (lambda x: md.argmax(x, B), {("pmax", ("m",)): 1, ("pmin", ("m",)): 1}),
     "prod": (lambda x: md.prod(x, B), {("all_gather", ("m",)): 1}),
     "over a dim that is not split": (lambda x: [md.max(x, A), md.softmax(x, A), md.sum(x, A)], {}),
 }

@@ -5,6 +5,8 @@ from itertools import cycle
 import einops
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import meshdsl as md
 from tests.helpers import assert_same, collectives, data, dims, layout
@@ -113,6 +115,71 @@ def test_a_rename_that_moves_the_split_is_one_all_to_all():
     rules = layout("a -> m", "memory -> m", mesh={"m": 4})
     run = lambda x: md.rename(x, {"a": "whole", "b": "memory"})  # noqa: E731
     assert collectives(run, X, layout=rules) == {("all_to_all", ("m",)): 1}
+
+
+# What a regrouping moves, in bytes on each device. Dims b=8, t=16, h=4, k=6 of float32.
+B8, T16, H4, K6 = dims(b=8, t=16, h=4, k=6)
+BHTK = data(B8, H4, T16, K6)
+SPLITS = {"data": 2, "model": 2}
+MOVES = {
+    "heads apart": (["b -> data", "d -> model", "h -> model"],
+                    lambda x: md.reshape(md.reshape(x, "b h t k -> b t (h k)", h_k=md.Dim("d", 24)), "b t (h k) -> b h t k", h=4), {}),
+    "an inner split passes to the outer dim": (
+        ["h -> model", "b_h -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_to_all": 8 * 2 * 16 * 6 * 4}),
+    "an inner split passes to a kept dim": (
+        ["b, b_h -> data", "h -> model", "t -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_to_all": 4 * 2 * 16 * 6 * 4}),
+    "both meet": (["b_h -> data, model", "b -> data", "h -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_to_all": 4 * 2 * 16 * 6 * 4}),
+    "an inner split that nothing keeps": (["h -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_gather": 8 * 4 * 16 * 6 * 4}),
+    "a rename with another split": (["h -> model", "k -> model"], lambda x: md.rename(x, "h", "z"), {"all_to_all": 8 * 2 * 16 * 6 * 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_regrouping_moves_a_split_once_and_gathers_only_what_is_to_be_whole(name):
+    rules, fn, expected = MOVES[name]
+    program = md.lower(fn, layout(*rules, mesh=SPLITS), dims=("d", "b_h", "t", "k")).program(BHTK)
+    assert {c.operation: c.bytes for c in program.collectives} == expected
+    assert_same(fn, BHTK, layout=layout(*rules, mesh=SPLITS), dims=("d", "b_h", "t", "k"))
+
+
+def test_runs_that_end_elsewhere_only_exchange_their_ends():
+    """33 rows of 8 over two devices are 17 and 16; as 264 elements they are 132 each, of which the second lacks 4."""
+    p, q = dims(p=33, q=8)
+    rules = layout("p, z -> m", mesh={"m": 2}, uneven="pad")
+    run = lambda x: md.tanh(md.reshape(md.cos(x), (md.Dim("z", 264),)))  # noqa: E731
+    program, _ = assert_same(run, data(p, q), layout=rules)
+    assert [c.bytes for c in program.collectives if c.operation == "ppermute"] == [4 * 4, 4 * 4]  # forward and backward
+
+
+@st.composite
+def regroupings(draw):
+    """Dims, dims of as many elements, and a layout that splits any of them, evenly or not."""
+    total = draw(st.sampled_from([6, 12, 24, 16, 10]))
+
+    def factors(names):
+        sizes, left = [], total
+        for _ in range(draw(st.integers(0, 2))):
+            sizes.append(draw(st.sampled_from([n for n in range(1, left + 1) if left % n == 0])))
+            left //= sizes[-1]
+        return dims(**dict(zip(names, draw(st.permutations([*sizes, left])), strict=False)))
+
+    kept = dims(k=draw(st.sampled_from([4, 6, 3])))
+    old, new = factors("abc"), factors("vwx")
+    mesh = draw(st.sampled_from([{"m": 2, "n": 2}, {"n": 2, "m": 4}, {"m": 3, "n": 2}, {"m": 8}]))
+    rules = draw(st.lists(st.tuples(st.sampled_from("abckvwx"), st.sampled_from(sorted(mesh))), min_size=1, max_size=4))
+    at = draw(st.integers(0, len(new)))
+    return old, kept, new[:at] + kept + new[at:], layout(*(f"{d}? -> {axis}" for d, axis in rules), mesh=mesh, uneven="pad")
+
+
+@settings(max_examples=max(15, settings.default.max_examples // 5))
+@given(regroupings())
+def test_any_regrouping_under_any_layout_is_that_of_numpy(drawn):
+    old, kept, out, rules = drawn
+    x = data(*old, *kept)
+    new = tuple(d for d in out if d not in kept)
+    expected = np.reshape(x.array, [d.size for d in (*new, *kept)])
+    assert np.array_equal(md.transpose(md.reshape(x, out), (*new, *kept)).array, expected)
+    assert_same(lambda x: md.tanh(md.reshape(md.cos(x), out)), x, layout=rules)
 
 
 OTHERS = {

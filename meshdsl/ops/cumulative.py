@@ -1,0 +1,171 @@
+"""Running sums, products, extrema and logsumexps along a dim.
+
+Each is a scan of what a device has, combined with a prefix: the scan of the totals of the parts. The totals travel, in one
+all_gather of one number a part, and the dim itself never does. The least that could travel is one number to each device, but in
+as many exchanges, one after another, as the number of parts has binary digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.ops import component
+from meshdsl.tensor import Tensor
+
+
+class Scan(NamedTuple):
+    """An associative operation on arrays, or on trees of them."""
+
+    running: Callable  # of a tree, an axis and whether to run backwards
+    combine: Callable
+    identity: Any  # a number for each leaf of the tree
+
+
+class Along(NamedTuple):
+    """Which dim a scan runs along, and how."""
+
+    loop: Loop
+    dim: Dim
+    at: int
+    reverse: bool
+    exclusive: bool
+
+
+def _run(scan: Scan, along: Along, tree):
+    """The scan of the whole dim, as far as this device has it. Padding holds the identity."""
+    loop, dim, at, reverse, exclusive = along
+    running = scan.running(tree, at, reverse=reverse)
+    own = _exclusive(scan, running, at, reverse) if exclusive else running
+    if not loop.axes(dim):
+        return own
+    last = 0 if reverse else loop.size(dim) - 1
+    totals = jax.tree.map(lambda a: loop.gather(lax.index_in_dim(a, last, at, keepdims=False), dim, varies=True), running)
+    before = _exclusive(scan, scan.running(totals, 0, reverse=reverse), 0, reverse)
+    part = loop.offset(dim) // loop.size(dim)
+    prefix = jax.tree.map(lambda a: jnp.expand_dims(lax.dynamic_index_in_dim(a, part, 0, keepdims=False), at), before)
+    return scan.combine(own, prefix)
+
+
+def _exclusive(scan: Scan, running, at: int, reverse: bool):
+    """A scan without the element itself: the identity put in front, and the last result dropped."""
+
+    def moved(a, identity):
+        widths = [((-1, 1, 0) if reverse else (1, -1, 0)) if i == at else (0, 0, 0) for i in range(a.ndim)]
+        return lax.pad(a, jnp.asarray(identity, a.dtype), widths)
+
+    return jax.tree.map(moved, running, scan.identity)
+
+
+@jax.custom_jvp
+def _logaddexp(x, y):
+    return jnp.logaddexp(x, y)
+
+
+@_logaddexp.defjvp
+def _logaddexp_jvp(primals, tangents):
+    """As that of JAX, but the logarithm of nothing has no derivative instead of a NaN."""
+    total = _logaddexp(*primals)
+
+    def share(x):
+        same = x == total  # infinities too
+        return jnp.where(jnp.isneginf(x), 0, jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total))))
+
+    return total, sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
+
+
+def _associative(combine: Callable) -> Callable:
+    return lambda tree, at, reverse: lax.associative_scan(combine, tree, axis=at, reverse=reverse)
+
+
+def _lowest(dtype):
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype):
+    return jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _extremum(scan: Scan, along: Along, a):
+    return _run(scan, along, a)
+
+
+@_extremum.defjvp
+def _extremum_jvp(scan, along, primals, tangents):
+    """Elements that tie for the extremum share the derivative, wherever they are, as in `max`."""
+
+    def tied(x, y):
+        best = scan.combine(x[0], y[0])
+        best_of = lambda i: jnp.where(x[0] == best, x[i], 0) + jnp.where(y[0] == best, y[i], 0)  # noqa: E731
+        return best, best_of(1), best_of(2)
+
+    (a,), (tangent,) = primals, tangents
+    ties = Scan(_associative(tied), tied, (scan.identity, 0, 0))
+    extremum, total, count = _run(ties, along, (a, tangent, jnp.ones_like(tangent)))
+    return extremum, total / jnp.maximum(count, 1)
+
+
+# For each op its scan, the operation that it repeats, and the identity of that.
+SCANS = {
+    "cumsum": (lax.cumsum, lax.add, lambda dtype: 0),
+    "cumprod": (lax.cumprod, lax.mul, lambda dtype: 1),
+    "cummax": (lax.cummax, lax.max, _lowest),
+    "cummin": (lax.cummin, lax.min, _highest),
+    "cumlogsumexp": (_associative(_logaddexp), _logaddexp, _lowest),
+}
+
+
+def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: bool) -> Tensor:
+    dim = dim_algebra.find(name, x.dims, dim)
+    if name == "cumlogsumexp" and not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = component.cast(x, jnp.float32)
+    if x.dtype == bool:
+        x = component.cast(x, jnp.int32)
+    if dim.size == 0:
+        return x
+    running, combine, identity = SCANS[name]
+    scan = Scan(running, lambda x, y: combine(*jnp.broadcast_arrays(x, y)), identity(x.dtype))
+    has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
+    fn, at = _extremum if has_ties else _run, x.dims.index(dim)
+    local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)  # noqa: E731
+    return run(name, local, (x,), loop=x.dims, out=x.dims, fill=scan.identity)
+
+
+def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
+    """The running sum along `dim`.
+
+    Args:
+      reverse: runs from the end of the dim.
+      exclusive: without the element itself; the first is 0.
+    """
+    return _cumulative("cumsum", x, dim, reverse, exclusive)
+
+
+def cumprod(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
+    """The running product along `dim`; `reverse` and `exclusive` as in `cumsum`."""
+    return _cumulative("cumprod", x, dim, reverse, exclusive)
+
+
+def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
+    """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`. Elements that tie share the gradient."""
+    return _cumulative("cummax", x, dim, reverse, exclusive)
+
+
+def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
+    """The smallest element so far along `dim`; as `cummax`."""
+    return _cumulative("cummin", x, dim, reverse, exclusive)
+
+
+def cumlogsumexp(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
+    """`log(cumsum(exp(x)))` along `dim`, without overflow; `reverse` and `exclusive` as in `cumsum`."""
+    return _cumulative("cumlogsumexp", x, dim, reverse, exclusive)

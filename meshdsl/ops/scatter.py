@@ -1,0 +1,222 @@
+"""Scatter: elements put where an index says, the inverse of `take`; and the sums by segment that are built on it.
+
+Each device works on its part of the dim that is scattered into, and drops what falls elsewhere. Where the updates are
+split, each device applies those that it has, and what they come to is brought together: by a sum that stays pending
+until it is needed, or by a maximum.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.ops import component
+from meshdsl.ops.component import align
+from meshdsl.ops.keys import bounds, from_key, to_key
+from meshdsl.ops.reduce import Which
+from meshdsl.tensor import Tensor
+
+
+def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str = "add") -> Tensor:
+    """`x` with `updates` put into it at the indices `ids` along `dim`: the inverse of `take(x, ids, dim)`.
+
+    Dims that `x` and `ids` share go together. An update whose index is outside of `dim` is dropped.
+
+    Args:
+      updates: its dims are among those that `take(x, ids, dim)` has; it is repeated along those that it lacks.
+      how: what becomes of an element that has updates:
+        "add": they are added to it;
+        "max", "min": the largest (smallest) of it and them. A tie with `x` gives the gradient to `x`, updates that tie share it;
+        "set": the last of them, by index; several dims of indices count in the alphabetical order of their names.
+
+    Raises:
+      MeshDSLError: `ids` are not whole numbers or have `dim` themselves, `updates` have another dim, or no such `how`.
+    """
+    dim = dim_algebra.find("scatter", x.dims, dim)
+    if how not in _HOW:
+        raise MeshDSLError(f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}{nearest(str(how), _HOW)}")
+    target = _aim("scatter", ids, updates, x.dims, dim)
+    if x.dtype == bool:
+        whole = [component.cast(t, jnp.int32) for t in (x, updates)]
+        return component.cast(scatter(whole[0], ids, whole[1], dim, how=how), bool)
+    return _HOW[how](target, x, _whole_numbers(ids), component.cast(updates, x.dtype))
+
+
+def segment_sum(x: Tensor, ids: Tensor, dim: Which, segments: Dim) -> Tensor:
+    """The sum of the elements of `x` along `dim` (one or several) that have the same id; `segments` takes its place.
+
+    Args:
+      ids: for each element the index in `segments`; its dims are among those of `x`. Elements whose id is outside are dropped.
+
+    Raises:
+      MeshDSLError: `ids` are not whole numbers, lack `dim` or have a dim that `x` lacks, or `x` has `segments` already.
+    """
+    summed = dim_algebra.find_all("segment_sum", ids.dims, dim)
+    dim_algebra.find_all("segment_sum", x.dims, ids.dims)
+    out = dim_algebra.distinct((*dim_algebra.without(x.dims, summed), segments), "segment_sum")
+    target = _aim("segment_sum", ids, x, out, segments)
+    x = component.cast(x, jnp.int32) if x.dtype == bool else x
+    return _added(target, _whole_numbers(ids), x)
+
+
+def bincount(ids: Tensor, bins: Dim, *, weights: Tensor | None = None) -> Tensor:
+    """How often each index of the dim `bins` occurs in `ids` (int32), or the sum of the `weights` of where it does.
+
+    Raises:
+      MeshDSLError: `ids` are not whole numbers, or have `bins` themselves; `weights` lack a dim of `ids`.
+    """
+    if weights is not None:
+        return segment_sum(weights, ids, ids.dims, bins)
+    target = _aim("bincount", ids, None, (bins,), bins)
+    return _added(target, _whole_numbers(ids), Tensor(jnp.ones((), jnp.int32), ()))
+
+
+class _Target(NamedTuple):
+    """The dims of a scatter: shared by indices and result, scattered into, of the result alone, of the indices alone."""
+
+    name: str
+    shared: Dims
+    dim: Dim
+    rest: Dims
+    picked: Dims
+
+    @property
+    def out(self) -> Dims:
+        return (*self.shared, self.dim, *self.rest)
+
+    @property
+    def loop(self) -> Dims:
+        return (*self.out, *self.picked)
+
+    def index(self, loop: Loop, ids, dims: Dims):
+        """Where an array with the dims `shared`, `dim` is indexed by `ids`, and which of these are in this device's part.
+
+        The others are wrapped into it, and the caller makes their updates of no effect. Left outside of it they would be
+        dropped too, but XLA fuses a lone update with a slice that `x` is cut by as if indices never were outside.
+        """
+        ids = jnp.transpose(ids, [dims.index(d) for d in (*self.shared, *self.picked)]) - loop.offset(self.dim)
+        size = loop.size(self.dim)
+        inside = (ids >= 0) & (ids < size)
+        return (*self._grid(loop, len(self.picked)), jnp.mod(ids, size)), inside.reshape(*ids.shape, *(1,) * len(self.rest))
+
+    def _grid(self, loop: Loop, after: int):
+        """The positions of the shared dims, shaped to go with indices that have `after` dimensions more."""
+        n = len(self.shared)
+        return [jnp.arange(loop.size(d)).reshape([-1 if j == i else 1 for j in range(n + after)]) for i, d in enumerate(self.shared)]
+
+
+def _aim(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim) -> _Target:
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise MeshDSLError(f"{name}: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers")
+    dim_algebra.union(name, [out, ids.dims])
+    if dim in ids.dims:
+        raise MeshDSLError(f"{name}: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it")
+    shared = tuple(d for d in out if d in ids.dims)
+    picked = tuple(sorted(dim_algebra.without(ids.dims, shared), key=lambda d: d.name))
+    target = _Target(name, shared, dim, dim_algebra.without(out, (*shared, dim)), picked)
+    legal = dim_algebra.without(target.loop, (dim,))
+    if updates is not None and not set(updates.dims) <= set(legal):
+        raise MeshDSLError(f"{name}: the updates have {dim_algebra.show(updates.dims)}; their dims are among {dim_algebra.show(legal)}")
+    return target
+
+
+def _whole_numbers(ids: Tensor) -> Tensor:
+    return component.cast(ids, jnp.int32)  # a uint8 has no -1, which is what padding holds, and may lack the size of the dim
+
+
+def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = None) -> Tensor:
+    def local(loop: Loop, i, u):
+        index, inside = target.index(loop, i, ids.dims)
+        return _put(target, loop, "add", index, jnp.where(inside, _aligned(target, u, updates.dims), jnp.zeros((), u.dtype)), 0)
+
+    return run(target.name, local, (ids, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=like)
+
+
+def _aligned(target: _Target, updates, dims: Dims):
+    """The updates in the order of the dims of indices, then those of the result alone; shaped to broadcast."""
+    order = (*target.shared, *target.picked, *target.rest)
+    aligned = align(updates, dims, order)
+    return aligned.reshape((1,) * (len(order) - aligned.ndim) + aligned.shape)
+
+
+def _put(target: _Target, loop: Loop, how: str, index, updates, start):
+    """An array with the dims of the result, `start` everywhere but where updates come to it."""
+    array = jnp.full([loop.size(d) for d in target.out], start, updates.dtype)
+    return getattr(array.at[index], how)(updates, mode="promise_in_bounds")
+
+
+def _add(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
+    return x + _added(target, ids, updates, x)
+
+
+def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int) -> Tensor:
+    def local(loop: Loop, i, u):
+        return _largest(loop, target, sign, updates.dims, *target.index(loop, i, ids.dims), u)
+
+    found = run(target.name, local, (ids, updates), loop=target.loop, out=target.out, fill=(-1, 0), sums=False, like=x)
+    # Not `maximum`: an element without updates keeps its whole gradient, and a NaN on either side stays.
+    beyond = lambda a, b: (b > a if sign > 0 else b < a) | jnp.isnan(b)  # noqa: E731
+    return component.map(lambda a, b: jnp.where(beyond(a, b), b, a), x, found, name=target.name)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def _largest(loop: Loop, target: _Target, sign: int, dims: Dims, index, inside, updates):
+    lowest = bounds(updates.dtype)[sign < 0]
+    updates = jnp.where(inside, _aligned(target, updates, dims), jnp.asarray(lowest, updates.dtype))
+    made = _put(target, loop, "max" if sign > 0 else "min", index, updates, lowest)
+    if not loop.axes(target.picked):
+        return made
+    return from_key(loop.pmax(to_key(made, sign), target.picked), updates.dtype, sign)
+
+
+@_largest.defjvp
+def _largest_jvp(loop, target, sign, dims, primals, tangents):
+    index, inside, updates = primals
+    found = _largest(loop, target, sign, dims, *primals)
+    ties = ((_aligned(target, updates, dims) == found[index]) & inside).astype(updates.dtype)
+    total = lambda u: loop.psum(_put(target, loop, "add", index, u, 0), target.picked)  # noqa: E731
+    return found, total(_aligned(target, tangents[2], dims) * ties) / jnp.maximum(total(ties), 1)
+
+
+def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
+    strides, stride = {}, 1
+    for d in reversed(target.picked):
+        strides[d], stride = stride, stride * d.size
+
+    def last_rank(loop: Loop, i):
+        """For each element of `dim` the number of its last update, -1 where it has none."""
+        n = len(target.picked)
+        ranks = jnp.zeros((), jnp.int32)
+        for j, d in enumerate(target.picked):
+            ranks = ranks + (loop.indices(d) * strides[d]).reshape([-1 if k == j else 1 for k in range(n)])
+        index, inside = found.index(loop, i, ids.dims)
+        return loop.pmax(_put(found, loop, "max", index, jnp.where(inside, ranks, -1), -1), target.picked)
+
+    found = target._replace(rest=())
+    last = run(target.name, last_rank, (ids,), loop=found.loop, out=found.out, fill=-1, sums=False, like=x)
+
+    def picked(loop: Loop, last, u):
+        """Those updates, where this device has them; the others have the rest of the sum."""
+        order = (*target.shared, *target.picked, *target.rest)
+        u = jnp.broadcast_to(_aligned(target, u, updates.dims), [loop.size(d) for d in order])
+        at = [last // strides[d] % d.size - loop.offset(d) for d in target.picked]
+        here = last >= 0
+        for i, d in zip(at, target.picked, strict=True):
+            here = here & (i >= 0) & (i < loop.size(d))
+        index = (*target._grid(loop, 1), *[jnp.where(here, i, 0) for i in at])
+        values = u[index] if index else u[None]
+        return jnp.where(here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype))
+
+    chosen = run(target.name, picked, (last, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=x)
+    return component.map(lambda a, b, c: jnp.where(b >= 0, c, a), x, last, chosen, name=target.name)
+
+
+_HOW = {"add": _add, "max": partial(_most, sign=1), "min": partial(_most, sign=-1), "set": _set}

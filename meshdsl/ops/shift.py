@@ -1,0 +1,51 @@
+"""Ops that move every element of a dim by the same rule, all of them by `ppermute` where the dim is split."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.lowering import window
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.ops.cut import windowed
+from meshdsl.tensor import Tensor
+
+
+def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
+    """`x` with element `i` of `dim` at `i + by`; what leaves the dim is dropped, and `fill` stands where nothing arrives."""
+    dim = dim_algebra.find("shift", x.dims, dim)
+    return windowed("shift", x, dim, dim, -by, fill)
+
+
+def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
+    """`x` with element `i` of `dim` at `i + by`; what leaves the dim at one end comes back at the other."""
+    dim = dim_algebra.find("roll", x.dims, dim)
+    by = by % dim.size if dim.size else 0
+    if by == 0:
+        return x
+    at = x.dims.index(dim)
+
+    def local(loop: Loop, a):
+        if not loop.axes(dim):
+            return jnp.roll(a, by, at)
+        size = loop.size(dim)
+        ahead, wrapped = ([j * size - by + turn for j in range(loop.parts(dim))] for turn in (0, dim.size))
+        pieces = window.pieces(ahead, size, size, dim.size - by) + window.pieces(wrapped, size, size, dim.size)
+        return loop.exchange(a, at, dim, pieces, size)
+
+    return run("roll", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+
+
+def flip(x: Tensor, dim: Dim | str) -> Tensor:
+    """`x` with the elements of `dim` in the opposite order."""
+    dim = dim_algebra.find("flip", x.dims, dim)
+    at = x.dims.index(dim)
+
+    def local(loop: Loop, a):
+        size = loop.size(dim)
+        starts = [dim.size - (j + 1) * size for j in range(loop.parts(dim))]
+        return jnp.flip(loop.fetch(a, at, dim, starts, size), at)
+
+    return run("flip", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)

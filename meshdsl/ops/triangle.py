@@ -1,0 +1,85 @@
+"""Ops on the matrix that two dims span: its diagonal, its triangles, and the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.ops import component
+from meshdsl.ops.reshape import rename
+from meshdsl.tensor import Tensor
+
+
+def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
+    """The elements of `x` whose indices along `a` and `b` are equal: the dims of `x` without these, then `new`.
+
+    The result comes out split as the smaller of `a` and `b` is (of equal ones `a`), without communication where the other is
+    whole. Where the other is split, each device has what falls into its part of both, and the rest is a pending sum.
+
+    Raises:
+      MeshDSLError: `a` is `b`, or `new` does not have the size of the smaller of them.
+    """
+    a, b = _matrix("diagonal", x, a, b)
+    along, across = (a, b) if a.size <= b.size else (b, a)
+    if new == across and new.size == along.size:
+        along, across = across, along
+    if new.size != along.size:
+        raise MeshDSLError(f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; it has {along.size} elements")
+    rest = dim_algebra.without(x.dims, (a, b))
+    dim_algebra.distinct((*rest, new), "diagonal")
+    if x.dtype == bool:
+        return component.cast(diagonal(component.cast(x, jnp.int32), a, b, new), bool)
+
+    def local(loop: Loop, array):
+        array = jnp.transpose(array, [x.dims.index(d) for d in (*rest, along, across)])
+        at = loop.indices(along) - loop.offset(across)
+        here = (at >= 0) & (at < loop.size(across))
+        found = array[..., jnp.arange(loop.size(along)), jnp.where(here, at, 0)]
+        return jnp.where(here, found, jnp.zeros((), found.dtype))
+
+    found = run("diagonal", local, (x,), loop=x.dims, out=(*rest, along), linear=True, fill=None)
+    return found if new == along else rename(found, along, new)
+
+
+def tril(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
+    """`x` with zeros where the index along `col` is more than `k` beyond that along `row`."""
+    return _triangle("tril", x, row, col, lambda i, j: j <= i + k)
+
+
+def triu(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
+    """`x` with zeros where the index along `col` is less than `k` beyond that along `row`."""
+    return _triangle("triu", x, row, col, lambda i, j: j >= i + k)
+
+
+def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Callable) -> Tensor:
+    row, col = _matrix(name, x, row, col)
+
+    def local(loop: Loop, array):
+        i, j = (loop.indices(d).reshape([-1 if e == d else 1 for e in x.dims]) for d in (row, col))
+        return jnp.where(keeps(i, j), array, jnp.zeros((), array.dtype))
+
+    return run(name, local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+
+
+def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]:
+    a, b = (dim_algebra.find(name, x.dims, d) for d in (a, b))
+    if a == b:
+        raise MeshDSLError(f"{name}: needs two dims of {dim_algebra.show(x.dims)}, not {a} twice")
+    return a, b
+
+
+def eye(a: Dim, b: Dim, dtype=jnp.float32, *, like: Tensor | None = None) -> Tensor:
+    """One where the indices along `a` and `b` are equal, zero elsewhere.
+
+    Args:
+      like: any tensor of the computation. With it each device makes its own part only; see `iota`.
+    """
+    out = dim_algebra.distinct((a, b), "eye")
+    local = lambda loop: (loop.indices(a)[:, None] == loop.indices(b)).astype(dtype)  # noqa: E731
+    return run("eye", local, (), loop=out, out=out, like=like)

@@ -1,0 +1,37 @@
+"""Convolution and pooling."""
+
+from meshdsl.ops.conv import conv, conv_transpose
+from meshdsl.ops.pool import max_pool, mean_pool
+from tests.catalogue import Case, Entry
+
+
+def _conv(fn):
+    def example(draw):
+        a, b, c, d, e = draw.dims("a", "b", "c", "d", "e")
+        stride, dilation = draw.pick(1, 2, 3), draw.pick(1, 2)
+        run = lambda x, k: fn(x, k, {b: d}, out=(..., e), stride=stride, dilation=dilation, into={b: "v"})  # noqa: E731
+        return Case(run, (draw.tensor(a, b, c), draw.tensor(d, c, e)), (b, d))
+
+    return example
+
+
+def _pool(fn):
+    def example(draw):
+        a, b, c = draw.dims("a", "b", "c")
+        size, stride, padding = draw.integer(1, b.size), draw.pick(1, 2, 3), draw.pick("SAME", "VALID")
+        run = lambda x: fn(x, {b: size}, stride=stride, padding=padding, into={b: "v"})  # noqa: E731
+        return Case(run, (draw.tensor(a, b, c),), (b,))
+
+    return example
+
+
+HALO = "its outputs, of the elements that it has and the halo of their windows; a kernel split along its windows is gathered"
+SPATIAL = "no split of spatial and kernel dims, no dilation, no groups"
+POOL = "PoolOperation; no split of spatial dims, windows only side by side"
+ENTRIES = [
+    Entry("conv", _conv(conv), HALO, ("ppermute", "all_gather"), f"Conv2dOperation, Conv3dOperation; {SPATIAL}"),
+    Entry("conv_transpose", _conv(conv_transpose), HALO, ("ppermute", "all_gather"),
+          f"Conv2dTransposeOperation, Conv3dTransposeOperation; {SPATIAL}"),
+    Entry("max_pool", _pool(max_pool), "its outputs, of the elements that it has and the halo of their windows", ("ppermute",), POOL),
+    Entry("mean_pool", _pool(mean_pool), "its outputs, of the elements that it has and the halo of their windows", ("ppermute",), POOL),
+]  # fmt: skip

@@ -1,0 +1,153 @@
+"""scatter, segment_sum and bincount: what loops over numpy arrays do, whichever dims are split, unevenly too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.ops.scatter import bincount, scatter, segment_sum
+from tests.helpers import assert_same, collectives, data, dims, integers, layout
+
+A, C, V, I, J, W = dims(a=5, c=2, v=7, i=6, j=3, w=7)
+HOW = ("add", "max", "min", "set")
+X, UPDATES, MORE = data(A, V, C), data(C, I, A, seed=3), data(J, A, I, seed=5)
+IDS = md.tensor(integers(I, A, below=9, seed=2).array - 1, (I, A))  # from -1 to 7: some outside of the dim
+PLANES = integers(J, I, below=7, seed=4)
+ROUND = [md.tensor(jnp.round(t.array * 2) / 2, t.dims) for t in (X, UPDATES)]  # many equal elements
+LAYOUTS = {
+    "none": layout(mesh={"m": 2}),
+    "the dim": layout("v -> m", "w? -> m", mesh={"m": 4}, uneven="pad"),
+    "indices": layout("i -> m", "v -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
+    "shared dim": layout("a -> m", "i -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
+    "two dims of indices": layout("j? -> m", "i -> n", "w? -> m", mesh={"m": 2, "n": 4}, uneven="pad"),
+    "priority": layout("i -> m", "v -> m", "c -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
+    "three axes": layout("v -> n, m", "i -> r", "w? -> r", mesh={"r": 2, "m": 2, "n": 2}, uneven="pad"),
+}
+
+
+def by_loops(x, ids, updates, how):
+    """Scatter into an array [a, v, c] of updates [i, a, c] at ids [i, a], one after the other."""
+    x, merge = np.array(x), {"add": np.add, "max": np.maximum, "min": np.minimum, "set": lambda _, u: u}[how]
+    for i, a in np.ndindex(ids.shape):
+        if 0 <= ids[i, a] < x.shape[1]:
+            x[a, ids[i, a]] = merge(x[a, ids[i, a]], updates[i, a])
+    return x
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_scatter_is_that_of_a_loop(how):
+    updates = np.asarray(md.transpose(UPDATES, (I, A, C)).array)
+    found = scatter(X, IDS, UPDATES, V, how=how)
+    assert found.dims == X.dims
+    np.testing.assert_allclose(found.array, by_loops(X.array, np.asarray(IDS.array), updates, how), rtol=1e-6)
+    same = md.sum(UPDATES, C)
+    repeated = np.repeat(np.asarray(md.transpose(same, (I, A)).array)[..., None], 2, 2)
+    np.testing.assert_allclose(scatter(X, IDS, same, "v", how=how).array, by_loops(X.array, np.asarray(IDS.array), repeated, how), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+def test_scatters_are_the_same_lowered(rules):
+    def run(x, updates, more, tied, ties, ids, planes):
+        one = {how: scatter(x, ids, updates, V, how=how) for how in ("add", "set")}
+        two = {how: scatter(x, planes, more, "v", how=how) for how in ("add", "max", "set")}  # dims of indices, none shared
+        ties = {how: scatter(tied, ids, ties, V, how=how) for how in ("max", "min")}
+        truth = scatter(x > 0, md.cast(md.abs(ids), jnp.uint8), updates > 0, V, how="set")
+        repeated = [scatter(x, planes, md.sum(updates, (I, C)), V, how=how) for how in ("add", "set")]
+        segments = [segment_sum(updates, ids, I, W), segment_sum(updates, ids, (I, "a"), W), bincount(ids, W), bincount(ids, W, weights=updates)]
+        return one, two, ties, truth, repeated, segments
+
+    assert_same(run, X, UPDATES, MORE, ROUND[0], ROUND[1], IDS, PLANES, layout=rules)
+
+
+def test_the_last_update_wins_whatever_the_order_of_dims():
+    x, ids = md.tensor(jnp.zeros(2), (md.Dim("v", 2),)), md.tensor(jnp.ones((3, 6), jnp.int32), (J, I))
+    updates = md.tensor(jnp.arange(18.0).reshape(3, 6), (J, I))
+    for order in ((I, J), (J, I)):
+        found = scatter(x, md.transpose(ids, order), md.transpose(updates, order[::-1]), "v", how="set")
+        assert found.array.tolist() == [0, 17]
+    early = md.tensor(ids.array.at[2, 5].set(7), (J, I))
+    assert scatter(x, early, updates, "v", how="set").array.tolist() == [0, 11]  # j=1, i=5: i counts first, then j
+
+
+def test_gradients_go_where_the_elements_came_from():
+    v, i = dims(v=3, i=4)
+    x, ids = md.tensor(jnp.array([1.0, 2.0, 3.0]), (v,)), md.tensor(jnp.array([0, 0, 1, 5]), (i,))
+    updates = md.tensor(jnp.array([4.0, 4.0, 2.0, 9.0]), (i,))
+    weights = md.tensor(jnp.array([1.0, 10.0, 100.0]), (v,))
+    expected = {
+        "add": ([1, 10, 100], [1, 1, 10, 0]),
+        "max": ([0, 10, 100], [0.5, 0.5, 0, 0]),  # updates share a tie, and one with x goes to x
+        "min": ([1, 10, 100], [0, 0, 0, 0]),
+        "set": ([0, 0, 100], [0, 1, 10, 0]),
+    }
+    for how, grads in expected.items():
+        found = jax.grad(lambda t, how=how: md.sum(scatter(t[0], ids, t[1], v, how=how) * weights).array)((x, updates))
+        assert tuple(g.array.tolist() for g in found) == grads, how
+
+
+def test_a_nan_stays_in_a_maximum():
+    v, i = dims(v=2, i=2)
+    nan, rules = md.tensor(jnp.array([jnp.nan, 1.0]), (v,)), layout("i -> m", mesh={"m": 2})
+    for how in ("max", "min"):
+        run = lambda x, u, how=how: scatter(x, md.iota(i), u, v, how=how)  # noqa: E731
+        for x, u in ((nan, md.tensor(jnp.zeros(2), (i,))), (md.tensor(jnp.zeros(2), (v,)), md.rename(nan, v, "i"))):
+            assert_same(run, x, u, layout=rules, gradients=False)
+            assert np.isnan(run(x, u).array).tolist() == [True, False]
+
+
+def test_sums_by_segment_are_those_of_numpy():
+    ids, x = np.asarray(IDS.array), np.asarray(md.transpose(UPDATES, (I, A, C)).array)
+    inside = (ids >= 0) & (ids < 7)
+    assert np.array_equal(bincount(IDS, W).array, np.bincount(ids[inside], minlength=7))
+    found = segment_sum(UPDATES, IDS, (I, A), W)
+    assert set(found.dims) == {C, W}
+    for c in range(2):
+        expected = np.bincount(ids[inside], x[..., c][inside], minlength=7)
+        np.testing.assert_allclose(md.transpose(found, (C, W)).array[c], expected, rtol=1e-5, atol=1e-6)
+    by_row = md.transpose(segment_sum(UPDATES, IDS, I, W), (A, C, W)).array
+    assert np.allclose(by_row.sum(0), md.transpose(found, (C, W)).array, atol=1e-6)
+
+
+def test_take_undoes_a_scatter():
+    v, i = dims(v=16, i=5)
+    ids = md.tensor(jnp.array([3, 15, 0, 7, 8]), (i,))
+    rows = data(i, C)
+    run = lambda rows: md.take(scatter(md.tensor(jnp.zeros((16, 2)), (v, C)), ids, rows, v, how="set"), ids, v)  # noqa: E731
+    assert np.array_equal(run(rows).array, rows.array)
+
+
+COUNTS = {
+    "into a split dim": ("v -> m", {how: {} for how in HOW}),
+    "split updates": (
+        "i -> m",
+        {"add": {("psum", ("m",)): 1}, "max": {("pmax", ("m",)): 1}, "set": {("pmax", ("m",)): 1, ("psum", ("m",)): 1}},
+    ),
+}
+
+
+@pytest.mark.parametrize("rule, expected", COUNTS.values(), ids=COUNTS)
+def test_only_what_updates_come_to_travels(rule, expected):
+    v, i = dims(v=8, i=8)
+    x, ids, updates = data(v, C), integers(i, below=8), data(i, C)
+    for how, counts in expected.items():
+        run = lambda x, ids, u, how=how: scatter(x, ids, u, v, how=how)  # noqa: E731
+        assert collectives(run, x, ids, updates, layout=layout(rule, mesh={"m": 4})) == counts
+    spread = layout("i -> m", "v -> m", mesh={"m": 4})
+    assert collectives(lambda x, ids, u: scatter(x, ids, u, v), x, ids, updates, layout=spread) == {("psum_scatter", ("m",)): 1}
+
+
+def test_a_lone_update_of_another_part_changes_nothing():
+    """Cut by a slice and scattered into by one index outside of it, `x` was read beyond its part on a CPU."""
+    v, i = dims(v=8, i=1)
+    x, ids, update = data(v, C), md.tensor(jnp.array([7]), (i,)), data(C, i)
+    for how in HOW:
+        assert_same(lambda x, ids, u, how=how: scatter(x, ids, u, v, how=how), x, ids, update, layout=layout("v -> m", mesh={"m": 3}, uneven="pad"))
+
+
+def test_an_index_without_dims_puts_one_element():
+    v = md.Dim("v", 8)
+    run = lambda x, u: [scatter(x, md.tensor(jnp.array(i), ()), u, v, how=how) for how in HOW for i in (5, 8)]  # noqa: E731
+    found = run(data(v, C), data(C, seed=2))
+    assert np.array_equal(found[6].array, data(v, C).array.at[5].set(data(C, seed=2).array)) and np.array_equal(found[7].array, data(v, C).array)
+    assert_same(run, data(v, C), data(C, seed=2), layout=layout("v -> m", mesh={"m": 4}))

@@ -1,0 +1,81 @@
+"""shift, roll and flip: what numpy does, whichever dims are split, by as few elements as any device lacks."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.helpers import assert_same, data, dims, layout
+from tests.ops.along import assert_all_same, assert_as_numpy, every_layout
+
+
+def shifted(x, by, fill=0):
+    """numpy's: element i of the second dimension at i + by."""
+    out = np.full_like(x, fill)
+    n = x.shape[1]
+    if abs(by) < n:
+        out[:, max(by, 0) : n + min(by, 0)] = x[:, max(-by, 0) : n - max(by, 0)]
+    return out
+
+
+MOVED = {
+    **{f"roll by {by}": (lambda x, a, b, c, by=by: md.roll(x, b, by), lambda x, a, b, c, by=by: np.roll(x, by, 1)) for by in (1, -5, 8, 0, 29)},
+    **{f"shift by {by}": (lambda x, a, b, c, by=by: md.shift(x, b, by), lambda x, a, b, c, by=by: shifted(x, by)) for by in (2, -1, -9, 0, 40)},
+    "shift of something in": (lambda x, a, b, c: md.shift(x, "b", 3, fill=-7), lambda x, a, b, c: shifted(x, 3, -7)),
+    "flip": (lambda x, a, b, c: md.flip(x, "b"), lambda x, a, b, c: x[:, ::-1]),
+    "flip of all": (lambda x, a, b, c: md.flip(md.flip(md.flip(x, a), b), c), lambda x, a, b, c: x[::-1, ::-1, ::-1]),
+}  # fmt: skip
+
+
+def test_elements_move_as_in_numpy():
+    assert_as_numpy(MOVED)
+
+
+@every_layout
+def test_elements_move_the_same_lowered(sizes, rules):
+    assert_all_same(MOVED, sizes, rules)
+
+
+def test_other_dtypes_move_the_same_lowered():
+    (b,) = dims(b=13)
+    moved = lambda y: (md.roll(y, b, 3), md.shift(y, b, -4, 1), md.flip(y, b))  # noqa: E731
+    run = lambda x: [moved(md.cast(x * 9, t)) for t in (jnp.bool_, jnp.int8, jnp.bfloat16)]  # noqa: E731
+    assert_same(run, data(b), layout=layout("b -> m", mesh={"m": 4}, uneven="pad"), gradients=False)
+
+
+def test_a_dim_of_nothing_moves_nowhere():
+    b, c = dims(b=0, c=3)
+    assert md.roll(data(b, c), b, 2).dims == md.shift(data(b, c), b, 2).dims == md.flip(data(b, c), b).dims == (b, c)
+
+
+def test_moving_is_linear_and_keeps_a_sum_pending():
+    a, b = dims(a=4, b=8)
+
+    def run(x):
+        made = [md.roll(md.sum(x, a), b, 3), md.shift(md.sum(x, a), b, 3), md.flip(md.sum(x, a), b)]
+        assert all(t.pending == ("m",) for t in made if t.place)
+        assert not md.shift(md.sum(x, a), b, 3, fill=1).pending
+        return made
+
+    assert_same(run, data(a, b), layout=layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}))
+
+
+A, B = dims(a=3, b=32)
+X, COLUMN = data(A, B), A.size * 4
+PARTS, BLOCK = 4, 8
+LACKING = {
+    **{f"roll by {by}": (lambda x, by=by: md.roll(x, B, by), min(by % B.size, -by % B.size, BLOCK)) for by in (1, 8, 11, 16, 30, -3)},
+    **{f"shift by {by}": (lambda x, by=by: md.shift(x, B, by), min(abs(by), BLOCK, B.size - abs(by))) for by in (1, 8, 11, 30, -3, -25)},
+    "flip": (lambda x: md.flip(x, B), BLOCK),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_move_sends_only_what_a_device_lacks(name):
+    """Forward and backward: the compiled program moves as many bytes as the device that lacks most receives."""
+    fn, columns = LACKING[name]
+    program, _ = assert_same(fn, X, layout=layout("b -> m", mesh={"m": PARTS}))
+    for phase in ("forward", "backward"):
+        moved = [c for c in program.collectives if c.phase == phase and c.operation != "psum"]
+        assert {c.operation for c in moved} == {"ppermute"}
+        assert sum(c.bytes for c in moved) == columns * COLUMN
