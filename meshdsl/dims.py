@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import GenericAlias
 
 import jax
 
@@ -23,6 +24,8 @@ class Dim:
 
     name: str
     size: int
+
+    __class_getitem__ = classmethod(GenericAlias)  # `Dim[Literal["batch"]]` says more to a type checker, see dims.pyi
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.isidentifier():

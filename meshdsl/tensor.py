@@ -10,6 +10,7 @@ A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax wo
 from __future__ import annotations
 
 import math
+from types import GenericAlias
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +54,7 @@ class Tensor:
     """
 
     __slots__ = ("array", "dims", "role", "place", "moved", "because")
+    __class_getitem__ = classmethod(GenericAlias)  # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi
     __array_priority__ = 1000  # so that `numpy_array * tensor` asks us first
 
     def __init__(self, array, dims: Dims, role: Parameter | None = None, place: Place | None = None):
