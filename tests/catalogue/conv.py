@@ -1,7 +1,6 @@
 """Convolution and pooling."""
 
-from meshdsl.ops.conv import conv, conv_transpose
-from meshdsl.ops.pool import max_pool, mean_pool
+import meshdsl as md
 from tests.catalogue import Case, Entry
 
 
@@ -29,9 +28,9 @@ HALO = "its outputs, of the elements that it has and the halo of their windows; 
 SPATIAL = "no split of spatial and kernel dims, no dilation, no groups"
 POOL = "PoolOperation; no split of spatial dims, windows only side by side"
 ENTRIES = [
-    Entry("conv", _conv(conv), HALO, ("ppermute", "all_gather"), f"Conv2dOperation, Conv3dOperation; {SPATIAL}"),
-    Entry("conv_transpose", _conv(conv_transpose), HALO, ("ppermute", "all_gather"),
+    Entry("conv", _conv(md.conv), HALO, ("ppermute", "all_gather"), f"Conv2dOperation, Conv3dOperation; {SPATIAL}"),
+    Entry("conv_transpose", _conv(md.conv_transpose), HALO, ("ppermute", "all_gather"),
           f"Conv2dTransposeOperation, Conv3dTransposeOperation; {SPATIAL}"),
-    Entry("max_pool", _pool(max_pool), "its outputs, of the elements that it has and the halo of their windows", ("ppermute",), POOL),
-    Entry("mean_pool", _pool(mean_pool), "its outputs, of the elements that it has and the halo of their windows", ("ppermute",), POOL),
+    Entry("max_pool", _pool(md.max_pool), "its outputs, of the elements that it has and the halo of their windows", ("ppermute",), POOL),
+    Entry("mean_pool", _pool(md.mean_pool), "its outputs, of the elements that it has and the halo of their windows", ("ppermute",), POOL),
 ]  # fmt: skip

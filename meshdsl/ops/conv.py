@@ -1,0 +1,207 @@
+"""Convolution over names: an einsum in which some dims of `x` meet dims of a kernel in sliding windows.
+
+As in an einsum, names say what part a dim plays, and any number of dims may play each:
+
+    of `x` and the result           batch
+    of both and not the result      channels in: contracted
+    of both and the result          groups: each is convolved by itself (depthwise, where no channels in are left)
+    of the kernel and the result    channels out
+
+All of them may be split. A split spatial dim costs the halo of its windows, sent by `ppermute`, forward and backward;
+a halo that is larger than a part comes from further parts. Only the kernel's own spatial dims are brought together whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.ops.sliding import Window, by_dim, windows, windows_onto
+from meshdsl.tensor import Tensor
+
+Over = Mapping[Dim | str, Dim | str]
+NOTHING: Over = MappingProxyType({})
+
+
+def conv(
+    x: Tensor,
+    kernel: Tensor,
+    over: Over,
+    *,
+    out,
+    stride=1,
+    dilation=1,
+    padding="SAME",
+    into: Over = NOTHING,
+    precision=None,
+    preferred_element_type=None,
+) -> Tensor:
+    """The convolution of `x` with `kernel` (which is not flipped, as everywhere in deep learning).
+
+        conv(image, weight, {height: kernel_height, width: kernel_width}, out=(..., features), stride=2)
+
+    Of n elements along a dim, with a kernel of k, come `(n + low + high - (k - 1) * dilation - 1) // stride + 1`, which for
+    "SAME" is n / stride, rounded up.
+
+    Args:
+      over: for each spatial dim of `x` the dim of the kernel that slides along it.
+      out: dims of the result; shared dims that it lacks are contracted. A spatial dim may stand in it as it goes in or
+        as it comes out. `...` stands for the dims of `x` that the kernel lacks and `out` does not name.
+      stride, dilation: a number, or one for each spatial dim: `{height: 2, width: 1}`.
+      padding: "SAME", "VALID", a number of zeros for both sides, a pair (low, high), or one of these for each spatial dim.
+      into: for a spatial dim its name, or its Dim, in the result. By default it keeps its name, and has its new size.
+      precision, preferred_element_type: as in `jax.lax.conv_general_dilated`.
+
+    Raises:
+      MeshDSLError: a dim is missing, a setting is not legal, or a window is larger than the padded dim.
+    """
+    taps, loop = _taps("conv", x, kernel, over)
+    slid = windows("conv", loop, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into)
+
+    def convolve(at: Loop, array, weights, **how):
+        pads = []
+        for i, w in enumerate(slid, start=1):
+            array, pad = w.fetch(at, array, i)
+            pads.append(pad)
+        return _convolve(array, weights, slid, window_strides=[w.stride for w in slid], padding=pads, **how)
+
+    types = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return _run("conv", x, kernel, taps, [w.out for w in slid], out, convolve, types)
+
+
+def conv_transpose(
+    x: Tensor,
+    kernel: Tensor,
+    over: Over,
+    *,
+    out,
+    stride=1,
+    dilation=1,
+    padding="SAME",
+    into: Over = NOTHING,
+    precision=None,
+    preferred_element_type=None,
+) -> Tensor:
+    """The transpose of `conv` with the same settings, as its gradient is: from what a convolution gives to what it takes.
+
+        conv_transpose(small, weight, {height: kernel_height, width: kernel_width}, out=(..., channels), stride=2)
+
+    Element i times tap t is added to element `i * stride - low + t * dilation` of the result. PyTorch's `ConvTranspose` means
+    the same by `padding`; `jax.lax.conv_transpose` has this as `transpose_kernel=True`. Of n elements along a dim, with a
+    kernel of k, come `(n - 1) * stride + (k - 1) * dilation + 1 - low - high`, and for "SAME" `n * stride`.
+
+    Args:
+      padding: of the convolution that this transposes: here it takes elements away.
+      into: as in `conv`. A Dim also says which size is meant where convolutions with a stride take several to n: up to
+        `stride - 1` more, or, for "SAME", less (PyTorch's `output_padding`).
+      The others: as in `conv`.
+
+    Raises:
+      MeshDSLError: a dim is missing, a setting is not legal, or nothing is left.
+    """
+    taps, loop = _taps("conv_transpose", x, kernel, over)
+    slid = windows_onto("conv_transpose", loop, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into)
+
+    def convolve(at: Loop, array, weights, **how):
+        onto = []
+        for i, w in enumerate(slid, start=1):
+            onto.append(w.fetch_outputs(at, array, i))
+            array = onto[-1].outputs
+        how |= {"padding": [o.padding for o in onto], "lhs_dilation": [w.stride for w in slid]}
+        array = _convolve(array, jnp.flip(weights, range(len(slid))), slid, window_strides=[1] * len(slid), **how)
+        for i, o in enumerate(onto, start=1):
+            array = o.finish(array, i)
+        return array
+
+    types = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return _run("conv_transpose", x, kernel, taps, [w.dim for w in slid], out, convolve, types)
+
+
+def _taps(name: str, x: Tensor, kernel: Tensor, over: Over) -> tuple[dict[Dim, Dim], Dims]:
+    """`over` with the dims that it means, and all dims of both operands."""
+    if not all(isinstance(t, Tensor) for t in (x, kernel)):
+        raise MeshDSLError(f"{name}: the operands are Tensors, not [{type(x).__name__}, {type(kernel).__name__}]")
+    taps = {d: dim_algebra.find(f"{name}, kernel", kernel.dims, k) for d, k in by_dim(f"{name}, over", over, x.dims).items()}
+    dim_algebra.distinct(taps.values(), f"{name}, kernel")
+    loop = dim_algebra.union(name, [x.dims, kernel.dims])
+    for d, k in taps.items():
+        if d in kernel.dims or k in x.dims:
+            raise MeshDSLError(
+                f"{name}: {d} of {dim_algebra.show(x.dims)} and {k} of {dim_algebra.show(kernel.dims)} are for one operand each"
+            )
+    if not taps:
+        raise MeshDSLError(f"{name}: no spatial dim in {dim_algebra.show(x.dims)} is said to meet the kernel; use `einsum`")
+    return taps, loop
+
+
+def _run(name: str, x: Tensor, kernel: Tensor, taps: dict[Dim, Dim], become: Sequence[Dim], out, convolve, types) -> Tensor:
+    """`convolve(loop, array, weights, ...)` with [batch, *spatial, channels] and [*taps, channels in, channels out]."""
+    spatial = dict(zip(taps, become, strict=True))
+    loop = dim_algebra.union(name, [x.dims, kernel.dims])
+    out = _out_dims(name, x, kernel, taps, spatial, out)
+    batch = tuple(d for d in x.dims if d in out and d not in kernel.dims and d not in spatial)
+    groups = tuple(d for d in x.dims if d in out and d in kernel.dims)
+    ins = tuple(d for d in x.dims if d not in out and d in kernel.dims)
+    outs = tuple(d for d in kernel.dims if d in out and d not in x.dims)
+
+    def local(at: Loop, array, weights):
+        count = math.prod(at.size(d) for d in groups)
+        array = _merged(array, x.dims, [batch, *[(d,) for d in spatial], groups + ins])
+        weights = _merged(weights, kernel.dims, [*[(k,) for k in taps.values()], ins, groups + outs])
+        array = convolve(at, array, weights, feature_group_count=count, **types)
+        made = (*batch, *become, *groups, *outs)
+        array = array.reshape([array.shape[1 + become.index(d)] if d in become else at.size(d) for d in made])
+        return jnp.transpose(array, [made.index(d) for d in out])
+
+    carried = {new: old for old, new in spatial.items() if new != old}
+    return run(name, local, (x, kernel), loop=loop, out=out, whole=tuple(taps.values()), carried=carried)
+
+
+def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim], out) -> Dims:
+    out = (out,) if isinstance(out, Dim) else tuple(out)
+    out = tuple(spatial.get(d, d) for d in out)
+    if ... in out:
+        rest = tuple(spatial.get(d, d) for d in x.dims if d not in kernel.dims)
+        at = out.index(...)
+        out = (*out[:at], *[d for d in rest if d not in out], *out[at + 1 :])
+    out = dim_algebra.distinct(out, name)
+    legal = [spatial.get(d, d) for d in dim_algebra.union(name, [x.dims, kernel.dims]) if d not in taps.values()]
+    for d in out:
+        if d not in legal:
+            names = [e.name for e in legal]
+            advice = nearest(d.name, names) if d.name not in names else ""
+            raise MeshDSLError(f"{name}: out has {d}; it may have {dim_algebra.show(legal)}{advice}")
+    if lost := [d for d in spatial.values() if d not in out]:
+        raise MeshDSLError(f"{name}: out lacks {dim_algebra.show(lost)}; spatial dims are not contracted, use `sum` afterwards")
+    return out
+
+
+def _merged(array, dims: Dims, groups: Sequence[Dims]):
+    """`array` with the dims of each of `groups` as one, in this order; dims of no group are summed out."""
+    lost = tuple(i for i, d in enumerate(dims) if not any(d in g for g in groups))
+    if lost:
+        array = jnp.sum(array, lost, dtype=array.dtype)
+        dims = tuple(d for i, d in enumerate(dims) if i not in lost)
+    sizes = dict(zip(dims, array.shape, strict=True))
+    array = jnp.transpose(array, [dims.index(d) for g in groups for d in g])
+    return array.reshape([math.prod(sizes[d] for d in g) for g in groups])
+
+
+def _convolve(array, weights, slid: Sequence[Window], **how):
+    n = len(slid)
+    numbers = lax.ConvDimensionNumbers(
+        lhs_spec=(0, n + 1, *range(1, n + 1)), rhs_spec=(n + 1, n, *range(n)), out_spec=(0, n + 1, *range(1, n + 1))
+    )
+    dtype = jnp.promote_types(array.dtype, weights.dtype)
+    return lax.conv_general_dilated(
+        array.astype(dtype), weights.astype(dtype), rhs_dilation=[w.dilation for w in slid], dimension_numbers=numbers, **how
+    )

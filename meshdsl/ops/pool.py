@@ -1,0 +1,93 @@
+"""Pooling: the maximum or the mean of sliding windows. A split dim costs the halo of its windows, as in `conv`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.ops.sliding import Window, by_dim, windows
+from meshdsl.tensor import Tensor
+
+NOTHING: Mapping = MappingProxyType({})
+
+
+def max_pool(x: Tensor, window: Mapping[Dim | str, int], *, stride=None, padding="VALID", into=NOTHING) -> Tensor:
+    """The largest element of each window. Of elements that tie, the first has the gradient.
+
+        max_pool(image, {height: 3, width: 3}, stride=2, padding="SAME")
+
+    Args:
+      window: for each dim the size of the windows along it.
+      stride: a number, or one for each dim; by default the size of the window, so that windows lie side by side.
+      padding, into: as in `conv`. Padding is never the maximum.
+
+    Raises:
+      MeshDSLError: a dim is missing, a setting is not legal, a window is larger than the padded dim, or has only padding.
+    """
+    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    lowest = np.array(-np.inf if inexact else x.dtype != bool and jnp.iinfo(x.dtype).min, x.dtype)
+
+    def local(_, array, slid, how):
+        return lax.reduce_window(array, lowest, lax.max, **how)
+
+    return _pool("max_pool", x, window, stride, padding, into, local, lowest)
+
+
+def mean_pool(x: Tensor, window: Mapping[Dim | str, int], *, stride=None, padding="VALID", into=NOTHING) -> Tensor:
+    """The mean of each window over its elements of `x`: padding is not counted, so a constant stays the constant.
+
+    Args and errors: as in `max_pool`. To count padding as zeros, `pad` first.
+    """
+
+    def local(at: Loop, array, slid: dict[int, Window], how):
+        dtype = array.dtype
+        total = lax.reduce_window(array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add, **how)
+        for i, w in slid.items():
+            shape = [1] * array.ndim
+            shape[i] = -1
+            total = total / _counts(at, w).reshape(shape)
+        return total.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
+
+    return _pool("mean_pool", x, window, stride, padding, into, local, 0)
+
+
+def _counts(at: Loop, w: Window):
+    """How many elements each window of this device has, along one dim; outputs that are padding have one."""
+    counts, parts = w.real_taps(), at.parts(w.dim)
+    if counts.min() == counts.max():
+        return np.full(1, counts[0], np.float32)
+    size = at.size(w.out)
+    table = np.pad(counts, (0, parts * size - len(counts)), constant_values=1).reshape(parts, size)
+    part = at.offset(w.dim) // at.size(w.dim)
+    return jnp.asarray(table, jnp.float32)[part]
+
+
+def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, fill) -> Tensor:
+    sizes = by_dim(f"{name}, window", window, x.dims)
+    if stride is None or isinstance(stride, Mapping):
+        stride = sizes | by_dim(f"{name}, stride", stride or NOTHING, sizes)
+    slid = {x.dims.index(w.dim): w for w in windows(name, x.dims, sizes, stride, 1, padding, into)}
+    for w in slid.values():
+        if not w.real_taps().all():
+            raise MeshDSLError(f"{name}: with {w.low} and {w.high} around {w.dim}, a window of {w.taps} has only padding")
+    out = dim_algebra.distinct([slid[i].out if i in slid else d for i, d in enumerate(x.dims)], name)
+
+    def pool(at: Loop, array):
+        pads = [(0, 0)] * array.ndim
+        for i, w in slid.items():
+            array, pads[i] = w.fetch(at, array, i, fill)
+        each = lambda what: [getattr(slid[i], what) if i in slid else 1 for i in range(array.ndim)]  # noqa: E731
+        how = {"window_dimensions": each("taps"), "window_strides": each("stride"), "padding": pads}
+        return local(at, array, slid, how)
+
+    carried = {w.out: w.dim for w in slid.values() if w.out != w.dim}
+    return run(name, pool, (x,), loop=x.dims, out=out, carried=carried, fill=fill)
