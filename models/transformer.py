@@ -26,7 +26,7 @@ from meshdsl.layers.mlp import MLPS
 from meshdsl.layers.norm import NORMS
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import Stack
-from meshdsl.ops.control import POLICIES
+from meshdsl.ops.checkpoint import POLICIES
 
 
 class Style(NamedTuple):

@@ -119,6 +119,9 @@ def _reordering(step: Step, sizes) -> list[tuple[int, int]]:
 def _resized(array, at: int, size: int) -> jax.Array:
     """The array with `size` elements at position `at`: padding of zeros added, or padding cut off."""
     have = array.shape[at]
+    if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = _resized(jax.random.key_data(array), at, size)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
     if size > have:
         return jnp.pad(array, [(0, size - have if i == at else 0) for i in range(array.ndim)])
     return lax.slice_in_dim(array, 0, size, axis=at) if size < have else array

@@ -17,7 +17,7 @@ import numpy as np
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.loop import run
+from meshdsl.lowering.run import run
 from meshdsl.tensor import Tensor
 
 NUMPY = (

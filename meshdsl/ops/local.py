@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshdsl import dims as dim_algebra
-from meshdsl.lowering.loop import run
+from meshdsl.lowering.run import run
 from meshdsl.tensor import Tensor
 
 

@@ -1,0 +1,92 @@
+"""cond and switch: one of several functions, chosen by a Tensor without dims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering import collectives, moves
+from meshdsl.ops.boundary import (
+    each,
+    kind,
+    lying_as,
+    scope_of,
+    scope_within,
+    shown,
+    value,
+)
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
+    """`if_true(*operands)` or `if_false(*operands)`, whichever a Tensor without dims says; only that one runs.
+
+    Raises:
+      MeshDSLError: the predicate has dims, or the branches return different structures, dims or dtypes.
+    """
+    if not is_tensor(predicate) or predicate.dims:
+        got = dim_algebra.show(predicate.dims) if is_tensor(predicate) else quote(predicate)
+        raise MeshDSLError(f"cond: the predicate is a Tensor without dims, not {got}; use md.any, md.all, or md.where per element")
+    return _choose("cond", predicate, (if_true, if_false), operands)
+
+
+def switch(index: Tensor, branches: Sequence[Callable], *operands):
+    """The branch number `index`, of the operands: `branches[index](*operands)`; only that one runs.
+
+    Args:
+      index: a Tensor of whole numbers without dims. One below zero takes the first branch, one that is too large the last.
+
+    Raises:
+      MeshDSLError: the index has dims or is no whole number, there is no branch, or the branches return different
+        structures, dims or dtypes.
+    """
+    if not is_tensor(index) or index.dims or not jnp.issubdtype(index.dtype, jnp.integer):
+        raise MeshDSLError(f"switch: the index is a Tensor of whole numbers without dims, not {shown(index) if is_tensor(index) else quote(index)}")
+    if not branches:
+        raise MeshDSLError("switch: there is no branch to choose; give one function or more")
+    return _choose("switch", index, tuple(branches), operands)
+
+
+def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands):
+    scope = scope_of(name, (choice, operands))
+    scope = scope or scope_within(name, lambda: [branch(*operands) for branch in branches])
+    first: list = []
+
+    def alike(fn):
+        def run(operands):
+            leaves, tree = jax.tree.flatten(each(lambda t: value(t, scope), fn(*operands)), is_leaf=is_tensor)
+            if not first:
+                first.extend([tree, leaves])
+            if tree != first[0] or [kind(x) for x in leaves] != [kind(x) for x in first[1]]:
+                one, other = (", ".join(map(shown, x)) or "nothing" for x in (first[1], leaves))
+                raise MeshDSLError(f"{name}: the branches return {one} and {other}")
+            leaves = [lying_as(x, y.dims) if is_tensor(x) else x for x, y in zip(leaves, first[1], strict=True)]
+            return jax.tree.unflatten(tree, leaves)
+
+        return run
+
+    chosen = moves.settle(choice).array
+    chosen = (chosen if name == "switch" else chosen == 0).astype(jnp.int32)
+    branches = [alike(branch) for branch in branches]
+    if scope is not None and not scope.layout.spent.isdisjoint(collectives.varying(chosen)):
+        return _of_all(jnp.clip(chosen, 0, len(branches) - 1), branches, operands)
+    return lax.switch(chosen, branches, operands)
+
+
+def _of_all(chosen, branches, operands):
+    """Inside `over` elements choose differently: all branches run, and what was not chosen has no part in the gradient.
+
+    It is what `vmap` makes of a switch too, but there a branch gets operands of other types than it was traced for.
+    """
+    results = []
+    for i, branch in enumerate(branches):
+        kept = lambda a, i=i: jnp.where(chosen == i, a, lax.stop_gradient(a))  # noqa: E731
+        results.append(branch(jax.tree.map(kept, operands)))
+    picked = lambda *arrays: reduce(lambda a, b: jnp.where(chosen == b[0], b[1], a), enumerate(arrays[1:], 1), arrays[0])  # noqa: E731
+    return jax.tree.map(picked, *results)

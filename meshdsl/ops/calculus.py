@@ -1,0 +1,182 @@
+"""Derivatives of functions on trees of Tensors, inside a lowering too: forwards, backwards, and of gradients.
+
+JAX differentiates the local program. What is done here is to see that arrays have the types that make it right: a
+tangent is split as what it belongs to, a cotangent too, and a cotangent of something that all devices share is summed
+over them once, as in `value_and_grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering import collectives, grad, moves
+from meshdsl.lowering.scope import Scope
+from meshdsl.ops.boundary import (
+    fixed,
+    kind,
+    leaves_of,
+    lying_as,
+    placed,
+    scope_of,
+    scope_within,
+    shown,
+    varied,
+)
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def jvp(fn: Callable, primals: tuple, tangents: tuple):
+    """`fn(*primals)`, and its derivative along `tangents` (forward mode).
+
+    Args:
+      fn: takes and returns pytrees of floating-point Tensors.
+      primals, tangents: one pytree for each argument of `fn`; a tangent has the dims and dtype of its primal.
+
+    Returns:
+      The result and its derivative, two pytrees of Tensors.
+
+    Raises:
+      MeshDSLError: a leaf is no floating-point Tensor, or a tangent has other dims or another dtype than its primal.
+    """
+    leaves, tree = _floats("jvp", primals, "a primal")
+    others, other_tree = _floats("jvp", tangents, "a tangent")
+    if tree != other_tree:
+        raise MeshDSLError("jvp: primals and tangents have different structures; give one tangent for each Tensor")
+    for x, t in zip(leaves, others, strict=True):
+        _alike("jvp: a tangent", t, "its primal", x)
+    scope = scope_of("jvp", (leaves, others)) or scope_within("jvp", lambda: fn(*primals))
+    leaves = [fixed(x, scope) for x in leaves]
+    others = [as_cotangent(t, x, scope) for t, x in zip(others, leaves, strict=True)]
+    if scope is not None:  # a parameter may vary over more than splits it, and so may what becomes of it
+        both = [collectives.varying(x.array) | collectives.varying(t.array) for x, t in zip(leaves, others, strict=True)]
+        leaves, others = ([varied(x, axes) for x, axes in zip(xs, both, strict=True)] for xs in (leaves, others))
+    run, result = _of_arrays("jvp", fn, leaves, tree, scope)
+    arrays, derivatives = jax.jvp(run, [[x.array for x in leaves]], [[t.array for t in others]])
+    return result(arrays), result(derivatives)
+
+
+def vjp(fn: Callable, *primals):
+    """`fn(*primals)`, and the function that takes a cotangent of the result back to cotangents of the arguments.
+
+    Args:
+      fn: takes and returns pytrees of floating-point Tensors.
+
+    Returns:
+      The result, and `back(cotangent)`: from a pytree of Tensors like the result to a tuple of pytrees like `primals`. Cotangents of
+      parameters come out as `value_and_grad` gives them: summed over devices once, and split as gradients are.
+
+    Raises:
+      MeshDSLError: a leaf is no floating-point Tensor, or a cotangent is not like the result.
+    """
+    leaves, tree = _floats("vjp", primals, "a primal")
+    scope = scope_of("vjp", leaves) or scope_within("vjp", lambda: fn(*primals))
+    uses = [()] * len(leaves)
+    if scope is not None:
+        leaves = [grad.entered(fixed(x, scope)) for x in leaves]
+        uses = grad.find_uses(lambda args: (_results("vjp", fn(*args), scope),), leaves, tree, (), scope)
+        leaves = [grad.varied(x, axes, scope) for x, axes in zip(leaves, uses, strict=True)]
+    run, result = _of_arrays("vjp", fn, leaves, tree, scope)
+    arrays, pull = jax.vjp(run, [x.array for x in leaves])
+    out = result(arrays)
+
+    def back(cotangent):
+        given, given_tree = _floats("vjp", cotangent, "a cotangent")
+        wanted, out_tree = jax.tree.flatten(out, is_leaf=is_tensor)
+        if given_tree != out_tree:
+            raise MeshDSLError("vjp: the cotangent has another structure than the result; give a Tensor for each Tensor of it")
+        for ct, x in zip(given, wanted, strict=True):
+            _alike("vjp: a cotangent", ct, "its result", x)
+        given = [as_cotangent(ct, x, scope) for ct, x in zip(given, wanted, strict=True)]
+        (made,) = pull([ct.array for ct in given])
+        return jax.tree.unflatten(tree, [_summed(a, x, axes) for a, x, axes in zip(made, leaves, uses, strict=True)])
+
+    return out, back
+
+
+def hvp(fn: Callable, primals: tuple, tangents: tuple):
+    """The derivative of the gradient of `fn` along `tangents`: its Hessian times a vector, by forward over reverse mode.
+
+    Args:
+      fn: takes pytrees of floating-point Tensors and returns a Tensor without dims.
+      primals, tangents: as in `jvp`.
+
+    Returns:
+      A tuple of pytrees like `primals`.
+
+    Raises:
+      MeshDSLError: as in `jvp`, or the value has dims.
+    """
+
+    def gradient(*primals):
+        value, back = vjp(fn, *primals)
+        if not is_tensor(value) or value.dims:
+            got = ", ".join(dim_algebra.show(t.dims) for t in leaves_of(value)) or "nothing"
+            raise MeshDSLError(f"hvp: the value is a Tensor without dims, not {got}; take md.mean or md.sum")
+        return back(Tensor(jnp.ones((), value.dtype), ()))
+
+    return jvp(gradient, primals, tangents)[1]
+
+
+def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
+    """`ct`, which has the dims of `x`, settled and with the dims, the split and the type of `x`."""
+    ct = lying_as(ct, x.dims)
+    if scope is None:
+        return Tensor(ct.array, x.dims, x.role)
+    if ct.place is not None:
+        scope.note_use(ct.place.origin, ())
+    ct = placed(ct, scope)
+    ct = moves.settle(Tensor(ct.array, ct.dims, x.role, ct.place._replace(level=x.place.level, origin=frozenset())), split=x.place.axes)
+    return varied(ct, collectives.varying(x.array))
+
+
+def _summed(array, x: Tensor, axes) -> Tensor:
+    """The cotangent of `x`, of which each device along `axes` has a part."""
+    if x.place is None:
+        return Tensor(array, x.dims, x.role)
+    level = "value" if x.place.level == "value" else "optimizer"
+    return grad.gradient(Tensor(array, x.dims, x.role, x.place._replace(origin=frozenset())), axes, level)
+
+
+def _floats(name: str, tree, what: str):
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_tensor)
+    for x in leaves:
+        if not is_tensor(x) or not jnp.issubdtype(x.dtype, jnp.inexact):
+            got = shown(x) if is_tensor(x) else type(x).__name__
+            raise MeshDSLError(f"{name}: {what} is a floating-point Tensor, not {got}; close over what has no derivative")
+    return leaves, structure
+
+
+def _alike(what: str, a: Tensor, whose: str, b: Tensor) -> None:
+    if kind(a) != kind(b):
+        raise MeshDSLError(f"{what} {shown(a)} is not like {whose} {shown(b)}")
+
+
+def _results(name: str, out, scope: Scope | None):
+    """What a differentiated function returns, settled."""
+    leaves, tree = _floats(name, out, "a result")
+    for t in leaves:
+        if t.place is not None:
+            scope.note_use(t.place.origin, ())
+    return jax.tree.unflatten(tree, [fixed(t, scope) for t in leaves])
+
+
+def _of_arrays(name: str, fn: Callable, leaves: list[Tensor], tree, scope: Scope | None):
+    """`fn` as a function from and to lists of arrays, and one that makes its results of such a list, once it has run."""
+    traced: list = []
+
+    def run(arrays):
+        args = jax.tree.unflatten(tree, [Tensor(a, x.dims, x.role, x.place) for a, x in zip(arrays, leaves, strict=True)])
+        out, out_tree = jax.tree.flatten(_results(name, fn(*args), scope), is_leaf=is_tensor)
+        traced[:] = [out_tree, [(t.dims, t.role, t.place) for t in out]]
+        return [t.array for t in out]
+
+    def result(arrays):
+        out_tree, kinds = traced
+        return jax.tree.unflatten(out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)])
+
+    return run, result

@@ -1,0 +1,95 @@
+"""checkpoint: recompute in the backward pass, keep, or send to the host, by what an op is or by a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+
+import jax
+from jax import ad_checkpoint
+
+from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.lowering import moves
+from meshdsl.ops.boundary import scope_of
+from meshdsl.tensor import Tensor, is_tensor
+
+POLICIES = {
+    "full": None,
+    "dots": jax.checkpoint_policies.checkpoint_dots,
+    "gathers": lambda prim, *_, **__: prim.name != "all_gather",
+}
+_marked: ContextVar[tuple[set[str], ...]] = ContextVar("marked", default=())  # names, for each checkpoint being traced
+
+
+def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] = (), offload: str | Iterable[str] = ()) -> Callable:
+    """`fn`, recomputed in the backward pass instead of remembered.
+
+    Args:
+      policy: what is recomputed: "full": everything; "dots": everything but matrix products; "gathers": only what was
+        gathered from other devices, so that no device keeps whole parameters.
+      save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
+      offload: names of save points that are kept in the memory of the host (`pinned_host`), and fetched when they are
+        needed.
+
+    Raises:
+      MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point with that name.
+    """
+    if policy not in POLICIES:
+        raise MeshDSLError(f"checkpoint: no policy {quote(policy)}{nearest(str(policy), POLICIES)}")
+    save, offload = ((names,) if isinstance(names, str) else tuple(names) for names in (save, offload))
+    if both := set(save) & set(offload):
+        raise MeshDSLError(f"checkpoint: `{min(both)}` is to be saved and to be offloaded; name it once")
+    known: set[str] = set()
+
+    def marking(*args):
+        found: set[str] = set()
+        token = _marked.set((*_marked.get(), found))
+        try:
+            out = fn(*args)
+        finally:
+            _marked.reset(token)
+        for name in (*save, *offload):
+            if name not in found:
+                hint = nearest(name, found) or "; it marks none, see checkpoint_name"
+                raise MeshDSLError(f"checkpoint: the function marks no save point `{name}`{hint}")
+        known.update(found)
+        return out
+
+    remembered = jax.checkpoint(marking, policy=_policy(policy, save, offload))
+
+    def checkpointed(*args):
+        scope = scope_of("checkpoint", args)
+        if scope is not None and scope.uses is not None:
+            return fn(*args)
+        out = remembered(*args)
+        for names in _marked.get():  # JAX traces the same call once, and an outer checkpoint may want its names again
+            names |= known
+        return out
+
+    return checkpointed
+
+
+def checkpoint_name(x: Tensor, name: str) -> Tensor:
+    """`x`, as a save point of the `checkpoint`s around it. A sum that it waits for is taken, so that it is what is kept."""
+    if not is_tensor(x) or not isinstance(name, str):
+        raise MeshDSLError(f"checkpoint_name: marks a Tensor with a name, not {type(x).__name__} with {quote(name)}")
+    x = moves.settle(x)
+    for names in _marked.get():
+        names.add(name)
+    return Tensor(ad_checkpoint.checkpoint_name(x.array, name), x.dims, x.role, x.place)
+
+
+def _policy(policy: str, save, offload):
+    by_kind = POLICIES[policy]
+    if not save and not offload:
+        return by_kind
+    by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=save, names_which_can_be_offloaded=offload, offload_src="device", offload_dst="pinned_host"
+    )
+
+    def decide(primitive, *avals, **params):
+        if params.get("name") in (*save, *offload) and primitive.name == "name":
+            return by_name(primitive, *avals, **params)
+        return by_kind is not None and by_kind(primitive, *avals, **params)
+
+    return decide

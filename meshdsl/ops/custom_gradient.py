@@ -1,0 +1,102 @@
+"""custom_gradient: a function of Tensors that brings its own backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.scope import Scope
+from meshdsl.ops.boundary import fixed, kind, scope_of, shown
+from meshdsl.ops.calculus import as_cotangent
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def custom_gradient(fn: Callable) -> Callable:
+    """`fn` with the gradient that it says it has, instead of the one that JAX finds.
+
+    It is written as if on one device. Cotangents arrive as settled Tensors, split by the law; what the backward function returns
+    may be split in any way and may wait for sums, which are taken.
+
+    Args:
+      fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`: a pytree of Tensors, and a function
+        from a pytree like the result, the cotangents, to one pytree for each argument: a tuple of them where there are
+        several. `None` in place of a Tensor, or of a whole argument, says that no gradient flows to it. What `fn` closes
+        over must not depend on anything that is differentiated (JAX raises UnexpectedTracerError): give it as an argument.
+
+    Returns:
+      A function of the same arguments that returns the result. It has no derivative in forward mode.
+
+    Raises:
+      MeshDSLError: the function does not return a result and a function, the result is no tree of Tensors, or a cotangent that comes back has
+        not the dims and the dtype of its argument.
+    """
+
+    def differentiable(*args):
+        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
+        scope = scope_of("custom_gradient", args)
+        given = []
+        for x in leaves:
+            if scope is not None and is_tensor(x) and x.place:
+                scope.note_use(x.place.origin, ())
+                x = Tensor(x.array, x.dims, x.role, x.place._replace(origin=frozenset()))
+            given.append(fixed(x, scope))
+        traced: list = []
+
+        @jax.custom_gradient
+        def run(*arrays):
+            inside = [Tensor(a, x.dims, x.role, x.place) if is_tensor(x) else a for a, x in zip(arrays, given, strict=True)]
+            result, backward = _split(fn(*jax.tree.unflatten(tree, inside)))
+            out, out_tree = _settled(result, scope)
+            traced[:] = [out_tree, [(t.dims, t.role, t.place) for t in out]]
+
+            def pull(cotangents):
+                cts = [Tensor(a, t.dims, t.role, t.place) for a, t in zip(cotangents, out, strict=True)]
+                back = backward(jax.tree.unflatten(out_tree, cts))
+                return tuple(_returned(back if len(args) > 1 else (back,), args, inside, scope))
+
+            return tuple(t.array for t in out), pull
+
+        arrays = run(*[x.array if is_tensor(x) else jnp.asarray(x) for x in given])
+        out_tree, kinds = traced
+        return jax.tree.unflatten(out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)])
+
+    return differentiable
+
+
+def _split(returned):
+    if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
+        raise MeshDSLError(f"custom_gradient: the function returns (result, backward), not {type(returned).__name__}")
+    return returned
+
+
+def _settled(result, scope: Scope | None):
+    leaves, tree = jax.tree.flatten(result, is_leaf=is_tensor)
+    if others := sorted({type(x).__name__ for x in leaves if not is_tensor(x)}):
+        raise MeshDSLError(f"custom_gradient: the result is a pytree of Tensors, not of {', '.join(others)}")
+    return [fixed(t, scope) for t in leaves], tree
+
+
+def _returned(back, args, inside, scope: Scope | None):
+    """An array of cotangents, or None, for each leaf of the arguments."""
+    if not isinstance(back, tuple) or len(back) != len(args):
+        raise MeshDSLError(f"custom_gradient: backward returns a tuple with a cotangent for each of {len(args)} arguments, or None")
+    at = 0
+    for ct, arg in zip(back, args, strict=True):
+        leaves, tree = jax.tree.flatten(arg, is_leaf=is_tensor)
+        try:
+            cts = [None] * len(leaves) if ct is None else tree.flatten_up_to(ct)
+        except ValueError:
+            raise MeshDSLError("custom_gradient: a cotangent has another structure than its argument") from None
+        for leaf, x in zip(cts, inside[at : at + len(leaves)], strict=True):
+            yield None if leaf is None else _cotangent(leaf, x, scope).array
+        at += len(leaves)
+
+
+def _cotangent(ct, x, scope: Scope | None) -> Tensor:
+    if not is_tensor(ct) or not is_tensor(x) or kind(ct) != kind(x):
+        shape = shown(ct) if is_tensor(ct) else type(ct).__name__
+        raise MeshDSLError(f"custom_gradient: the cotangent of {shown(x)} comes back as {shape}; only Tensors that are alike, or None")
+    return as_cotangent(ct, x, scope)

@@ -1,0 +1,151 @@
+"""while_loop, and map over a dim: loops that are no recurrence over the elements of a dim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import linear_call
+
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering import collectives, moves
+from meshdsl.ops.boundary import (
+    each,
+    leaves_of,
+    matching,
+    scope_of,
+    scope_within,
+    shown,
+    value,
+)
+from meshdsl.ops.over import over
+from meshdsl.ops.scan import restacked, scan, stacked
+from meshdsl.plan.record import Move
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def while_loop(cond: Callable, body: Callable, init):
+    """`carry = body(carry)` for as long as `cond(carry)` is true.
+
+    It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a number of turns that
+    nobody knows beforehand. `scan` has both.
+
+    Args:
+      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all stop at the same turn.
+      init: the carry to start from: a pytree of Tensors (and arrays); each keeps its dims and dtype from turn to turn.
+
+    Returns:
+      The last carry.
+
+    Raises:
+      MeshDSLError: the condition is no Tensor of bool without dims, a carry changes its dims or dtype, or a gradient
+        is asked for.
+    """
+    scope = scope_of("while_loop", init) or scope_within("while_loop", lambda: (cond(init), body(init)))
+    init = each(lambda t: value(t, scope), init)
+
+    def goes_on(carry):
+        found = cond(carry)
+        if not is_tensor(found) or found.dims or found.dtype != bool:
+            got = shown(found) if is_tensor(found) else quote(found)
+            raise MeshDSLError(f"while_loop: the condition is a Tensor of bool without dims, not {got}; use md.any or md.all")
+        return moves.settle(found).array
+
+    def step(carry):
+        return matching("while_loop", each(lambda t: value(t, scope), body(carry)), carry)
+
+    if scope is None or not scope.layout.spent:
+        return jax.tree.map(_no_gradient, lax.while_loop(goes_on, step, init))
+    going = _any_going(scope)
+    start = (init, *going(goes_on(init)))
+    after, *_ = lax.while_loop(lambda c: c[2], lambda c: _step_or_wait(c, step, goes_on, going), start)
+    return jax.tree.map(_no_gradient, after)
+
+
+def _any_going(scope):
+    """Inside `over`: from whether this element goes on, that again, and whether any does that is on another device.
+
+    Elements that are done wait for those, so that the collectives of a turn meet.
+    """
+    axes = scope.in_mesh_order(scope.layout.spent)
+    op = scope.recorder.begin("while_loop", (), ())
+    op.moves.append(Move("pmax", axes, 4, "elements on other devices may go on"))
+
+    def going(mine):
+        mine = collectives.vary(mine, axes)
+        with jax.named_scope(op.tag):
+            return mine, collectives.pmax(mine.astype(jnp.int32), axes) > 0
+
+    return going
+
+
+def _step_or_wait(carry, step: Callable, goes_on: Callable, going: Callable):
+    before, mine, _ = carry
+    after = jax.tree.map(lambda new, old: jnp.where(mine, new, old), step(before), before)
+    return after, *going(goes_on(after) & mine)
+
+
+def _no_gradient(array):
+    """`array`, through which a derivative can go forwards and not back."""
+    return linear_call(lambda _, x: x, _refuse, (), array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
+
+
+def _refuse(_, cotangent):
+    raise MeshDSLError("while_loop: has no gradient, as nobody knows how many turns to remember; use md.scan, md.jvp or md.stop_gradient")
+
+
+def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
+    """`fn` of every element of `dim`, one after another: with the memory of one, where `over` takes that of all.
+
+    Args:
+      fn: takes Tensors without `dim`, one tree for each of `xs`, and returns a pytree of Tensors.
+      xs: pytrees of Tensors that have `dim`.
+      dim: is whole while this runs, whatever the layout says of it.
+      batch: elements that are taken together, by `over`.
+
+    Returns:
+      What `fn` returns, with `dim` in front.
+
+    Raises:
+      MeshDSLError: a leaf of `xs` is no Tensor, or lacks `dim`; or a batch is no whole number of at least 1.
+    """
+    if others := sorted({type(x).__name__ for x in leaves_of(xs) if not is_tensor(x)}):
+        raise MeshDSLError(f"map_over: maps over Tensors that have {dim}, not {', '.join(others)}; close over what is shared")
+    if batch is None:
+        return scan(lambda _, x: ((), fn(*x)), (), xs, dim=dim)[1]
+    if not isinstance(batch, int) or batch < 1:
+        raise MeshDSLError(f"map_over: a batch is a whole number of at least 1, not {quote(batch)}")
+    scope = scope_of("map_over", xs)
+    op = scope.recorder.begin("map_over", (dim,), ((),)) if scope else None
+    xs = each(lambda x: stacked(x, dim, op, "map_over"), xs)
+    turns, left = divmod(dim.size, batch)
+    turn, part, rest = Dim(f"{dim.name}_turn", turns), Dim(f"{dim.name}_part", batch), Dim(f"{dim.name}_part", left)
+    made = []
+    if turns:
+        cut = each(lambda x: _cut(x, 0, (turn, part)), xs)
+        made.append(scan(lambda _, x: ((), over(part, fn)(*x)), (), cut, dim=turn)[1])
+    if left or not turns:
+        made.append(over(rest, fn)(*each(lambda x: _cut(x, turns * batch, (rest,)), xs)))
+    return each(lambda *ts: restacked(_joined(ts, (turn, part, rest)), dim, "map_over"), *made)
+
+
+def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
+    """Elements from `start` on of the dim that `x` has in front, whole, as a tensor that has the dims `into` there."""
+    sizes = [d.size for d in into]
+    array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(*sizes, *x.array.shape[1:])
+    place = x.place and x.place._replace(axes=(*((),) * len(into), *x.place.axes[1:]))
+    return Tensor(array, (*into, *x.dims[1:]), x.role, place)
+
+
+def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...]) -> Tensor:
+    """The parts one after another in front, under the names of one element."""
+    arrays = []
+    for t in parts:
+        new = sum(d in gone for d in t.dims)
+        arrays.append(t.array.reshape(-1, *t.array.shape[new:]))
+    place = t.place and t.place._replace(axes=t.place.axes[new:])
+    return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, place)

@@ -1,0 +1,124 @@
+"""over: a function of tensors without a dim, run for every element of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering import moves
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.scope import Scope
+from meshdsl.ops.boundary import fixed, lying_as, scope_of, varied
+from meshdsl.tensor import Place, Tensor, is_tensor
+
+
+def over(dim: Dim, fn: Callable) -> Callable:
+    """`fn` of every element of `dim`, all at once: `jax.vmap` along a named dim.
+
+    `dim` stays split: each device maps over its part of it. Inside, the axes that split it are spent: the law gives
+    them to no other dim, and `dim` keeps them until the results leave. They are those that the law gives it in every
+    argument that has it. Nested, each `over` spends axes of its own.
+
+    Args:
+      fn: takes pytrees of Tensors and returns a pytree of Tensors. It may contain any op, loop or derivative. What it closes over is shared by all
+        elements, as are arguments that lack `dim`, and so is a key: draws are the same for each element unless its key
+        comes with `dim` too, as `md.tensor(jax.random.split(key, dim.size), (dim,))`.
+
+    Returns:
+      A function of the same arguments, in which Tensors may have `dim`; the results have it in front. A result that does not depend on it is
+      repeated along it.
+
+    Raises:
+      MeshDSLError: no argument has `dim`, or `fn` returns something that is no Tensor.
+    """
+    if not isinstance(dim, Dim):
+        raise MeshDSLError(f"over: `dim` is the Dim to map over, not {quote(dim)}")
+
+    def mapped(*args):
+        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
+        tensors = [x for x in leaves if is_tensor(x)]
+        if not any(d.name == dim.name for t in tensors for d in t.dims):
+            got = ", ".join(dim_algebra.show(t.dims) for t in tensors) or "none"
+            raise MeshDSLError(f"over: no argument has {dim}; the Tensors among them are {got}")
+        has = [is_tensor(x) and any(d.name == dim.name for d in x.dims) for x in leaves]
+        for x in (x for x, h in zip(leaves, has, strict=True) if h):
+            dim_algebra.find("over", x.dims, dim)
+        scope = scope_of("over", args)
+        axes = _axes(dim, [x.dims for x, h in zip(leaves, has, strict=True) if h], scope)
+        op = scope.recorder.begin("over", (dim,), (axes,)) if scope else None
+        entered = [_entered(x, dim, axes, scope, op) if h else x for x, h in zip(leaves, has, strict=True)]
+        results: list = []
+
+        def element(*arrays):
+            arrays = iter(arrays)
+            inside = [_element(x, next(arrays)) if h else x for x, h in zip(entered, has, strict=True)]
+            made, out_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor)
+            if others := sorted({type(x).__name__ for x in made if not is_tensor(x)}):
+                raise MeshDSLError(f"over: the function returns Tensors, not {', '.join(others)}; give it dims with md.tensor")
+            made = [fixed(t, t.place.scope if t.place else scope) for t in made]
+            results[:] = [out_tree, [(t.dims, t.role, t.place) for t in made]]
+            return [t.array for t in made]
+
+        with scope.spending(axes) if scope else nullcontext():
+            arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*[x.array for x, h in zip(entered, has, strict=True) if h])
+        out_tree, kinds = results
+        return jax.tree.unflatten(out_tree, [_left(a, *kind, dim, axes) for a, kind in zip(arrays, kinds, strict=True)])
+
+    return mapped
+
+
+def _axes(dim: Dim, operands: list[Dims], scope: Scope | None) -> tuple[str, ...]:
+    """The axes that split `dim` in all of the operands."""
+    if scope is None:
+        return ()
+    found = [scope.split(dims)[dims.index(dim)] for dims in operands]
+    return tuple(a for a in found[0] if all(a in axes for axes in found))
+
+
+def _part(dim: Dim, axes, scope: Scope | None) -> int:
+    return scope.part(dim, axes) if scope else dim.size
+
+
+def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
+    """`x` with `dim` in front and split over `axes`, and the other dims split by the law for one element."""
+    x = lying_as(x, (dim, *dim_algebra.without(x.dims, (dim,))))
+    if scope is None:
+        return x
+    if x.place is not None:
+        own = {a for split in x.place.axes for a in split}.union(axes)
+        scope.note_use(x.place.origin, set(scope.sizes) - own)  # being cut over an axis is no use that varies over it
+    x = moves.settle(x)
+    with scope.spending(axes):
+        split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
+        x = moves.bring(x, split, scope.layout.spent, scope, op, lambda _: f"one element of `{dim.name}` is split so")
+    return Tensor(_filled(x.array, Loop((dim,), (axes,), scope, op), dim), x.dims, x.role, x.place)
+
+
+def _filled(array, loop: Loop, dim: Dim):
+    """`array` with copies of the first element for padding: on these `fn` does what it does on real elements, loops end, and
+    nothing becomes infinite that would spoil the gradient of what is shared.
+    """
+    if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    first = jnp.where(loop.offset(dim) == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype))
+    summed = loop.psum(first.astype(jnp.int32) if array.dtype == bool else first, dim, varies=True)
+    inside = loop.inside((dim,)).reshape(-1, *(1,) * (array.ndim - 1))
+    return jnp.where(inside, array, summed.astype(array.dtype))
+
+
+def _element(x: Tensor, array) -> Tensor:
+    return Tensor(array, x.dims[1:], x.role, x.place and x.place._replace(axes=x.place.axes[1:]))
+
+
+def _left(array, dims: Dims, role, place: Place | None, dim: Dim, axes) -> Tensor:
+    """A result of all elements on this device, split by the law."""
+    dims = dim_algebra.distinct((dim, *dims), "over")
+    if place is None:
+        return Tensor(array, dims, role)
+    return moves.settle(varied(Tensor(array, dims, role, place._replace(axes=(axes, *place.axes))), axes))

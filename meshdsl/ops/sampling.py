@@ -1,0 +1,124 @@
+"""Samples that are chosen rather than drawn: a category by its logits, and the order of a dim."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.run import run
+from meshdsl.ops import component, exact, threefry
+from meshdsl.ops.draws import gumbel
+from meshdsl.ops.order import nth_largest
+from meshdsl.ops.reduce import argmax
+from meshdsl.tensor import Tensor
+
+_DIGIT = 4  # bits of a threshold that one round finds
+
+
+def categorical(
+    key, logits: Tensor, dim: Dim | str, *, temperature: float | Tensor = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """An index (int32) along `dim` for each of the other dims, drawn with probability `softmax(logits / temperature)`.
+
+    The draw takes no communication: the largest of `logits + gumbel` is found as any `argmax` is. It is
+    that of `jax.random.categorical` when `dim` lies where its `axis` does. A split `dim` is never gathered.
+
+    Args:
+      temperature: a number, or a Tensor of some of the dims; at the number 0 the likeliest index is taken.
+      top_k: only the `top_k` likeliest indices, and those as likely as the last of them, can be drawn.
+      top_p: after that, only the likeliest indices that have a probability of `top_p` together can be
+        drawn (nucleus sampling, Holtzman et al., 2020): the last one that is needed, and those as likely as it, are among them.
+
+    Raises:
+      MeshDSLError: a temperature below 0, a `top_k` that is not between 1 and the size of `dim`, or a `top_p` that is not above 0 and at most 1.
+    """
+    dim = dim_algebra.find("categorical", logits.dims, dim)
+    if not isinstance(temperature, Tensor) and not temperature >= 0:
+        raise MeshDSLError(f"categorical: the temperature is at least 0, not {quote(temperature)}")
+    if top_k is not None and not 1 <= top_k <= dim.size:
+        raise MeshDSLError(f"categorical: top_k is between 1 and the size of {dim}, not {quote(top_k)}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise MeshDSLError(f"categorical: top_p is above 0 and at most 1, not {quote(top_p)}")
+    if not isinstance(temperature, Tensor) and temperature == 0:
+        return argmax(logits, dim)
+    logits = _colder(component.cast(logits, jnp.float32), temperature)
+    if top_k is not None and top_k < dim.size:
+        logits = component.FUNCTIONS["where"](logits >= nth_largest(logits, dim, top_k), logits, -jnp.inf)
+    if top_p is not None and top_p < 1:
+        logits = _nucleus(logits, dim, top_p)
+    return argmax(logits + gumbel(key, logits.dims, like=logits), dim)
+
+
+def _colder(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """`logits / temperature`, rounded before anything is added."""
+    if isinstance(temperature, Tensor):
+        return component.map(lambda a, t: exact.apart(a / t), logits, component.cast(temperature, jnp.float32), name="divide")
+    return component.map(lambda a: exact.apart(a * (1 / temperature)), logits, name="multiply") if temperature != 1 else logits
+
+
+def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
+    """`logits`, those beyond the likeliest that have the probability `mass` together replaced by -inf.
+
+    The smallest probability among these is found digit by digit. Each round sums, over the devices, how much lies above each of a few
+    candidates; these are sums of whole numbers, so that the result does not depend on how they are split.
+    """
+    at = logits.dims.index(dim)
+    word = min(15, 31 - max(dim.size - 1, 1).bit_length())  # bits of each half of a probability, so that no sum overflows
+
+    def local(loop: Loop, a):
+        a = jnp.moveaxis(a, at, -1)
+        top = loop.pmax(jnp.max(a, -1), dim)
+        likelihood = exact.exp(a - jnp.where(jnp.isfinite(top), top, 0)[..., None])  # 1 for the likeliest
+        parts = jnp.round(likelihood * 2.0 ** (2 * word)).astype(jnp.uint32)
+        halves = jnp.stack([parts >> word, parts & (2**word - 1)])
+        ordered = lax.bitcast_convert_type(likelihood, jnp.uint32)  # of numbers that are not negative, the bits order as they do
+
+        def above(bounds):
+            """The sum of all `likelihood`s of at least each of the bounds."""
+            counted = jnp.where(ordered[..., None, :] >= bounds[..., None], halves[:, ..., None, :], 0)
+            high, low = loop.psum(jnp.sum(counted, -1, dtype=jnp.uint32), dim).astype(jnp.float32)
+            return high * 2.0**word + low
+
+        found = jnp.zeros(a.shape[:-1], jnp.uint32)
+        needed = above(found[..., None]) * jnp.float32(mass)
+        for shift in range(32 - _DIGIT, -1, -_DIGIT):
+            candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=jnp.uint32) << shift)
+            digit = jnp.sum(above(candidates) >= needed, -1).astype(jnp.uint32)  # the sums fall as the candidates rise
+            found = found | (digit << shift)
+        return jnp.moveaxis(jnp.where(ordered >= found[..., None], a, -jnp.inf), -1, at)
+
+    return run("nucleus", local, (logits,), loop=logits.dims, out=logits.dims, fill=-jnp.inf)
+
+
+def permutation(key, dim: Dim, *, like: Tensor | None = None) -> Tensor:
+    """The indices (int32) of `dim` in a random order: `jax.random.permutation`, exactly.
+
+    Every device finds the whole order, without communication; it is then cut where `dim` is split.
+    """
+    data = threefry.key_data(key)
+    (dim,) = dim_algebra.distinct(dim, "random")
+    return run("random.permutation", lambda _: _order(data, dim), (), loop=(dim,), out=(dim,), whole=(dim,), like=like)
+
+
+def permute(key, x: Tensor, dim: Dim | str) -> Tensor:
+    """`x` with the elements of `dim` in a random order: `jax.random.permutation` along an axis, exactly. A split `dim` is gathered."""
+    dim, data = dim_algebra.find("permute", x.dims, dim), threefry.key_data(key)
+    at = x.dims.index(dim)
+    local = lambda _, a: jnp.take(a, _order(data, dim), at, unique_indices=True, mode="clip")  # noqa: E731
+    return run("random.permute", local, (x,), loop=x.dims, out=x.dims, whole=(dim,), linear=True)
+
+
+def _order(key, dim: Dim) -> jax.Array:
+    """A random order of the indices of a whole dim, sorted by random bits as often as makes ties unlikely."""
+    whole, indices = Loop((dim,), ((),)), jnp.arange(dim.size, dtype=jnp.int32)
+    for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(2**32 - 1))):
+        key, now = threefry.split(key)
+        _, indices = lax.sort_key_val(threefry.bits(whole, now, (dim,)), indices)
+    return indices

@@ -1,0 +1,97 @@
+"""scan: a body run over the elements of a dim, one after another, with a carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering import moves
+from meshdsl.ops.boundary import (
+    each,
+    fixed,
+    lying_as,
+    matching,
+    scope_of,
+    scope_within,
+    value,
+)
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll: int = 1):
+    """Run `fn` over the elements of `dim`, one after another: `carry, y = fn(carry, x)`.
+
+    Args:
+      carry: a pytree of Tensors (and arrays); each keeps its dims and dtype from step to step. A parameter in it is a
+        value from then on.
+      xs: a pytree of Tensors that have `dim`, and of arrays whose first dimension is it; `fn` gets them without it.
+      dim: is whole while the scan runs, whatever the layout says of it.
+
+    Returns:
+      The last carry, and the results `y` with `dim` in front.
+
+    Raises:
+      MeshDSLError: a Tensor in `xs` lacks `dim`, or a carry changes its dims or dtype.
+    """
+    if not isinstance(dim, Dim):
+        raise MeshDSLError(f"scan: `dim` is the Dim to run over, not {quote(dim)}")
+    scope = scope_of("scan", (carry, xs)) or scope_within("scan", lambda: fn(carry, _first(xs, dim)))
+    carry = each(lambda t: value(t, scope), carry)
+    op = scope.recorder.begin("scan", (dim,), ((),)) if scope else None
+    xs = each(lambda x: stacked(x, dim, op), xs)
+
+    def body(carry, x):
+        after, y = fn(carry, each(lambda t: _element(t, dim), x))
+        after = matching("scan", each(lambda t: value(t, scope), after), carry)
+        return after, each(lambda t: fixed(t, scope), y)
+
+    if scope is not None and scope.uses is not None:  # one step uses what all of them do
+        carry, y = body(carry, jax.tree.map(lambda a: a[0], xs))
+        ys = jax.tree.map(lambda a: jnp.broadcast_to(a, (dim.size, *a.shape)), y)
+    else:
+        with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
+            carry, ys = lax.scan(body, carry, xs, length=dim.size, reverse=reverse, unroll=unroll)
+    return carry, each(lambda t: restacked(t, dim), ys)
+
+
+def _first(xs, dim: Dim):
+    """The first of the elements that a scan hands to its body."""
+    xs = each(lambda x: stacked(x, dim, None), xs)
+    return each(lambda x: _element(jax.tree.map(lambda a: a[0], x), dim), xs)
+
+
+def stacked(x, dim: Dim, op, name: str = "scan"):
+    """`x` with `dim` whole and in front, as `lax.scan` wants it, and each element split by the law."""
+    if not is_tensor(x):
+        if jnp.shape(x)[:1] != (dim.size,):
+            raise MeshDSLError(f"{name}: an array of shape {jnp.shape(x)} does not have {dim} in front")
+        return x
+    at = x.dims.index(dim_algebra.find(name, x.dims, dim))
+    if op is not None:
+        x = moves.in_turn(x, dim, op)
+    return lying_as(x, (x.dims[at], *x.dims[:at], *x.dims[at + 1 :]))
+
+
+def _element(x, dim: Dim):
+    """One element of a stacked Tensor, as `lax.scan` hands it over: the array has lost `dim`, the names not yet."""
+    if not is_tensor(x):
+        return x
+    assert x.dims[0] == dim
+    return Tensor(x.array, x.dims[1:], x.role, x.place and x.place._replace(axes=x.place.axes[1:]))
+
+
+def restacked(x, dim: Dim, name: str = "scan"):
+    """The inverse of `_element` for all elements together, split by the law."""
+    if not is_tensor(x):
+        return x
+    dims = dim_algebra.distinct((dim, *x.dims), name)
+    if x.place is None:
+        return Tensor(x.array, dims, x.role)
+    return moves.settle(Tensor(x.array, dims, x.role, x.place._replace(axes=((), *x.place.axes))))

@@ -1,0 +1,72 @@
+"""The bits behind every random draw: threefry of a key and of an element's index in the whole tensor."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
+
+from meshdsl.dims import Dims
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering.loop import Loop
+from meshdsl.tensor import Tensor
+
+
+def key_data(key) -> jax.Array:
+    """The two words of a key, which is a JAX PRNG key (threefry) or those words, as an array or as a Tensor without dims."""
+    key = key.array if isinstance(key, Tensor) else key
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if getattr(key, "shape", None) != (() if typed else (2,)) or not (typed or key.dtype == jnp.uint32):
+        got = f"an array of {key.dtype} {key.shape}" if hasattr(key, "dtype") else quote(key)
+        raise MeshDSLError(f"random: the key is one jax.random.key(...), not {got}")
+    if not typed:
+        return key
+    if str(jax.random.key_impl(key)) != "threefry2x32":
+        raise MeshDSLError(f"random: the key is of the kind {jax.random.key_impl(key)}; draws need threefry2x32")
+    return jax.random.key_data(key)
+
+
+def split(key) -> jax.Array:
+    """The words of two keys, as `jax.random.split` makes them of one."""
+    return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(key, impl="threefry2x32")))
+
+
+def bits(loop: Loop, key, dims: Dims) -> jax.Array:
+    """Random uint32 for this device's part of `dims`.
+
+    Threefry of the 64-bit index in the whole tensor; dims of more than 2**32 elements together are fine.
+    """
+    shape = tuple(loop.size(d) for d in dims)
+    high, low = jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for i in reversed(range(len(dims))):
+        index = loop.indices(dims[i], jnp.uint32).reshape([-1 if j == i else 1 for j in range(len(dims))])
+        up, down = product64(index, stride, dims[i].size)
+        low = low + down
+        high = high + up + (low < down)
+        stride *= dims[i].size
+    both = threefry_2x32(key, jnp.concatenate([high.ravel(), low.ravel()]))
+    first, second = jnp.split(both, 2)
+    return (first ^ second).reshape(shape)
+
+
+def product64(index, stride: int, size: int):
+    """`index * stride` as two uint32 words, for indices below `size`."""
+    if size * stride <= 2**32:
+        return jnp.zeros_like(index), index * jnp.uint32(stride)
+    words = [jnp.uint32(stride >> s & 0xFFFF) for s in (0, 16, 32, 48)]
+    halves = index & 0xFFFF, index >> 16
+    low, high = halves[0] * words[0], jnp.zeros_like(index)
+    for product, shift in ((halves[1] * words[0], 16), (halves[0] * words[1], 16)):
+        add = product << shift
+        low = low + add
+        high = high + (product >> (32 - shift)) + (low < add)
+    high = high + halves[1] * words[1] + halves[0] * words[2] + ((halves[1] * words[2] + halves[0] * words[3]) << 16)
+    return high, low
+
+
+def unit(loop: Loop, key, dims: Dims, dtype) -> jax.Array:
+    """Uniform in [0, 1): the bits fill the mantissa, in float32 as jax.random does it."""
+    digits = min(jnp.finfo(dtype).nmant, 23)
+    mantissa = jax.lax.shift_right_logical(bits(loop, key, dims), jnp.uint32(32 - digits))
+    return mantissa.astype(dtype) * jnp.asarray(2.0**-digits, dtype)

@@ -1,0 +1,102 @@
+"""checkpoint: changes what is kept and nothing else."""
+
+import jax
+import pytest
+
+import meshdsl as md
+from meshdsl.ops.checkpoint import checkpoint, checkpoint_name
+from tests.helpers import (
+    assert_equal,
+    assert_same,
+    collectives,
+    data,
+    dims,
+    layout,
+    weight,
+)
+
+A, B, E, T = dims(a=8, b=8, e=8, t=4)
+X, XS, MIX = data(A, B), data(T, A, B, seed=1), weight(B, E, ins=(B,), seed=4)
+LAYOUTS = {
+    "data": layout("a -> m", mesh={"m": 4}, parameters=["b -> m"]),
+    "features": layout("b -> m", "e? -> n", mesh={"n": 2, "m": 4}, optimizer=["b -> n"]),
+    "the scanned dim": layout("t? -> m", "a -> n", "b -> m", mesh={"m": 2, "n": 4}),
+}
+RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+
+
+@pytest.mark.parametrize("policy", ["full", "dots", "gathers"])
+def test_checkpoint_changes_nothing_but_what_is_kept(policy):
+    def run(x, xs, w):
+        step = lambda h, x: (md.tanh(md.rename(md.einsum(h, w, out=(A, E)), E, B) + x), ())  # noqa: E731
+        h, _ = md.scan(md.checkpoint(step, policy), x, xs, dim=T)
+        return md.checkpoint(lambda h: md.softmax(h, B) * md.max(h, A), policy)(h)
+
+    plain = jax.jit(lambda *args: run(*args))(X, XS, MIX)
+    for rules in LAYOUTS.values():
+        _, (found, _) = assert_same(run, X, XS, MIX, layout=rules)
+        assert_equal(found, plain)
+
+
+@pytest.mark.parametrize("policy, times", [("full", 4), ("gathers", 3), ("dots", 3), (None, 1)])
+def test_gathered_weights_are_gathered_again_where_recomputed(policy, times):
+    def run(w, x):
+        fn = lambda w, x: md.rename(md.tanh(md.einsum(x, w, out=(A, E))), E, B)  # noqa: E731
+        fn = md.checkpoint(fn, policy) if policy else fn
+        return md.value_and_grad(lambda w, x: md.sum(fn(w, fn(w, x))))(w, x)
+
+    assert collectives(run, MIX, X, layout=LAYOUTS["data"])["all_gather", ("m",)] == times
+
+
+NAMED = {
+    "saved": dict(save="hidden"),
+    "offloaded": dict(offload=("hidden",)),
+    "both": dict(save=["out"], offload=["hidden"]),
+    "besides what a policy keeps": dict(policy="gathers", offload="hidden"),
+}
+
+
+def layer(h, w):
+    hidden = checkpoint_name(md.einsum(h, w, out=(A, E)), "hidden")
+    return checkpoint_name(md.rename(md.tanh(hidden), E, B), "out")
+
+
+@RULES
+def test_named_save_points_change_nothing_but_what_is_kept(rules):
+    def run(x, xs, w):
+        made = {name: checkpoint(layer, **how)(x, w) for name, how in NAMED.items()}
+        made["scanned"], _ = md.scan(checkpoint(lambda h, x: (layer(h, w) + x, ()), save="hidden", offload="out"), x, xs, dim=T)
+        made["pending"] = checkpoint(lambda x: md.sin(checkpoint_name(md.sum(x, A), "sum")), save="sum")(x)
+        return made
+
+    _, (found, _) = assert_same(run, X, XS, MIX, layout=rules)
+    for name in NAMED:
+        assert_equal(found[name], layer(X, MIX))
+
+
+@pytest.mark.parametrize("how, expected", [({}, 4), (dict(save="hidden"), 3), (dict(policy="dots"), 3), (dict(offload="hidden"), 3)])
+def test_what_is_kept_is_not_computed_again(how, expected):
+    jaxpr = jax.make_jaxpr(lambda x, w: md.value_and_grad(lambda w: md.sum(checkpoint(layer, **how)(x, w)))(w)[1])(X, MIX)
+    assert str(jaxpr).count("dot_general") == expected - 1
+
+
+def test_a_sum_that_is_kept_is_not_taken_again():
+    rules = layout("b -> m", mesh={"m": 4})
+    run = lambda how: lambda x: md.value_and_grad(lambda x: md.sum(checkpoint(  # noqa: E731
+        lambda x: md.sin(md.exp(checkpoint_name(md.sum(md.square(x), B), "sum"))), **how)(x)))(x)[1]
+    assert collectives(run({}), X, layout=rules, dims=("a",))["psum", ("m",)] == 2
+    assert collectives(run(dict(save="sum")), X, layout=rules, dims=("a",))["psum", ("m",)] == 1
+
+
+def test_what_is_offloaded_lies_on_the_host():
+    run = lambda x, w: md.value_and_grad(lambda w: md.sum(md.scan(  # noqa: E731
+        checkpoint(lambda h, _: (layer(h, w), ()), offload="hidden"), x, (), dim=T)[0]))(w)[1]
+    jaxpr = str(md.lower(run, LAYOUTS["data"]).trace(X, MIX).jaxpr)
+    assert "f32<host>[4,2,8]" in jaxpr and "MemorySpace.Host" in jaxpr and "MemorySpace.Device" in jaxpr
+
+
+def test_an_outer_checkpoint_sees_the_names_of_an_inner_one():
+    inner = checkpoint(layer)
+    for _ in range(2):  # the second time, JAX does not trace the inner one again
+        outer = checkpoint(lambda x: md.sin(inner(x, MIX)), save="hidden")
+        assert_equal(outer(X), md.sin(layer(X, MIX)))

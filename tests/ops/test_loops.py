@@ -1,0 +1,143 @@
+"""while_loop, switch and map_over: the same lowered, whatever they carry and close over."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshdsl as md
+from meshdsl.ops.branch import switch
+from meshdsl.ops.calculus import jvp
+from meshdsl.ops.loops import map_over, while_loop
+from meshdsl.tensor import is_tensor
+from tests.helpers import (
+    assert_equal,
+    assert_same,
+    collectives,
+    data,
+    dims,
+    is_float,
+    layout,
+    weight,
+)
+
+A, B, E, T, S = dims(a=8, b=8, e=8, t=4, s=2)
+X, XS, ROW = data(A, B), data(T, A, B, seed=1), data(B, seed=2)
+MIX = weight(B, E, ins=(B,), seed=4)
+LAYOUTS = {
+    "data": layout("a -> m", mesh={"m": 4}, parameters=["b -> m"]),
+    "both": layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}),
+    "the mapped dim over both, minor first": layout("t? -> n, m", "a -> m", "b -> n", mesh={"m": 2, "n": 2}),
+    "uneven": layout("a -> m", "b -> n", "t? -> m", mesh={"m": 3, "n": 2}, uneven="pad"),
+}
+RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def small(h):
+    return md.sum(md.square(h)) < 200.0
+
+
+def mixed(h, w):
+    return md.rename(md.einsum(h, w, out=(A, E)), E, B)
+
+
+WHILES = {
+    "a split carry": lambda x, w: while_loop(small, lambda h: h * 1.5, x),
+    "a pending carry": lambda x, w: while_loop(lambda h: md.max(h) < 9.0, lambda h: h + md.sum(x, A), md.sum(x, A)),
+    "a parameter closed over": lambda x, w: while_loop(small, lambda h: h + mixed(h, w), x),
+    "a parameter carried": lambda x, w: while_loop(small, lambda h: h * 1.5, w),
+    "a tree": lambda x, w: while_loop(
+        lambda c: c["n"] < 3, lambda c: {"n": c["n"] + 1, "h": md.transpose(md.sin(c["h"]), (B, A)), "i": c["i"] * 2},
+        {"n": md.tensor(0, ()), "h": x, "i": jnp.int32(1)}),
+    "only closed over": lambda x, w: while_loop(lambda n: n < md.sum(md.abs(x)), lambda n: n + md.max(x), md.tensor(1.0, ())),
+    "a condition on constants": lambda x, w: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + md.max(x, A)), (md.tensor(0, ()), ROW)),
+    "nested": lambda x, w: while_loop(small, lambda h: while_loop(lambda g: md.max(g) < md.max(h) + 1.0, lambda g: g * 2.0, h), x),
+    "never": lambda x, w: while_loop(lambda h: md.any(h > 5.0), lambda h: h + 1.0, x),
+}  # fmt: skip
+
+
+@RULES
+def test_while_loops_are_the_same_lowered(rules):
+    def run(x, w):
+        floats = lambda tree: [t for t in jax.tree.leaves(tree, is_leaf=is_tensor) if is_float(t)]  # noqa: E731
+        tangents = [jvp(lambda x, w, fn=fn: floats(fn(x, w)), (x, w), (md.sin(x), w))[1] for fn in WHILES.values()]
+        return {name: fn(x, w) for name, fn in WHILES.items()}, tangents
+
+    assert_same(run, X, MIX, layout=rules, dims=("t",), gradients=False)
+
+
+def test_a_while_loop_is_a_loop():
+    h, n = X, 0
+    while float(jnp.sum(h.array**2)) < 200:
+        h, n = h * 1.5, n + 1
+    assert n > 1
+    assert_equal(while_loop(small, lambda h: h * 1.5, X), h)
+
+
+def test_a_gradient_flows_past_a_while_loop():
+    def run(x, w):
+        turns, _ = while_loop(lambda c: c[1] < 30.0, lambda c: (c[0] + 1, c[1] * 2.0), (md.tensor(0, ()), md.stop_gradient(md.sum(md.square(x)))))
+        return x * md.cast(turns, jnp.float32)
+
+    assert_same(run, X, MIX, layout=LAYOUTS["data"], dims=("t",))
+
+
+SWITCHES = {
+    "pending": lambda i, x, w: switch(i, [lambda x: md.sum(x, A), lambda x: md.max(x, A), lambda x: md.mean(x, A)], x),
+    "dims lie otherwise": lambda i, x, w: switch(i, [md.tanh, lambda x: md.transpose(x, (B, A))], x),
+    "a parameter": lambda i, x, w: switch(i - 1, [lambda x: mixed(x, w), lambda x: x, lambda x: md.broadcast(md.sum(w, E), (A, B))], x),
+    "closed over": lambda i, x, w: switch(i, [lambda: x, lambda: x * 2.0]),
+    "only closed over": lambda i, x, w: switch(md.tensor(1, ()), [lambda: x, lambda: x * 2.0]),
+    "decided by data": lambda i, x, w: switch(md.argmax(md.sum(x, A), B), [md.sin, md.cos], x),
+    "one": lambda i, x, w: switch(i, [md.sin], x),
+    "in a scan": lambda i, x, w: md.scan(lambda h, j: (switch(j, [md.sin, md.cos, lambda h: h * 2.0], h), ()), x, md.iota(T), dim=T)[0],
+}  # fmt: skip
+
+
+@RULES
+def test_switches_are_the_same_lowered(rules):
+    run = lambda i, x, w: {name: fn(i, x, w) for name, fn in SWITCHES.items()}  # noqa: E731
+    _, (found, _) = assert_same(run, md.tensor(2, ()), X, MIX, layout=rules, dims=("t",))
+    assert_equal(found["pending"], md.mean(X, A))
+
+
+@pytest.mark.parametrize("index, expected", [(-3, 0), (0, 0), (1, 1), (9, 2)])
+def test_an_index_beyond_the_branches_takes_the_nearest(index, expected):
+    assert int(switch(md.tensor(index, ()), [lambda i=i: md.tensor(i, ()) for i in range(3)]).array) == expected
+
+
+MAPS = {
+    "one": lambda xs, x, w: map_over(md.sin, xs, dim=T),
+    "several trees": lambda xs, x, w: map_over(lambda a, b: {"s": a["x"] + b, "m": md.sum(a["x"], A)}, {"x": xs}, md.sum(xs, B), dim=T),
+    "a parameter": lambda xs, x, w: map_over(lambda x: md.softmax(mixed(x, w), B), xs, dim=T),
+    "dim not in front": lambda xs, x, w: map_over(lambda x: md.cumsum(x, B), md.transpose(xs, (A, T, B)), dim=T),
+    "closed over": lambda xs, x, w: map_over(lambda y: md.sum(x * y), xs, dim=T),
+    "of constants": lambda xs, x, w: map_over(lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T),
+    "nested": lambda xs, x, w: map_over(lambda x: map_over(md.sum, x, dim=A), xs, dim=T),
+}
+
+
+@RULES
+def test_maps_are_the_same_lowered(rules):
+    run = lambda *args: {name: fn(*args) for name, fn in MAPS.items()}  # noqa: E731
+    assert_same(run, XS, X, MIX, layout=rules)
+
+
+BATCHED = {
+    "component-wise": lambda xs, x, w, batch: map_over(lambda y: (md.sin(y), md.sum(y * x)), xs, dim=T, batch=batch),
+    "a parameter": lambda xs, x, w, batch: map_over(lambda y: md.max(mixed(y, w), B), xs, dim=T, batch=batch),
+    "of constants": lambda xs, x, w, batch: map_over(lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T, batch=batch),
+}
+
+
+@RULES
+def test_maps_in_batches_are_the_same_lowered(rules):
+    run = lambda xs, x, w: {name: [fn(xs, x, w, batch) for batch in (3, 7)] for name, fn in BATCHED.items()}  # noqa: E731
+    _, (found, _) = assert_same(run, XS, X, MIX, layout=rules)
+    for name, fn in BATCHED.items():
+        for result in found[name]:
+            assert_equal(result, fn(XS, X, MIX, None))
+
+
+def test_a_map_over_a_split_dim_moves_it_once():
+    found = collectives(lambda xs: map_over(lambda x: md.sin(x), xs, dim=T), XS, layout=LAYOUTS["the mapped dim over both, minor first"])
+    assert found == {("all_to_all", ("m",)): 2, ("all_to_all", ("n",)): 2}

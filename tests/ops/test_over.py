@@ -1,0 +1,170 @@
+"""over: a function of one element, mapped over a dim that may be split, in which anything may happen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.ops.branch import switch
+from meshdsl.ops.checkpoint import checkpoint
+from meshdsl.ops.loops import map_over, while_loop
+from meshdsl.ops.over import over
+from tests.helpers import (
+    assert_equal,
+    assert_same,
+    collectives,
+    data,
+    dims,
+    integers,
+    layout,
+    weight,
+)
+
+A, B, E, V = dims(a=6, b=8, e=4, v=8)
+X, ROW, COLUMN, IDS = data(A, B), data(B, seed=1), data(A, seed=2), integers(A, below=8)
+MIX, TABLE = weight(B, E, ins=(B,), seed=4), weight(V, E, seed=5)
+LAYOUTS = {
+    "none": layout(mesh={"m": 2}),
+    "the dim": layout("a -> m", mesh={"m": 2}),
+    "fsdp": layout("a -> m", mesh={"m": 2}, parameters=["b -> m", "v -> m"]),
+    "both": layout("a -> m", "b -> n", "e -> n", "v -> n", mesh={"m": 2, "n": 2}),
+    "other dims come first": layout("b -> m", "e -> m", "a -> m, n", mesh={"m": 2, "n": 3}),
+    "the dim takes what others want": layout("a -> n, m", "b -> m", "v -> m", mesh={"m": 2, "n": 3}, optimizer=["e -> m"]),
+    "uneven": layout("a -> m", "b -> n", "e -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
+}  # fmt: skip
+RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+SOME = pytest.mark.parametrize("rules", [LAYOUTS[name] for name in ("fsdp", "both", "other dims come first", "uneven")])
+NAMES = ("a", "b", "e", "v")
+OVERS = {
+    "component-wise": lambda x, row, col, w, t: over(A, lambda x, c: md.sin(x) * c + row)(x, col),
+    "a reduction": lambda x, row, col, w, t: over(A, lambda x: {"sum": md.sum(x), "max": md.max(x, B), "soft": md.softmax(x, B)})(x),
+    "a matrix that is shared": lambda x, row, col, w, t: over(A, lambda x: md.einsum(x, w, out=(E,)))(x),
+    "given, not closed over": lambda x, row, col, w, t: over(A, lambda x, w: md.einsum(x, w, out=(E,)))(x, w),
+    "pending inside": lambda x, row, col, w, t: over(A, lambda x: md.einsum(x, w, out=(E,)) + md.einsum(md.sin(x), w, out=(E,)))(x),
+    "a lookup": lambda x, row, col, w, t: over(A, lambda i: md.take(t, i, V))(IDS),
+    "independent of it": lambda x, row, col, w, t: over(A, lambda x: (md.sum(w), md.cos(row), w, md.tensor(1.0, ())))(x),
+    "dim not in front": lambda x, row, col, w, t: over(A, lambda x: md.cumsum(x, B))(md.transpose(x, (B, A))),
+    "pending before": lambda x, row, col, w, t: over(E, lambda y: md.tanh(y))(md.einsum(x, w, out=(E,))),
+    "the other dim": lambda x, row, col, w, t: over(B, lambda x, r: md.cumsum(x, A) * r)(x, row),
+    "over a parameter": lambda x, row, col, w, t: over(E, lambda w: md.einsum(x, md.square(w), out=(A,)))(w),
+    "nested": lambda x, row, col, w, t: over(A, lambda x: over(B, lambda y: y * md.sum(x) + md.max(x))(x))(x),
+    "a constant": lambda x, row, col, w, t: over(A, lambda i: row * md.cast(i, jnp.float32))(md.iota(A)),
+    "a square matrix": lambda x, row, col, w, t: over(A, lambda x: md.sum(md.broadcast(x, (E, B)) * w * row, B))(x),
+}  # fmt: skip
+
+
+@RULES
+def test_mapped_functions_are_the_same_lowered(rules):
+    run = lambda *args: {name: fn(*args) for name, fn in OVERS.items()}  # noqa: E731
+    assert_same(run, X, ROW, COLUMN, MIX, TABLE, layout=rules, dims=NAMES)
+
+
+def test_over_is_vmap():
+    found = over(A, lambda x, c: (md.softmax(x, B) * c, md.einsum(x, MIX, out=(E,))))(X, COLUMN)
+    expected = jax.vmap(lambda x, c: (jax.nn.softmax(x) * c, x @ MIX.array))(X.array, COLUMN.array)
+    assert found[0].dims == (A, B) and found[1].dims == (A, E)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.array, theirs, rtol=1e-5, atol=1e-6)
+
+
+CONTROL = {
+    "a scan": lambda x, w: over(A, lambda x: md.scan(lambda h, y: (md.tanh(h * y), h), md.tensor(0.5, ()), x, dim=B))(x),
+    "a scan with a parameter": lambda x, w: over(
+        A, lambda x: md.scan(lambda h, _: (md.einsum(md.sin(h), w, w, out=(B,)), ()), x, (), dim=md.Dim("t", 2))[0])(x),
+    "a cond": lambda x, w: over(A, lambda x: md.cond(md.sum(x) > 0, lambda x: md.einsum(x, w, out=(E,)), lambda x: md.max(w, B), x))(x),
+    "a switch": lambda x, w: over(A, lambda x, i: switch(i, [md.sin, md.cos, lambda x: x * md.sum(w)], x))(x, IDS),
+    "a map": lambda x, w: over(A, lambda x: map_over(lambda y: y * md.sum(x), x, dim=B))(x),
+    "in a scan": lambda x, w: md.scan(lambda h, _: (over(A, lambda y: md.softmax(y, B) * md.sum(w))(h), ()), x, (), dim=md.Dim("t", 2))[0],
+    "checkpointed": lambda x, w: over(A, checkpoint(lambda x: md.tanh(md.einsum(x, w, out=(E,)))))(x),
+}  # fmt: skip
+
+
+@SOME
+def test_control_flow_inside_is_the_same_lowered(rules):
+    run = lambda *args: {name: fn(*args) for name, fn in CONTROL.items()}  # noqa: E731
+    assert_same(run, X, MIX, layout=rules, dims=NAMES)
+
+
+@SOME
+def test_elements_that_loop_for_different_times_wait_for_each_other(rules):
+    def run(x, w):
+        grown = over(A, lambda x: while_loop(lambda h: md.sum(md.abs(h)) < 40.0, lambda h: h * 2.0 + md.einsum(h, w, w, out=(B,)) * 0.1, x))(x)
+        shared = over(A, lambda x: x * while_loop(lambda n: n < 9.0, lambda n: n * 2.0, md.tensor(1.0, ())))(x)
+        return grown, shared
+
+    _, (found, _) = assert_same(run, X * md.exp(COLUMN * 4.0), MIX, layout=rules, dims=NAMES, gradients=False)
+
+
+@SOME
+def test_each_element_has_a_gradient_of_its_own(rules):
+    loss = lambda w, x: md.sum(md.square(md.tanh(md.einsum(x, w, out=(E,)))))  # noqa: E731
+
+    def run(x, w):
+        values, gradients = over(A, lambda x: md.value_and_grad(loss)(w, x))(x)
+        return values, gradients, md.sum(gradients, A)
+
+    _, (found, _) = assert_same(run, X, MIX, layout=rules, dims=NAMES, gradients=False)
+    _, theirs = jax.vmap(lambda x: jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(MIX.array))(X.array)
+    np.testing.assert_allclose(found[1].array, theirs, rtol=1e-5, atol=1e-6)
+
+
+@SOME
+def test_draws_are_shared_unless_keys_are_mapped_too(rules):
+    key = jax.random.key(7)
+
+    def run(x, seeds):
+        shared = over(A, lambda x: x + md.random.normal(key, (B,), like=x))(x)
+        own = over(A, lambda x, s: md.dropout(x, 0.5, jax.random.fold_in(key, s.array)))(x, seeds)
+        return shared, own
+
+    _, (found, _) = assert_same(run, X, md.tensor(jnp.arange(A.size), (A,)), layout=rules, dims=NAMES)
+    noise = found[0].array - X.array
+    np.testing.assert_allclose(noise, np.broadcast_to(noise[0], noise.shape), atol=1e-6)
+    for i in range(A.size):
+        assert np.array_equal(found[1].array[i] != 0, jax.random.uniform(jax.random.fold_in(key, i), (B.size,)) >= 0.5)
+
+
+def test_a_dim_that_is_split_stays_so_and_nothing_moves():
+    rules = layout("a -> m", "b -> n", mesh={"m": 2, "n": 4})
+    assert collectives(lambda x: over(A, lambda x: md.softmax(x, B))(x), X, layout=rules) == {("pmax", ("n",)): 1, ("psum", ("n",)): 1}
+
+
+def test_shared_weights_are_gathered_once_and_their_gradients_scattered():
+    def step(w, x):
+        return md.value_and_grad(lambda w, x: md.sum(over(A, lambda x: md.einsum(x, w, out=(E,)))(x)))(w, x)[1]
+
+    found = collectives(step, MIX, X, layout=LAYOUTS["fsdp"], dims=NAMES)
+    assert found == {("all_gather", ("m",)): 1, ("psum_scatter", ("m",)): 1, ("psum", ("m",)): 1}  # the sum is that of the value
+
+
+def test_a_dim_that_does_not_divide_inside_is_no_error_where_its_axis_is_spent():
+    odd = md.Dim("b", 5)
+    x = data(A, odd)
+    assert_same(lambda x: over(A, lambda x: md.sum(x * 2.0))(x), x, layout=layout("a -> m", "b -> m", mesh={"m": 2}))
+
+
+def test_nested_results_have_the_dims_in_order():
+    assert over(A, over(B, md.sin))(X).dims == (A, B)
+    assert_equal(over(B, over(A, md.sin))(X), md.sin(X))
+
+
+def test_padding_of_the_dim_behaves_like_an_element():
+    """Else it would make gradients of what is shared infinite, or loop for ever."""
+    rules = LAYOUTS["uneven"]
+    positive = md.abs(X) + 1.0
+    run = lambda x, r: over(A, lambda x: md.sum(r / md.sum(x)) + md.sum(md.log(x) * r))(x)  # noqa: E731
+    assert_same(run, positive, weight(B, seed=6), layout=rules, dims=NAMES)
+    odd = lambda n: md.equal(md.mod(n, 2), 1)  # noqa: E731
+    collatz = lambda n: while_loop(lambda n: n != 1, lambda n: md.where(odd(n), n * 3 + 1, n // 2), n)  # noqa: E731
+    counts, yes = md.tensor(jnp.array([3, 6, 7, 9, 1, 2]), (A,)), md.tensor(jnp.arange(6) % 2 == 0, (A,))
+    assert_same(lambda n, yes: over(A, lambda n, yes: md.where(yes, collatz(n), 0))(n, yes), counts, yes, layout=rules, dims=NAMES)
+
+
+def test_keys_may_be_mapped():
+    keys = md.tensor(jax.random.split(jax.random.key(3), A.size), (A,))
+    run = lambda x, keys: over(A, lambda x, key: md.dropout(x, 0.5, key))(x, keys)  # noqa: E731
+    for name in ("none", "both"):
+        _, (found, _) = assert_same(run, X, keys, layout=LAYOUTS[name], dims=NAMES, gradients=False)
+    for i in range(A.size):
+        assert np.array_equal(found.array[i] != 0, jax.random.uniform(keys.array[i], (B.size,)) >= 0.5)
