@@ -15,6 +15,7 @@ from meshdsl.tensor import is_tensor
 from tests.catalogue.__main__ import PAGE, page
 from tests.catalogue.read import families, own_moves
 from tests.helpers import assert_same, data, integers
+from tests.ops.conftest import quick_compiles  # noqa: F401
 
 FAMILIES = families()
 EXAMPLES = 2000 if settings.default.max_examples > 100 else 200
@@ -64,14 +65,6 @@ def of_dtype(case, dtype):
     except (TypeError, NotImplementedError):
         return None
     return args
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Hundreds of programs are compiled here to run once each."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

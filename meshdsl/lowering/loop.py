@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ from meshdsl.plan.record import Move, Op
 class Loop:
     """A split loop nest, seen from one device."""
 
-    def __init__(self, dims: Dims, axes, scope: Scope | None = None, op: Op | None = None):
-        self._axes = dict(zip(dims, axes, strict=True))  # of dims of the results too, where the loop carries their split
+    def __init__(self, axes: Mapping[Dim, tuple[str, ...]], scope: Scope | None = None, op: Op | None = None):
+        self._axes = axes  # of dims of the results too, where the loop carries their split
         self._scope = scope
         self._op = op
         self.result = self  # the loop of the result, for an op with a `route`, whose result may be split otherwise
@@ -32,7 +32,7 @@ class Loop:
 
     def split(self, dims: Dims) -> moves.Split:
         """For each of `dims` the axes that split it."""
-        return tuple(self._axes.get(d, ()) for d in dims)
+        return tuple([self._axes.get(d, ()) for d in dims])
 
     def parts(self, dim: Dim) -> int:
         """Into how many parts `dim` is split."""
@@ -40,7 +40,7 @@ class Loop:
 
     def size(self, dim: Dim) -> int:
         """The size of the part of `dim` on this device. All parts together may be larger than the dim: see `padding`."""
-        return self._scope.part(dim, self.axes(dim)) if self._scope else dim.size
+        return self._scope.part(dim, self._axes.get(dim, ())) if self._scope else dim.size
 
     def padding(self, dim: Dim) -> int:
         """How many elements the parts of `dim` hold beyond its end; they are the last ones."""
@@ -48,7 +48,7 @@ class Loop:
 
     def fitting(self, array, dims: Dims, name: str):
         """`array`, after checking that it has the shape of the part of `dims` on this device."""
-        shape = tuple(self.size(d) for d in dims)
+        shape = tuple([self.size(d) for d in dims])
         if jnp.shape(array) != shape:
             raise MeshDSLError(f"{name}: the function gives an array of shape {jnp.shape(array)}; the part of {show(dims)} has {shape}")
         return array

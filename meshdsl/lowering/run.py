@@ -70,7 +70,7 @@ def run_many(
     """
     scope = common(name, operands) or (like.place.scope if like is not None and like.place else None)
     if scope is None:
-        results = local(Loop(loop, ((),) * len(loop)), *[t.array for t in operands])
+        results = local(Loop(dict.fromkeys(loop, ())), *[t.array for t in operands])
         role = _role(operands)
         return tuple(Tensor(a, dims, role and role.get(dims, Parameter())) for a, dims in zip(results, outs, strict=True))
 
@@ -82,22 +82,24 @@ def run_many(
         then = tuple(tuple(a for a in axes if a not in pending) for axes in scope.split(outs[0], level))
         before, after = route(operands[0].place.axes, then, scope)
         split = dict(zip(loop, before, strict=True))
-    known = {**split, **{new: split[old] for new, old in carried.items()}}
-    axes = tuple(split[d] for d in loop)
+    known = {**split, **{new: split[old] for new, old in carried.items()}} if carried else split
+    axes = tuple([split[d] for d in loop])
     loop_axes = scope.layout.spent.union(*axes)
     op = scope.recorder.begin(name, loop, axes, scope.waste(loop, axes))
-    scope.recorder.names.update(d.name for dims in outs for d in dims)
-    free = tuple(d for d in loop if d not in whole)
+    for dims in outs:
+        if dims is not loop:
+            scope.recorder.names.update([d.name for d in dims])
+    free = tuple(d for d in loop if d not in whole) if whole else loop
     why = _reasons(scope, free, level, "the op needs it whole") if route is None else _reasons(scope, outs[0], level)
     _note_uses(scope, operands, level, loop_axes, known)
-    at = Loop(tuple(known), tuple(known.values()), scope, op)
+    at = Loop(known, scope, op)
     if route is not None:
-        at.result = Loop(outs[0], after, scope, op)
+        at.result = Loop(dict(zip(outs[0], after, strict=True)), scope, op)
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
-        brought = moves.bring(t, at.split(t.dims), loop_axes, scope, op, why)
-        arrays.append(at.masked(brought.array, brought.dims, value))
+        array = moves.bring(t, at.split(t.dims), loop_axes, scope, op, why).array
+        arrays.append(at.masked(array, t.dims, value) if op.waste or carried else array)
     results = local(at, *arrays)
 
     origin = frozenset().union(*(t.place.origin for t in operands if t.place)) if level != "value" else frozenset()

@@ -23,6 +23,8 @@ class Scope:
         self.uses: dict[int, frozenset[str]] | None = None  # see `looking_for_uses`
         self._splits: dict = {}
         self._padded: dict = {}
+        self._parts: dict = {}
+        self._wastes: dict = {}
 
     def split(self, dims: Dims, level: str = "value") -> tuple[tuple[str, ...], ...]:
         """For each of `dims` the axes that split it by the law; a dim that neither divides nor may be padded is an error.
@@ -53,11 +55,17 @@ class Scope:
 
     def part(self, dim: Dim, axes: tuple[str, ...]) -> int:
         """The elements of `dim` on each device when `axes` split it, padding included."""
-        return self.padded(dim, axes) // self.parts(axes)
+        key = (dim, axes)
+        if key not in self._parts:
+            self._parts[key] = self.padded(dim, axes) // self.parts(axes)
+        return self._parts[key]
 
     def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
         """The work on padding, as a fraction of the work on elements, of a loop over `dims` split over `axes`."""
-        return math.prod(self.padded(d, a) / d.size for d, a in zip(dims, axes, strict=True) if a and d.size) - 1
+        key = (dims, axes)
+        if key not in self._wastes:
+            self._wastes[key] = math.prod(self.padded(d, a) / d.size for d, a in zip(dims, axes, strict=True) if a and d.size) - 1
+        return self._wastes[key]
 
     def rule(self, dims: Dims, level: str, axis: str) -> Rule | None:
         """The rule that gives `axis` to one of `dims`."""

@@ -97,7 +97,7 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
     with scope.spending(axes):
         split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
         x = moves.bring(x, split, scope.layout.spent, scope, op, lambda _: f"one element of `{dim.name}` is split so")
-    return Tensor(_filled(x.array, Loop((dim,), (axes,), scope, op), dim), x.dims, x.role, x.place)
+    return Tensor(_filled(x.array, Loop({dim: axes}, scope, op), dim), x.dims, x.role, x.place)
 
 
 def _filled(array, loop: Loop, dim: Dim):

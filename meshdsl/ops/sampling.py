@@ -117,7 +117,7 @@ def permute(key, x: Tensor, dim: Dim | str) -> Tensor:
 
 def _order(key, dim: Dim) -> jax.Array:
     """A random order of the indices of a whole dim, sorted by random bits as often as makes ties unlikely."""
-    whole, indices = Loop((dim,), ((),)), jnp.arange(dim.size, dtype=jnp.int32)
+    whole, indices = Loop({dim: ()}), jnp.arange(dim.size, dtype=jnp.int32)
     for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(2**32 - 1))):
         key, now = threefry.split(key)
         _, indices = lax.sort_key_val(threefry.bits(whole, now, (dim,)), indices)

@@ -101,7 +101,7 @@ def fetched(axes, mesh, whole, size, starts, length, stop, fill=-1):
     devices, scope = make_mesh(layout), Scope(layout, mesh, "test")
     (dim,) = dims(x=size)
     op = scope.recorder.begin("fetch", (dim,), (axes,))
-    loop = Loop((dim,), (axes,), scope, op)
+    loop = Loop({dim: axes}, scope, op)
     fetch = lambda x: loop.fetch(x, 1, dim, starts, length, stop=stop, fill=fill)  # noqa: E731
     spec = partition_spec(((), axes))
     found = jax.jit(jax.shard_map(fetch, mesh=devices, in_specs=spec, out_specs=spec))(whole)

@@ -168,3 +168,9 @@ def test_keys_may_be_mapped():
         _, (found, _) = assert_same(run, X, keys, layout=LAYOUTS[name], dims=NAMES, gradients=False)
     for i in range(A.size):
         assert np.array_equal(found.array[i] != 0, jax.random.uniform(keys.array[i], (B.size,)) >= 0.5)
+
+
+def test_typed_keys_of_an_uneven_dim():
+    keys = md.tensor(jax.random.split(jax.random.key(0), A.size), (A,))
+    run = lambda keys, x: over(A, lambda key, x: x * md.random.normal(key, (B,)))(keys, x)  # noqa: E731
+    assert_same(run, keys, X, layout=LAYOUTS["uneven"], dims=NAMES, gradients=False)
