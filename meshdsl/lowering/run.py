@@ -75,7 +75,7 @@ def run_many(
         return tuple(Tensor(a, dims, role and role.get(dims, Parameter())) for a, dims in zip(results, outs, strict=True))
 
     level, pending = _level(operands), _kept_pending(operands, linear)
-    if not pending:
+    if not pending and any([t.pending for t in operands]):
         operands = [moves.settle(t) if t.pending else t for t in operands]
     split = _loop_split(scope, loop, whole, level, pending)
     if route is not None:
@@ -107,9 +107,11 @@ def run_many(
     made = []
     for array, dims in zip(results, outs, strict=True):
         kept = at.result.split(dims)
-        gone = set(loop).difference(dims, [carried[d] for d in dims if d in carried])
-        contracted = {a for d in gone for a in split[d]} if sums else set()
-        waits = scope.in_mesh_order(contracted.union(pending))
+        contracted = set()
+        if sums and dims is not loop:
+            gone = set(loop).difference(dims, [carried[d] for d in dims if d in carried])
+            contracted = {a for d in gone for a in split[d]}
+        waits = scope.in_mesh_order(contracted.union(pending)) if contracted or pending else ()
         array = collectives.vary(array, (*(a for axes in kept for a in axes), *waits))
         place = Place(scope, kept, waits, level, origin)
         result = Tensor(array, dims, role and role.get(dims, Parameter()), place)

@@ -92,7 +92,7 @@ class Scope:
     def looking_for_uses(self):
         """Trace without recording, and note for each parameter the axes over which every op that uses it varies."""
         outer = self.recorder, self.uses
-        self.recorder, self.uses = Recorder(self.recorder.name), {}
+        self.recorder, self.uses = Recorder(self.recorder.name, lines=False), {}
         try:
             yield self.uses
         finally:

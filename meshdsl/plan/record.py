@@ -78,16 +78,17 @@ class Op:
 
 
 class Recorder:
-    """Collects the ops of one trace. `name` is that of the lowered function."""
+    """Collects the ops of one trace. `name` is that of the lowered function; without `lines` nobody will ask for the user's."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, *, lines: bool = True):
         self.name = name
+        self._lines = lines
         self.ops: list[Op] = []
         self.names: set[str] = set()  # of every dim seen
         self._loops: tuple[tuple[str, int], ...] = ()
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
-        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_line(), self._loops, waste)
+        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_line() if self._lines else ("", 0), self._loops, waste)
         self.ops.append(op)
         self.names.update([d.name for d in dims])
         return op
