@@ -19,7 +19,7 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.scope import common
-from meshdsl.tensor import Place, Tensor, is_tensor
+from meshdsl.tensor import Tensor, is_tensor
 
 
 def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None) -> Callable:
@@ -60,8 +60,7 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         if accumulate is not None and not any(is_tensor(x) and accumulate in x.dims for x in inputs):
             raise MeshDSLError(f"value_and_grad: no argument has the dim {accumulate} to accumulate over")
         if scope is not None:
-            tensors = [t if t.place else Tensor(t.array, t.dims, t.role, Place(scope, ((),) * len(t.dims))) for t in tensors]
-            tensors = [entered(t) for t in tensors]
+            tensors = [entered(moves.placed(t, scope)) for t in tensors]
             args = _in_turn(args, accumulate, scope)
 
         uses = [()] * len(tensors)

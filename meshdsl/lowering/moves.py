@@ -22,6 +22,7 @@ from meshdsl.plan.collective import crossed
 from meshdsl.plan.record import Move, Op
 from meshdsl.tensor import Place, Tensor
 
+
 def nbytes(x) -> int:
     return x.size * x.dtype.itemsize
 
@@ -143,6 +144,11 @@ def _alike(step: Step, varies) -> list[Step]:
 def _record(op, scope, operation, axes, size, why, backward) -> None:
     if scope.parts(axes) > 1:
         op.moves.append(Move(operation, axes, size, why, backward))
+
+
+def placed(x: Tensor, scope, level: str = "value") -> Tensor:
+    """`x` in the lowering: a constant is whole on every device."""
+    return x if x.place else Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level))
 
 
 def settle(x: Tensor, name: str = "settle", *, split: Split | None = None) -> Tensor:

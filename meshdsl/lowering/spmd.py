@@ -173,8 +173,7 @@ def _leave(x, scope: Scope):
     """A result split by the law, evenly, with a type that says that it is equal along all other axes."""
     if not is_tensor(x):
         return x
-    if x.place is None:
-        x = Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level_of(x)))
+    x = moves.placed(x, scope, level_of(x))
     x = moves.settle(x, split=scope.at_rest(x.dims, x.place.level))
     loose = collectives.varying(x.array) - {a for axes in x.place.axes for a in axes}
     assert not loose, f"{x} varies over {loose}"

@@ -102,6 +102,7 @@ def write(window, piece, at: int, group: list[Piece], part, parts: int):
 
 def whole(array, at: int, start: int, length: int, stop: int, fill):
     """The window of an array that is whole: elements `start` to `start + length`, `fill` outside of 0 ... `stop`."""
+    stop = max(stop, 0)
     low, high = min(max(start, 0), stop), max(min(start + length, stop), 0)
     found = lax.slice_in_dim(array, low, max(low, high), axis=at)
     before = min(max(-start, 0), length)

@@ -18,7 +18,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.plan.record import Move, op_count
-from meshdsl.tensor import Place, Tensor, is_tensor
+from meshdsl.tensor import Tensor, is_tensor
 
 
 def leaves_of(tree) -> list:
@@ -45,11 +45,6 @@ def scope_within(name: str, body: Callable) -> Scope | None:
     return scope
 
 
-def placed(t: Tensor, scope: Scope) -> Tensor:
-    """`t` in the lowering: a constant is whole on every device."""
-    return t if t.place else Tensor(t.array, t.dims, t.role, Place(scope, ((),) * len(t.dims)))
-
-
 def varied(t: Tensor, axes) -> Tensor:
     """`t` with a type that varies over `axes` too; recorded, because the backward pass sums over them."""
     scope = t.place.scope
@@ -67,7 +62,7 @@ def fixed(t, scope: Scope | None):
     """Settled, and with the type that a boundary asks for."""
     if scope is None or not is_tensor(t):
         return t
-    t = moves.settle(placed(t, scope))
+    t = moves.settle(moves.placed(t, scope))
     return varied(t, {a for axes in t.place.axes for a in axes} | scope.layout.spent)
 
 

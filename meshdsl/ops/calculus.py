@@ -21,7 +21,6 @@ from meshdsl.ops.boundary import (
     kind,
     leaves_of,
     lying_as,
-    placed,
     scope_of,
     scope_within,
     shown,
@@ -129,7 +128,7 @@ def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
         return Tensor(ct.array, x.dims, x.role)
     if ct.place is not None:
         scope.note_use(ct.place.origin, ())
-    ct = placed(ct, scope)
+    ct = moves.placed(ct, scope)
     ct = moves.settle(Tensor(ct.array, ct.dims, x.role, ct.place._replace(level=x.place.level, origin=frozenset())), split=x.place.axes)
     return varied(ct, collectives.varying(x.array))
 

@@ -20,6 +20,7 @@ from meshdsl.dims import Dim
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
 from meshdsl.ops import component
+from meshdsl.ops.keys import bounds
 from meshdsl.tensor import Tensor
 
 
@@ -87,14 +88,6 @@ def _associative(combine: Callable) -> Callable:
     return lambda tree, at, reverse: lax.associative_scan(combine, tree, axis=at, reverse=reverse)
 
 
-def _lowest(dtype):
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
-
-
-def _highest(dtype):
-    return jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _extremum(scan: Scan, along: Along, a):
     return _run(scan, along, a)
@@ -119,9 +112,9 @@ def _extremum_jvp(scan, along, primals, tangents):
 SCANS = {
     "cumsum": (lax.cumsum, lax.add, lambda dtype: 0),
     "cumprod": (lax.cumprod, lax.mul, lambda dtype: 1),
-    "cummax": (lax.cummax, lax.max, _lowest),
-    "cummin": (lax.cummin, lax.min, _highest),
-    "cumlogsumexp": (_associative(_logaddexp), _logaddexp, _lowest),
+    "cummax": (lax.cummax, lax.max, lambda dtype: bounds(dtype)[0]),
+    "cummin": (lax.cummin, lax.min, lambda dtype: bounds(dtype)[1]),
+    "cumlogsumexp": (_associative(_logaddexp), _logaddexp, lambda dtype: bounds(dtype)[0]),
 }
 
 

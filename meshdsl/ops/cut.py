@@ -61,7 +61,7 @@ def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> T
     def local(loop: Loop, a):
         size = loop.size(new)
         starts = [start + j * size for j in range(loop.parts(new))]
-        return loop.fetch(a, at, dim, starts, size, stop=max(0, start + new.size), fill=value)
+        return loop.fetch(a, at, dim, starts, size, stop=start + new.size, fill=value)
 
     return run(name, local, (x,), loop=x.dims, out=out, carried={new: dim}, linear=value == 0, fill=value)
 
