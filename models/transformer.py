@@ -51,6 +51,7 @@ class Config:
       heads: heads of queries; kv_heads: heads of keys and values, 0 for as many.
       head_dim: 0 for d_model / heads. d_ff: 0 for 4 * d_model in `gpt2` and 8/3 of it, to a multiple of 64, in `llama`.
       length: the longest sequence, which learned positions are made for.
+      rotary_base: of the wavelengths of rotary positions, in `llama` (`base` in Su et al., 2021).
       dropout: rate, after the embedding and each sublayer.
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
       remat: "none", or what to recompute in the backward pass, see `md.checkpoint`.
@@ -66,6 +67,7 @@ class Config:
     d_ff: int = 0
     vocab: int = 256
     length: int = 128
+    rotary_base: float = 10_000.0
     dropout: float = 0.0
     z_loss: float = 0.0
     remat: str = "full"
@@ -78,6 +80,7 @@ class Config:
             _check(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         _check(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0 and less than 1")
         _check(self.z_loss >= 0, "z_loss", self.z_loss, "at least 0")
+        _check(self.rotary_base > 1, "rotary_base", self.rotary_base, "more than 1")
         for name, value, known in (
             ("style", self.style, STYLES),
             ("remat", self.remat, ("none", *POLICIES)),
@@ -227,7 +230,9 @@ class Transformer(PyTreeNode):
         return x if self.positions is None else x + self.positions(positions, self.config.compute_dtype)
 
     def _turn(self, positions):
-        return angles(positions, self.config.dims["head_dim"]) if STYLES[self.config.style].rotary else None
+        if not STYLES[self.config.style].rotary:
+            return None
+        return angles(positions, self.config.dims["head_dim"], self.config.rotary_base)
 
     def _logits(self, x) -> md.Tensor:
         x = self.norm(x)
