@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, check_mesh
@@ -54,6 +56,35 @@ def make_mesh(layout: Layout | Mapping[str, int | str], devices: Sequence[jax.De
     sizes = axis_sizes(sizes, len(devices), name)
     if not sizes:
         return Mesh(np.array(devices[0]), ())
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices
-    )
+    return Mesh(arrange(sizes, devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def arrange(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
+    """`devices` as an array with the axes of `sizes`, major first, each where its neighbours are near.
+
+    The arrangement is JAX's own: axes are laid, the last one first, over whole dims of a torus where their sizes allow it
+    and over parts of them where not. Several slices are spread over the most major axes: what communicates least stands first in a mesh.
+    """
+    try:
+        return _arranged(tuple(sizes.values()), devices)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        shape = ", ".join(f"{a}={n}" for a, n in sizes.items())
+        raise MeshDSLError(f"mesh {shape}: JAX finds no place for it on these {len(devices)} devices: {error}") from error
+
+
+def _arranged(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    slices = len({getattr(d, "slice_index", None) for d in devices}) if devices[0].platform == "tpu" else 1
+    if slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    outer = []
+    for size in shape:
+        outer.append(math.gcd(size, slices))
+        slices //= outer[-1]
+    inner = tuple(n // o for n, o in zip(shape, outer, strict=True))
+    return mesh_utils.create_hybrid_device_mesh(inner, tuple(outer), devices, allow_split_physical_axes=True)
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
+    """A mesh without devices: enough to trace a program and to know how everything is split."""
+    sizes = sizes or {"device": 1}  # JAX refuses a sharding over an abstract mesh without axes
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
