@@ -1,0 +1,204 @@
+"""The hardware table: what one chip can do, read from `hardware.toml` and from a file of the user's in the same format.
+
+A figure is `{ value = 459, unit = "TFLOP/s", source = "https://..." }`. In the files it is of one chip; a `Chip` states it for one
+JAX device, because that is what programs, memory and times are counted for: some chips are listed as two devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshdsl.errors import MeshDSLError, nearest, quote
+
+TABLE = Path(__file__).with_name("hardware.toml")
+
+# What a unit measures, and what it is in FLOP/s, bytes, bytes/s, seconds or Hz.
+_UNITS: dict[str, tuple[str, float]] = {
+    "1": ("number", 1),
+    "TFLOP/s": ("compute", 1e12),
+    "GB": ("memory", 1e9),
+    "GiB": ("memory", 2**30),
+    "GB/s": ("bandwidth", 1e9),
+    "Gbit/s": ("bandwidth", 1e9 / 8),
+    "us": ("time", 1e-6),
+    "GHz": ("frequency", 1e9),
+    "Gelem/s": ("elements", 1e9),
+}
+
+# The figures, and what each measures.
+_FIGURES = {
+    "flops": "compute",
+    "hbm": "memory",
+    "hbm_bandwidth": "bandwidth",
+    "clock": "frequency",
+    "tile": "number",
+    "matmul_efficiency": "number",
+    "hbm_efficiency": "number",
+    "vector_rate": "elements",
+    "link_bandwidth": "bandwidth",
+    "link_latency": "time",
+    "link_efficiency": "number",
+    "core_bandwidth": "bandwidth",
+    "scale_out_bandwidth": "bandwidth",
+    "scale_out_latency": "time",
+}
+_SHARED = ("flops", "hbm", "hbm_bandwidth", "vector_rate", "link_bandwidth", "scale_out_bandwidth")  # by the devices of a chip
+
+# Other keys of a kind of chip, and their types.
+_KEYS: dict[str, dict[str, type]] = {
+    "tpu": {
+        "device_kind": str,
+        "dims": int,
+        "longest": int,
+        "cube": int,
+        "most_chips": int,
+        "gather_dims": int,
+        "devices_per_chip": int,
+        "topology_options": dict,
+        "source": str,
+    },
+    "gpu": {"device_kind": str, "node": int, "source": str},
+    "cpu": {"device_kind": str},
+}
+_MAY_MISS = {"topology_options", "devices_per_chip", "longest", "cube", "gather_dims", "vector_rate", "core_bandwidth"}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip, its figures for one JAX device of it.
+
+    Attributes:
+      kind: `tpu`, `gpu` or `cpu`. A `cpu` stands for virtual devices and has no figures: 0, and None for `hbm`.
+      device_kind: what `jax.Device.device_kind` says.
+      devices_per_chip: JAX devices.
+      flops: peak dense bf16 FLOP/s. hbm: bytes. hbm_bandwidth: bytes/s. clock: Hz, of the compiler's cycles.
+      tile: edge of the matrix unit, to which dims of a product are padded.
+      matmul_efficiency, hbm_efficiency: what large products and copies reach of `flops` and `hbm_bandwidth`.
+      vector_rate: elements/s that pass the vector unit; 0 where that is no limit.
+      link_bandwidth: bytes/s one way: of one link of a torus, or of a GPU into its node's switch.
+      link_latency: seconds per hop. link_efficiency: what collectives reach of the bandwidth, on every network.
+      core_bandwidth: bytes/s one way between the two devices of a chip.
+      scale_out_bandwidth, scale_out_latency: between slices or nodes.
+      dims: of the torus; most_chips: of one slice.
+      longest: chips along one dim, a ring only when it is this long. cube: dims above it are multiples of it, and
+        the torus is one of rings when all its dims are. 0 where there is no such rule.
+      gather_dims: dims of the torus that a gather or scatter uses at once; over more dims it goes along one ring.
+      topology_options: what libtpu needs besides the name of a topology.
+      node: GPUs on one switch.
+      sources: where each figure is from; `topology`: where the rest is from.
+    """
+
+    name: str
+    kind: str
+    device_kind: str
+    devices_per_chip: int = 1
+    flops: float = 0.0
+    hbm: int | None = None
+    hbm_bandwidth: float = 0.0
+    clock: float = 0.0
+    tile: int = 1
+    matmul_efficiency: float = 1.0
+    hbm_efficiency: float = 1.0
+    vector_rate: float = 0.0
+    link_bandwidth: float = 0.0
+    link_latency: float = 0.0
+    link_efficiency: float = 1.0
+    core_bandwidth: float = 0.0
+    scale_out_bandwidth: float = 0.0
+    scale_out_latency: float = 0.0
+    dims: int = 1
+    longest: int = 0
+    cube: int = 0
+    most_chips: int = 0
+    gather_dims: int = 1
+    topology_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    node: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def timed(self) -> bool:
+        """Whether times can be estimated."""
+        return self.flops > 0
+
+
+def chips(path: Path | None = None) -> dict[str, Chip]:
+    """The known chips by name; those of the file at `path` are added, and its figures replace those of known chips.
+
+    Raises:
+      MeshDSLError: the file cannot be read, or a key or figure is unknown, malformed or missing.
+    """
+    if path is None:
+        return dict(_builtin())
+    tables = _read(TABLE)
+    for name, own in _read(Path(path)).items():
+        if not isinstance(own, dict):
+            raise MeshDSLError(f"{path}: `{name}` stands outside a chip's table; begin one with `[name]`")
+        tables[name] = {**tables.get(name, {}), **own}
+    return {name: _chip(name, table, str(path)) for name, table in tables.items()}
+
+
+@functools.cache
+def _builtin() -> dict[str, Chip]:
+    return {name: _chip(name, table, TABLE.name) for name, table in _read(TABLE).items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as e:
+        raise MeshDSLError(f"hardware table {path}: cannot be read: {e.strerror}") from e
+    except tomllib.TOMLDecodeError as e:
+        raise MeshDSLError(f"hardware table {path}: {e}") from e
+
+
+def _chip(name: str, table: Mapping[str, Any], where: str) -> Chip:
+    where = f"{where}, chip `{name}`"
+    kind = table.get("kind")
+    if kind not in _KEYS:
+        raise MeshDSLError(f"{where}: `kind` is `tpu`, `gpu` or `cpu`, not {quote(kind)}")
+    figures = {} if kind == "cpu" else _FIGURES
+    keys = _KEYS[kind]
+    for key in table:
+        if key not in ("kind", *keys, *figures):
+            raise MeshDSLError(f"{where}: unknown key `{key}`{nearest(key, ['kind', *keys, *figures])}")
+    missing = [key for key in (*keys, *figures) if key not in table and key not in _MAY_MISS]
+    if missing:
+        raise MeshDSLError(f"{where}: {', '.join(f'`{key}`' for key in missing)} missing")
+    fields: dict[str, Any] = {key: _key(key, table[key], keys[key], where) for key in keys if key in table}
+    for key, measure in figures.items():
+        if key in table:
+            fields[key] = _figure(key, table[key], measure, where)
+    share = fields.get("devices_per_chip", 1)
+    fields.update({key: fields[key] / share for key in _SHARED if key in fields})
+    fields.update({key: int(fields[key]) for key in ("tile", "hbm") if key in fields})
+    sources = {key: table[key]["source"] for key in figures if key in table} | {"topology": fields.pop("source", "")}
+    return Chip(name=name, kind=kind, sources=sources, **fields)
+
+
+def _key(key: str, value: Any, of: type, where: str) -> Any:
+    if not isinstance(value, of) or (of is int and (isinstance(value, bool) or value < 1)):
+        words = {str: "a text", int: "a whole number of at least 1", dict: "a table"}
+        raise MeshDSLError(f"{where}: `{key}` is {words[of]}, not {quote(value)}")
+    if key == "dims" and value > 3:
+        raise MeshDSLError(f"{where}: `dims` is 1, 2 or 3, not {value}")
+    return value
+
+
+def _figure(key: str, figure: Any, measure: str, where: str) -> float:
+    units = [unit for unit, (what, _) in _UNITS.items() if what == measure]
+    form = f'{{ value = ..., unit = "{units[0]}", source = "..." }}'
+    if not isinstance(figure, dict) or set(figure) != {"value", "unit", "source"}:
+        raise MeshDSLError(f"{where}: `{key}` is a figure, {form}, not {figure if isinstance(figure, dict) else quote(figure)}")
+    value, unit = figure["value"], figure["unit"]
+    if unit not in units:
+        raise MeshDSLError(f"{where}: the unit of `{key}` is {' or '.join(units)}, not {quote(unit)}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise MeshDSLError(f"{where}: the value of `{key}` is a number above 0, not {quote(value)}")
+    if not isinstance(figure["source"], str) or not figure["source"]:
+        raise MeshDSLError(f'{where}: the source of `{key}` is a text: an address, "measured" or "unverified"')
+    return value * _UNITS[unit][1]
