@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import jax
+
 from meshdsl.dims import Dim, Dims
 from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, moves
@@ -100,7 +102,8 @@ def run_many(
     for t, value in zip(operands, fills, strict=True):
         array = moves.bring(t, at.split(t.dims), loop_axes, scope, op, why).array
         arrays.append(at.masked(array, t.dims, value) if op.waste or carried else array)
-    results = local(at, *arrays)
+    with jax.named_scope(op.tag):
+        results = local(at, *arrays)
 
     origin = frozenset().union(*(t.place.origin for t in operands if t.place)) if level != "value" else frozenset()
     role = _role([t for t in operands if t.place]) if level != "value" else None

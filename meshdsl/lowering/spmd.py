@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshdsl.dims import Dim, Dims, show
@@ -60,7 +61,7 @@ class Lowered:
     def program(self, *args) -> Program:
         """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
         jaxpr = self.trace(*args).jaxpr
-        return Program(self.record, jaxpr, dict(self.mesh.shape))
+        return Program(self.record, jaxpr, self.layout, dict(self.mesh.shape), _as_split(args, self.layout, self.mesh, self._level))
 
     @property
     def record(self):
@@ -147,6 +148,13 @@ def shardings(tree, layout: Layout, mesh: Mesh, level: str | None = None):
         return Tensor(NamedSharding(mesh, partition_spec(split)), leaf.dims, leaf.role)
 
     return jax.tree.map(sharding, tree, is_leaf=is_tensor)
+
+
+def _as_split(args, layout: Layout, mesh: Mesh, level: str | None):
+    """`args` as shapes, split as a lowered function wants them."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=s), args, shardings(args, layout, mesh, level)
+    )
 
 
 def _of_shape(dims: Dims, split, shape):

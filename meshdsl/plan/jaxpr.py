@@ -12,7 +12,7 @@ from .collective import Collective, crossed, live_axes
 
 # A primitive's name: the operation, and the parameter that names its axes. The `_invariant` forms differ only in what is
 # known of their result.
-_COLLECTIVES = {
+COLLECTIVES = {
     "psum": ("psum", "axes"),
     "psum_invariant": ("psum", "axes"),
     "pmax": ("pmax", "axes"),
@@ -38,16 +38,17 @@ def _walk(jaxpr, axis_sizes, count, scope) -> Iterator[Collective]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         inner = _join(scope, str(eqn.source_info.name_stack))
-        if name in _COLLECTIVES:
-            yield from _collectives(eqn, axis_sizes, count, _join(inner, name))
+        if name in COLLECTIVES:
+            yield from collectives_of(eqn, axis_sizes, count, _join(inner, name))
             continue
         times = count * eqn.params["length"] if name == "scan" else count
         for sub in sub_jaxprs(eqn.params):
             yield from _walk(sub, axis_sizes, times, _join(inner, name))
 
 
-def _collectives(eqn, axis_sizes, count, scope) -> Iterator[Collective]:
-    operation, parameter = _COLLECTIVES[eqn.primitive.name]
+def collectives_of(eqn, axis_sizes: Mapping[str, int], count: int, scope: str) -> Iterator[Collective]:
+    """What one equation moves: a collective for each operand, none over axes of size 1."""
+    operation, parameter = COLLECTIVES[eqn.primitive.name]
     names = eqn.params[parameter]
     names = tuple(names) if isinstance(names, (tuple, list)) else (names,)
     axes = crossed(eqn.params["perm"], names, axis_sizes) if operation == "ppermute" else live_axes(names, axis_sizes)
@@ -64,10 +65,23 @@ def sub_jaxprs(params) -> Iterator:
         if key == "transpose":
             continue
         for item in value if isinstance(value, (tuple, list)) else (value,):
-            jaxpr = getattr(item, "jaxpr", item)
+            jaxpr = body_of(item)
             if hasattr(jaxpr, "eqns"):
                 yield jaxpr
 
 
 def _join(scope: str, name: str) -> str:
     return f"{scope}/{name}" if scope and name else scope or name
+
+
+def scan_counts(params) -> tuple[int, int]:
+    """How many of a scan's inputs are constants, and how many the carry. JAX 0.12 keeps them as a tree."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
+
+
+def body_of(jaxpr):
+    """The jaxpr in a parameter of an equation, closed (before JAX 0.12) or not."""
+    return getattr(jaxpr, "jaxpr", jaxpr)

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import jax
+
+from meshdsl.dims import Dims
+from meshdsl.layout import Layout
 from meshdsl.plan.collective import Collective
 from meshdsl.plan.jaxpr import from_jaxpr
-from meshdsl.plan.record import Op, tag_in
-from meshdsl.tensor import notation
+from meshdsl.plan.record import Op, tag_in, where
+from meshdsl.tensor import axes_of, is_tensor, notation
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An array that a program is called with.
+
+    Attributes:
+      name: its path in the arguments, `params.blocks.layer.mlp.up.weight`.
+      dims, axes: of a Tensor, with the axes that split each dim; empty for an array without names.
+      shape: on one device.
+      dtype: numpy's name.
+      bytes: on one device.
+      role: `parameter`, or `value` for anything else.
+    """
+
+    name: str
+    dims: Dims
+    axes: tuple[tuple[str, ...], ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    role: str = "value"
+
+    def __str__(self):
+        return self.name + (notation(self.dims, self.axes) if self.dims else "")
+
+
+def arguments(tree: Any) -> tuple[Argument, ...]:
+    """The arrays of `tree` (`ShapeDtypeStruct`s with shardings will do), in the order in which JAX flattens it."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        for array in jax.tree.leaves(leaf):  # none for a Tensor that an optimizer masked out
+            local = array.sharding.shard_shape(array.shape) if getattr(array, "sharding", None) else array.shape
+            named = is_tensor(leaf) and tuple(d.size for d in leaf.dims) == tuple(array.shape)
+            dims, axes = (leaf.dims, axes_of(leaf)) if named else ((), ())
+            size = math.prod(local) * array.dtype.itemsize
+            role = "parameter" if is_tensor(leaf) and leaf.role is not None else "value"
+            found.append(Argument(name, dims, axes, tuple(local), array.dtype.name, size, role))
+    return tuple(found)
 
 
 class Program:
@@ -17,22 +63,35 @@ class Program:
 
     Attributes:
       ops: the ops in program order, each with its loop split, moves and source line.
+      layout: under which it was recorded.
       axis_sizes: the mesh.
+      jaxpr: the closed jaxpr of one call. What stands in its `shard_map`s is the program of one device.
+      arguments: what it is called with, one for each input of the jaxpr.
+      donated: as many flags: the memory of such an argument is used for results.
     """
 
-    def __init__(self, ops: list[Op], jaxpr, axis_sizes: Mapping[str, int]):
+    def __init__(self, ops: list[Op], jaxpr, layout: Layout, axis_sizes: Mapping[str, int], args: tuple = (), donated: tuple[int, ...] = ()):
+        """`args` are those that it was traced with, and `donated` the positions of those that are donated."""
         self.ops = list(ops)
+        self.layout = layout
         self.axis_sizes = dict(axis_sizes)
-        self._jaxpr = jaxpr
+        self.jaxpr = jaxpr
+        each = [arguments(arg) for arg in args]
+        self.arguments = tuple(argument for one in each for argument in one)
+        self.donated = tuple(i in donated for i, one in enumerate(each) for _ in one)
 
     @cached_property
     def collectives(self) -> list[Collective]:
         """Every collective of one call, forward and backward, as JAX will hand it to the compiler."""
-        return from_jaxpr(self._jaxpr, self.axis_sizes)
+        return from_jaxpr(self.jaxpr, self.axis_sizes)
 
     def op_of(self, collective: Collective) -> Op | None:
         """The op that a collective belongs to; None for one that nothing recorded explains."""
-        return self._by_tag.get(tag_in(collective.scope))
+        return self.op_tagged(tag_in(collective.scope))
+
+    def op_tagged(self, tag: str | None) -> Op | None:
+        """The op with this tag; None where there is none."""
+        return self._by_tag.get(tag)
 
     @cached_property
     def _by_tag(self) -> dict[str | None, Op]:
@@ -48,11 +107,17 @@ class Program:
         for op in self.ops:
             if not op.moves and not all_ops:
                 continue
-            where = f"{os.path.basename(op.source[0])}:{op.source[1]}"
             shown = f"{op.name}{notation(op.dims, op.axes)}" + (f" +{op.waste:.0%} padding" if op.waste else "")
-            rows.append((str(op.count), shown, "", "", "", "", where))
+            rows.append((str(op.count), shown, "", "", "", "", where(op)))
             for m in op.moves:
                 axes = ", ".join(m.axes)
                 rows.append(("", "", f"{m.operation}({axes})", m.backward, f"{m.bytes:,}", m.why, ""))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        """A notebook shows the program as a picture."""
+        from meshdsl.plan.explain import explain
+        from meshdsl.plan.page import program_html
+
+        return program_html(explain(self))

@@ -8,6 +8,7 @@ user's code.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sys
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ from meshdsl.dims import Dims
 from meshdsl.tensor import notation
 
 _TAG = re.compile(r"\bmd\.\w+\.\d+\b")
-_OWN = "meshdsl."
 _USERS = ("meshdsl.layers", "meshdsl.models")
+_OUTSIDE = ("meshdsl.train", "meshdsl.commands", "meshdsl.cli")  # what calls the program; the user's model is inside
+_MACHINERY = ("meshdsl.", "jax.", "jax._src", "contextlib", "functools", "flax.")
+_LINES = 2
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,25 @@ def op_count() -> int:
 
 @dataclass
 class Op:
-    """One op: its loop nest with the splits of its dims, its moves, the enclosing loops and the user's line.
+    """One op: its loop nest with the splits of its dims, its moves, the enclosing loops and the user's lines.
 
-    `waste` is the work on padding as a fraction of the work on elements: 0 where every dim divides.
+    `lines` are files and lines, the innermost first. `waste` is the work on padding as a fraction of the work on elements: 0 where every dim divides.
     """
 
     tag: str
     name: str
     dims: Dims
     axes: tuple[tuple[str, ...], ...]
-    source: tuple[str, int]
+    lines: tuple[tuple[str, int], ...]
     loops: tuple[tuple[str, int], ...]
     waste: float = 0.0
     moves: list[Move] = field(default_factory=list)
     number: int = field(default_factory=lambda: next(_numbers))  # in order over all recorders
+
+    @property
+    def source(self) -> tuple[str, int]:
+        """File and line of the user's code, the innermost."""
+        return self.lines[0] if self.lines else ("", 0)
 
     @property
     def count(self) -> int:
@@ -88,7 +96,7 @@ class Recorder:
         self._loops: tuple[tuple[str, int], ...] = ()
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
-        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_line() if self._lines else ("", 0), self._loops, waste)
+        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_lines() if self._lines else (), self._loops, waste)
         self.ops.append(op)
         self.names.update([d.name for d in dims])
         return op
@@ -113,13 +121,23 @@ def tag_in(scope: str) -> str | None:
     return found[-1] if found else None
 
 
-def _users_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside of meshdsl's own machinery (layers and models are users of it)."""
+def where(op: Op) -> str:
+    """The lines of the user's model that an op comes from, the outermost first: `attention.py:53 linear.py:30`."""
+    return " ".join(f"{os.path.basename(file)}:{line}" for file, line in reversed(op.lines))
+
+
+def _users_lines() -> tuple[tuple[str, int], ...]:
+    """File and line of the innermost frames outside of meshdsl's own machinery, innermost first: of layers, models and the user's code.
+
+    At most two: a line of `linear.py` says little without the line of the layer that calls it.
+    """
+    found = []
     frame = sys._getframe(3)
-    while frame is not None:
+    while frame is not None and len(found) < _LINES:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(_OWN) or module.startswith(_USERS):
-            if not module.startswith(("jax.", "jax._src", "contextlib", "functools", "flax.")):
-                return frame.f_code.co_filename, frame.f_lineno
+        if module.startswith(_USERS) or not module.startswith(_MACHINERY):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        elif module.startswith(_OUTSIDE):
+            break
         frame = frame.f_back
-    return "", 0
+    return tuple(found)

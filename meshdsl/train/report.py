@@ -13,11 +13,12 @@ import jax
 
 from meshdsl.layout import Layout
 from meshdsl.plan.collective import Collective, summary
+from meshdsl.plan.words import byte_words
 from meshdsl.tensor import axes_of, notation
 from meshdsl.train.checkpoint import named
 
 
-def describe(layout: Layout, mesh: jax.sharding.Mesh, state: Any, collectives: Iterable[Collective]) -> str:
+def describe(layout: Layout, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, state: Any, collectives: Iterable[Collective]) -> str:
     """The report on a run.
 
     Args:
@@ -39,12 +40,12 @@ def describe(layout: Layout, mesh: jax.sharding.Mesh, state: Any, collectives: I
     )
 
 
-def mesh_words(mesh: jax.sharding.Mesh) -> str:
-    """`data=4 model=2 on 8 cpu devices`."""
+def mesh_words(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
+    """`data=4 model=2 on 8 cpu devices`; without the kind for a mesh that has no devices."""
     axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
-    device = mesh.devices.flat[0]
+    kind = f"{mesh.devices.flat[0].device_kind} " if isinstance(mesh, jax.sharding.Mesh) else ""
     plural = "s" if mesh.size > 1 else ""
-    return f"{axes or 'without axes'} on {mesh.size} {device.device_kind} device{plural}"
+    return f"{axes or 'without axes'} on {mesh.size} {kind}device{plural}"
 
 
 def parameter_lines(params: Any) -> Iterator[str]:
@@ -78,13 +79,3 @@ def device_bytes(tree: Any) -> int:
     """Bytes of the arrays of `tree` that one device holds."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
-
-def byte_words(count: int) -> str:
-    """`512 B`, `1.5 MB`: powers of 1000."""
-    value, units = float(count), iter(("kB", "MB", "GB", "TB"))
-    if count < 1000:
-        return f"{count} B"
-    while value >= 999.95:
-        value, unit = value / 1000, next(units)
-    return f"{value:.1f} {unit}"

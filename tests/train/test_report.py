@@ -12,7 +12,8 @@ from meshdsl.lowering.spmd import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.plan.collective import Collective
 from meshdsl.tensor import parameter
-from meshdsl.train.report import byte_words, describe
+from meshdsl.plan.words import byte_words
+from meshdsl.train.report import describe
 
 REPORT = """\
 layout mixed, mesh data=4 model=2 on 8 cpu devices

@@ -1,0 +1,58 @@
+"""The memory that an array takes on a chip.
+
+A TPU keeps arrays in tiles: the fastest dim in lanes of 128, the next in rows of 8, or of 1, 2 or 4 where that dim has no more; several elements narrower than
+32 bits share a row's word. libtpu lays an array out so that the padding is least, whichever dims that makes the fastest two; a result or argument of one dim
+is a row of up to 1024. Derived from the entry layouts of programs that libtpu compiled, and equal to them for 1096 shapes and types.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+LANES = 128
+_ROWS = 8
+_ROW = 1024  # elements of the widest tile of an array with one dim
+
+
+def padded_bytes(shape: tuple[int, ...], dtype: str, kind: str) -> int:
+    """Bytes of an array on a chip of this kind: `tpu`, `gpu` or `cpu`; only a TPU pads."""
+    size = _itemsize(dtype)
+    return _tiled(shape, size) if kind == "tpu" else math.prod(shape) * size
+
+
+@lru_cache(maxsize=4096)
+def _tiled(shape: tuple[int, ...], size: int) -> int:
+    packed = max(1, 4 // size)  # elements in a word of 32 bits
+    if len(shape) < 2:
+        length = math.prod(shape)
+        return _up(length, _rows(length, LANES * packed, _ROW)) * size
+    total = math.prod(shape)
+    if total == 0:
+        return 0
+    best = min(
+        total // (lanes * rows) * _up(lanes, LANES) * _up(rows, _rows(rows, packed, _ROWS))
+        for i, lanes in enumerate(shape)
+        for j, rows in enumerate(shape)
+        if i != j
+    )
+    return best * size
+
+
+def _rows(n: int, least: int, most: int) -> int:
+    """The smallest power of two times `least` that holds `n`, up to `most`."""
+    rows = least
+    while rows < n and rows < most:
+        rows *= 2
+    return rows
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+@lru_cache(maxsize=64)
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else 1 if dtype.startswith(("float8", "int4", "uint4")) else np.dtype(dtype).itemsize

@@ -1,0 +1,45 @@
+"""Figures as people read them, and tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def byte_words(count: float) -> str:
+    """`512 B`, `1.5 MB`: powers of 1000."""
+    return f"{count:.0f} B" if count < 1000 else _scaled(count / 1000, ("kB", "MB", "GB", "TB", "PB"))
+
+
+def memory_words(count: float) -> str:
+    """`15.20 GiB`: memory in the unit that it is sold in; a small program's in `12.3 MB`."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**26 else byte_words(count)
+
+
+def flop_words(count: float) -> str:
+    """`1.5 GFLOP`."""
+    return f"{count:.0f} FLOP" if count < 1000 else _scaled(count / 1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+
+
+def time_words(seconds: float) -> str:
+    """`350 us`, `1.2 ms`, `3.4 s`."""
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e3:.4g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} {units[-1]}"
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2) -> list[str]:
+    """Rows of cells, aligned; the columns `right` to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append((" " * indent + "  ".join(cells)).rstrip())
+    return lines

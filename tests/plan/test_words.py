@@ -1,0 +1,28 @@
+"""Figures as people read them."""
+
+import pytest
+
+from meshdsl.plan.words import columns, flop_words, memory_words, time_words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 us"), (3.4567e-4, "346 us"), (0.00123, "1.23 ms"), (0.4567, "456.7 ms"), (0.99949, "999.5 ms"), (1.0, "1 s"), (12.34, "12.3 s")],
+)
+def test_times(seconds, text):
+    assert time_words(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 FLOP"), (999, "999 FLOP"), (1000, "1.0 kFLOP"), (1.5e12, "1.5 TFLOP"), (3e21, "3000.0 EFLOP")])
+def test_flops(count, text):
+    assert flop_words(count) == text
+
+
+def test_memory_is_in_the_units_that_chips_are_sold_in():
+    assert memory_words(95 * 2**30) == "95.00 GiB"
+    assert memory_words(12_300_000) == "12.3 MB"
+
+
+def test_columns_align_and_leave_nothing_behind_the_last_word():
+    assert columns([("a", "1"), ("bcd", "22")], right=(1,)) == ["  a     1", "  bcd  22"]
+    assert columns([("a", ""), ("bcd", "x")], indent=0) == ["a", "bcd  x"]
