@@ -48,6 +48,7 @@ from meshdsl.ops.scan import scan
 from meshdsl.ops.scatter import bincount, scatter, segment_sum
 from meshdsl.ops.shift import flip, roll, shift
 from meshdsl.ops.triangle import diagonal, eye, tril, triu
+from meshdsl.show import show
 from meshdsl.tensor import Tensor, from_local, parameter, tensor
 
 globals().update(_FUNCTIONS)
@@ -58,7 +59,7 @@ __all__ = [
     "cumsum", "custom_gradient", "diagonal", "dropout", "einsum", "eye", "flip", "from_local", "hvp", "iota", "jvp", "local",
     "log_softmax", "logsumexp", "lower", "make_mesh", "map", "map_over", "max", "max_pool", "mean", "mean_pool", "min", "norm",
     "nth_largest", "nth_smallest", "one_hot", "over", "pad", "parameter", "prod", "random", "rename", "replicate", "reshape",
-    "reshard", "roll", "scan", "scatter", "searchsorted", "segment_sum", "shardings", "shift", "slice", "softmax", "sort", "split",
+    "reshard", "roll", "scan", "scatter", "searchsorted", "segment_sum", "shardings", "shift", "show", "slice", "softmax", "sort", "split",
     "stack", "std", "stop_gradient", "sum", "switch", "take", "tensor", "top_k", "transpose", "tril", "triu", "unstack",
     "value_and_grad", "var", "vjp", "while_loop", *_FUNCTIONS,
 ]  # fmt: skip
