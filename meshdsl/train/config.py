@@ -123,7 +123,7 @@ def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
 
 def _field(config: Any, key: str) -> tuple[Any, Any]:
     """Type and metadata of the field at a dotted `key`."""
-    known = dict(_walk(to_dict(config)))
+    known = dict(leaves(config))
     if key not in known:
         group = [f"`{name}`" for name in known if name.startswith(key + ".")]
         if group:
@@ -210,6 +210,11 @@ def read(path: Path) -> Config:
         return override(Config(), **dict(_walk(values)))
     except MeshDSLError as error:
         raise MeshDSLError(f"{path}: {error}") from None
+
+
+def leaves(config: Any) -> Iterator[tuple[str, Any]]:
+    """Every setting of `config`: (dotted key, value)."""
+    return _walk(to_dict(config))
 
 
 def _walk(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,8 +5,10 @@ Nothing is allocated here until a state is asked for, so the same object serves 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,11 +16,13 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.models.transformer import Transformer
+from meshdsl.plan.compiled import saved
 from meshdsl.plan.program import Program
-from meshdsl.train.config import Config
-from meshdsl.train.optimizer import make_optimizer
+from meshdsl.train.config import Config, leaves
+from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.step import State, TrainStep
 
+_OF_STEP = ("steps", "batch", "microbatches")  # settings that the compiled step depends on, beside those of model and optimizer
 Arrays = dict[str, np.ndarray]  # `tokens` and `targets`, each int32 [rows, length]
 
 
@@ -71,6 +75,34 @@ class Job:
     def program(self) -> Program:
         """The record of one step: every op with its split and moves, every collective."""
         return self.step.program(self.state, self.batch)
+
+    @cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        """The step, ready to be compiled for the mesh."""
+        return self.step.lower(self.state, self.batch)
+
+    def save(self, executable: jax.stages.Compiled, path: Path, options: Mapping[str, str]) -> int:
+        """Writes the compiled step to a file that `load` reads; returns its bytes. `options`: of the compiler."""
+        return saved.save(path, executable, self.lowered, self._made(options))
+
+    def load(self, path: Path) -> Callable:
+        """The compiled step in a file, of this configuration, layout and mesh.
+
+        Raises:
+          MeshDSLError: the file is of something else, or damaged.
+        """
+        return saved.load(path, self._made({}), lambda: self.lowered, self.mesh)
+
+    def _made(self, options: Mapping[str, str]) -> saved.Made:
+        return saved.Made.of(self.mesh, self._settings, options)
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        """Everything that the step is made from, as texts."""
+        config = replace(self.config, optimizer=replace(self.config.optimizer, learning_rate=peak(self.config.optimizer)))
+        of_step = {key: str(value) for key, value in leaves(config) if key in _OF_STEP or key.startswith(("model.", "optimizer."))}
+        rules = {f"layout {rule.level} rule {i}": rule.text for i, rule in enumerate(self.layout.parsed, 1)}
+        return of_step | rules | {"layout uneven": str([rule.pads for rule in self.layout.parsed])}
 
     def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
         """A training batch on the devices, split by the law."""

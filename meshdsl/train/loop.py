@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event
 
 import grain
@@ -34,11 +35,16 @@ from meshdsl.train.step import State
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
 
-def train(config: Config, layout: md.Layout, devices: list[jax.Device], folder: RunFolder, *, resume: bool) -> int:
+def train(
+    config: Config, layout: md.Layout, devices: list[jax.Device], folder: RunFolder, *, resume: bool, executable: Path | None = None
+) -> int:
     """Start the run in `folder`, or go on with it; returns the exit code.
 
+    Args:
+      executable: a file with the compiled step, which `meshdsl compile --save` wrote; without one the step is compiled.
+
     Raises:
-      MeshDSLError: for data, layout, devices, model or folder that cannot be used; nothing is written then.
+      MeshDSLError: for data, layout, devices, model, folder or executable that cannot be used; nothing is written then.
     """
     config = replace(config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer)))
     if not resume:
@@ -46,6 +52,7 @@ def train(config: Config, layout: md.Layout, devices: list[jax.Device], folder: 
     text = data.read_text(config.data.paths, config.data.validation)
     batches = data.train_batches(text.train, config.model.length, config.batch, config.seed)
     job = Job(config, layout, md.make_mesh(layout, devices))
+    loaded = job.load(executable) if executable else None
     held_out = data.validation_batches(text.validation, config.model.length, job.rows, config.validation.batches)
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with closing(Checkpoints(folder.checkpoints, config.checkpoint.keep)) as checkpoints:
@@ -58,6 +65,8 @@ def train(config: Config, layout: md.Layout, devices: list[jax.Device], folder: 
             f"\ndata: {len(text.train):,} bytes of {text.files[0]:,} files; "
             f"{len(text.validation):,} bytes of {text.files[1]:,} files held out\n"
         )
+        if executable:
+            console.print(f"the compiled step is that of {executable}")
         folder.begin(config)
         if done:
             state, position = checkpoints.restore(job.state)
@@ -65,7 +74,7 @@ def train(config: Config, layout: md.Layout, devices: list[jax.Device], folder: 
             console.print(f"resumed after step {done}")
         else:
             state = job.step.init(jax.random.key(config.seed))
-        return Run(job, console, folder, checkpoints, batches, held_out).to_the_end(state, done)
+        return Run(job, console, folder, checkpoints, batches, held_out, loaded).to_the_end(state, done)
 
 
 @dataclass
@@ -78,12 +87,11 @@ class Run:
     checkpoints: Checkpoints
     batches: grain.DatasetIterator
     held_out: list[Arrays]
+    loaded: Callable | None = None  # the compiled step
 
     def to_the_end(self, state: State, done: int) -> int:
         """Train from `state`, which `done` steps led to; returns the exit code."""
-        start = time.perf_counter()
-        step = self.job.step.lower(self.job.state, self.job.batch).compile()
-        self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
+        step = self.loaded or self._compiled()
         with interruption() as interrupted:
             state, done = self.steps(step, state, done, interrupted)
         if done < self.job.config.steps:
@@ -92,6 +100,12 @@ class Run:
             return INTERRUPTED
         self.console.print(f"\nsample:\n{sample_text(self.job, state.params)}\n\nsaved in {self.folder.path}")
         return 0
+
+    def _compiled(self) -> Callable:
+        start = time.perf_counter()
+        step = self.job.lowered.compile()
+        self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
+        return step
 
     def steps(self, step: Callable, state: State, done: int, interrupted: Event) -> tuple[State, int]:
         """Run the steps after `done`, but none after the one in which `interrupted` is set. The last one is saved."""

@@ -8,7 +8,7 @@ gathered once, by the law. The global norm of the gradients is taken in the lowe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering.spmd import gather_updated, shardings
+from meshdsl.plan.compiled.options import default_options
 from meshdsl.plan.program import Program
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -43,10 +44,12 @@ class TrainStep:
       clip: the gradients are scaled down to this global norm where theirs is larger; 0 for never.
       microbatches: a dim of the batch Tensors over which gradients are accumulated before they are summed over devices.
       dims: dims that the layout may speak of although the step does not touch them.
+      compiler_options: by default those that let collectives run while the chips of the mesh compute.
 
     Attributes:
       abstract: the state as `ShapeDtypeStruct`s with shardings, without any array having been made.
       shardings: the sharding of each array of the state.
+      compiler_options: those that it is compiled with.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class TrainStep:
         clip: float = 0.0,
         microbatches: Dim | None = None,
         dims: Iterable[Dim | str] = (),
+        compiler_options: Mapping[str, str] | None = None,
     ):
         dims = list(dims)
         self._init, self._tx, self._clip = init, tx, clip
@@ -68,7 +72,9 @@ class TrainStep:
 
         def loss_and_gradients(params, batch, key):
             (value, aux), grads = gradients(params, batch, key)
-            return value, aux, grads, global_norm(grads)
+            with jax.named_scope("gradient"):  # after the backward pass, and counted with it
+                norm = global_norm(grads)
+            return value, aux, grads, norm
 
         self._gradients = md.lower(loss_and_gradients, layout, mesh, dims=dims)
         shapes = jax.eval_shape(self._start, jax.random.key(0))
@@ -84,7 +90,10 @@ class TrainStep:
         self._updating = shardings(shapes.params, layout, mesh, "optimizer")
         known = {d.name for t in jax.tree.leaves(self.abstract.params, is_leaf=is_tensor) for d in t.dims}
         self._to_rest = gather_updated(layout, mesh, [*dims, *known, *(r.dim for r in layout.parsed)])
-        self._step = jax.jit(self._one_step, donate_argnums=0, out_shardings=(self.shardings, None))
+        self.compiler_options = default_options(mesh) if compiler_options is None else dict(compiler_options)
+        self._step = jax.jit(
+            self._one_step, donate_argnums=0, out_shardings=(self.shardings, None), compiler_options=self.compiler_options or None
+        )
 
     def init(self, key) -> State:
         """The first state; every array is made where it belongs, and is the same under every layout."""
@@ -101,7 +110,7 @@ class TrainStep:
     def program(self, state: State, batch: dict[str, Tensor]) -> Program:
         """The recorded program of the step, with every collective of it."""
         traced = jax.jit(lambda *args: self._one_step(*args)).trace(state, batch)
-        return Program([*self._gradients.record, *self._to_rest.record], traced.jaxpr, dict(self.mesh.shape))
+        return Program([*self._gradients.record, *self._to_rest.record], traced.jaxpr, self.layout, dict(self.mesh.shape), (state, batch), (0,))
 
     def _start(self, key) -> State:
         for_params, for_steps = jax.random.split(key)

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl import cli
+from meshdsl.commands.find import devices_of_mesh, find_layout
 from meshdsl.train.config import Config, override
 from meshdsl.train.job import Job
 from meshdsl.train.sample import sample_text
@@ -15,8 +15,8 @@ TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", 
 
 
 def sample(layout, *settings):
-    config, layout = override(Config(), [*TINY, *settings]), cli.find_layout(layout)
-    job = Job(config, layout, md.make_mesh(layout, jax.devices()[: cli.devices_of_mesh(layout)]))
+    config, layout = override(Config(), [*TINY, *settings]), find_layout(layout)
+    job = Job(config, layout, md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]))
     return sample_text(job, job.step.init(jax.random.key(0)).params)
 
 

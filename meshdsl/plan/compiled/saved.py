@@ -1,0 +1,174 @@
+"""A compiled step as a file, so that a run need not compile what was compiled before.
+
+The file begins with a line of JSON that says what the executable is of and for. Everything in it is compared with the run that wants to load it,
+and the checksum with the rest of the file, before that rest is unpickled: an executable that doesn't belong to the run would compute something
+else, or nothing. Unpickling can run any code, so load only files from those whom you would let run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from jax.experimental import serialize_executable
+
+from meshdsl.errors import MeshDSLError
+
+_FORMAT = "meshdsl executable 1"
+_LONGEST = 1 << 20  # bytes of a header
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an executable is of and for.
+
+    Attributes:
+      devices: how many, and `kind` of what kind (`TPU v5`); host: of CPU executables, which belong to one kind of processor.
+      mesh: `{axis: size}`.
+      settings: everything that the program was made from: settings of the model and the optimizer, rules of the layout.
+      options: of the compiler.
+    """
+
+    jax: str
+    jaxlib: str
+    kind: str
+    host: str
+    devices: int
+    mesh: Mapping[str, int]
+    settings: Mapping[str, str]
+    options: Mapping[str, str]
+
+    @classmethod
+    def of(cls, mesh: jax.sharding.Mesh, settings: Mapping[str, str], options: Mapping[str, str]) -> Made:
+        device = mesh.devices.flat[0]
+        return cls(
+            jax=jax.__version__,
+            jaxlib=jaxlib.__version__,
+            kind=device.device_kind,
+            host=platform.machine() if device.platform == "cpu" else "",
+            devices=mesh.size,
+            mesh=dict(mesh.shape),
+            settings=dict(settings),
+            options=dict(options),
+        )
+
+
+def save(path: Path, executable: Any, lowered: Any, made: Made) -> int:
+    """Writes the executable that `lowered.compile()` gave; returns the bytes of the file.
+
+    Raises:
+      MeshDSLError: the file cannot be written, or the compiler of this target gives nothing that can be saved.
+    """
+    try:
+        content, _, _ = serialize_executable.serialize(executable)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise MeshDSLError(f"--save {path}: this executable cannot be saved: {' '.join(str(error).split())[:200]}") from None
+    header = {"format": _FORMAT, **asdict(made), "program": _program(lowered), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    line = json.dumps(header).encode() + b"\n"
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        unfinished.write_bytes(line + content)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise MeshDSLError(f"--save {path}: {error.strerror}") from None
+    return len(line) + len(content)
+
+
+def load(path: Path, made: Made, lower: Callable[[], Any], mesh: jax.sharding.Mesh) -> Any:
+    """The executable in a file that `save` wrote, ready to be called.
+
+    Args:
+      made: what the run wants: everything in the file has to be equal to it, but for `options`, which are the file's own.
+      lower: gives the run's own step as it would be compiled: it has to be the same program, and what goes in and comes out is read off it.
+
+    Raises:
+      MeshDSLError: the file is missing, damaged, or of something else.
+    """
+    header, content = _read(path)
+    _compare(path, header, made)
+    if len(content) != header["bytes"]:
+        raise MeshDSLError(f"executable {path}: is cut off: it holds {len(content):,} of {header['bytes']:,} bytes; compile it again")
+    if hashlib.sha256(content).hexdigest() != header["sha256"]:
+        raise MeshDSLError(f"executable {path}: is damaged: its checksum is not that of its content; compile it again")
+    lowered = lower()
+    if header["program"] != _program(lowered):
+        raise MeshDSLError(
+            f"executable {path}: is of another program, though its settings are the same: "
+            "meshdsl, optax or the model has changed since; compile it again"
+        )
+    try:
+        return serialize_executable.deserialize_and_load(content, lowered.in_tree, lowered.out_tree, execution_devices=list(mesh.devices.flat))
+    except (RuntimeError, ValueError) as error:
+        raise MeshDSLError(f"executable {path}: JAX cannot load it here: {' '.join(str(error).split())[:200]}") from None
+
+
+def _program(lowered: Any) -> str:
+    """A digest of a program, the same in every process."""
+    return hashlib.sha256(lowered.as_text().encode()).hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    try:
+        with path.open("rb") as file:
+            line, content = file.readline(_LONGEST), file.read()
+    except OSError as error:
+        raise MeshDSLError(f"executable {path}: {error.strerror}") from None
+    try:
+        header = json.loads(line)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("format") != _FORMAT or not {*Made.__dataclass_fields__, "program", "bytes", "sha256"} <= header.keys():
+        raise MeshDSLError(f"executable {path}: is no file that `meshdsl compile --save` of this version wrote")
+    return header, content
+
+
+def _compare(path: Path, header: Mapping[str, Any], made: Made) -> None:
+    """Refuses a file that was made for something else: the first difference, in the order in which a user can do something about it."""
+    wanted = asdict(made)
+    for key, say in _SAY.items():
+        if header[key] != wanted[key]:
+            raise MeshDSLError(f"executable {path}: {say(header, wanted)}")
+
+
+def _versions(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    return f"was compiled with jax {there['jax']} and jaxlib {there['jaxlib']}, and this is jax {here['jax']} and jaxlib {here['jaxlib']}; compile it again"
+
+
+def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    return f"is for {_machine(there)}, and this run has {_machine(here)}"
+
+
+def _machine(made: Mapping[str, Any]) -> str:
+    return f"{made['devices']} {made['kind']} device{'s' * (made['devices'] != 1)}" + (f" of {made['host']}" if made["host"] else "")
+
+
+def _meshes(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    words = [" ".join(f"{axis}={size}" for axis, size in made["mesh"].items()) or "without axes" for made in (there, here)]
+    return f"is for the mesh {words[0]}, and this run has {words[1]}"
+
+
+def _settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    a, b = there["settings"], here["settings"]
+    differing = [key for key in {**a, **b} if a.get(key) != b.get(key)]
+    found = ", ".join(f"{key}={a.get(key, 'nothing')}" for key in differing[:4])
+    wanted = ", ".join(f"{key}={b.get(key, 'nothing')}" for key in differing[:4])
+    return f"was compiled with {found}, and this run has {wanted}"
+
+
+_SAY = {
+    "jax": _versions,
+    "jaxlib": _versions,
+    "kind": _machines,
+    "host": _machines,
+    "devices": _machines,
+    "mesh": _meshes,
+    "settings": _settings,
+}
