@@ -1,0 +1,115 @@
+"""Layouts side by side: a row for each, the best first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from meshdsl.plan.compiled.report import CompiledReport
+from meshdsl.plan.explain.explanation import Explanation
+from meshdsl.plan.words import byte_words, columns, memory_words, time_words
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one layout on one mesh comes to, on one device and for one step.
+
+    Attributes:
+      fits: the peak is below the chip's memory. peak, capacity: bytes.
+      step, exposed: seconds, and the share of them that waits for collectives; None where the machine has no figures.
+      moved: bytes of collectives by axis.
+      by: who judged: `estimate`, or `compiler`.
+      error: why the layout cannot be used; then there is nothing else.
+    """
+
+    layout: str
+    mesh: str
+    fits: bool = False
+    peak: int = 0
+    capacity: int | None = None
+    step: float | None = None
+    mfu: float | None = None
+    exposed: float | None = None
+    moved: tuple[tuple[str, int], ...] = ()
+    by: str = "estimate"
+    error: str = ""
+
+    @classmethod
+    def of(cls, layout: str, sizes: Mapping[str, int], e: Explanation, by: str = "estimate") -> Row:
+        """The row of an explanation."""
+        return cls(
+            layout=layout,
+            mesh=_mesh(sizes),
+            fits=e.memory.fits is not False,
+            peak=e.memory.peak,
+            capacity=e.memory.capacity,
+            step=e.time.step if e.time else None,
+            mfu=e.time.mfu if e.time else None,
+            exposed=e.time.exposed / e.time.step if e.time else None,
+            moved=tuple((a.name, a.bytes) for a in e.axes),
+            by=by,
+        )
+
+    @classmethod
+    def compiled(cls, layout: str, sizes: Mapping[str, int], report: CompiledReport) -> Row:
+        """The row of what the compiler made of it."""
+        moved = dict.fromkeys(sizes, 0)
+        for row in report.collectives:
+            for axis in row.axes:
+                moved[axis] += row.count * row.bytes
+        time = report.time
+        return cls(
+            layout=layout,
+            mesh=_mesh(sizes),
+            fits=report.fits is not False,
+            peak=report.memory.needed,
+            capacity=report.memory.capacity,
+            step=time.step if time else None,
+            mfu=time.mfu if time else None,
+            exposed=time.exposed / time.step if time else None,
+            moved=tuple(moved.items()),
+            by="compiler",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"moved": dict(self.moved)}
+
+
+def _mesh(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def best_first(rows: Iterable[Row]) -> list[Row]:
+    """What fits by its step time, then what does not by its peak, then what cannot be used at all."""
+
+    def order(row: Row):
+        return (bool(row.error), not row.fits, row.step if row.fits and row.step is not None else math.inf, row.peak)
+
+    return sorted(rows, key=order)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text; an unusable layout says why."""
+    lines = [("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")]
+    for r in rows:
+        if r.error:
+            lines.append((r.layout, r.mesh, "-", *[""] * 5, r.error))
+            continue
+        moved = ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none"
+        fits = "yes" if r.fits else f"no, by {memory_words(r.peak - (r.capacity or 0))}"
+        lines.append(
+            (
+                r.layout,
+                r.mesh,
+                fits,
+                memory_words(r.peak),
+                time_words(r.step) if r.step is not None else "",
+                f"{r.mfu:.1%}" if r.mfu is not None else "",
+                f"{r.exposed:.0%}" if r.exposed is not None else "",
+                moved,
+                r.by,
+            )
+        )
+    return "\n".join(columns(lines, right=(3, 4, 5, 6), indent=0))
