@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshdsl.dims import Dims
@@ -63,6 +63,7 @@ class OpView:
       count: how often one step runs it forward; loops: the loops around it, outermost first, `(("layers", 32),)`.
       source: `attention.py:53 linear.py:30`, the lines of the user's model, the innermost last.
       flops: of all executions in each phase where it has any.
+      seconds: of all executions in each phase, computing alone; a kernel that several ops share counts for one of them. Empty without a target.
       moves: its collectives.
       idle: axes larger than 1 that its loop nest leaves unused: every device along them does the same work.
       advice: a rule that would use an idle axis, such as `length -> model`; empty where there is none.
@@ -76,6 +77,7 @@ class OpView:
     source: str
     flops: dict[str, float]
     moves: tuple[MoveView, ...]
+    seconds: dict[str, float] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     advice: str = ""
     waste: float = 0.0

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from meshdsl.plan.explain.explanation import PHASES, Explanation, MoveView, OpView, TensorView
+from meshdsl.plan.explain.explanation import (
+    PHASES,
+    Explanation,
+    MoveView,
+    OpView,
+    TensorView,
+)
 from meshdsl.plan.words import byte_words, columns, flop_words, memory_words, time_words
 
 _SHOWN = 12  # parameters and redundant ops listed by name
+_SLOWEST = 8  # ops listed by the time that they compute
 _MATTERS = 1e-4  # the share of the FLOPs from which on work that is done twice is worth a line
 
 
@@ -130,4 +137,6 @@ def _time(e: Explanation) -> list[str]:
         ("step, overlapped", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed / t.step:.0%}) waits for collectives"),
         ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"),
     ]
-    return ["estimated time of one step", *columns(rows)]
+    slowest = sorted((op for op in e.ops if op.seconds), key=lambda op: -sum(op.seconds.values()))[:_SLOWEST]
+    spent = [(op.notation, time_words(sum(op.seconds.values())), f"{sum(op.seconds.values()) / t.compute:.0%}", op.source) for op in slowest]
+    return ["estimated time of one step", *columns(rows), "  ops that compute longest, all passes and layers", *columns(spent, right=(1, 2), indent=4)]

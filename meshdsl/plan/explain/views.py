@@ -10,12 +10,19 @@ from collections import defaultdict
 
 from meshdsl.plan.collective import Collective
 from meshdsl.plan.explain.advice import advice, idle_axes, unused
-from meshdsl.plan.explain.explanation import AxisView, Explanation, MoveView, OpView, dim_views
+from meshdsl.plan.explain.explanation import (
+    AxisView,
+    Explanation,
+    MoveView,
+    OpView,
+    TimeView,
+    dim_views,
+)
+from meshdsl.plan.explain.fuse import build
 from meshdsl.plan.explain.holdings import memory_view
 from meshdsl.plan.explain.kernels import Graph
-from meshdsl.plan.explain.fuse import build
 from meshdsl.plan.explain.remedy import remedies
-from meshdsl.plan.explain.timing import estimate
+from meshdsl.plan.explain.timing import estimate, seconds_by_tag
 from meshdsl.plan.hardware import Network, Target
 from meshdsl.plan.program import Program
 from meshdsl.plan.record import Op, where
@@ -42,9 +49,10 @@ def explain(
     sizes = program.axis_sizes
     network = Network(target, sizes) if target is not None and target.chip.timed else None
     graph = build(program)
-    ops = _ops(program, graph, network)
-    memory = memory_view(program, graph, target)
     timed = network is not None and model_flops is not None
+    time = estimate(graph, target, network, *model_flops) if timed else None
+    ops = _ops(program, graph, network, time)
+    memory = memory_view(program, graph, target)
     return Explanation(
         title=title,
         layout=program.layout.name,
@@ -52,7 +60,7 @@ def explain(
         axes=_axes(program, ops, network),
         ops=ops,
         memory=memory,
-        time=estimate(graph, target, network, *model_flops) if timed else None,
+        time=time,
         tokens=tokens,
         notes=unused(program),
         remedies=remedies(memory, ops, sizes),
@@ -64,7 +72,7 @@ def phase_of(collective: Collective, op: Op | None) -> str:
     return _PHASES.get(op.name if op else "", collective.phase)
 
 
-def _ops(program: Program, graph: Graph, network: Network | None) -> tuple[OpView, ...]:
+def _ops(program: Program, graph: Graph, network: Network | None, time: TimeView | None) -> tuple[OpView, ...]:
     moves: dict[str, list[MoveView]] = defaultdict(list)
     for c in program.collectives:
         op = program.op_of(c)
@@ -72,6 +80,9 @@ def _ops(program: Program, graph: Graph, network: Network | None) -> tuple[OpVie
     flops: dict[str, dict[str, float]] = defaultdict(dict)
     for (tag, phase), count in graph.flops.items():
         flops[tag or ""][phase] = count
+    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    for (tag, phase), took in (seconds_by_tag(time) if time else {}).items():
+        seconds[tag][phase] = took
     found = []
     for op in program.ops:
         idle = idle_axes(op, program.axis_sizes) if op.dims and flops[op.tag] else ()
@@ -85,6 +96,7 @@ def _ops(program: Program, graph: Graph, network: Network | None) -> tuple[OpVie
                 source=where(op),
                 flops=dict(flops[op.tag]),
                 moves=_together(moves[op.tag]),
+                seconds=dict(seconds[op.tag]),
                 idle=idle,
                 advice=advice(op, idle, program),
                 waste=op.waste,

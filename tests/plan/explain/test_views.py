@@ -108,6 +108,8 @@ def test_a_machine_gives_times_and_a_verdict():
     assert time.mfu == 1e9 / (time.step * 459e12)
     assert explanation.memory.fits
     assert all(m.seconds > 0 for op in explanation.ops for m in op.moves)
+    ops = sum(seconds for op in explanation.ops for seconds in op.seconds.values())
+    assert 0.9 * time.compute < ops <= 1.0001 * time.compute  # the rest is the optimizer's, which no op is
     assert explained("fsdp-sequence")[2].time is None
     assert explained("fsdp-sequence", "cpu:8")[2].time is None
 
