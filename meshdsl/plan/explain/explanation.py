@@ -77,10 +77,10 @@ class OpView:
     source: str
     flops: dict[str, float]
     moves: tuple[MoveView, ...]
-    seconds: dict[str, float] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     advice: str = ""
     waste: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def notation(self) -> str:
