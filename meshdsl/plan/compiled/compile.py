@@ -70,7 +70,7 @@ def compile_for(
 
 def _too_large(verdict: OutOfMemory, program: Program, explanation: Explanation, known: dict[str, Any]) -> CompiledReport:
     memory = _memory_short(verdict, explanation)
-    words = _short_words(memory.needed, verdict.available, "at least " if verdict.temporaries_only else "")
+    words = _short_words(memory.needed, verdict.available)
     return CompiledReport(**known, fits=False, verdict=words, memory=memory, remedies=_remedies(memory, explanation, program))
 
 
@@ -109,8 +109,8 @@ def _verdict(fits: bool | None, memory: ChipMemory) -> str:
     return f"fits: needs {memory_words(memory.needed)} of {memory_words(memory.capacity)} per device{left}"
 
 
-def _short_words(needed: int, capacity: int, at_least: str = "") -> str:
-    return f"does NOT fit: needs {at_least}{memory_words(needed)} of {memory_words(capacity)} per device, {memory_words(needed - capacity)} too much"
+def _short_words(needed: int, capacity: int) -> str:
+    return f"does NOT fit: needs {memory_words(needed)} of {memory_words(capacity)} per device, {memory_words(needed - capacity)} too much"
 
 
 def _refusal(error: Exception, target: Target, options: Mapping[str, str]) -> MeshDSLError:
@@ -153,9 +153,8 @@ def _memory(stats: Any, arrays: tuple[TensorView, ...], target: Target) -> ChipM
 
 
 def _memory_short(verdict: OutOfMemory, explanation: Explanation) -> ChipMemory:
-    """Of a program that does not fit. Where the compiler gave up before it had placed anything, arguments come on top of what it says."""
+    """Of a program that does not fit."""
     arguments = explanation.memory.arguments if verdict.arguments is None else verdict.arguments
-    needed = verdict.needed + arguments if verdict.temporaries_only else verdict.needed
     views = {op.tag: op for op in explanation.ops}
     named = []
     for one in verdict.largest[:LARGEST]:
@@ -163,10 +162,10 @@ def _memory_short(verdict: OutOfMemory, explanation: Explanation) -> ChipMemory:
         name, source = (op.notation, op.source) if op else (one.label or one.what, "")
         named.append(TensorView(name, "activation", (), (), one.shape.partition("{")[0], one.bytes, source))
     return ChipMemory(
-        needed=needed,
+        needed=verdict.needed,
         capacity=verdict.available,
         arguments=arguments,
-        temporaries=verdict.needed if verdict.temporaries_only else verdict.needed - arguments,
+        temporaries=verdict.needed - arguments,
         largest=tuple(named) or explanation.memory.largest,
     )
 

@@ -1,7 +1,7 @@
 """What the TPU compiler says when a program does not fit.
 
-It gives up early where the temporaries alone are too many, and then says no more than their size. Otherwise it lists the largest allocations,
-with the op that each belongs to.
+Where far too much is needed it gives up early and says no more than how much: "HLO temporaries" then include the arguments. Otherwise it lists the largest
+allocations, with the op that each belongs to.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OutOfMemory:
     """The compiler's verdict that a program does not fit.
 
     Attributes:
-      needed: bytes of HBM; only those of temporaries if `temporaries_only`.
+      needed: bytes of HBM, arguments included.
       available: bytes of HBM that programs may use.
       arguments: bytes of them; None where it doesn't say.
       largest: allocations, largest first.
@@ -51,7 +51,6 @@ class OutOfMemory:
 
     needed: int
     available: int
-    temporaries_only: bool
     arguments: int | None
     largest: tuple[Allocation, ...]
 
@@ -59,11 +58,11 @@ class OutOfMemory:
 def parse_oom(message: str) -> OutOfMemory | None:
     """The verdict in the text of a compiler's error; None for an error of another kind."""
     if early := _EARLY.search(message):
-        return OutOfMemory(_bytes(early[1]), _bytes(early[2]), True, None, ())
+        return OutOfMemory(_bytes(early[1]), _bytes(early[2]), None, ())
     if full := _FULL.search(message):
         arguments = _ARGUMENTS.search(message)
         largest = tuple(_allocation(size, fields) for size, fields in _ENTRY.findall(message))
-        return OutOfMemory(_bytes(full[1]), _bytes(full[2]), False, _bytes(arguments[1]) if arguments else None, largest)
+        return OutOfMemory(_bytes(full[1]), _bytes(full[2]), _bytes(arguments[1]) if arguments else None, largest)
     return None
 
 

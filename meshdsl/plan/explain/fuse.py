@@ -266,6 +266,9 @@ class _Fusion:
         late = self._place(block, stacks, range(carried, len(stacks)), within=True)
         kernels = _Fusion(block, self.made, self.times * length).kernels
         kernels += [self._copy(block.outputs[i], to, node) for i, to in late]
+        for condition in node.blocks[1:]:
+            self._give(condition.inputs, [*node.inputs[: node.given], *block.inputs[constants:]], node.scope)
+            kernels = _Fusion(condition, self.made, self.times * length).kernels + kernels
         ends = [None if v is None else self.made.buffer(v, node.scope) for v in block.outputs[:carried]]
         return Loop(length, kernels, [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None])
 

@@ -63,8 +63,8 @@ class Node:
 
     Attributes:
       inputs: None for a literal.
-      blocks: the body of a loop or the branches of a `cond`.
-      given: where in `inputs` those of the blocks begin; of these, `constants` are used as they are, `carried` go from turn to turn, and
+      blocks: the body of a loop, and the condition of a `while` after it; or the branches of a `cond`.
+      given: where in `inputs` those of the body or the branches begin; of these, `constants` are used as they are, `carried` go from turn to turn, and
         the rest are stacks of which each turn has a slice.
     """
 
@@ -196,6 +196,8 @@ class _Flat:
         else:
             bodies, given, constants, carried = params["branches"], 1, len(inputs) - 1, 0
         blocks = [self._block(body_of(body), inputs[given:], constants + carried, scope, whole) for body in bodies]
+        if name == "while":
+            blocks.append(self._block(body_of(params["cond_jaxpr"]), inputs[:given] + inputs[given + constants :], len(inputs), scope, whole))
         outputs = []
         for i, (var, made) in enumerate(zip(eqn.outvars, blocks[0].outputs, strict=True)):
             parts = None
