@@ -15,6 +15,7 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _PARENTHESIS = re.compile(r"[()]")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_OVERFLOW = 2**62  # the compiler writes the largest integer where its cost model fails
 _MEMORY = re.compile(r"S\((\d+)\)")
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
@@ -95,7 +96,7 @@ class Instruction:
     def cycles(self) -> int | None:
         """What the TPU compiler thinks that it takes, in cycles of its clock; None where it says nothing."""
         found = _CYCLES.search(self.attributes)
-        return int(found[1]) if found else None
+        return int(found[1]) if found and int(found[1]) < _OVERFLOW else None
 
     @property
     def results(self) -> list[Array]:

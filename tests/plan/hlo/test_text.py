@@ -38,6 +38,7 @@ def test_an_instruction_tells_its_parts(module):
     assert (fusion.scope, fusion.cycles, fusion.bytes) == ("jit(f)/md.f.3/add", 2128, 8 * 128 * 4)
     assert module.called(fusion) == ["fused"]
     assert module.instructions["x.1"].cycles is None
+    assert Module(TEXT.replace('"2128"', f'"{2**63 - 1}"')).instructions["fusion.7"].cycles is None
     assert module.constant(module.instructions["constant.2"]) == -3
 
 

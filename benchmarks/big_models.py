@@ -1,0 +1,64 @@
+"""The largest models on the largest pods, from a laptop: how long `explain` and the compiler take, and whether the model fits.
+
+    python -m benchmarks.big_models --models llama3-70b
+
+Both steps are what `meshdsl explain` and `meshdsl compile` do, timed from the configuration to the answer, without Python's imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from meshdsl.commands.planned import Plan
+from meshdsl.plan.compiled import compile_only
+from meshdsl.plan.words import memory_words
+
+from .measure import table
+from .plan_accuracy import Case
+
+# Their 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
+CASES = {
+    "llama3-70b": Case("llama3-70b", "fsdp-sequence", "v5p:8x8x16", {"data": 128, "model": 8}, 256, 8192),
+    "llama3-405b": Case("llama3-405b", "fsdp-sequence", "v5p:16x16x16", {"data": 512, "model": 8}, 1024, 8192),
+}
+
+
+def timed(what):
+    start = time.perf_counter()
+    made = what()
+    return made, time.perf_counter() - start
+
+
+def row(plan: Plan, *, compile: bool) -> list[str]:
+    explanation, explaining = timed(plan.explain)
+    estimate = [f"{explaining:.1f}", memory_words(explanation.memory.peak), f"{explanation.time.step:.2f}", f"{explanation.time.mfu:.0%}"]
+    if not compile:
+        return estimate + ["-"] * 5
+    (report, *_), compiling = timed(plan.compile)
+    if report.time is None:
+        return [*estimate, f"{compiling:.0f}", report.verdict, *["-"] * 3]
+    memory = report.memory.needed if report.memory.peak is None else report.memory.peak
+    return [*estimate, f"{compiling:.0f}", "yes" if report.fits else "no", memory_words(memory), f"{report.time.step:.2f}", f"{report.time.mfu:.0%}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="only explain")
+    given = parser.parse_args()
+    compile_only()
+    head = ["model, target, chips, mesh, batch", "explain s", "peak", "step s", "MFU", "compile s", "fits", "peak", "step s", "MFU"]
+    rows = [head]
+    for name in given.models:
+        case = CASES[name]
+        plan = case.plan()
+        mesh = ", ".join(f"{axis}={n}" for axis, n in case.mesh.items())
+        title = f"{name}, {case.target}, {plan.target.devices:,}, {case.layout} {mesh}, {case.batch} x {case.length}"
+        rows.append([title, *row(plan, compile=given.compile)])
+        print("; ".join(rows[-1]), flush=True)
+    print(f"\n{table(rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Compiled programs that are kept in a folder, because compiling one for a pod takes a minute and reading it again does not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def compiled(kept: Path | None, lower: Callable[[], Any], options: Mapping[str, str]) -> dict[str, Any]:
+    """What the compiler says of the program that `lower` makes: `arguments`, `temporaries` and `peak` in bytes and its `text`, or `error`; and the `seconds` it took.
+
+    kept: a path without suffix, where all this is read from if it is there, and else written to.
+    """
+    if kept and kept.with_suffix(".json").exists():
+        found = json.loads(kept.with_suffix(".json").read_text())
+        return found if "error" in found else found | {"text": kept.with_suffix(".txt").read_text()}
+    lowered = lower()
+    start = time.perf_counter()
+    try:
+        executable = lowered.compile(compiler_options=dict(options) or None)
+    except jax.errors.JaxRuntimeError as error:  # a program that doesn't fit is refused
+        found, text = {"error": " ".join(str(error).split())[:200]}, ""
+    else:
+        m, text = executable.memory_analysis(), executable.as_text()
+        found = {"arguments": m.argument_size_in_bytes, "temporaries": m.temp_size_in_bytes, "peak": m.peak_memory_in_bytes}
+    found["seconds"] = time.perf_counter() - start
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.with_suffix(".txt").write_text(text)
+        kept.with_suffix(".json").write_text(json.dumps(found))
+    return found | ({"text": text} if text else {})

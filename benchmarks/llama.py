@@ -1,0 +1,106 @@
+"""A whole Llama as plain JAX, with a step of training: what `meshdsl.models.transformer` computes, operation by operation.
+
+Parameters are a dict of arrays; those of the blocks are stacked over the layers. Everything that a partitioner might be told of passes through
+`note(name, x)`: weights as they are used (`use/q`), and every intermediate. Norms, softmax and loss run in float32, products in the compute dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from meshdsl.models.transformer import Config
+
+from meshdsl.train.config import Optimizer
+from meshdsl.train.optimizer import make_schedule
+
+from .model import MASKED, rms_norm
+
+# Dims of each parameter; those of a block also have `layers` in front. The order is that of meshdsl's parameters.
+BLOCK = {
+    "attention_norm": ("d_model",),
+    "q": ("d_model", "kv_heads", "group", "head_dim"),
+    "k": ("d_model", "kv_heads", "head_dim"),
+    "v": ("d_model", "kv_heads", "head_dim"),
+    "o": ("kv_heads", "group", "head_dim", "d_model"),
+    "mlp_norm": ("d_model",),
+    "gate": ("d_model", "d_ff"),
+    "up": ("d_model", "d_ff"),
+    "down": ("d_ff", "d_model"),
+}
+DIMS = {"embedding": ("vocab", "d_model")} | {name: ("layers", *dims) for name, dims in BLOCK.items()} | {"norm": ("d_model",), "head": ("d_model", "vocab")}
+MATRICES = {name: not name.endswith("norm") for name in DIMS}
+
+Note = Callable[[str, jax.Array], jax.Array]
+
+
+def parameter_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
+    sizes = {name: dim.size for name, dim in config.dims.items()}
+    return {name: jax.ShapeDtypeStruct([sizes[d] for d in dims], jnp.float32) for name, dims in DIMS.items()}
+
+
+def angles(config: Config) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every position's angles: (length, 1, 1, head_dim / 2)."""
+    half = config.dims["head_dim"].size // 2
+    frequency = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rotary_base) / half))
+    turn = (jnp.arange(config.length, dtype=jnp.float32)[:, None] * frequency)[:, None, None, :]
+    return jnp.cos(turn).astype(config.compute_dtype), jnp.sin(turn).astype(config.compute_dtype)
+
+
+def rotate(x, turn):
+    """Turns (batch, length, kv_heads, group, head_dim); the halves of head_dim are the pairs."""
+    cos, sin = turn
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attend(q, k, v, note: Note):
+    """Causal attention of (batch, length, kv_heads, group, head_dim) to keys and values without `group`."""
+    scores = note("scores", jnp.einsum("bqkgh,bmkh->bqkgm", q, k)).astype(jnp.float32) * q.shape[-1] ** -0.5
+    position = jnp.arange(q.shape[1])
+    visible = (position[:, None] >= position)[:, None, None, :]
+    weights = note("scores", jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1))
+    return jnp.einsum("bqkgm,bmkh->bqkgh", weights.astype(v.dtype), v)
+
+
+def block(w: dict, x, turn, note: Note):
+    """One layer, (batch, length, d_model) to the same; `w` at rest."""
+
+    def use(name):
+        return note(f"use/{name}", w[name].astype(x.dtype) if MATRICES[name] else w[name])
+
+    h = note("normed", rms_norm(x, use("attention_norm")))
+    q = note("queries", jnp.einsum("btd,dkgh->btkgh", h, use("q")))
+    k, v = (note("keys", jnp.einsum("btd,dkh->btkh", h, use(name))) for name in "kv")
+    q, k = note("queries", rotate(q, turn)), note("keys", rotate(k[:, :, :, None], turn)[:, :, :, 0])
+    attended = note("queries", attend(q, k, v, note))
+    x = note("residual", x + note("projected", jnp.einsum("btkgh,kghd->btd", attended, use("o"))))
+    h = note("normed", rms_norm(x, use("mlp_norm")))
+    gate, up = (note("hidden", jnp.einsum("btd,df->btf", h, use(name))) for name in ("gate", "up"))
+    hidden = note("hidden", jax.nn.silu(gate) * up)
+    return note("residual", x + note("projected", jnp.einsum("btf,fd->btd", hidden, use("down"))))
+
+
+def loss(parameters: dict, tokens, targets, config: Config, note: Note):
+    """Mean cross-entropy of `targets` (batch, length) in nats per token."""
+    turn, dtype = angles(config), config.compute_dtype
+    x = note("residual", jnp.take(note("use/embedding", parameters["embedding"].astype(dtype)), tokens, axis=0))
+
+    def body(x, w):
+        return block(w, x, turn, note), None
+
+    body = body if config.remat == "none" else jax.checkpoint(body)
+    x, _ = jax.lax.scan(body, x, {name: parameters[name] for name in BLOCK})
+    x = note("normed", rms_norm(x, note("use/norm", parameters["norm"])))
+    logits = note("logits", jnp.einsum("btd,dv->btv", x, note("use/head", parameters["head"].astype(dtype)))).astype(jnp.float32)
+    chosen = jnp.sum(jnp.where(jax.nn.one_hot(targets, config.vocab, dtype=bool), logits, 0.0), axis=-1)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+
+def make_tx(settings: Optimizer, steps: int) -> optax.GradientTransformation:
+    """The adamw of `meshdsl.train.optimizer`, behind its clipping by the global norm."""
+    rate = make_schedule(settings, steps)
+    return optax.chain(optax.clip_by_global_norm(settings.clip), optax.adamw(rate, b2=0.95, weight_decay=settings.weight_decay, mask=MATRICES))

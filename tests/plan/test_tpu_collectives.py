@@ -1,0 +1,90 @@
+"""The collectives that `explain` shows are those that the TPU compiler runs, for every shipped layout: operation, axes, count, bytes and dtype.
+
+Forward, backward and optimizer together: where the compiler combines collectives they share one name, so one cannot tell of which pass each was. What it does
+otherwise than it is told is listed below, to the byte, with its reason. `tests/models/test_golden.py` does the same on CPU devices.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from meshdsl.plan import Collective
+from tests.models.common import LAYOUTS
+from tests.plan.tpu_compiler import asked
+
+TARGETS = ("v5p:2x2x2", "v6e:2x4")
+Fact = tuple[str, tuple[str, ...], int, str]
+
+
+def summed(axis: str, counts: dict[int, int], dtype: str = "float32") -> Counter[Fact]:
+    """Reduce-scatters that are written as all-reduces of the full size, of which each device takes its part: `{bytes: how many}`."""
+    change: Counter[Fact] = Counter()
+    for size, count in counts.items():
+        change["psum_scatter", (axis,), size, dtype] -= count
+        change["psum", (axis,), size, dtype] += count
+    return change
+
+
+def narrowed(axis: str, count: int, size: int) -> Counter[Fact]:
+    """Sums of what was cast up from bfloat16 just before, taken in bfloat16: half of `size` bytes."""
+    return Counter({("psum", (axis,), size, "float32"): -count, ("psum", (axis,), size // 2, "bfloat16"): count})
+
+
+def not_gathered(axis: str, count: int, size: int) -> Counter[Fact]:
+    """The gradients of a mean are constants, and constants are not gathered."""
+    return Counter({("all_gather", (axis,), size, "float32"): -count})
+
+
+SCALES = summed("data", {4096: 5})  # the gradients of the scales of norms
+# (chip, layout) -> what the compiler does otherwise. On v5p every reduce-scatter over an axis that spans the whole torus is an all-reduce.
+DIFFERENCES = {
+    ("v5p", "data"): [narrowed("data", 1, 4194304)],
+    ("v5p", "zero1"): [summed("data", {4096: 1, 8192: 2, 4194304: 2, 8388608: 5, 16777216: 2}), narrowed("data", 1, 4194304)],
+    ("v5p", "fsdp"): [SCALES, summed("data", {2097152: 12, 4194304: 4}, "bfloat16")],
+    ("v5p", "hybrid-fsdp"): [SCALES, narrowed("replica", 2, 1048576)],
+    ("v5p", "sequence"): [not_gathered("model", 2, 8192), summed("model", {8192: 1}), summed("model", {4194304: 12}, "bfloat16")],
+    ("v5p", "fsdp-tensor"): [SCALES],
+    ("v5p", "fsdp-sequence"): [SCALES, not_gathered("model", 2, 2048), summed("model", {2048: 1})],
+    ("v6e", "data"): [narrowed("data", 1, 4194304)],
+    ("v6e", "zero1"): [summed("data", {4096: 1, 8192: 2, 8388608: 2})],
+    ("v6e", "fsdp"): [SCALES, summed("data", {2097152: 3, 4194304: 2}, "bfloat16")],
+    ("v6e", "hybrid-fsdp"): [SCALES, narrowed("replica", 2, 1048576)],
+    ("v6e", "sequence"): [not_gathered("model", 2, 8192), summed("model", {8192: 1})],
+    ("v6e", "fsdp-tensor"): [SCALES],
+    ("v6e", "fsdp-sequence"): [SCALES, not_gathered("model", 2, 2048), summed("model", {2048: 1})],
+}
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    """`compiler(target, layout)`: the collectives of the compiled train step."""
+    command = [sys.executable, "-m", "tests.plan.tpu_compiler"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def compiled(*wanted: str) -> list[Collective]:
+            process.stdin.write(json.dumps(wanted) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer, "the compiler ended; what it said is above"
+            return [Collective(operation, tuple(axes), *rest) for operation, axes, *rest in json.loads(answer)]
+
+        yield compiled
+
+
+def facts(collectives) -> Counter[Fact]:
+    found: Counter[Fact] = Counter()
+    for c in collectives:
+        found[c.operation, c.axes, c.bytes, c.dtype] += c.count
+    return found
+
+
+@pytest.mark.parametrize("layout", (*LAYOUTS, "spatial"))
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_compiled_step_runs_what_explain_shows(target, layout, compiler):
+    expected = facts(asked(layout))
+    for change in DIFFERENCES.get((target.partition(":")[0], layout), []):
+        expected.update(change)
+    assert facts(compiler(target, layout)) == Counter({fact: count for fact, count in expected.items() if count})
