@@ -11,7 +11,7 @@ import argparse
 import time
 
 from meshdsl.commands.planned import Plan
-from meshdsl.plan.compiled import compile_only
+from meshdsl.plan.compiled.topology import compile_only
 from meshdsl.plan.words import memory_words
 
 from .measure import table

@@ -1,6 +1,6 @@
 """How near `explain` comes to the compiler: arguments and peak of memory, and the time of a step against the replayed schedule.
 
-    python -m benchmarks.plan_accuracy --cases "fsdp 2k full" "tensor 2k full" --keep /tmp/texts
+    python -m benchmarks.plan_accuracy --cases "fsdp 2k full" "tensor 2k full" --keep texts
 
 Explain sees the jaxpr alone. Each case is then compiled for its target, with the options that training uses; `--keep` holds on to the compiled programs, and
 what is kept is not compiled again. A case that fails or does not fit is a row too. Times are replayed, not measured: both columns use the same table of hardware.
@@ -19,7 +19,7 @@ from meshdsl.commands.find import find_layout
 from meshdsl.commands.planned import Plan
 from meshdsl.errors import MeshDSLError
 from meshdsl.mesh import make_mesh
-from meshdsl.plan.compiled import compile_only, target_devices
+from meshdsl.plan.compiled.topology import compile_only, target_devices
 from meshdsl.plan.compiled.oom import parse_oom
 from meshdsl.plan.hardware import Network, find_target
 from meshdsl.plan.hlo.schedule import replay

@@ -1,6 +1,6 @@
 """A whole step of training a Llama for TPU pods that aren't there: meshdsl beside `jit` with shardings, on the same target and layout.
 
-    python -m benchmarks.train_gspmd --layouts fsdp fsdp-sequence --keep /tmp/texts
+    python -m benchmarks.train_gspmd --layouts fsdp fsdp-sequence --keep texts
 
 The model is `benchmarks/llama.py`, parameters in float32 and products in bfloat16, each layer rematerialised, adamw with clipping; parameters and optimizer
 state lie as the shipped layout file says. `jit, usual` constrains parameters, gradients and the residual stream; `jit, annotated` also every intermediate

@@ -7,6 +7,7 @@ companions are imported by the command that needs them, so `meshdsl layouts` ans
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -24,10 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     arguments, settings = _parse(words)
     try:
-        return arguments.command(arguments, settings)
+        code = arguments.command(arguments, settings)
+        sys.stdout.flush()
+        return code
     except MeshDSLError as error:
         print(f"meshdsl {words[0]}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(f"meshdsl {words[0]}: interrupted; nothing more was saved", file=sys.stderr)
         return 130

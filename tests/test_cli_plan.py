@@ -1,6 +1,9 @@
 """`explain` and `compare` as a user types them."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -74,6 +77,14 @@ def test_compare_tries_every_mesh(capsys):
     assert {line.split()[1] + line.split()[2] for line in printed(capsys, *words).splitlines()[1:]} == {"data=8model=2", "data=4model=4"}
 
 
+def test_a_plan_needs_no_machine_and_says_nothing_on_stderr():
+    """Also where libtpu is installed, which complains on stderr where it finds no TPU."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "TPU_"))}
+    for command in (["explain"], ["layouts", "check", "data"]):
+        done = subprocess.run([sys.executable, "-m", "meshdsl.cli", *command, "model.layers=1"], capture_output=True, text=True, env=clean)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nothing_fits_is_an_exit_code(capsys):
     words = ["compare", "data", "zero1", "--target", "v5e:4x4", "--model", "llama3-70b"]
     assert "no, by" in printed(capsys, *words, code=3)
@@ -87,6 +98,10 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("explain --target v5p:4x4", "v5p has no topology 4x4; legal are 3 dims"),
         ("explain --layout fsdp-tensor --target v5p:4x4x4 --mesh data=8,model=4", "mesh data=8 model=4 is of 32 devices and v5p:4x4x4 has 64; use "),
         ("explain --layout fsdp-tensor --mesh data=16", "no axis `model` in the mesh"),
+        ("explain --mesh data=2,data=4", "--mesh data=2,data=4: axis `data` is named twice"),
+        ("explain --target v5e:4x4 devices=4", "the target says how many devices there are"),
+        ("compare fsdp --target v7x:4x4", "unknown chip `v7x`"),
+        ("compare fsdp --target v5e:4x4 --model llama3-8", "did you mean `llama3-8b`?"),
         ("explain --mesh data", "--mesh data: expected sizes of axes such as data=16,model=4"),
         ("explain --target v5e:4x4 --devices 8", "the target says how many devices there are"),
         ("explain --html absent/plan.html", "absent/plan.html: No such file or directory"),

@@ -34,26 +34,28 @@ def add(commands) -> None:
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     if arguments.target is None:
         raise MeshDSLError("say for which machine, with --target, for example --target v5p:4x4x4")
+    from meshdsl.commands.planned import configured
     from meshdsl.plan.compare import best_first, table
+    from meshdsl.plan.compiled.topology import compile_only, target_devices
+    from meshdsl.plan.hardware import find_target
 
+    compile_only()
+    configured(arguments, settings)  # what is wrong under every layout is one error, not a table of them
+    target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
     if arguments.compile:
-        from meshdsl.plan.compiled import compile_only, target_devices
-        from meshdsl.plan.hardware import find_target
-
-        compile_only()
-        # A compiler that is missing is an error before anything is explained, and virtual devices can only be made now.
-        target_devices(find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware))
-    plans: dict[Row, Plan] = {}
-    rows = best_first(_rows(arguments, settings, plans))
+        target_devices(target)  # a missing compiler is an error at once, and virtual devices can only be made now
+    found = list(_rows(arguments, settings))
+    rows = best_first(row for row, _ in found)
     if arguments.compile:
-        best = [row for row in rows if row in plans][: arguments.compile]
-        rows = best_first([_judged(row, plans[row]) if row in best else row for row in rows])
+        plans = {id(row): plan for row, plan in found if plan is not None}
+        judged = [row for row in rows if id(row) in plans][: arguments.compile]
+        rows = best_first([_judged(row, plans[id(row)]) if row in judged else row for row in rows])
     print(json.dumps([row.to_dict() for row in rows]) if arguments.json else table(rows))
     return 0 if any(row.fits for row in rows) else NOTHING_FITS
 
 
-def _rows(arguments: argparse.Namespace, settings: list[str], plans: dict[Row, Plan]) -> Iterator[Row]:
-    """A row for each layout and mesh; `plans` gets the plan behind each that can be used."""
+def _rows(arguments: argparse.Namespace, settings: list[str]) -> Iterator[tuple[Row, Plan | None]]:
+    """A row for each layout and mesh, with the plan behind it; one that cannot be used has none."""
     from meshdsl.commands.planned import resolve
     from meshdsl.plan.compare import Row
 
@@ -62,16 +64,20 @@ def _rows(arguments: argparse.Namespace, settings: list[str], plans: dict[Row, P
             name = Path(layout).stem
             try:
                 plan = resolve(arguments, settings, layout, mesh)
-                row = Row.of(name, plan.sizes, plan.explain())
+                yield Row.of(name, plan.sizes, plan.explain()), plan
             except MeshDSLError as error:
-                row = Row(name, mesh or "", error=" ".join(str(error).split()))
-            else:
-                plans[row] = plan
-            yield row
+                yield Row(name, mesh or "", error=_one_line(error)), None
 
 
 def _judged(row: Row, plan: Plan) -> Row:
     """The row as the compiler sees it."""
     from meshdsl.plan.compare import Row
 
-    return Row.compiled(row.layout, plan.sizes, plan.compile()[0])
+    try:
+        return Row.compiled(row.layout, plan.sizes, plan.compile()[0])
+    except MeshDSLError as error:
+        return Row(row.layout, row.mesh, error=_one_line(error))
+
+
+def _one_line(error: MeshDSLError) -> str:
+    return " ".join(str(error).split())

@@ -31,7 +31,9 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     if arguments.target is None:
         raise MeshDSLError("say for which machine, with --target, for example --target v5p:4x4x4")
     from meshdsl.commands.planned import resolve
-    from meshdsl.plan.compiled import compile_only, describe, parse_options
+    from meshdsl.plan.compiled.options import parse_options
+    from meshdsl.plan.compiled.text import describe
+    from meshdsl.plan.compiled.topology import compile_only
 
     compile_only()
     plan = resolve(arguments, settings, arguments.layout, arguments.mesh)

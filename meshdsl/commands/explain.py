@@ -6,7 +6,6 @@ import argparse
 import json
 
 from meshdsl.commands.flags import add_one_layout, add_planned, count, write
-from meshdsl.errors import MeshDSLError
 
 
 def add(commands) -> None:
@@ -23,10 +22,10 @@ def add(commands) -> None:
 
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.commands.planned import resolve
+    from meshdsl.plan.compiled.topology import compile_only
     from meshdsl.plan.explain.text import describe
 
-    if arguments.target and arguments.devices:
-        raise MeshDSLError("--devices: the target says how many devices there are; give one of the two")
+    compile_only()
     explanation = resolve(arguments, settings, arguments.layout, arguments.mesh, arguments.devices).explain()
     if arguments.html:
         from meshdsl.plan.page import page

@@ -42,10 +42,12 @@ def _summary(path: Path) -> str:
 def _check(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.commands.settings import model_values
     from meshdsl.mesh import abstract_mesh, axis_sizes
+    from meshdsl.plan.compiled.topology import compile_only
     from meshdsl.train import report
     from meshdsl.train.config import Config, override
     from meshdsl.train.job import Job
 
+    compile_only()
     layout = find_layout(arguments.file)
     flags = {} if arguments.devices is None else {"devices": arguments.devices}
     config = override(Config(), settings, **model_values(arguments.model), **flags)

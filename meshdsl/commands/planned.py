@@ -15,7 +15,9 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh
 from meshdsl.models.sizes import step_flops
-from meshdsl.plan.compiled import CompiledReport, compile_for, target_devices
+from meshdsl.plan.compiled.compile import compile_for
+from meshdsl.plan.compiled.report import CompiledReport
+from meshdsl.plan.compiled.topology import target_devices
 from meshdsl.plan.explain import Explanation, explain
 from meshdsl.plan.hardware import Target, find_target, fit_mesh
 from meshdsl.train.config import Config, override
@@ -73,25 +75,36 @@ class Plan:
         )
 
 
+def configured(arguments: argparse.Namespace, settings: list[str]) -> Config:
+    """The configuration that flags and settings describe, but for the layout.
+
+    Raises:
+      MeshDSLError: an unknown model or setting, or a value that is not legal.
+    """
+    flags: dict[str, Any] = model_values(arguments.model)
+    flags |= {key: value for key, value in (("batch", arguments.batch), ("model.length", arguments.length)) if value}
+    return override(Config(), settings, **flags)
+
+
 def resolve(arguments: argparse.Namespace, settings: list[str], layout_name: str, mesh: str | None, devices: int | None = None) -> Plan:
     """The plan that flags and settings describe.
 
     Raises:
       MeshDSLError: an unknown model, layout, setting or target, or a mesh that does not fit the target.
     """
-    flags: dict[str, Any] = model_values(arguments.model) | {"layout": layout_name}
-    flags |= {key: value for key, value in (("batch", arguments.batch), ("model.length", arguments.length)) if value}
-    config = override(Config(), settings, **flags)
+    config = replace(configured(arguments, settings), layout=layout_name)
     layout = find_layout(config.layout)
     if mesh is not None:
         layout = replace(layout, mesh=_parse_mesh(mesh))
         layout.check_axes(layout.mesh)
     target = None
     if arguments.target is not None:
+        if devices or config.devices:
+            raise MeshDSLError("--devices: the target says how many devices there are; give one of the two")
         target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
         sizes = fit_mesh(target, layout.mesh, layout.name)
     else:
-        sizes = axis_sizes(layout.mesh, devices or devices_of_mesh(layout), layout.name)
+        sizes = axis_sizes(layout.mesh, devices or config.devices or devices_of_mesh(layout), layout.name)
     if not arguments.batch and not any(setting.startswith("batch=") for setting in settings):
         # A sequence for each device, so that every shipped layout has something to split.
         config = override(config, batch=max(config.batch, math.prod(sizes.values()) * config.microbatches))
@@ -105,5 +118,7 @@ def _parse_mesh(text: str) -> dict[str, int | str]:
         axis, equals, size = part.strip().partition("=")
         if not equals or not axis or not (size == "rest" or size.isdecimal()):
             raise MeshDSLError(f"--mesh {text}: expected sizes of axes such as data=16,model=4")
+        if axis in sizes:
+            raise MeshDSLError(f"--mesh {text}: axis `{axis}` is named twice")
         sizes[axis] = size if size == "rest" else int(size)
     return sizes

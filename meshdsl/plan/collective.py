@@ -5,7 +5,10 @@ jaxpr says (`from_jaxpr`) and what the compiler made of it (`from_hlo`).
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
+
+_GRADIENT = re.compile(r"(^|/)gradient/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Collective:
         """
         if "rematted_computation" in self.scope:
             return "recompute"
-        return "backward" if "transpose(" in self.scope or "gradient/" in self.scope else "forward"
+        return "backward" if "transpose(" in self.scope or _GRADIENT.search(self.scope) else "forward"
 
     @property
     def total_bytes(self) -> int:

@@ -47,7 +47,7 @@ class Row:
             capacity=e.memory.capacity,
             step=e.time.step if e.time else None,
             mfu=e.time.mfu if e.time else None,
-            exposed=e.time.exposed / e.time.step if e.time else None,
+            exposed=e.time.exposed_share if e.time else None,
             moved=tuple((a.name, a.bytes) for a in e.axes),
             by=by,
         )
@@ -68,7 +68,7 @@ class Row:
             capacity=report.memory.capacity,
             step=time.step if time else None,
             mfu=time.mfu if time else None,
-            exposed=time.exposed / time.step if time else None,
+            exposed=time.exposed_share if time else None,
             moved=tuple(moved.items()),
             by="compiler",
         )

@@ -37,13 +37,13 @@ def from_jaxpr(closed_jaxpr, axis_sizes: Mapping[str, int]) -> list[Collective]:
 def _walk(jaxpr, axis_sizes, count, scope) -> Iterator[Collective]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        inner = _join(scope, str(eqn.source_info.name_stack))
+        inner = join(scope, str(eqn.source_info.name_stack))
         if name in COLLECTIVES:
-            yield from collectives_of(eqn, axis_sizes, count, _join(inner, name))
+            yield from collectives_of(eqn, axis_sizes, count, join(inner, name))
             continue
         times = count * eqn.params["length"] if name == "scan" else count
         for sub in sub_jaxprs(eqn.params):
-            yield from _walk(sub, axis_sizes, times, _join(inner, name))
+            yield from _walk(sub, axis_sizes, times, join(inner, name))
 
 
 def collectives_of(eqn, axis_sizes: Mapping[str, int], count: int, scope: str) -> Iterator[Collective]:
@@ -70,7 +70,8 @@ def sub_jaxprs(params) -> Iterator:
                 yield jaxpr
 
 
-def _join(scope: str, name: str) -> str:
+def join(scope: str, name: str) -> str:
+    """The name stack `scope`, with `name` inside of it."""
     return f"{scope}/{name}" if scope and name else scope or name
 
 

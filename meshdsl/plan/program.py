@@ -43,18 +43,18 @@ class Argument:
         return self.name + (notation(self.dims, self.axes) if self.dims else "")
 
 
-def arguments(tree: Any) -> tuple[Argument, ...]:
-    """The arrays of `tree` (`ShapeDtypeStruct`s with shardings will do), in the order in which JAX flattens it."""
+def arguments(tree: Any, name: str) -> tuple[Argument, ...]:
+    """The arrays of `tree` (`ShapeDtypeStruct`s with shardings will do), in the order in which JAX flattens it; `name` is that of a lone one."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        path_name = jax.tree_util.keystr(path, simple=True, separator=".") or name
         for array in jax.tree.leaves(leaf):  # none for a Tensor that an optimizer masked out
             local = array.sharding.shard_shape(array.shape) if getattr(array, "sharding", None) else array.shape
             named = is_tensor(leaf) and tuple(d.size for d in leaf.dims) == tuple(array.shape)
             dims, axes = (leaf.dims, axes_of(leaf)) if named else ((), ())
             size = math.prod(local) * array.dtype.itemsize
             role = "parameter" if is_tensor(leaf) and leaf.role is not None else "value"
-            found.append(Argument(name, dims, axes, tuple(local), array.dtype.name, size, role))
+            found.append(Argument(path_name, dims, axes, tuple(local), array.dtype.name, size, role))
     return tuple(found)
 
 
@@ -76,7 +76,7 @@ class Program:
         self.layout = layout
         self.axis_sizes = dict(axis_sizes)
         self.jaxpr = jaxpr
-        each = [arguments(arg) for arg in args]
+        each = [arguments(arg, f"argument {i}") for i, arg in enumerate(args)]
         self.arguments = tuple(argument for one in each for argument in one)
         self.donated = tuple(i in donated for i, one in enumerate(each) for _ in one)
 

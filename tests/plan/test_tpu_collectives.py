@@ -8,6 +8,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,8 @@ from meshdsl.plan import Collective
 from tests.models.common import LAYOUTS
 from tests.plan.tpu_compiler import asked
 
+pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+ROOT = Path(__file__).parents[2]
 TARGETS = ("v5p:2x2x2", "v6e:2x4")
 Fact = tuple[str, tuple[str, ...], int, str]
 
@@ -62,7 +66,7 @@ DIFFERENCES = {
 def compiler():
     """`compiler(target, layout)`: the collectives of the compiled train step."""
     command = [sys.executable, "-m", "tests.plan.tpu_compiler"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
 
         def compiled(*wanted: str) -> list[Collective]:
             process.stdin.write(json.dumps(wanted) + "\n")

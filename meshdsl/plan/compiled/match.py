@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import jax.numpy as jnp
+
 from meshdsl.plan.collective import Collective
 from meshdsl.plan.hlo.schedule import Ran
 from meshdsl.plan.program import Program
@@ -195,8 +197,8 @@ def _same(a: Collective, b: Collective) -> bool:
 
 
 def _width(c: Collective) -> int:
-    """Bits of an element."""
-    return int("".join(filter(str.isdigit, c.dtype)) or 8)
+    """Bytes of an element."""
+    return jnp.dtype(c.dtype).itemsize
 
 
 def _factor(a: Collective, b: Collective) -> str:

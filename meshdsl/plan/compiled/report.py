@@ -77,7 +77,7 @@ class CompiledReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers: what `--json` prints."""
-        shares = {"mfu": self.time.mfu, "mfu_full": self.time.mfu_full, "exposed_share": self.time.exposed / self.time.step} if self.time else {}
+        shares = {"mfu": self.time.mfu, "mfu_full": self.time.mfu_full, "exposed_share": self.time.exposed_share} if self.time else {}
         return asdict(self) | shares | {"surprises": [asdict(row) for row in self.surprises]}
 
     def explained(self, explanation: Explanation) -> Explanation:

@@ -27,7 +27,7 @@ def _head(r: CompiledReport) -> list[str]:
     if r.time:
         lines.append(
             f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%} (causal attention counted in full: {r.time.mfu_full:.1%}), "
-            f"{r.tokens / r.time.step:,.0f} tokens/s"
+            f"{r.tokens / (r.time.step or 1.0):,.0f} tokens/s"
         )
     return lines
 
@@ -125,7 +125,7 @@ def _time(r: CompiledReport) -> list[str]:
     rows = [
         ("compute", time_words(t.compute)),
         ("collectives, one after the other", time_words(t.communication)),
-        ("step", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed / t.step:.1%}) waits for collectives"),
+        ("step", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.1%}) waits for collectives"),
         ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"),
     ]
     how = "its own cycles and the links' stated bandwidth, not measured on hardware"

@@ -65,6 +65,7 @@ class OpView:
       flops: of all executions in each phase where it has any.
       seconds: of all executions in each phase, computing alone; a kernel that several ops share counts for one of them. Empty without a target.
       moves: its collectives.
+      waste: the work on padding, as a fraction of that on elements.
       idle: axes larger than 1 that its loop nest leaves unused: every device along them does the same work.
       advice: a rule that would use an idle axis, such as `length -> model`; empty where there is none.
     """
@@ -201,11 +202,19 @@ class TimeView:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilisation (Chowdhery et al., 2022), causal attention counted half."""
-        return self.model_flops / (self.step * self.peak_flops)
+        return self._share(self.model_flops / self.peak_flops)
 
     @property
     def mfu_full(self) -> float:
-        return self.model_flops_full / (self.step * self.peak_flops)
+        return self._share(self.model_flops_full / self.peak_flops)
+
+    @property
+    def exposed_share(self) -> float:
+        """The share of the step in which compute waits for a collective."""
+        return self._share(self.exposed)
+
+    def _share(self, seconds: float) -> float:
+        return seconds / self.step if self.step else 0.0  # a program may do nothing
 
 
 @dataclass(frozen=True)

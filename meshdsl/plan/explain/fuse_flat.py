@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.plan.jaxpr import COLLECTIVES, body_of, scan_counts, sub_jaxprs
+from meshdsl.plan.jaxpr import COLLECTIVES, body_of, join, scan_counts, sub_jaxprs
 from meshdsl.plan.program import Program
 
 # Their result is the memory of their operand, seen otherwise. A transpose is one: the layout of what it feeds takes it in.
@@ -239,9 +239,6 @@ def _turns(eqn) -> bool:
     moved = [i for i in eqn.params["permutation"] if eqn.invars[0].aval.shape[i] > 1]
     return moved != sorted(moved)
 
-
-def join(scope: str, name: str) -> str:
-    return f"{scope}/{name}" if scope and name else scope or name
 
 
 def _value(aval, parts) -> Value:

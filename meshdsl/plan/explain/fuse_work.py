@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import jax
 
 from meshdsl.plan.collective import Collective
-from meshdsl.plan.jaxpr import COLLECTIVES, collectives_of
+from meshdsl.plan.jaxpr import COLLECTIVES, collectives_of, join
 
 from .fuse_choice import DOTS, names
-from .fuse_flat import Node, join
+from .fuse_flat import Node
 from .kernels import Dot
 
 _MOVES = names("""

@@ -14,20 +14,22 @@ from meshdsl.plan.program import Argument, Program
 from meshdsl.plan.record import Op, tag_in, where
 
 LARGEST = 5  # arrays named at the peak
-_KINDS = {"opt_state": "optimizer", "step": "other", "key": "other"}  # of a training state, by the first part of its path
+_OTHER = ("step", "key")  # of a training state, beside parameters and optimizer
 
 
 def memory_view(program: Program, graph: Graph, target: Target | None) -> MemoryView:
     """The memory of one device over one step."""
     chip = target.chip if target else None
     arguments = [_argument(a, program) for a in program.arguments]
-    gradients = [_as(a, "gradient") for a in arguments if a.kind == "parameter"]
+    differentiated = any(phase == "backward" for _, phase in graph.flops)
+    gradients = [_gradient(a, program) for a in program.arguments if differentiated and kind_of(a) == "parameter" and a.dims]
+    named = {id(buffer): argument for buffer, argument in zip(graph.arguments, program.arguments, strict=True)}
     reached = peak(graph, chip)
     return MemoryView(
         at_rest=tuple(arguments + gradients),
         arguments=argument_bytes(program, chip),
         peak=reached.bytes,
-        largest=tuple(_live(buffer, program) for buffer in reached.largest[:LARGEST]),
+        largest=tuple(_live(buffer, named.get(id(buffer)), program) for buffer in reached.largest[:LARGEST]),
         at_peak=_moment(reached.where, program),
         capacity=chip.hbm if chip else None,
     )
@@ -35,7 +37,12 @@ def memory_view(program: Program, graph: Graph, target: Target | None) -> Memory
 
 def kind_of(argument: Argument) -> str:
     """What an argument of the program is: `parameter`, `optimizer`, `batch` or `other`."""
-    return _KINDS.get(argument.name.partition(".")[0]) or ("parameter" if argument.role == "parameter" else "batch")
+    first = argument.name.partition(".")[0]
+    if first == "opt_state":
+        return "optimizer"
+    if argument.role == "parameter":
+        return "parameter"
+    return "other" if first in _OTHER else "batch"
 
 
 def _moment(scope: str, program: Program) -> str:
@@ -55,13 +62,16 @@ def _argument(a: Argument, program: Program) -> TensorView:
     return TensorView(_short(a.name), kind_of(a), dims, a.shape, a.dtype, a.bytes)
 
 
-def _as(view: TensorView, kind: str) -> TensorView:
-    return TensorView(view.name, kind, view.dims, view.shape, view.dtype, view.bytes)
+def _gradient(a: Argument, program: Program) -> TensorView:
+    """The gradient of a parameter: split as optimizer state is."""
+    split = program.layout.at_rest(a.dims, program.axis_sizes, "optimizer")
+    dims = dim_views(a.dims, [split.get(d, ()) for d in a.dims], program.axis_sizes)
+    shape = tuple(d.local for d in dims)
+    return TensorView(_short(a.name), "gradient", dims, shape, a.dtype, a.bytes * math.prod(shape) // max(math.prod(a.shape), 1))
 
 
-def _live(buffer: Buffer, program: Program) -> TensorView:
+def _live(buffer: Buffer, argument: Argument | None, program: Program) -> TensorView:
     """A buffer by its path, or by the op that makes it."""
-    argument = next((a for a in program.arguments if a.name == buffer.name), None)
     if argument is not None:
         return _argument(argument, program)
     op = program.op_tagged(tag_in(buffer.scope))

@@ -28,7 +28,7 @@ def describe(explanation: Explanation) -> str:
 
 
 def _head(e: Explanation) -> list[str]:
-    mesh = " ".join(f"{a.name}={a.size}" for a in e.axes) or "one device"
+    mesh = " ".join(f"{a.name}={a.size}" for a in e.axes)
     on = f" on {e.target}" if e.target else ""
     lines = [e.title, f"{e.layout}, mesh {mesh}, {e.devices} device{'s' * (e.devices > 1)}{on}"]
     if e.memory.capacity is not None:
@@ -38,7 +38,7 @@ def _head(e: Explanation) -> list[str]:
     if e.time:
         lines.append(
             f"estimated step {time_words(e.time.step)}, MFU {e.time.mfu:.1%} (causal attention counted in full: {e.time.mfu_full:.1%}), "
-            f"{e.tokens / e.time.step:,.0f} tokens/s"
+            f"{e.tokens / (e.time.step or 1.0):,.0f} tokens/s"
         )
     return lines
 
@@ -134,9 +134,9 @@ def _time(e: Explanation) -> list[str]:
         ("compute", time_words(t.compute)),
         ("collectives, one after the other", time_words(t.communication)),
         ("step, nothing overlapped", time_words(t.serial)),
-        ("step, overlapped", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed / t.step:.0%}) waits for collectives"),
+        ("step, overlapped", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives"),
         ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"),
     ]
     slowest = sorted((op for op in e.ops if op.seconds), key=lambda op: -sum(op.seconds.values()))[:_SLOWEST]
-    spent = [(op.notation, time_words(sum(op.seconds.values())), f"{sum(op.seconds.values()) / t.compute:.0%}", op.source) for op in slowest]
+    spent = [(op.notation, time_words(sum(op.seconds.values())), f"{sum(op.seconds.values()) / (t.compute or 1.0):.0%}", op.source) for op in slowest]
     return ["estimated time of one step", *columns(rows), "  ops that compute longest, all passes and layers", *columns(spent, right=(1, 2), indent=4)]

@@ -23,7 +23,7 @@ from meshdsl.plan.explain.holdings import memory_view
 from meshdsl.plan.explain.kernels import Graph
 from meshdsl.plan.explain.remedy import remedies
 from meshdsl.plan.explain.timing import estimate, seconds_by_tag
-from meshdsl.plan.hardware import Network, Target
+from meshdsl.plan.hardware import Network, Target, fit_mesh
 from meshdsl.plan.program import Program
 from meshdsl.plan.record import Op, where
 
@@ -45,8 +45,13 @@ def explain(
       target: the machine; without one there are no times.
       tokens: of one call, on all devices.
       model_flops: of the model per device, causal attention counted half, and in full; without them there is no time for the whole.
+
+    Raises:
+      MeshDSLError: the program's mesh does not fit the target.
     """
     sizes = program.axis_sizes
+    if target is not None:
+        fit_mesh(target, sizes, program.layout.name)
     network = Network(target, sizes) if target is not None and target.chip.timed else None
     graph = build(program)
     timed = network is not None and model_flops is not None

@@ -96,8 +96,8 @@ def _distinct(values: np.ndarray) -> np.ndarray:
 
 def _torus(at: np.ndarray, size: int, target: Target) -> Level:
     """The level of groups whose devices stand at the coordinates `at` [group, device, dim] of the torus, `size` chips in each slice."""
-    chip, shape = target.chip, (*target.shape, 1)[:3]
-    joined = (*target.wraps, False)[:3]
+    chip, shape = target.chip, (*target.shape, 1, 1)[:3]
+    joined = (*target.wraps, False, False)[:3]
     apart = np.abs(at - np.roll(at, -1, axis=1))
     step_hops = int(np.where(joined, np.minimum(apart, np.array(shape) - apart), apart).sum(-1).max())
     extents = _distinct(at.swapaxes(1, 2))

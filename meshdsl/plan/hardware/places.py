@@ -35,7 +35,7 @@ def places(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
     shape = tuple(sizes.values())
     if target.chip.kind != "tpu":
         return np.stack(np.divmod(np.arange(target.devices).reshape(shape), target.shape[0]), axis=-1)
-    x, y, z = (*target.shape, 1)[:3]
+    x, y, z = (*target.shape, 1, 1)[:3]
     # JAX counts devices along x first, the cores of a chip before that.
     order = np.indices((target.slices, z, y, x, target.chip.devices_per_chip)).reshape(5, -1)
     at = order[[0, 3, 2, 1, 4]].T

@@ -54,7 +54,7 @@ def arrays(type_text: str) -> list[Array]:
         letters, bits = re.match(r"([a-z]+)(\d*)", kind).groups()
         if letters == "token":
             continue
-        dtype = _DTYPES.get(kind) or _DTYPES.get(letters, letters) + kind[len(letters) :]
+        dtype = f"float8_{kind[2:]}" if letters == "f" and bits == "8" else _DTYPES.get(kind) or _DTYPES.get(letters, letters) + kind[len(letters) :]
         memory = _MEMORY.search(layout)
         shape = tuple(int(d) for d in dims.split(",") if d)
         found.append(Array(dtype, shape, int(bits or 8), int(memory[1]) if memory else 0))

@@ -74,7 +74,7 @@ def figures(explanation: Explanation) -> Markup:
     if explanation.tokens and time is None:
         shown.append(("tokens", words.many(explanation.tokens), "in one step"))
     elif explanation.tokens and time is not None:
-        rate = explanation.tokens / time.step
+        rate = explanation.tokens / (time.step or 1.0)
         shown.append(("tokens a second", words.many(rate), f"{words.many(rate / explanation.devices)} on each device"))
     return tag("dl", [tag("div", tag("dt", name), tag("dd", tag("b", value), tag("span", note))) for name, value, note in shown], class_="figures")
 

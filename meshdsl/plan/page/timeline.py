@@ -33,7 +33,8 @@ class Loop:
     @classmethod
     def of(cls, span: Span, spans: Sequence[Span], ops: Mapping[str, OpView]) -> Loop:
         """What stands inside of its span is its first turn, and runs as many times more often as the loop has turns."""
-        inside = [other for other in spans if other is not span and span.start <= other.start and other.end <= span.end]
+        within = [other for other in spans if other is not span and span.start <= other.start and other.end <= span.end]
+        inside = [other for other in within if other.repeats > span.repeats]  # not what was started before the loop and ends in it
         turns = min((other.repeats for other in inside), default=span.repeats) // span.repeats
         loops = next((ops[other.tag].loops for other in inside if other.tag in ops and ops[other.tag].loops), ())
         name = next((what for what, count in loops if count == turns), span.name)

@@ -4,7 +4,9 @@ import json
 import sys
 
 import meshdsl as md
-from meshdsl.plan.compiled import compile_for, compile_only, describe, target_devices
+from meshdsl.plan.compiled.compile import compile_for
+from meshdsl.plan.compiled.text import describe
+from meshdsl.plan.compiled.topology import compile_only, target_devices
 from meshdsl.plan.explain import explain
 from meshdsl.plan.hardware import find_target
 from meshdsl.train.config import Config, override

@@ -5,7 +5,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.mesh import abstract_mesh
-from meshdsl.plan.compiled import default_options, parse_options
+from meshdsl.plan.compiled.options import default_options, parse_options
 
 
 def test_cpus_and_meshes_without_devices_get_none():

@@ -3,7 +3,8 @@
 import json
 from dataclasses import replace
 
-from meshdsl.plan.compiled import CompiledReport, describe
+from meshdsl.plan.compiled.report import CompiledReport
+from meshdsl.plan.compiled.text import describe
 from meshdsl.plan.compiled.match import Absent, Compiled
 from meshdsl.plan.compiled.report import ChipMemory
 from meshdsl.plan.explain.explanation import (

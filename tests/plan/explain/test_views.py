@@ -2,9 +2,11 @@
 
 import json
 
+import jax.numpy as jnp
 import optax
 import pytest
 
+import meshdsl as md
 from meshdsl.mesh import abstract_mesh
 from meshdsl.plan.collective import summary
 from meshdsl.plan.explain import explain
@@ -51,6 +53,7 @@ def test_what_is_at_rest_is_what_the_step_holds(name):
     memory = explanation.memory
     assert memory.total("parameter") == device_bytes(step.abstract.params)
     assert memory.total("optimizer") == device_bytes(step.abstract.opt_state)
+    assert 2 * memory.total("gradient") + 4 == memory.total("optimizer")  # adamw holds two of each, and a count
     names = {t.name for t in memory.at_rest if t.kind == "parameter"}
     assert "blocks.layer.mlp.up.weight" in names
 
@@ -124,3 +127,29 @@ def test_the_text_has_the_verdict_first_and_a_line_for_each_op_and_collective():
         assert any(op.notation in line and op.source in line for line in lines)
     assert any("all_gather(data)" in line and line.endswith("rule 1: batch -> data") for line in lines)
     assert any(line.strip() == "2 x layers" for line in lines)
+
+
+def test_a_program_without_a_gradient_has_none_and_its_arguments_are_told_apart():
+    rows, columns = md.Dim("batch", 16), md.Dim("d_model", 64)
+    weights = md.parameter(jnp.ones((64,)), (columns,))
+    layout = md.Layout(["batch -> data"], mesh={"data": 8})
+    lowered = md.lower(lambda model, x: md.square(x * model["key"]), layout, abstract_mesh(layout.mesh))
+    explanation = explain(lowered.program({"key": weights}, md.tensor(jnp.ones((16, 64)), (rows, columns))))
+    kinds = {t.name: t.kind for t in explanation.memory.at_rest}
+    assert kinds == {"key": "parameter", "argument 1": "batch"}
+    assert [t.notation for t in explanation.memory.largest][:2] == ["argument 1[batch_data, d_model]", "square[batch_data, d_model]"]
+
+
+def test_a_program_that_does_nothing_takes_no_time():
+    layout = md.Layout(["batch -> data"], mesh={"data": 4})
+    program = md.lower(lambda x: x, layout, abstract_mesh(layout.mesh)).program(md.tensor(jnp.ones((8,)), (md.Dim("batch", 8),)))
+    explanation = explain(program, target=find_target("v5e:2x2"), model_flops=(0.0, 0.0))
+    assert (explanation.time.step, explanation.time.mfu, explanation.time.exposed_share) == (0.0, 0.0, 0.0)
+    assert "estimated step 0 us" in describe(explanation)
+
+
+def test_a_mesh_that_is_not_the_machines_is_refused():
+    layout = md.Layout(["batch -> data"], mesh={"data": 8})
+    program = md.lower(md.square, layout, abstract_mesh(layout.mesh)).program(md.tensor(jnp.ones((8,)), (md.Dim("batch", 8),)))
+    with pytest.raises(md.MeshDSLError, match="mesh data=8 is of 8 devices and v5e:2x2 has 4; use data=4"):
+        explain(program, target=find_target("v5e:2x2"))

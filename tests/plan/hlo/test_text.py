@@ -52,7 +52,7 @@ def test_types_of_operands_are_not_operands(module):
     [
         ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", [Array("bfloat16", (8, 128), 16, 1)]),
         ("pred[]", [Array("bool", (), 8)]),
-        ("(s4[3], /*index=1*/f8e4m3fn[2]{0})", [Array("int4", (3,), 4), Array("float8e4m3fn", (2,), 8)]),
+        ("(s4[3], /*index=1*/f8e4m3fn[2]{0})", [Array("int4", (3,), 4), Array("float8_e4m3fn", (2,), 8)]),
         ("((f32[4]{0}, token[]), c64[2]{0})", [Array("float32", (4,), 32), Array("complex64", (2,), 64)]),
     ],
 )
