@@ -34,8 +34,8 @@ class Collective:
     def phase(self) -> str:
         """`forward`, `backward`, or `recompute` for a forward part run again by `jax.checkpoint`.
 
-        Transposed code is named `transpose(...)`, and the sums over devices of whole gradients `gradient`; `jax.checkpoint` names what it runs again `rematted_computation`,
-        which stands inside the transposed scope.
+        Transposed code is named `transpose(...)`, and the sums over devices of whole gradients `gradient`; `jax.checkpoint` names
+        what it runs again `rematted_computation`, which stands inside the transposed scope.
         """
         if "rematted_computation" in self.scope:
             return "recompute"

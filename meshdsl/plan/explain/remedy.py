@@ -27,7 +27,9 @@ def remedies(memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, in
     lines = [f'`parameters = ["{dim} -> {axis}"]` would save {memory_words(saved)} of parameters, gradients and optimizer state' for saved, dim, axis in found]
     saved = sum(rule[0] for rule in found)
     if sum(t.bytes for t in rest) - saved > capacity:
-        lines.append(f"parameters, gradients and optimizer state alone are {memory_words(sum(t.bytes for t in rest) - saved)} {'then' if found else 'and every axis splits them'}: it takes more devices")
+        what = "then" if found else "and every axis splits them"
+        left = memory_words(sum(t.bytes for t in rest) - saved)
+        lines.append(f"parameters, gradients and optimizer state alone are {left} {what}: it takes more devices")
     activations = [t for t in memory.largest if t.kind == "activation"]
     if activations and memory.peak - saved > capacity:
         lines += _for_activations(activations[0], ops)

@@ -22,7 +22,7 @@ def reports():
         [sys.executable, "-m", "tests.plan.compiled.real"], env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stderr == ""  # nothing of the environment has to be set for the compiler to be silent
+    assert "libtpu" not in run.stderr and "TPU_" not in run.stderr  # nothing of the environment has to be set for that
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
