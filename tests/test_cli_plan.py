@@ -46,7 +46,7 @@ def test_batch_and_length_are_those_asked_for_or_a_sequence_for_each_device(caps
 
 def test_json_is_the_whole_explanation(capsys):
     read = json.loads(printed(capsys, "explain", "--json", "--layout", "fsdp", *SMALL))
-    assert {"axes", "ops", "memory", "time", "notes", "remedies"} <= set(read)
+    assert {"axes", "ops", "memory", "time", "notes", "remedies", "fits", "bytes_at_rest"} <= set(read)
 
 
 def test_the_page_is_one_file(capsys, tmp_path):
@@ -59,6 +59,18 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_split(capsys):
     out = printed(capsys, "explain", "--layout", "data", "--model", "llama3-8b", "--target", "v5p:2x2x2", "--batch", "8", "--length", "2048")
     assert "does NOT fit, by " in out
     assert '`parameters = ["d_model -> data"]` would save ' in out
+
+
+def test_what_would_make_it_fit_is_what_is_not_done_already(capsys):
+    words = ["explain", "--model", "llama3-8b", "--target", "v5e:2x2", "--layout", "fsdp"]
+    out = printed(capsys, *words, "--batch", "8", "model.remat=none")
+    assert "`microbatches=2` runs the batch in parts" in out and "`model.remat=full` keeps the least" in out
+    out = printed(capsys, *words, "--batch", "4")
+    assert "microbatches" not in out and "remat" not in out and "a layout that splits `length`" in out
+
+
+def test_an_optimizer_whose_collectives_are_not_recorded_says_so(capsys):
+    assert "adafactor sums over whole parameters" in printed(capsys, "explain", *SMALL, "optimizer.name=adafactor")
 
 
 def test_compare_lists_the_best_first_and_why_others_are_not_possible(capsys):
@@ -102,6 +114,10 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("explain --target v5e:4x4 devices=4", "the target says how many devices there are"),
         ("compare fsdp --target v7x:4x4", "unknown chip `v7x`"),
         ("compare fsdp --target v5e:4x4 --model llama3-8", "did you mean `llama3-8b`?"),
+        ("explain --slices 2", "--slices: needs a --target"),
+        ("explain --hardware none.toml", "--hardware: needs a --target"),
+        ("explain --target cpu:100000", "legal are 1 to 1,024 virtual devices"),
+        ("compare fsdp fspd --target v5e:4x4", "no shipped layout of that name; did you mean `fsdp`?"),
         ("explain --mesh data", "--mesh data: expected sizes of axes such as data=16,model=4"),
         ("explain --target v5e:4x4 --devices 8", "the target says how many devices there are"),
         ("explain --html absent/plan.html", "absent/plan.html: No such file or directory"),

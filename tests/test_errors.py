@@ -12,7 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.spmd import Lowered
-from meshdsl.mesh import arrange
+from meshdsl.mesh import abstract_mesh, arrange
 from tests.helpers import data, dims, integers, weight
 
 A, B, C, T = dims(a=4, b=8, c=3, t=2)
@@ -128,6 +128,8 @@ ERRORS = {
         ["rule 2", "`b` and `a` both want axis `data`", "[a, b]", "strict = true", "rule 1: a -> data"]),
     # Meshes.
     "a mesh of another size": (lambda: md.make_mesh(MESH, jax.devices()[:4]), ["data=2, model=4", "needs 8 devices", "4 are given", "rest"]),
+    "a call on a mesh without devices": (
+        lambda: md.lower(md.square, md.Layout(mesh=MESH), abstract_mesh(MESH))(md.tensor(np.zeros(4), (A,))), ["square", "without devices", "make_mesh"]),
     "a mesh that JAX cannot arrange": (lambda: arrange({"data": 8}, jax.devices()[:6]), ["mesh data=8", "no place for it on these 6 devices"]),
     "a mesh that is too large": (lambda: md.make_mesh({"data": 16}), ["mesh data=16 needs 16 devices and 8 are given"]),
     "no axes": (lambda: md.make_mesh({}, jax.devices()), ["of one device", "8 are given", "use 1"]),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshdsl.commands.find import find_layout
 from meshdsl.commands.flags import add_planned, count
 from meshdsl.errors import MeshDSLError
 
@@ -40,6 +41,8 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.plan.hardware import find_target
 
     compile_only()
+    for name in arguments.layouts:
+        find_layout(name)
     configured(arguments, settings)  # what is wrong under every layout is one error, not a table of them
     target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
     if arguments.compile:
@@ -51,7 +54,7 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
         judged = [row for row in rows if id(row) in plans][: arguments.compile]
         rows = best_first([_judged(row, plans[id(row)]) if row in judged else row for row in rows])
     print(json.dumps([row.to_dict() for row in rows]) if arguments.json else table(rows))
-    return 0 if any(row.fits for row in rows) else NOTHING_FITS
+    return 0 if any(row.fits is not False for row in rows) else NOTHING_FITS
 
 
 def _rows(arguments: argparse.Namespace, settings: list[str]) -> Iterator[tuple[Row, Plan | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from meshdsl.errors import MeshDSLError
@@ -34,8 +35,13 @@ def add_one_layout(parser: argparse.ArgumentParser) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Raises a MeshDSLError where the file cannot be written."""
+    """Write a file and say so on stderr.
+
+    Raises:
+      MeshDSLError: it cannot be written.
+    """
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise MeshDSLError(f"{path}: {error.strerror}") from None
+    print(f"wrote {path}", file=sys.stderr)

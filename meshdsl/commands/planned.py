@@ -11,6 +11,7 @@ from typing import Any
 
 from meshdsl.commands.find import devices_of_mesh, find_layout
 from meshdsl.commands.settings import model_values
+from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh
@@ -22,6 +23,9 @@ from meshdsl.plan.explain import Explanation, explain
 from meshdsl.plan.hardware import Target, find_target, fit_mesh
 from meshdsl.train.config import Config, override
 from meshdsl.train.job import Job
+
+
+_WHOLE = ("adafactor", "muon")  # optimizers whose collectives the record does not list
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,35 @@ class Plan:
         options = job.step.compiler_options | dict(given)
         how = {"options": options, "given": tuple(given), "model_flops": self.model_flops}
         report, executable = compile_for(job.lowered, job.program(), self.target, explanation, **how)
+        if report.fits is False:
+            report = replace(report, remedies=(*report.remedies, *self._remedies()))
         return report, explanation, job, executable
 
     def explain(self) -> Explanation:
-        return explain(
+        explanation = explain(
             self.job().program(),
             title=self.name,
             target=self.target,
             tokens=self.tokens,
             model_flops=self.model_flops,
         )
+        remedies = (*explanation.remedies, *self._remedies()) if explanation.memory.fits is False else ()
+        name = self.config.optimizer.name
+        notes = (f"{name} sums over whole parameters: the collectives that XLA places for that are not in this list",) if name in _WHOLE else ()
+        return replace(explanation, remedies=remedies, notes=(*explanation.notes, *notes))
+
+    def _remedies(self) -> list[str]:
+        """What settings of a run would save: less kept for the backward pass, or a smaller part of the batch at a time."""
+        config, lines = self.config, []
+        if config.model.remat != "full":
+            lines.append("`model.remat=full` keeps the least for the backward pass")
+        batch = Dim("batch", config.batch // config.microbatches)
+        local = batch.size // math.prod(self.sizes[a] for a in self.layout.split((batch,)).get(batch, ()))
+        if local % 2 == 0:
+            lines.append(f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after the other")
+        if not any(rule.dim == "length" for rule in self.layout.parsed):
+            lines.append("a layout that splits `length`, such as fsdp-sequence, or a shorter --length")
+        return lines
 
 
 def configured(arguments: argparse.Namespace, settings: list[str]) -> Config:
@@ -104,6 +127,8 @@ def resolve(arguments: argparse.Namespace, settings: list[str], layout_name: str
         target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
         sizes = fit_mesh(target, layout.mesh, layout.name)
     else:
+        if arguments.hardware or arguments.slices > 1:
+            raise MeshDSLError(f"{'--hardware' if arguments.hardware else '--slices'}: needs a --target")
         sizes = axis_sizes(layout.mesh, devices or config.devices or devices_of_mesh(layout), layout.name)
     if not arguments.batch and not any(setting.startswith("batch=") for setting in settings):
         # A sequence for each device, so that every shipped layout has something to split.

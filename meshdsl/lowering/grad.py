@@ -118,7 +118,7 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
     place = grad.place._replace(pending=tuple(axes), level=level)
     partial = Tensor(grad.array, grad.dims, grad.role, place)
     rules = grad.place.scope.layout.at("value")
-    partial.because = {a: " or ".join(str(rule) for rule in rules if rule.axis == a) for a in axes}
+    partial.because = {a: " or ".join(dict.fromkeys(str(rule) for rule in rules if rule.axis == a)) for a in axes}
     with jax.named_scope("gradient"):
         return moves.settle(partial, "gradient")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
@@ -48,6 +48,8 @@ class Lowered:
         self._jit = jax.jit(self._spmd)
 
     def __call__(self, *args):
+        if isinstance(self.mesh, AbstractMesh) and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+            raise MeshDSLError(f"{self._name}: lowered for a mesh without devices, so it can be planned and not run; lower it for `make_mesh(layout)`")
         return self._jit(*args)
 
     def lower(self, *args):

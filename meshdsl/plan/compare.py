@@ -17,7 +17,7 @@ class Row:
     """What one layout on one mesh comes to, on one device and for one step.
 
     Attributes:
-      fits: the peak is below the chip's memory. peak, capacity: bytes.
+      fits: the peak is below the chip's memory; None where that is not known. peak, capacity: bytes.
       step, exposed: seconds, and the share of them that waits for collectives; None where the machine has no figures.
       moved: bytes of collectives by axis.
       by: who judged: `estimate`, or `compiler`.
@@ -26,7 +26,7 @@ class Row:
 
     layout: str
     mesh: str
-    fits: bool = False
+    fits: bool | None = False
     peak: int = 0
     capacity: int | None = None
     step: float | None = None
@@ -42,7 +42,7 @@ class Row:
         return cls(
             layout=layout,
             mesh=_mesh(sizes),
-            fits=e.memory.fits is not False,
+            fits=e.memory.fits,
             peak=e.memory.peak,
             capacity=e.memory.capacity,
             step=e.time.step if e.time else None,
@@ -63,7 +63,7 @@ class Row:
         return cls(
             layout=layout,
             mesh=_mesh(sizes),
-            fits=report.fits is not False,
+            fits=report.fits,
             peak=report.memory.needed,
             capacity=report.memory.capacity,
             step=time.step if time else None,
@@ -82,10 +82,11 @@ def _mesh(sizes: Mapping[str, int]) -> str:
 
 
 def best_first(rows: Iterable[Row]) -> list[Row]:
-    """What fits by its step time, then what does not by its peak, then what cannot be used at all."""
+    """What fits by its step time, then what does not by its peak, then what cannot be used at all; what the compiler judged before what is estimated."""
 
     def order(row: Row):
-        return (bool(row.error), not row.fits, row.step if row.fits and row.step is not None else math.inf, row.peak)
+        step = row.step if row.fits is not False and row.step is not None else math.inf
+        return (bool(row.error), row.fits is False, row.by != "compiler", step, row.peak)
 
     return sorted(rows, key=order)
 
@@ -98,7 +99,7 @@ def table(rows: Sequence[Row]) -> str:
             lines.append((r.layout, r.mesh, "-", *[""] * 5, r.error))
             continue
         moved = ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none"
-        fits = "yes" if r.fits else f"no, by {memory_words(r.peak - (r.capacity or 0))}"
+        fits = "?" if r.fits is None else "yes" if r.fits else f"no, by {memory_words(r.peak - (r.capacity or 0))}"
         lines.append(
             (
                 r.layout,

@@ -24,7 +24,9 @@ def time_words(seconds: float) -> str:
     """`350 us`, `1.2 ms`, `3.4 s`."""
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} us"
-    return f"{seconds * 1e3:.4g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.4g} ms"
+    return f"{seconds:.3g} s" if seconds < 99.95 else f"{seconds:,.0f} s"
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:

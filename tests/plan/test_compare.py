@@ -1,5 +1,7 @@
 """Layouts side by side: the best first, and why the others are not."""
 
+from dataclasses import replace
+
 from meshdsl.plan.compare import Row, best_first, table
 
 FAST = Row("fsdp", "data=64", fits=True, peak=2**30, capacity=2**34, step=0.5, mfu=0.5, exposed=0.1, moved=(("data", 10**9),))
@@ -19,6 +21,15 @@ def test_the_table_says_by_how_much_something_does_not_fit_and_what_is_wrong_wit
     assert lines[1].split() == "fsdp data=64 yes 1.00 GiB 500 ms 50.0% 10% data 1.0 GB estimate".split()
     assert "no, by 16.00 GiB" in lines[2]
     assert lines[3].endswith("rule 2: no dim `heds`")
+
+
+def test_what_the_compiler_judged_stands_before_what_is_estimated():
+    judged = replace(SLOW, by="compiler")
+    assert best_first([FAST, judged, LARGE]) == [judged, FAST, LARGE]
+
+
+def test_whether_it_fits_may_not_be_known():
+    assert table([Row("fsdp", "data=8", fits=None, peak=2**30)]).splitlines()[1].split()[2] == "?"
 
 
 def test_a_machine_without_figures_has_no_times():

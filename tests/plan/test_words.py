@@ -7,7 +7,7 @@ from meshdsl.plan.words import columns, flop_words, memory_words, time_words
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0 us"), (3.4567e-4, "346 us"), (0.00123, "1.23 ms"), (0.4567, "456.7 ms"), (0.99949, "999.5 ms"), (1.0, "1 s"), (12.34, "12.3 s")],
+    [(0.0, "0 us"), (3.4567e-4, "346 us"), (0.00123, "1.23 ms"), (0.4567, "456.7 ms"), (0.99949, "999.5 ms"), (1.0, "1 s"), (12.34, "12.3 s"), (2180.0, "2,180 s")],
 )
 def test_times(seconds, text):
     assert time_words(seconds) == text

@@ -147,7 +147,7 @@ def _memory(stats: Any, arrays: tuple[TensorView, ...], target: Target) -> ChipM
         aliased=aliased,
         temporaries=temporaries,
         code=code,
-        peak=getattr(stats, "peak_memory_in_bytes", None),
+        peak=getattr(stats, "peak_memory_in_bytes", None) if target.chip.kind == "tpu" else None,  # others leave temporaries out
         largest=arrays,
     )
 

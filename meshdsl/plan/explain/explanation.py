@@ -241,6 +241,26 @@ class Explanation:
     def devices(self) -> int:
         return math.prod(axis.size for axis in self.axes)
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together; 0 without a target."""
+        return self.tokens / self.time.step if self.time and self.time.step else 0.0
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything as dicts, lists, strings and numbers: what `--json` prints."""
-        return asdict(self)
+        """Everything as dicts, lists, strings and numbers, and what follows from it: what `--json` prints."""
+        kinds = dict.fromkeys(t.kind for t in self.memory.at_rest)
+        follows = {"fits": self.memory.fits, "devices": self.devices, "bytes_at_rest": {kind: self.memory.total(kind) for kind in kinds}}
+        if self.time:
+            shares = {"mfu": self.time.mfu, "mfu_full": self.time.mfu_full, "exposed_share": self.time.exposed_share}
+            follows |= shares | {"tokens_per_second": self.tokens_per_second}
+        return asdict(self) | follows
+
+    def __str__(self) -> str:
+        from meshdsl.plan.explain.text import describe
+
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        from meshdsl.plan.page import program_html
+
+        return program_html(self)

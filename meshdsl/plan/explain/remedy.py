@@ -16,7 +16,7 @@ def remedies(memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, in
     """Ways to make it fit, the one that saves most first; none where it fits, or no machine is known.
 
     What is at rest can be split over every axis that does not split it yet; the largest of what lives at the peak
-    over an axis that the op leaves unused, or run in several parts.
+    over an axis that the op leaves unused,.
     """
     if memory.fits is not False:
         return ()
@@ -32,7 +32,7 @@ def remedies(memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, in
         lines.append(f"parameters, gradients and optimizer state alone are {left} {what}: it takes more devices")
     activations = [t for t in memory.largest if t.kind == "activation"]
     if activations and memory.peak - saved > capacity:
-        lines += _for_activations(activations[0], ops)
+        lines.append(_for_activations(activations[0], ops))
     return tuple(lines)
 
 
@@ -51,7 +51,6 @@ def _rule(axis: str, size: int, tensors: list[TensorView]) -> tuple[int, str, st
     return saved, dim, axis
 
 
-def _for_activations(largest: TensorView, ops: tuple[OpView, ...]) -> list[str]:
+def _for_activations(largest: TensorView, ops: tuple[OpView, ...]) -> str:
     op = next((op for op in ops if op.source == largest.source and largest.name.startswith(op.name) and op.advice), None)
-    lines = [f"the largest array at the peak is {largest.notation}, {memory_words(largest.bytes)}" + (f": `{op.advice}` would split it" if op else "")]
-    return [*lines, "`microbatches=2` (or more) runs the batch in parts, one after the other; `model.remat=full` keeps the least for the backward pass"]
+    return f"the largest array at the peak is {largest.notation}, {memory_words(largest.bytes)}" + (f": `{op.advice}` would split it" if op else "")

@@ -37,8 +37,9 @@ def _head(e: Explanation) -> list[str]:
     lines += [f"  {remedy}" for remedy in e.remedies]
     if e.time:
         lines.append(
-            f"estimated step {time_words(e.time.step)}, MFU {e.time.mfu:.1%} (causal attention counted in full: {e.time.mfu_full:.1%}), "
-            f"{e.tokens / (e.time.step or 1.0):,.0f} tokens/s"
+            f"estimated step {time_words(e.time.step)}"
+            + (f", MFU {e.time.mfu:.1%} (causal attention counted in full: {e.time.mfu_full:.1%})" if e.time.model_flops else "")
+            + (f", {e.tokens_per_second:,.0f} tokens/s" if e.tokens else "")
         )
     return lines
 
@@ -108,9 +109,9 @@ def _redundant(e: Explanation) -> list[str]:
 
 def _memory(e: Explanation) -> list[str]:
     m = e.memory
-    rows = [(what, byte_words(m.total(kind))) for what, kind in _KINDS if m.total(kind)]
-    rows.append(("arguments of the step", byte_words(m.arguments)))
-    rows.append(("estimated peak", f"{byte_words(m.peak)}{f', at {m.at_peak}' if m.at_peak else ''}"))
+    rows = [(what, memory_words(m.total(kind))) for what, kind in _KINDS if m.total(kind)]
+    rows.append(("arguments of the step", f"{memory_words(m.arguments)}, in whole tiles of the chip"))
+    rows.append(("estimated peak", f"{memory_words(m.peak)}{f', at {m.at_peak}' if m.at_peak else ''}"))
     lines = ["memory of one device", *columns(rows), "  largest at the peak", *columns([_held(t) for t in m.largest], indent=4)]
     parameters = [t for t in m.at_rest if t.kind == "parameter"]
     lines += ["  parameters at rest", *columns([_held(t) for t in parameters[:_SHOWN]], indent=4)]
@@ -123,7 +124,7 @@ _KINDS = (("parameters", "parameter"), ("gradients", "gradient"), ("optimizer st
 
 
 def _held(t: TensorView) -> tuple[str, ...]:
-    return (t.notation, "x".join(map(str, t.shape)), t.dtype, byte_words(t.bytes), t.source)
+    return (t.notation, "x".join(map(str, t.shape)), t.dtype, memory_words(t.bytes), t.source)
 
 
 def _time(e: Explanation) -> list[str]:
@@ -135,8 +136,9 @@ def _time(e: Explanation) -> list[str]:
         ("collectives, one after the other", time_words(t.communication)),
         ("step, nothing overlapped", time_words(t.serial)),
         ("step, overlapped", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives"),
-        ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"),
     ]
+    if t.model_flops:
+        rows.append(("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"))
     slowest = sorted((op for op in e.ops if op.seconds), key=lambda op: -sum(op.seconds.values()))[:_SLOWEST]
     spent = [(op.notation, time_words(sum(op.seconds.values())), f"{sum(op.seconds.values()) / (t.compute or 1.0):.0%}", op.source) for op in slowest]
     return ["estimated time of one step", *columns(rows), "  ops that compute longest, all passes and layers", *columns(spent, right=(1, 2), indent=4)]

@@ -23,7 +23,7 @@ from meshdsl.plan.explain.holdings import memory_view
 from meshdsl.plan.explain.kernels import Graph
 from meshdsl.plan.explain.remedy import remedies
 from meshdsl.plan.explain.timing import estimate, seconds_by_tag
-from meshdsl.plan.hardware import Network, Target, fit_mesh
+from meshdsl.plan.hardware import Network, Target, find_target, fit_mesh
 from meshdsl.plan.program import Program
 from meshdsl.plan.record import Op, where
 
@@ -34,7 +34,7 @@ def explain(
     program: Program,
     *,
     title: str = "",
-    target: Target | None = None,
+    target: Target | str | None = None,
     tokens: int = 0,
     model_flops: tuple[float, float] | None = None,
 ) -> Explanation:
@@ -42,20 +42,20 @@ def explain(
 
     Args:
       title: what was explained, in words.
-      target: the machine; without one there are no times.
+      target: the machine, or its name; without one there are no times.
       tokens: of one call, on all devices.
-      model_flops: of the model per device, causal attention counted half, and in full; without them there is no time for the whole.
+      model_flops: of the model per device, causal attention counted half, and in full; without them there is no MFU.
 
     Raises:
       MeshDSLError: the program's mesh does not fit the target.
     """
     sizes = program.axis_sizes
+    target = find_target(target) if isinstance(target, str) else target
     if target is not None:
         fit_mesh(target, sizes, program.layout.name)
     network = Network(target, sizes) if target is not None and target.chip.timed else None
     graph = build(program)
-    timed = network is not None and model_flops is not None
-    time = estimate(graph, target, network, *model_flops) if timed else None
+    time = estimate(graph, target, network, *(model_flops or (0.0, 0.0))) if network else None
     ops = _ops(program, graph, network, time)
     memory = memory_view(program, graph, target)
     return Explanation(
@@ -107,6 +107,8 @@ def _ops(program: Program, graph: Graph, network: Network | None, time: TimeView
                 waste=op.waste,
             )
         )
+    if work := flops[""].get("optimizer"):  # element by element outside of the lowered function, so no op of the model
+        found.append(OpView("", "optimizer", (), 1, (), "", {"optimizer": work}, (), seconds={p: t for p, t in seconds[""].items() if p == "optimizer"}))
     if moves[""]:  # asked for by JAX code of the user's own, in `md.local` say
         found.append(OpView("", "not recorded", (), 1, (), "", {}, _together(moves[""])))
     return tuple(found)

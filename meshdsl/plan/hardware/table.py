@@ -149,9 +149,9 @@ def _builtin() -> dict[str, Chip]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as e:
-        raise MeshDSLError(f"hardware table {path}: cannot be read: {e.strerror}") from e
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise MeshDSLError(f"hardware table {path}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
     except tomllib.TOMLDecodeError as e:
         raise MeshDSLError(f"hardware table {path}: {e}") from e
 

@@ -15,6 +15,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.plan.hardware.gpu import gpu_target_config
 from meshdsl.plan.hardware.table import Chip, chips
 
+_MOST_VIRTUAL = 1024  # devices of one CPU: more take minutes to make and to compile for
 HOST = (2, 2, 1)  # chips of one host, in whole numbers of which libtpu counts; a single chip is possible too
 
 
@@ -107,7 +108,7 @@ def _check(text: str, chip: Chip, shape: tuple[int, ...]) -> None:
     elif chip.kind == "gpu":
         legal = len(shape) <= 2 and shape[0] <= chip.node and (len(shape) == 1 or shape[0] == chip.node)
     else:
-        legal = len(shape) == 1
+        legal = len(shape) == 1 and shape[0] <= _MOST_VIRTUAL
     if not legal:
         raise MeshDSLError(f"target {text!r}: {chip.name} has no topology {'x'.join(map(str, shape))}; legal are {_legal(chip)}")
 
@@ -122,7 +123,7 @@ def _legal(chip: Chip) -> str:
         )
     if chip.kind == "gpu":
         return f"1 to {chip.node} in one node, `{chip.name}:{chip.node}`, or whole nodes, `{chip.name}:{chip.node}x4` for 4 of them"
-    return f"a number of virtual devices, `{chip.name}:8`"
+    return f"1 to {_MOST_VIRTUAL:,} virtual devices, `{chip.name}:8`"
 
 
 def fit_mesh(target: Target, sizes: Mapping[str, int | str], name: str = "mesh") -> dict[str, int]:

@@ -68,7 +68,7 @@ def figures(explanation: Explanation) -> Markup:
     else:
         shown = [
             ("step", words.time(time.step), f"{words.time(time.serial)} without overlap"),
-            ("MFU", f"{time.mfu:.1%}", f"{time.mfu_full:.1%} with causal attention counted in full"),
+            *([("MFU", f"{time.mfu:.1%}", f"{time.mfu_full:.1%} with causal attention counted in full")] if time.model_flops else []),
             ("exposed", words.share(time.exposed, time.step), "of the step waits for collectives"),
         ]
     if explanation.tokens and time is None:
