@@ -62,8 +62,10 @@ class Lowered:
 
     def program(self, *args) -> Program:
         """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
+        from meshdsl.plan.explain.drawn import DrawnProgram  # who only runs the function should not wait for it
+
         jaxpr = self.trace(*args).jaxpr
-        return Program(self.record, jaxpr, self.layout, dict(self.mesh.shape), _as_split(args, self.layout, self.mesh, self._level))
+        return DrawnProgram(self.record, jaxpr, self.layout, dict(self.mesh.shape), _as_split(args, self.layout, self.mesh, self._level))
 
     @property
     def record(self):

@@ -114,10 +114,3 @@ class Program:
                 rows.append(("", "", f"{m.operation}({axes})", m.backward, f"{m.bytes:,}", m.why, ""))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-    def _repr_html_(self) -> str:
-        """A notebook shows the program as a picture."""
-        from meshdsl.plan.explain import explain
-        from meshdsl.plan.page import program_html
-
-        return program_html(explain(self))

@@ -109,8 +109,10 @@ class TrainStep:
 
     def program(self, state: State, batch: dict[str, Tensor]) -> Program:
         """The recorded program of the step, with every collective of it."""
+        from meshdsl.plan.explain.drawn import DrawnProgram  # who only trains should not wait for it
+
         traced = jax.jit(lambda *args: self._one_step(*args)).trace(state, batch)
-        return Program([*self._gradients.record, *self._to_rest.record], traced.jaxpr, self.layout, dict(self.mesh.shape), (state, batch), (0,))
+        return DrawnProgram([*self._gradients.record, *self._to_rest.record], traced.jaxpr, self.layout, dict(self.mesh.shape), (state, batch), (0,))
 
     def _start(self, key) -> State:
         for_params, for_steps = jax.random.split(key)

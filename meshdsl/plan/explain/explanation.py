@@ -254,13 +254,3 @@ class Explanation:
             shares = {"mfu": self.time.mfu, "mfu_full": self.time.mfu_full, "exposed_share": self.time.exposed_share}
             follows |= shares | {"tokens_per_second": self.tokens_per_second}
         return asdict(self) | follows
-
-    def __str__(self) -> str:
-        from meshdsl.plan.explain.text import describe
-
-        return describe(self)
-
-    def _repr_html_(self) -> str:
-        from meshdsl.plan.page import program_html
-
-        return program_html(self)

@@ -22,12 +22,25 @@ from meshdsl.plan.explain.fuse import build
 from meshdsl.plan.explain.holdings import memory_view
 from meshdsl.plan.explain.kernels import Graph
 from meshdsl.plan.explain.remedy import remedies
+from meshdsl.plan.explain.text import describe
 from meshdsl.plan.explain.timing import estimate, seconds_by_tag
 from meshdsl.plan.hardware import Network, Target, find_target, fit_mesh
 from meshdsl.plan.program import Program
 from meshdsl.plan.record import Op, where
 
 _PHASES = {"gradient": "gradient", "gather_updated": "optimizer"}  # of ops that stand for a part of the step
+
+
+class Explained(Explanation):
+    """An explanation that prints itself as text and draws itself in a notebook."""
+
+    def __str__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        from meshdsl.plan.page import program_html
+
+        return program_html(self)
 
 
 def explain(
@@ -58,7 +71,7 @@ def explain(
     time = estimate(graph, target, network, *(model_flops or (0.0, 0.0))) if network else None
     ops = _ops(program, graph, network, time)
     memory = memory_view(program, graph, target)
-    return Explanation(
+    return Explained(
         title=title,
         layout=program.layout.name,
         target=target.name if target else "",

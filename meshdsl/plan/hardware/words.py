@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.plan.hardware.network import Lay, Level, Part
+from meshdsl.plan.hardware.lay import Lay, Level, Part
 from meshdsl.plan.hardware.target import Target
 
 
