@@ -58,7 +58,7 @@ def test_rings_need_whole_cubes_or_the_longest_dim(text, wraps):
         ("v6e:32x32", 1, "v6e has no topology 32x32; legal are 2 dims of at most 16, x and y even, at most 256 chips, such as `v6e:2x2`"),
         ("h100:16", 1, "legal are 1 to 8 in one node, `h100:8`, or whole nodes, `h100:8x4` for 4 of them"),
         ("h100:4x2", 1, "h100 has no topology 4x2"),
-        ("cpu:2x2", 1, "legal are a number of virtual devices, `cpu:8`"),
+        ("cpu:2x2", 1, "legal are 1 to 1,024 virtual devices, `cpu:8`"),
         ("h100:8", 2, "target 'h100:8': 2 slices; TPUs have 1 or more, nodes of GPUs are written `h100:8x4`"),
         ("v5p:4x4x4", 0, "target 'v5p:4x4x4': 0 slices; TPUs have 1 or more"),
     ],
