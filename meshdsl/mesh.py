@@ -76,12 +76,18 @@ def _arranged(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     slices = len({getattr(d, "slice_index", None) for d in devices}) if devices[0].platform == "tpu" else 1
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    outer = []
-    for size in shape:
-        outer.append(math.gcd(size, slices))
-        slices //= outer[-1]
+    outer = slice_parts(shape, slices)
     inner = tuple(n // o for n, o in zip(shape, outer, strict=True))
-    return mesh_utils.create_hybrid_device_mesh(inner, tuple(outer), devices, allow_split_physical_axes=True)
+    return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+
+
+def slice_parts(shape: Sequence[int], slices: int) -> tuple[int, ...]:
+    """Over how many of `slices` each axis of a mesh of `shape` goes: the most major ones first."""
+    parts = []
+    for size in shape:
+        parts.append(math.gcd(size, slices))
+        slices //= parts[-1]
+    return tuple(parts)
 
 
 def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:

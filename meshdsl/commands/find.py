@@ -49,14 +49,11 @@ def pick_devices(layout: Layout, wanted: int) -> list[jax.Device]:
     Raises:
       MeshDSLError: there are fewer devices than wanted.
     """
-    from meshdsl.plan.compiled.topology import without_tpu
+    from meshdsl.plan.compiled.topology import ask_for_virtual, without_tpu
 
     number = wanted or devices_of_mesh(layout)
     without_tpu()
-    try:
-        jax.config.update("jax_num_cpu_devices", number)
-    except RuntimeError:
-        pass  # JAX has made its devices already; whether they are enough is seen from their number
+    ask_for_virtual(number)
     found = jax.devices()
     if found[0].platform != "cpu" and not wanted:
         return found

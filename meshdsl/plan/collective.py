@@ -32,19 +32,29 @@ class Collective:
 
     @property
     def phase(self) -> str:
-        """`forward`, `backward`, or `recompute` for a forward part run again by `jax.checkpoint`.
-
-        Transposed code is named `transpose(...)`, and the sums over devices of whole gradients `gradient`; `jax.checkpoint` names
-        what it runs again `rematted_computation`, which stands inside the transposed scope.
-        """
-        if "rematted_computation" in self.scope:
-            return "recompute"
-        return "backward" if "transpose(" in self.scope or _GRADIENT.search(self.scope) else "forward"
+        """`forward`, `recompute` or `backward`, see `phase_of`."""
+        return phase_of(self.scope)
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all executions in one call, on one device."""
         return self.count * self.bytes
+
+
+def phase_of(scope: str) -> str:
+    """The pass that a name stack tells: `forward`, `backward`, or `recompute` for a forward part run again by `jax.checkpoint`.
+
+    Transposed code is named `transpose(...)`, and the sums over devices of whole gradients `gradient`; `jax.checkpoint` names
+    what it runs again `rematted_computation`, which stands inside the transposed scope.
+    """
+    if "rematted_computation" in scope:
+        return "recompute"
+    return "backward" if "transpose(" in scope or _GRADIENT.search(scope) else "forward"
+
+
+def phase_in_step(scope: str) -> str:
+    """As `phase_of`, and `optimizer` for what stands outside of the lowered function; a compiler's own code has no scope and is no optimizer's."""
+    return "optimizer" if scope and "shard_map" not in scope else phase_of(scope)
 
 
 def live_axes(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> tuple[str, ...]:

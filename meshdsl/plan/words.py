@@ -37,6 +37,11 @@ def _scaled(value: float, units: Sequence[str]) -> str:
     return f"{value:.1f} {units[-1]}"
 
 
+def rule_words(why: str, layout: str) -> str:
+    """The rule behind a collective without the name of the layout, which stands above: `rule 1: batch -> data`."""
+    return why.replace(f"{layout}, ", "")
+
+
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2) -> list[str]:
     """Rows of cells, aligned; the columns `right` to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []

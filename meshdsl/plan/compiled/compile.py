@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.mesh import slice_parts
 from meshdsl.plan.compiled.buffers import Held, largest
 from meshdsl.plan.compiled.match import match
 from meshdsl.plan.compiled.oom import OutOfMemory, parse_oom
@@ -195,12 +196,8 @@ def _collectives(module: Module, text: str, program: Program, target: Target) ->
 
 def _between_slices(target: Target, axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The axes that go from slice to slice: as `meshdsl.mesh.arrange` lays them, the most major ones."""
-    left, found = target.slices, []
-    for axis, size in axis_sizes.items():
-        part = math.gcd(size, left)
-        left //= part
-        found += [axis] if part > 1 else []
-    return tuple(found)
+    parts = slice_parts(tuple(axis_sizes.values()), target.slices)
+    return tuple(axis for axis, part in zip(axis_sizes, parts, strict=True) if part > 1)
 
 
 def _time(replayed: Replay, target: Target, model_flops: tuple[float, float]) -> TimeView:

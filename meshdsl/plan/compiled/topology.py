@@ -7,6 +7,7 @@ They are read when it is loaded, which is later than the import of JAX: at the f
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib.util import find_spec
 
 import jax
@@ -68,11 +69,14 @@ def target_devices(target: Target) -> list[jax.Device]:
     return list(found)
 
 
-def _virtual(number: int) -> list[jax.Device]:
-    try:
+def ask_for_virtual(number: int) -> None:
+    """Asks JAX for `number` virtual CPU devices. Where it has made its devices already, whether they are enough is seen from their number."""
+    with suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", number)
-    except RuntimeError:
-        pass  # JAX has made its devices already; whether they are enough is seen from their number
+
+
+def _virtual(number: int) -> list[jax.Device]:
+    ask_for_virtual(number)
     found = jax.devices("cpu")
     if len(found) < number:
         raise MeshDSLError(f"target cpu:{number}: there are {len(found)} CPU devices, and no more can be made once JAX has begun to compute")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshdsl.dims import Dims
+from meshdsl.tensor import notation
 
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
 
@@ -86,7 +87,7 @@ class OpView:
     @property
     def notation(self) -> str:
         """`einsum[batch_data, length, d_ff_model]`."""
-        return f"{self.name}[{', '.join('_'.join((d.name, *d.axes)) for d in self.dims)}]"
+        return self.name + notation(self.dims, [d.axes for d in self.dims])
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class TensorView:
 
     @property
     def notation(self) -> str:
-        return f"{self.name}[{', '.join('_'.join((d.name, *d.axes)) for d in self.dims)}]" if self.dims else self.name
+        return self.name + notation(self.dims, [d.axes for d in self.dims]) if self.dims else self.name
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from meshdsl.plan.collective import phase_in_step
 from meshdsl.plan.program import Program
 from meshdsl.plan.record import tag_in
 
@@ -22,7 +23,7 @@ from .fuse_flat import BARRIER, Block, Node, Value, flatten, original
 from .fuse_made import Made
 from .fuse_order import narrowed, needed, small_first
 from .fuse_work import collectives, dots, other_flops
-from .kernels import Buffer, Graph, Kernel, Loop, phase_of
+from .kernels import Buffer, Graph, Kernel, Loop
 
 
 def build(program: Program) -> Graph:
@@ -110,7 +111,7 @@ class _Fusion:
     def _count(self, node: Node) -> None:
         flops = sum(dot.flops for dot in dots(node)) or other_flops(node)
         if flops:
-            self.made.flops[tag_in(node.scope), phase_of(node.scope)] += self.times * flops
+            self.made.flops[tag_in(node.scope), phase_in_step(node.scope)] += self.times * flops
 
     def _emit(self, node: Node) -> None:
         if node.blocks:

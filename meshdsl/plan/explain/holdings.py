@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from meshdsl.plan.collective import Collective
+from meshdsl.plan.collective import phase_of
 from meshdsl.plan.explain.explanation import DimView, MemoryView, TensorView, dim_views
 from meshdsl.plan.explain.kernels import Buffer, Graph
 from meshdsl.plan.explain.memory import argument_bytes, peak
@@ -48,7 +48,7 @@ def kind_of(argument: Argument) -> str:
 def _moment(scope: str, program: Program) -> str:
     """The op and the pass that a name stack stands for."""
     op = program.op_tagged(tag_in(scope))
-    return f"{Collective('', (), 1, 0, '', scope).phase} of {op}, {where(op)}" if op else ""
+    return f"{phase_of(scope)} of {op}, {where(op)}" if op else ""
 
 
 def _short(path: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from meshdsl.plan.collective import Collective
+from meshdsl.plan.collective import Collective, phase_in_step
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class Kernel:
     @property
     def phase(self) -> str:
         """`forward`, `recompute`, `backward` as `Collective.phase`; `optimizer` for what stands outside of the lowered function."""
-        return phase_of(self.scope)
+        return phase_in_step(self.scope)
 
 
 @dataclass(eq=False)
@@ -132,11 +132,6 @@ class Graph:
     def walk(self) -> Iterator[tuple[Kernel, int]]:
         """Every kernel with how often it runs, bodies and all branches included, in program order."""
         yield from _walk(self.kernels, 1)
-
-
-def phase_of(scope: str) -> str:
-    """`forward`, `recompute` or `backward` as `Collective.phase` has them; `optimizer` for what stands outside of lowered functions."""
-    return Collective("", (), 1, 0, "", scope).phase if "shard_map" in scope else "optimizer"
 
 
 def _walk(kernels, times: int) -> Iterator[tuple[Kernel, int]]:

@@ -28,12 +28,12 @@ def _tiled(shape: tuple[int, ...], size: int) -> int:
     packed = max(1, 4 // size)  # elements in a word of 32 bits
     if len(shape) < 2:
         length = math.prod(shape)
-        return _up(length, _rows(length, LANES * packed, _ROW)) * size
+        return round_up(length, _rows(length, LANES * packed, _ROW)) * size
     total = math.prod(shape)
     if total == 0:
         return 0
     best = min(
-        total // (lanes * rows) * _up(lanes, LANES) * _up(rows, _rows(rows, packed, _ROWS))
+        total // (lanes * rows) * round_up(lanes, LANES) * round_up(rows, _rows(rows, packed, _ROWS))
         for i, lanes in enumerate(shape)
         for j, rows in enumerate(shape)
         if i != j
@@ -49,7 +49,7 @@ def _rows(n: int, least: int, most: int) -> int:
     return rows
 
 
-def _up(n: int, multiple: int) -> int:
+def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 

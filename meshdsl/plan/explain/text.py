@@ -12,7 +12,7 @@ from meshdsl.plan.explain.explanation import (
     OpView,
     TensorView,
 )
-from meshdsl.plan.words import byte_words, columns, flop_words, memory_words, time_words
+from meshdsl.plan.words import byte_words, columns, flop_words, memory_words, rule_words, time_words
 
 _SHOWN = 12  # parameters and redundant ops listed by name
 _SLOWEST = 8  # ops listed by the time that they compute
@@ -83,7 +83,7 @@ def _flops(op: OpView) -> str:
 def _move(m: MoveView, op: OpView, layout: str) -> tuple[str, ...]:
     times = m.count // op.count if op.count and m.count % op.count == 0 else m.count
     alone = time_words(m.seconds) if m.seconds is not None else ""
-    return (m.phase, f"{m.operation}({', '.join(m.axes)})", f"{times} x" if times > 1 else "", byte_words(m.bytes), alone, m.why.replace(f"{layout}, ", ""))
+    return (m.phase, f"{m.operation}({', '.join(m.axes)})", f"{times} x" if times > 1 else "", byte_words(m.bytes), alone, rule_words(m.why, layout))
 
 
 def _redundant(e: Explanation) -> list[str]:

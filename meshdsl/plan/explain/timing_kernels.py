@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from meshdsl.plan.explain.kernels import Dot, Kernel
+from meshdsl.plan.explain.memory_tiles import round_up
 
 _SUBLANES = 8  # Rows of a vector register: dims are padded to it where they are not padded to the matrix unit.
 _WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "uint32": 4, "bfloat16": 2, "float16": 2, "bool": 1, "int8": 1, "uint8": 1}
@@ -48,7 +49,7 @@ def _seconds(kernel: Kernel, chip) -> float:
 
 def padded_flops(dot: Dot, tile: int) -> float:
     """FLOPs with the dims rounded up to the matrix unit's: `tile` x `tile`, fed with 8 rows at a time. Either operand may be the one that is held."""
-    m, n = (dot.batch * _up(dot.k, tile) * _up(a, _SUBLANES) * _up(b, tile) for a, b in ((dot.m, dot.n), (dot.n, dot.m)))
+    m, n = (dot.batch * round_up(dot.k, tile) * round_up(a, _SUBLANES) * round_up(b, tile) for a, b in ((dot.m, dot.n), (dot.n, dot.m)))
     return dot.flops * min(m, n) / max(dot.batch * dot.m * dot.k * dot.n, 1)
 
 
@@ -57,8 +58,4 @@ def elements(kernel: Kernel) -> int:
     whole = max((math.prod(buffer.shape) for buffer in (*kernel.writes, *kernel.reads)), default=0)
     narrowest = min((_WIDTHS.get(buffer.dtype, 4) for buffer in (*kernel.writes, *kernel.reads)), default=4)
     return min(whole, kernel.traffic // narrowest)  # of an array that is only sliced or gathered from, the slice
-
-
-def _up(n: int, multiple: int) -> int:
-    return math.ceil(n / multiple) * multiple
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from meshdsl.plan.collective import Collective
+from meshdsl.plan.collective import Collective, phase_in_step
 from meshdsl.plan.explain.explanation import Span
 from meshdsl.plan.explain.timing_streams import Streams, stream_of
 from meshdsl.plan.hlo.steps import Step, Steps
@@ -170,12 +170,4 @@ class _Run:
 
     def _show(self, stream: str, step: Step, start: float, end: float, repeats: int) -> None:
         if repeats and end > start:
-            self.spans.append(Span(stream, step.name, start, end, _phase(step.scope), tag_in(step.scope) or "", repeats))
-
-
-
-def _phase(scope: str) -> str:
-    """The phase that a name stack tells: as of a `Collective`, and `optimizer` for what stands outside of the lowered function."""
-    if scope and "shard_map" not in scope:
-        return "optimizer"
-    return Collective("", (), 1, 0, "", scope).phase
+            self.spans.append(Span(stream, step.name, start, end, phase_in_step(step.scope), tag_in(step.scope) or "", repeats))

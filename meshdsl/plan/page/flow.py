@@ -15,6 +15,7 @@ from meshdsl.plan.page import words
 from meshdsl.plan.page.axes import Axes
 from meshdsl.plan.page.edge import edge, legend, line
 from meshdsl.plan.page.markup import Markup, join, tag
+from meshdsl.plan.words import rule_words
 
 _NAMES = {"forward": "forward", "recompute": "recompute", "backward": "backward", "gradient": "gradients", "optimizer": "optimizer"}
 _SMALL = 0.002  # an op without moves and with less than this share of the FLOPs of its phase is folded with its neighbours
@@ -191,7 +192,7 @@ def _details(op: OpView, panel: Panel) -> list[Markup | None]:
     head = tag("tr", [tag("th", name, scope="col") for name in ("dim", "whole", "on a device", "split over")])
     flops = ", ".join(f"{_NAMES.get(phase, phase)} {words.work(n)}" for phase, n in op.flops.items() if n)
     rules = [
-        tag("li", axes.chips(move.axes), " ", tag("code", move.operation), f": {words.rule(move.why, panel.layout)}" if move.why else "")
+        tag("li", axes.chips(move.axes), " ", tag("code", move.operation), f": {rule_words(move.why, panel.layout)}" if move.why else "")
         for move in _moves(op, panel)
     ]
     facts = [("source", tag("code", op.source)), ("runs", f"{op.count:,} times a step" if op.count != 1 else "once a step")]

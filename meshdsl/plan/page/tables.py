@@ -8,6 +8,7 @@ from meshdsl.plan.page.axes import Axes
 from meshdsl.plan.page.flow import REPEATED, anchor
 from meshdsl.plan.page.links import link_picture
 from meshdsl.plan.page.markup import Markup, tag
+from meshdsl.plan.words import rule_words
 
 
 def axis_cards(explanation: Explanation, axes: Axes) -> Markup:
@@ -68,7 +69,7 @@ def collectives(explanation: Explanation, axes: Axes) -> Markup:
         tag("th", tag("span", name, class_="sort"), scope="col", class_=kind, aria_sort="descending" if name == "in all" else None)
         for name, kind in columns
     ]
-    rows = [_row(move, op, timed, words.rule(move.why, explanation.layout), axes) for move, op in found]
+    rows = [_row(move, op, timed, rule_words(move.why, explanation.layout), axes) for move, op in found]
     total = sum(move.count * move.bytes for move, _ in found)
     count = sum(move.count for move, _ in found)
     said = tag(

@@ -49,11 +49,6 @@ def plural(count: int, word: str) -> str:
     return f"{count:,}\u00a0{word}{'' if count == 1 else 's'}"
 
 
-def rule(why: str, layout: str) -> str:
-    """The rule behind a collective without the name of the layout, which stands above: `rule 1: batch -> data`."""
-    return why.replace(f"{layout}, ", "")
-
-
 def product(shape: tuple[int, ...]) -> str:
     """`32 \u00d7 256`."""
     return " \u00d7 ".join(f"{n:,}" for n in shape)
