@@ -4,9 +4,10 @@ A layout is an ordered list of rules `dim -> axis`. For any set of dims, walk th
 splits its dim over its axis if the set has that dim and no earlier rule took that axis. `Layout.split` is that
 sentence, and everything else in meshdsl follows from it.
 
-There are three lists. `rules` split every tensor and every op. `parameters` comes below it for parameters at
-rest, and what is computed from parameters alone (FSDP, ZeRO-3); `optimizer` comes below both for gradients and
-optimizer state (ZeRO-1). They are the three *levels* of a tensor: "value", "parameter" and "optimizer".
+There are four lists. `rules` split every tensor and every op. `parameters` comes below it for parameters at
+rest, and what is computed from parameters alone (FSDP, ZeRO-3); `gradients` comes below both for gradients while the
+backward pass makes them (ZeRO-2), and `optimizer` below all for what an optimizer gets and keeps (ZeRO-1). They are the
+four *levels* of a tensor: "value", "parameter", "gradient" and "optimizer".
 
 A dim that does not divide over its axes is an error, unless `uneven = "pad"` (of the layout, or of one rule) lets its
 parts be padded while values are split over them. What is at rest is never padded, see `Layout.at_rest`.
@@ -18,16 +19,18 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 
-LEVELS = ("value", "parameter", "optimizer")
+LEVELS = ("value", "parameter", "gradient", "optimizer")
 UNEVEN = ("error", "pad")
-_LISTS = {"rules": "value", "parameters": "parameter", "optimizer": "optimizer"}
+GATHER = ("layer", "step")
+_LISTS = {"rules": "value", "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
@@ -52,10 +55,13 @@ class Layout:
     """Rules, and the sizes of the mesh axes that they name.
 
     Args:
-      rules, parameters, optimizer: lines such as `"heads, d_ff -> model"`; see the module's docstring. `dim?`
+      rules, parameters, gradients, optimizer: lines such as `"heads, d_ff -> model"`; see the module's docstring. `dim?`
         marks a dim that a model may lack. A line may be a table, `{"rule": "vocab -> model", "uneven": "pad"}`.
       mesh: size of each axis, major first; one of them may be `"rest"`: as many devices as are left.
+      dcn: axes of `mesh`, its most major ones, that go across slices or nodes, over the data centre's network; the others lie within.
       strict: raise an error where two dims of a tensor or an op want one axis, instead of letting the upper rule win.
+      gather: when parameters that only `parameters` splits are gathered: "layer": where an op uses them, or "step": once, before
+        gradients are taken; then the "gradient" level passes over `parameters`.
       uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its last parts are padded.
       name: what error messages call this layout.
       spent: axes that no rule can take any more, see `Scope.spending`.
@@ -65,6 +71,9 @@ class Layout:
     parameters: Sequence[str | Mapping[str, str]] = ()
     optimizer: Sequence[str | Mapping[str, str]] = ()
     mesh: Mapping[str, int | str] = field(default_factory=dict)
+    gradients: Sequence[str | Mapping[str, str]] = ()
+    gather: str = "layer"
+    dcn: Sequence[str] = ()
     strict: bool = False
     uneven: str = "error"
     name: str = "layout"
@@ -72,9 +81,14 @@ class Layout:
 
     def __post_init__(self):
         check_mesh(self.mesh, f"{self.name}, mesh")
+        if tuple(self.mesh)[: len(self.dcn)] != tuple(self.dcn):
+            raise MeshDSLError(
+                f"{self.name}, mesh.dcn: axes across slices, [{', '.join(self.dcn)}], stand first in the mesh, which is [{', '.join(self.mesh)}]"
+            )
         if not isinstance(self.strict, bool):
             raise MeshDSLError(f"{self.name}: strict is true or false, not {self.strict!r}")
-        _check_uneven(self.name, self.uneven)
+        _check_word(self.name, "uneven", self.uneven, UNEVEN)
+        _check_word(self.name, "gather", self.gather, GATHER)
         self.parsed  # a malformed rule is an error now, not at first use
 
     @classmethod
@@ -98,12 +112,28 @@ class Layout:
         """A layout from the two tables of a layout file, `mesh` and `layout`."""
         _known_keys(name, "", data, ("mesh", "layout"))
         body = data.get("layout", {})
-        _known_keys(name, "layout.", body, (*_LISTS, "strict", "uneven"))
-        return cls(**body, mesh=data.get("mesh", {}), name=name)
+        _known_keys(name, "layout.", body, (*_LISTS, "gather", "strict", "uneven"))
+        mesh = data.get("mesh", {})
+        across = mesh["dcn"] if isinstance(mesh, Mapping) and isinstance(mesh.get("dcn"), Mapping) else {}
+        within = {axis: size for axis, size in mesh.items() if axis != "dcn"} if across else mesh
+        for axis in across:
+            if axis in within:
+                raise MeshDSLError(f"{name}, mesh.dcn: axis `{axis}` is in [mesh] too; an axis goes across slices or lies within them")
+        return cls(**body, mesh={**across, **within} if across else mesh, dcn=tuple(across), name=name)
+
+    @property
+    def mesh_table(self) -> dict[str, Any]:
+        """The table `mesh` of a layout file."""
+        table: dict[str, Any] = {axis: size for axis, size in self.mesh.items() if axis not in self.dcn}
+        return table | ({"dcn": {axis: self.mesh[axis] for axis in self.dcn}} if self.dcn else {})
+
+    def with_mesh(self, sizes: Mapping[str, int | str]) -> Layout:
+        """The same rules on a mesh of other sizes; `dcn` are those of its axes that are still there."""
+        return replace(self, mesh=sizes, dcn=tuple(axis for axis in self.dcn if axis in sizes))
 
     @cached_property
     def parsed(self) -> tuple[Rule, ...]:
-        """Every rule of the three lists, from the top, one dim and one axis each."""
+        """Every rule of the four lists, from the top, one dim and one axis each."""
         found = []
         for key, level in _LISTS.items():
             lines = getattr(self, key)
@@ -119,7 +149,7 @@ class Layout:
         if isinstance(line, Mapping):
             _known_keys(where, "", line, ("rule", "uneven"))
             uneven, line = line.get("uneven", uneven), line.get("rule", "")
-            _check_uneven(where, uneven)
+            _check_word(where, "uneven", uneven, UNEVEN)
         match = _RULE.fullmatch(line) if isinstance(line, str) else None
         if not match:
             raise MeshDSLError(f'{where}: {line!r} is not of the form "dim, ... -> axis, ..."')
@@ -138,9 +168,10 @@ class Layout:
 
     @cached_property
     def _by_level(self):
-        return {
-            level: tuple(r for r in self.parsed if LEVELS.index(r.level) <= i) for i, level in enumerate(LEVELS)
-        }
+        above = {level: LEVELS[: i + 1] for i, level in enumerate(LEVELS)}
+        if self.gather == "step":
+            above["gradient"] = ("value", "gradient")
+        return {level: tuple(r for r in self.parsed if r.level in above[level]) for level in LEVELS}
 
     def taken(self, dims: Iterable[Dim], level: str = "value") -> dict[str, Rule]:
         """The law: for each axis, the rule that took it among `dims`."""
@@ -246,9 +277,9 @@ def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:
         raise MeshDSLError(f'{where}: only one axis can be "rest", not {dict(sizes)}')
 
 
-def _check_uneven(where: str, uneven) -> None:
-    if uneven not in UNEVEN:
-        raise MeshDSLError(f"{where}: uneven is {_either([repr(u) for u in UNEVEN])}, not {uneven!r}{nearest(str(uneven), UNEVEN)}")
+def _check_word(where: str, what: str, word, legal: Sequence[str]) -> None:
+    if word not in legal:
+        raise MeshDSLError(f"{where}: {what} is {_either([repr(w) for w in legal])}, not {word!r}{nearest(str(word), legal)}")
 
 
 def _either(words: list[str]) -> str:

@@ -4,7 +4,8 @@ Outside a lowering a Tensor holds a whole (global) array, and ops on it are plai
 what one device has, and `place` says how the whole was cut: which axes split each dim, over which axes a sum is
 still pending, and the scope it lives in. Dims always state whole sizes.
 
-A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax work on models of Tensors as they are.
+A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax work on models of Tensors as they are. Only
+while gradients are taken a parameter may be two: the array that it is differentiated by, and `whole`, a copy for the forward pass.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ class Parameter(NamedTuple):
     outs: tuple[str, ...] = ()
 
 
+class Dtypes(NamedTuple):
+    """Of a parameter that has one dtype at rest: that in which it is used and gathered, and that in which its gradient is summed."""
+
+    use: np.dtype
+    sums: np.dtype
+
+
 class Place(NamedTuple):
     """Where a Tensor inside a lowering stands. Static: part of the tree structure, never traced."""
 
@@ -41,6 +49,7 @@ class Place(NamedTuple):
     pending: tuple[str, ...] = ()  # axes over which the arrays of the devices have yet to be summed
     level: str = "value"
     origin: frozenset[int] = frozenset()  # the parameters that it was computed from, while grad looks for their uses
+    dtypes: Dtypes | None = None  # of a parameter that is used in another dtype than it has at rest, or summed in another
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -49,35 +58,51 @@ class Tensor:
 
     Attributes:
       array: the data; its shape is that of `dims` outside a lowering, and the local shape inside.
+      stored: the same as it is at rest, where it is used in another dtype, see `Dtypes`.
       dims: the dims, in the order in which they lie in memory.
       role: `Parameter` for parameters and what follows them, else None.
+      whole: the same Tensor, split less, to be used in place of moving this one; see lowering/held.py.
     """
 
-    __slots__ = ("array", "dims", "role", "place", "moved", "because")
+    __slots__ = ("stored", "dims", "role", "place", "whole", "moved", "because")
     __class_getitem__ = classmethod(GenericAlias)  # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi
     __array_priority__ = 1000  # so that `numpy_array * tensor` asks us first
 
-    def __init__(self, array, dims: Dims, role: Parameter | None = None, place: Place | None = None):
-        self.array = array
+    def __init__(self, array, dims: Dims, role: Parameter | None = None, place: Place | None = None, whole: Tensor | None = None):
+        self.stored = array
         self.dims = dims
         self.role = role
         self.place = place
+        self.whole = whole
         self.moved = None  # copies of this tensor in other splits, see lowering/moves.py
         self.because = None  # for each pending axis the rule that made it pending, for the record
 
     def tree_flatten(self):
-        return (self.array,), (self.dims, self.role, self.place)
+        children = (self.stored,) if self.whole is None else (self.stored, self.whole)
+        return children, (self.dims, self.role, self.place)
 
     def tree_flatten_with_keys(self):
-        return ((jax.tree_util.GetAttrKey("array"), self.array),), (self.dims, self.role, self.place)
+        children, aux = self.tree_flatten()
+        return tuple(zip(map(jax.tree_util.GetAttrKey, ("array", "whole")), children, strict=False)), aux
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        return cls(children[0], *aux)
+        return cls(children[0], *aux, *children[1:])
+
+    def replace(self, **changes) -> Tensor:
+        """This Tensor with other `array`, `dims`, `role`, `place` or `whole`."""
+        kept = {"array": self.stored, "dims": self.dims, "role": self.role, "place": self.place, "whole": self.whole}
+        return Tensor(**{**kept, **changes})
+
+    @property
+    def array(self):
+        dtypes = self.place and self.place.dtypes
+        return self.stored.astype(dtypes.use) if dtypes else self.stored
 
     @property
     def dtype(self):
-        return self.array.dtype
+        dtypes = self.place and self.place.dtypes
+        return dtypes.use if dtypes else self.stored.dtype
 
     @property
     def size(self) -> int:

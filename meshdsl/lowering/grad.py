@@ -3,12 +3,14 @@
 A parameter that several ops use is, by its type, equal on all devices, so JAX would sum its gradient over the
 devices at every use: in a scan over layers, once per layer and per microbatch. Instead the parameter is made to vary,
 before differentiation, over the axes over which *all* of its uses vary. Its gradient then comes out as one pending
-sum, which the law settles once: a psum, or a psum_scatter where the layout splits gradients (ZeRO-1).
+sum, which the law settles once: a psum, or a psum_scatter where the layout splits optimizer state (ZeRO-1). In which dtypes
+this happens, and what else a layout may ask for, is said in `held`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +18,14 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.held import held
 from meshdsl.lowering.scope import common
 from meshdsl.tensor import Tensor, is_tensor
 
 
-def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None) -> Callable:
+def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None, compute=None, reduce=None) -> Callable:
     """A function that returns the value of `fn` and its gradient by the first argument.
 
     Args:
@@ -31,14 +34,18 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
       accumulate: a dim of microbatches. Every Tensor among the other arguments that has it is cut along it, the
         gradients of the cuts are averaged, and only the average is summed over devices: one reduction per step
         for parameters that are not split. Value and auxiliary results are averaged too.
+      compute: the dtype in which `fn` gets the first argument, and in which it is gathered where it is split; by default its own.
+      reduce: the dtype in which gradients travel and are summed over devices; by default that of the first argument.
+        Over microbatches they are summed in the latter.
 
     Returns:
       A function of the same arguments, giving `(value, gradients)` or `((value, aux), gradients)`. Gradients have the
-      dims of the parameters and, in a lowering, the layout's split for gradients (`rules + parameters + optimizer`).
+      dims and dtypes of the parameters and, in a lowering, the layout's split for optimizer state (`rules` and all lists below it).
 
     Raises:
-      MeshDSLError: the value has dims, or `accumulate` is not a dim of any argument.
+      MeshDSLError: the value has dims, `accumulate` is not a dim of any argument, or a dtype is no floating-point one.
     """
+    compute, reduce = _float("compute", compute), _float("reduce", reduce)
 
     def scalar(params, *args):
         value, aux = fn(params, *args) if has_aux else (fn(params, *args), ())
@@ -48,6 +55,10 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         aux = jax.tree.map(lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor)
         value = _settled_result(value)
         return value.array, (value, aux)
+
+    def of_arrays(tensors, tree, arrays, *args):
+        params = [t.replace(array=a if t.place or compute is None else a.astype(compute)) for a, t in zip(arrays, tensors, strict=True)]
+        return scalar(jax.tree.unflatten(tree, params), *args)
 
     def value_and_gradients(params, *args):
         leaves, tree = jax.tree.flatten(params, is_leaf=is_tensor)
@@ -60,23 +71,24 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         if accumulate is not None and not any(is_tensor(x) and accumulate in x.dims for x in inputs):
             raise MeshDSLError(f"value_and_grad: no argument has the dim {accumulate} to accumulate over")
         if scope is not None:
-            tensors = [entered(moves.placed(t, scope)) for t in tensors]
+            tensors = [held(entered(moves.placed(moves.plain(t), scope)), compute, reduce) for t in tensors]
             args = _in_turn(args, accumulate, scope)
 
         uses = [()] * len(tensors)
         if scope is not None:
             uses = find_uses(scalar, tensors, tree, _cut(args, accumulate, 0), scope)
             tensors = [varied(t, axes, scope) for t, axes in zip(tensors, uses, strict=True)]
-        params = jax.tree.unflatten(tree, tensors)
+        run = partial(of_arrays, tensors, tree)
+        arrays = [t.stored for t in tensors]
         if accumulate is None:
-            (_, out), grads = jax.value_and_grad(scalar, has_aux=True)(params, *args)
+            (_, out), grads = jax.value_and_grad(lambda arrays: run(arrays, *args), has_aux=True)(arrays)
         else:
-            out, grads = _accumulated(scalar, params, args, accumulate, scope)
+            out, grads = _accumulated(run, arrays, args, accumulate, scope)
         value, aux = out
+        grads = [Tensor(g, t.dims, t.role, t.place) for g, t in zip(grads, tensors, strict=True)]
         if scope is not None:
-            grads = jax.tree.leaves(grads, is_leaf=is_tensor)
-            grads = jax.tree.unflatten(tree, [gradient(g, axes) for g, axes in zip(grads, uses, strict=True)])
-        return ((value, aux) if has_aux else value), grads
+            grads = [gradient(g, axes) for g, axes in zip(grads, uses, strict=True)]
+        return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, grads)
 
     return value_and_gradients
 
@@ -93,17 +105,28 @@ def _settled_result(x: Tensor) -> Tensor:
     if x.place is None:
         return x
     x.place.scope.note_use(x.place.origin, ())
-    return moves.settle(x)
+    return moves.plain(moves.settle(x))
+
+
+def _float(name: str, dtype):
+    if dtype is None:
+        return None
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise MeshDSLError(f"value_and_grad: {name} is a floating-point dtype such as bfloat16, not {quote(dtype)}")
+    return found
 
 
 def find_uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
     """For each parameter the axes over which every one of its uses varies, found by tracing the value once."""
-    marked = [
-        Tensor(t.array, t.dims, t.role, t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)
-    ]
+    marked = [t.replace(place=t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)]
     with scope.looking_for_uses() as uses:
         jax.eval_shape(lambda params: scalar(params, *args)[0], jax.tree.unflatten(tree, marked))
-    return [scope.in_mesh_order(set(uses.get(i, ())) - scope.layout.spent) for i in range(len(tensors))]
+    own = [scope.layout.spent.union(*t.place.axes) for t in tensors]  # a loop over a dim that they split has gathered it before
+    return [scope.in_mesh_order(set(uses.get(i, ())) - own[i]) for i in range(len(tensors))]
 
 
 def varied(t: Tensor, axes, scope) -> Tensor:
@@ -111,16 +134,22 @@ def varied(t: Tensor, axes, scope) -> Tensor:
     if not axes:
         return t
     with jax.named_scope(scope.recorder.begin("vary", t.dims, t.place.axes).tag):
-        return Tensor(collectives.vary(t.array, axes), t.dims, t.role, t.place)
+        return t.replace(array=collectives.vary(t.stored, axes))
 
 
 def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
-    place = grad.place._replace(pending=tuple(axes), level=level)
-    partial = Tensor(grad.array, grad.dims, grad.role, place)
-    rules = grad.place.scope.layout.at("value")
-    partial.because = {a: " or ".join(dict.fromkeys(str(rule) for rule in rules if rule.axis == a)) for a in axes}
+    """`grad`, of which each device along `axes` has a term, summed in the dtype that it says and split as `level` says."""
+    array, dtype = grad.stored, grad.stored.dtype
     with jax.named_scope("gradient"):
-        return moves.settle(partial, "gradient")
+        dtypes = grad.place.dtypes
+        if axes and dtypes:
+            array = lax.optimization_barrier(array.astype(dtypes.sums))
+        place = grad.place._replace(pending=tuple(axes), level=level, dtypes=None)
+        term = Tensor(array, grad.dims, grad.role, place)
+        rules = grad.place.scope.layout.at("value")
+        term.because = {a: " or ".join(dict.fromkeys(str(rule) for rule in rules if rule.axis == a)) for a in axes}
+        settled = moves.settle(term, "gradient")
+        return settled.replace(array=settled.stored.astype(dtype))
 
 
 def _in_turn(args, dim: Dim | None, scope):
@@ -145,15 +174,15 @@ def _cut(args, dim: Dim | None, index):
     return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)
 
 
-def _accumulated(scalar, params, args, dim: Dim, scope):
+def _accumulated(run, arrays, args, dim: Dim, scope):
     """Values and gradients averaged over `dim`; the carried gradients are sums that no device has shared yet."""
-    grad = jax.value_and_grad(scalar, has_aux=True)
 
     def body(total, index):
-        (_, out), grads = grad(params, *_cut(args, dim, index))
+        cut = _cut(args, dim, index)
+        (_, out), grads = jax.value_and_grad(lambda arrays: run(arrays, *cut), has_aux=True)(arrays)
         return jax.tree.map(jnp.add, total, grads), out
 
-    zeros = jax.tree.map(lambda a: collectives.vary(jnp.zeros_like(a), collectives.varying(a)), params)
+    zeros = [collectives.vary(jnp.zeros_like(a), collectives.varying(a)) for a in arrays]
     if scope is None:
         total, outs = lax.scan(body, zeros, jnp.arange(dim.size))
     else:

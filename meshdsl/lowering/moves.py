@@ -8,6 +8,7 @@ psum in the backward pass.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax import lax
 
 from meshdsl.dims import Dim, Dims, without
 from meshdsl.lowering import collectives
+from meshdsl.lowering.backward import cast_and_moved, with_derivative_of
 from meshdsl.lowering.own import own_part
 from meshdsl.lowering.steps import Split, Step, plan
 from meshdsl.plan.collective import crossed
@@ -51,7 +53,7 @@ def perform(
         is gathered: then the gradient of a gathered tensor is reduce-scattered first and summed over the other axes
         on the shard. A gather over one of them has a varying result, over any other axis an invariant one.
       why: called with a step, gives the reason to record.
-      constant: the array has no gradient, so that it varies need not be recorded.
+      constant: the array has no gradient, so what would happen in the backward pass is not recorded.
     """
     steps = [part for step in steps for part in _alike(step, varies)]
     sliced = {a for s in steps if s.operation == "slice" for a in s.axes}
@@ -72,7 +74,7 @@ def perform(
             crosses = step.axes
             if step.operation == "ppermute":
                 crosses = crossed(_reordering(step, scope.sizes), step.axes, scope.sizes)
-            _record(op, scope, step.operation, crosses, max(before, nbytes(array)), why(step), backward)
+            _record(op, scope, step.operation, crosses, max(before, nbytes(array)), why(step), "" if constant else backward)
             lost = step.source if step.operation == "all_to_all" else step.dim if step.operation == "all_gather" else -1
             if lost >= 0:
                 axes[lost] = axes[lost][: -len(step.axes)]
@@ -151,6 +153,47 @@ def placed(x: Tensor, scope, level: str = "value") -> Tensor:
     return x if x.place else Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level))
 
 
+def plain(x: Tensor) -> Tensor:
+    """`x` as an array in its dtype and nothing else, as it crosses the boundary of a body."""
+    if x.whole is None and not (x.place and x.place.dtypes):
+        return x
+    return Tensor(x.array, x.dims, x.role, x.place._replace(dtypes=None))
+
+
+def travel(
+    x: Tensor, then: Split, scope, op: Op, why, *, varies: frozenset[str] = frozenset(), pending: tuple[str, ...] = (), constant: bool = False
+) -> jax.Array:
+    """The array of `x` in its dtype, in the split `then` and with the sums `pending` taken; see `perform`.
+
+    A parameter is cast on the way, and its gradient summed in the dtype that it says. Where a whole copy of it is at hand
+    that one travels, and the gradient takes the way back that `x` would have gone.
+    """
+    place = x.place or Place(scope, ((),) * len(x.dims))
+    dtypes, steps = place.dtypes, route(x.dims, place.axes, then, scope, pending)
+
+    def move(array, op: Op) -> jax.Array:
+        return perform(array, steps, scope, op, dims=x.dims, now=place.axes, then=then, varies=varies, why=why, constant=constant)
+
+    def cast_and_move(array, op: Op) -> jax.Array:
+        with jax.named_scope(op.tag):
+            if constant or not steps and varies <= collectives.varying(array):
+                return move(array.astype(dtypes.use), op)
+            noted, again = op.aside(), op.aside()
+            made = cast_and_moved(array, lambda a: move(a, noted), lambda a: move(a, again), dtypes)
+            op.moves += [replace(m, backward_bytes=m.bytes * dtypes.sums.itemsize // dtypes.use.itemsize) for m in noted.moves]
+            return made
+
+    run = cast_and_move if dtypes else move
+    if x.whole is None:
+        return run(x.stored, op)
+    noted = op.aside()
+    like = jax.eval_shape(lambda a: run(a, noted), x.stored)
+    op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
+    value = travel(x.whole, then, scope, op, why, varies=varies, constant=True)
+    axes = collectives.varying(value) | collectives.varying(like)
+    return with_derivative_of(collectives.vary(value, axes), lambda t: collectives.vary(run(t, op.aside()), axes), x.stored)
+
+
 def settle(x: Tensor, name: str = "settle", *, split: Split | None = None) -> Tensor:
     """`x` with nothing pending, split by the law for its own dims (point 3 of the law), recorded as an op `name`.
 
@@ -166,9 +209,7 @@ def settle(x: Tensor, name: str = "settle", *, split: Split | None = None) -> Te
     if (moved := _remembered(x, ("settled", target))) is not None:
         return moved
     op = scope.recorder.begin(name, x.dims, target)
-    steps = route(x.dims, place.axes, target, scope, place.pending)
-    how = dict(dims=x.dims, now=place.axes, then=target)
-    array = perform(x.array, steps, scope, op, **how, varies=frozenset(), why=lambda s: _target_rule(x, s))
+    array = travel(x, target, scope, op, lambda s: _target_rule(x, s), pending=place.pending)
     settled = Tensor(array, x.dims, x.role, place._replace(axes=target, pending=()))
     return _remember(x, ("settled", target), settled)
 
@@ -181,14 +222,12 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
       loop_axes: every axis over which the loop is split.
     """
     place = x.place or Place(scope, ((),) * len(x.dims))
-    if place.axes == split and loop_axes <= collectives.varying(x.array):
+    if place.axes == split and loop_axes <= collectives.varying(x.stored) and x.dtype == x.stored.dtype and x.whole is None:
         return x
     key = (split, loop_axes)
     if (moved := _remembered(x, key)) is not None:
         return moved
-    steps = route(x.dims, place.axes, split, scope)
-    how = dict(dims=x.dims, now=place.axes, then=split)
-    array = perform(x.array, steps, scope, op, **how, varies=loop_axes, why=why, constant=x.place is None)
+    array = travel(x, split, scope, op, why, varies=loop_axes, constant=x.place is None)
     moved = Tensor(array, x.dims, x.role, place._replace(axes=split))
     return _remember(x, key, moved) if x.place else moved  # a constant may outlive this trace
 
@@ -234,6 +273,8 @@ def in_turn(x: Tensor, dim: Dim, op: Op) -> Tensor:
     x = settle(x)
     rest = iter(x.place.scope.split(without(x.dims, (dim,)), x.place.level))
     split = tuple(() if d == dim else next(rest) for d in x.dims)
+    if x.place.axes == split:
+        return x if x.whole is None else x.replace(whole=in_turn(x.whole, dim, op))
     return bring(x, split, frozenset(), x.place.scope, op, lambda _: f"a loop over `{dim.name}` needs it whole")
 
 

@@ -11,9 +11,11 @@ Loop that is split over nothing, on whole arrays; that is the reference that eve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.layout import LEVELS
@@ -21,7 +23,7 @@ from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.scope import common
 from meshdsl.plan.record import Op
-from meshdsl.tensor import Parameter, Place, Tensor
+from meshdsl.tensor import Dtypes, Parameter, Place, Tensor
 
 
 def run(
@@ -37,6 +39,21 @@ def run(
     return run_many(name, lambda at, *xs: (local(at, *xs),), operands, loop=loop, outs=(out,), **how)[0]
 
 
+def _copies_too(run: Callable) -> Callable:
+    """Where parameters alone make a parameter, and whole copies of them are at hand, the result has one too, unless it is a sum to be taken."""
+
+    @wraps(run)
+    def run_both(name, local, operands, **how):
+        made = run(name, local, operands, **how)
+        if any(t.whole is not None for t in operands) and made[0].place.level != "value" and not any(x.pending for x in made):
+            copies = run(name, local, [t if t.whole is None else t.whole for t in operands], **how)
+            made = tuple(x.replace(whole=copy) for x, copy in zip(made, copies, strict=True))
+        return made
+
+    return run_both
+
+
+@_copies_too
 def run_many(
     name: str,
     local: Callable,
@@ -107,6 +124,7 @@ def run_many(
 
     origin = frozenset().union(*(t.place.origin for t in operands if t.place)) if level != "value" else frozenset()
     role = _role([t for t in operands if t.place]) if level != "value" else None
+    sums_in = next((t.place.dtypes.sums for t in operands if t.place and t.place.dtypes), None) if level != "value" else None
     made = []
     for array, dims in zip(results, outs, strict=True):
         kept = at.result.split(dims)
@@ -116,7 +134,8 @@ def run_many(
             contracted = {a for d in gone for a in split[d]}
         waits = scope.in_mesh_order(contracted.union(pending)) if contracted or pending else ()
         array = collectives.vary(array, (*(a for axes in kept for a in axes), *waits))
-        place = Place(scope, kept, waits, level, origin)
+        dtypes = Dtypes(array.dtype, sums_in) if sums_in and jnp.issubdtype(array.dtype, jnp.inexact) else None
+        place = Place(scope, kept, waits, level, origin, dtypes)
         result = Tensor(array, dims, role and role.get(dims, Parameter()), place)
         if waits:
             result.because = {**(operands[0].because or {}), **{a: str(scope.rule(loop, level, a)) for a in contracted}}

@@ -62,7 +62,7 @@ def fixed(t, scope: Scope | None):
     """Settled, and with the type that a boundary asks for."""
     if scope is None or not is_tensor(t):
         return t
-    t = moves.settle(moves.placed(t, scope))
+    t = moves.plain(moves.settle(moves.placed(t, scope)))
     return varied(t, {a for axes in t.place.axes for a in axes} | scope.layout.spent)
 
 
@@ -72,7 +72,7 @@ def value(t, scope: Scope | None):
         return t
     if t.place is not None:
         scope.note_use(t.place.origin, ())
-    return fixed(Tensor(t.array, t.dims, None, t.place and t.place._replace(level="value", origin=frozenset())), scope)
+    return fixed(t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())), scope)
 
 
 def lying_as(x: Tensor, dims: Dims) -> Tensor:
@@ -81,12 +81,13 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
         return x
     order = tuple(x.dims.index(d) for d in dims)
     place = x.place and x.place._replace(axes=tuple(x.place.axes[i] for i in order))
-    return Tensor(jnp.transpose(x.array, order), dims, x.role, place)
+    whole = None if x.whole is None else lying_as(x.whole, dims)
+    return x.replace(array=jnp.transpose(x.stored, order), dims=dims, place=place, whole=whole)
 
 
 def kind(x):
     """What a leaf must have in common with one that takes its place."""
-    return (frozenset(x.dims) if is_tensor(x) else jnp.shape(x)), jnp.result_type(x.array if is_tensor(x) else x)
+    return (frozenset(x.dims) if is_tensor(x) else jnp.shape(x)), x.dtype if is_tensor(x) else jnp.result_type(x)
 
 
 def shown(x) -> str:

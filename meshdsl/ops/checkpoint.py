@@ -16,7 +16,7 @@ from meshdsl.tensor import Tensor, is_tensor
 POLICIES = {
     "full": None,
     "dots": jax.checkpoint_policies.checkpoint_dots,
-    "gathers": lambda prim, *_, **__: prim.name != "all_gather",
+    "gathers": lambda prim, *_, **__: prim.name not in ("all_gather", "linear_call"),  # which may be a gather and a cast
 }
 _marked: ContextVar[tuple[set[str], ...]] = ContextVar("marked", default=())  # names, for each checkpoint being traced
 

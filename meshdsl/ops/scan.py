@@ -84,7 +84,8 @@ def _element(x, dim: Dim):
     if not is_tensor(x):
         return x
     assert x.dims[0] == dim
-    return Tensor(x.array, x.dims[1:], x.role, x.place and x.place._replace(axes=x.place.axes[1:]))
+    place = x.place and x.place._replace(axes=x.place.axes[1:])
+    return x.replace(dims=x.dims[1:], place=place, whole=None if x.whole is None else _element(x.whole, dim))
 
 
 def restacked(x, dim: Dim, name: str = "scan"):

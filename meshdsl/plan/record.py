@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshdsl.dims import Dims
 from meshdsl.tensor import notation
@@ -29,11 +29,12 @@ class Move:
     """A change of split.
 
     Attributes:
-      operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or the free ones `slice`, `vary`
-        and, into a pending sum, `place` and `mask`.
+      operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or the free ones `slice`, `vary`,
+        `hold` (a whole copy is at hand) and, into a pending sum, `place` and `mask`.
       backward: the collective that it is in the backward pass; empty when that is free.
       bytes: bytes per device of one execution: the larger of what goes in and what comes out.
       why: the rule that asked for it.
+      backward_bytes: of the backward pass, where gradients are summed in another dtype; 0 for as many as `bytes`.
     """
 
     operation: str
@@ -41,6 +42,7 @@ class Move:
     bytes: int
     why: str
     backward: str = ""
+    backward_bytes: int = 0
 
 
 _numbers = itertools.count()
@@ -67,6 +69,10 @@ class Op:
     waste: float = 0.0
     moves: list[Move] = field(default_factory=list)
     number: int = field(default_factory=lambda: next(_numbers))  # in order over all recorders
+
+    def aside(self) -> Op:
+        """The same op with a list of moves of its own, for code that runs again or elsewhere."""
+        return replace(self, moves=[])
 
     @property
     def source(self) -> tuple[str, int]:

@@ -21,13 +21,13 @@ from meshdsl.plan import Collective, from_hlo
 from meshdsl.plan.compiled.options import default_options
 from meshdsl.plan.compiled.topology import compile_only, target_devices
 from meshdsl.plan.hardware import find_target
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
 from meshdsl.train.job import Job
 
 # Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason to pad.
-MODEL = {"style": "llama", "layers": 2, "d_model": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "d_ff": 1024, "vocab": 1024, "length": 256,
-         "compute_dtype": "bfloat16"}  # fmt: skip
-CONFIG = override(Config(), batch=8, **{f"model.{key}": value for key, value in MODEL.items()})
+MODEL = {"style": "llama", "layers": 2, "d_model": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "d_ff": 1024, "vocab": 1024, "length": 256}  # fmt: skip
+CONFIG = override(Config(), ["precision.compute=bfloat16"], batch=8, **{f"model.{key}": value for key, value in MODEL.items()})
 
 
 IMAGES = (md.Dim("batch", 2), md.Dim("height", 64), md.Dim("width", 64), md.Dim("colors", 3))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import jax
+
 from meshdsl.plan.hardware import Chip
 from meshdsl.plan.program import Program
 
@@ -33,9 +35,11 @@ class Peak:
 
 
 def argument_bytes(program: Program, chip: Chip | None = None) -> int:
-    """Bytes of all arguments on one device, padded as `chip` does; without one, not padded."""
+    """Bytes of all arguments on one device, padded as `chip` does; without one, not padded. What lies on the host is not counted."""
     total = 0
     for var, argument in zip(program.jaxpr.jaxpr.invars, program.arguments, strict=True):
+        if getattr(var.aval, "memory_space", None) == jax.memory.Space.Host:
+            continue
         words = argument.dtype.startswith("key<")  # random keys: so many words each
         shape = (*argument.shape, var.aval.dtype.itemsize // 4) if words else argument.shape
         total += padded_bytes(shape, "uint32" if words else argument.dtype, chip.kind if chip else "cpu")

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from meshdsl.errors import MeshDSLError, nearest, quote
 
 TABLE = Path(__file__).with_name("hardware.toml")
@@ -140,6 +142,11 @@ def chips(path: Path | None = None) -> dict[str, Chip]:
             raise MeshDSLError(f"{path}: `{name}` stands outside a chip's table; begin one with `[name]`")
         tables[name] = {**tables.get(name, {}), **own}
     return {name: _chip(name, table, str(path)) for name, table in tables.items()}
+
+
+def chip_of(device: jax.Device) -> Chip | None:
+    """The chip that `device` is, where it is a known one with figures."""
+    return next((chip for chip in _builtin().values() if chip.device_kind == device.device_kind and chip.timed), None)
 
 
 @functools.cache

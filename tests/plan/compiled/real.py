@@ -9,10 +9,11 @@ from meshdsl.plan.compiled.text import describe
 from meshdsl.plan.compiled.topology import compile_only, target_devices
 from meshdsl.plan.explain import explain
 from meshdsl.plan.hardware import find_target
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
 from meshdsl.train.job import Job
 
-SETTINGS = ["model.layers=2", "model.d_model=128", "model.heads=2", "model.d_ff=128", "model.length=128", "model.compute_dtype=bfloat16", "batch=8"]
+SETTINGS = ["model.layers=2", "model.d_model=128", "model.heads=2", "model.d_ff=128", "model.length=128", "precision.compute=bfloat16", "batch=8"]
 LAYOUT = md.Layout(
     ["batch -> data", "heads?, d_ff, vocab -> model", "length -> model"], ["d_model -> data"], mesh={"data": "rest", "model": 2}
 )

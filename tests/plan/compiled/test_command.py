@@ -8,7 +8,7 @@ import pytest
 from meshdsl import cli
 
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "batch=8", "steps=3"]
-RUN = ["validation.batches=1", "sample.bytes=2", "optimizer.warmup=2"]
+RUN = ["validation.batches=1", "sample.tokens=2", "schedule.warmup=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
     file, page = tmp_path / "step", tmp_path / "page.html"
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
-    compiled = ["compile", "--target", "cpu:8", "--layout", "fsdp", "--save", str(file), "--html", str(page), "optimizer.warmup=2", *TINY]
+    compiled = ["compile", "--target", "cpu:8", "--layout", "fsdp", "--save", str(file), "--html", str(page), "schedule.warmup=2", *TINY]
     assert cli.main(compiled) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].startswith("layout fsdp.toml, mesh data=8, compiled for cpu:8 in ")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
 from meshdsl.train.job import Job
 
 SETTINGS = ["model.layers=1", "model.d_model=16", "model.heads=2", "model.d_ff=16", "model.length=8", "batch=4"]

@@ -13,7 +13,8 @@ from meshdsl.mesh import abstract_mesh
 from meshdsl.plan.explain.fuse import build
 from meshdsl.plan.explain.memory import peak
 from meshdsl.plan.record import tag_in
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
 from meshdsl.train.job import Job
 from tests.models import common
 from tests.models.test_golden import train_step
