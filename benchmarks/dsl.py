@@ -23,7 +23,6 @@ def _stack(case: Case) -> Stack:
         head_dim=case.head_dim,
         d_ff=case.d_ff,
         length=case.length,
-        compute_dtype=case.dtype,
     )
 
     def init(key):
@@ -35,7 +34,7 @@ def _stack(case: Case) -> Stack:
 def _loss(stack: Stack, x: md.Tensor) -> md.Tensor:
     length = x.dim("length")
     turn = angles(md.iota(length), stack.layer.attention.head_dim)
-    y, _ = stack.scan(lambda block, x, _: (block(x, length, turn, lambda y, place: y), ()), x)
+    y, _ = stack.scan(lambda block, x, _: (block(x, length, turn, lambda y, place: y)[0], ()), x)
     return md.mean(md.square(md.cast(y, "float32")))
 
 

@@ -1,7 +1,7 @@
 """A whole Llama as plain JAX, with a step of training: what `meshdsl.models.transformer` computes, operation by operation.
 
 Parameters are a dict of arrays; those of the blocks are stacked over the layers. Everything that a partitioner might be told of passes through
-`note(name, x)`: weights as they are used (`use/q`), and every intermediate. Norms, softmax and loss run in float32, products in the compute dtype.
+`note(name, x)`: weights as they are used (`use/q`), and every intermediate. Norms, softmax and loss run in float32, products in the dtype that is asked for.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 from meshdsl.models.transformer import Config
 
-from meshdsl.train.config import Optimizer
-from meshdsl.train.optimizer import make_schedule
+from meshdsl.train.config import Optimizer, Schedule
+from meshdsl.train.optimizer import make_schedule, peak
 
 from .model import MASKED, rms_norm
 
@@ -42,12 +42,12 @@ def parameter_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: jax.ShapeDtypeStruct([sizes[d] for d in dims], jnp.float32) for name, dims in DIMS.items()}
 
 
-def angles(config: Config) -> tuple[jax.Array, jax.Array]:
+def angles(config: Config, dtype: str) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of every position's angles: (length, 1, 1, head_dim / 2)."""
     half = config.dims["head_dim"].size // 2
     frequency = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rotary_base) / half))
     turn = (jnp.arange(config.length, dtype=jnp.float32)[:, None] * frequency)[:, None, None, :]
-    return jnp.cos(turn).astype(config.compute_dtype), jnp.sin(turn).astype(config.compute_dtype)
+    return jnp.cos(turn).astype(dtype), jnp.sin(turn).astype(dtype)
 
 
 def rotate(x, turn):
@@ -70,7 +70,7 @@ def block(w: dict, x, turn, note: Note):
     """One layer, (batch, length, d_model) to the same; `w` at rest."""
 
     def use(name):
-        return note(f"use/{name}", w[name].astype(x.dtype) if MATRICES[name] else w[name])
+        return note(f"use/{name}", w[name].astype(x.dtype))
 
     h = note("normed", rms_norm(x, use("attention_norm")))
     q = note("queries", jnp.einsum("btd,dkgh->btkgh", h, use("q")))
@@ -84,9 +84,9 @@ def block(w: dict, x, turn, note: Note):
     return note("residual", x + note("projected", jnp.einsum("btf,fd->btd", hidden, use("down"))))
 
 
-def loss(parameters: dict, tokens, targets, config: Config, note: Note):
-    """Mean cross-entropy of `targets` (batch, length) in nats per token."""
-    turn, dtype = angles(config), config.compute_dtype
+def loss(parameters: dict, tokens, targets, config: Config, note: Note, dtype: str):
+    """Mean cross-entropy of `targets` (batch, length) in nats per token; `dtype` of parameters where they are used, and of activations."""
+    turn = angles(config, dtype)
     x = note("residual", jnp.take(note("use/embedding", parameters["embedding"].astype(dtype)), tokens, axis=0))
 
     def body(x, w):
@@ -94,13 +94,13 @@ def loss(parameters: dict, tokens, targets, config: Config, note: Note):
 
     body = body if config.remat == "none" else jax.checkpoint(body)
     x, _ = jax.lax.scan(body, x, {name: parameters[name] for name in BLOCK})
-    x = note("normed", rms_norm(x, note("use/norm", parameters["norm"])))
+    x = note("normed", rms_norm(x, note("use/norm", parameters["norm"].astype(dtype))))
     logits = note("logits", jnp.einsum("btd,dv->btv", x, note("use/head", parameters["head"].astype(dtype)))).astype(jnp.float32)
     chosen = jnp.sum(jnp.where(jax.nn.one_hot(targets, config.vocab, dtype=bool), logits, 0.0), axis=-1)
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 
 
-def make_tx(settings: Optimizer, steps: int) -> optax.GradientTransformation:
+def make_tx(settings: Optimizer, schedule: Schedule, steps: int) -> optax.GradientTransformation:
     """The adamw of `meshdsl.train.optimizer`, behind its clipping by the global norm."""
-    rate = make_schedule(settings, steps)
+    rate = make_schedule(schedule, peak(settings), steps)
     return optax.chain(optax.clip_by_global_norm(settings.clip), optax.adamw(rate, b2=0.95, weight_decay=settings.weight_decay, mask=MATRICES))

@@ -22,6 +22,22 @@ class Cache(PyTreeNode):
     value: md.Tensor
 
 
+class Documents(PyTreeNode):
+    """Which document of its sequence each position belongs to, seen by queries and by keys; int32.
+
+    Attributes:
+      query: dims batch, length.
+      key: the same, of dims batch, memory. The move of it is that of the keys, and made once for all layers.
+    """
+
+    query: md.Tensor
+    key: md.Tensor
+
+    @classmethod
+    def of(cls, segments: md.Tensor):
+        return cls(segments, md.rename(segments, "length", "memory"))
+
+
 class Attention(PyTreeNode):
     """Softmax attention (Vaswani et al., 2017); with a `group` dim, several queries share a key (Ainslie et al., 2023).
 
@@ -46,22 +62,29 @@ class Attention(PyTreeNode):
             head_dim=head_dim,
         )
 
-    def __call__(self, x: md.Tensor, length: md.Dim, turn) -> md.Tensor:
-        """Every position of `length` attends to itself and to those before it; `turn` are rotary angles, or None."""
+    def __call__(self, x: md.Tensor, length: md.Dim, turn, documents: Documents | None = None) -> tuple[md.Tensor, Cache]:
+        """Every position of `length` attends to itself and to those before it, of its own document where there are several.
+
+        Args:
+          turn: cosine and sine of rotary angles, or None.
+
+        Returns:
+          The result, and all keys and values.
+        """
         memory = md.Dim("memory", length.size)
         query, key, value = self._project(x, turn)
         key, value = md.rename(key, length, memory), md.rename(value, length, memory)
         visible = md.broadcast(md.iota(length), (length, memory)) >= md.iota(memory)
-        return self._attend(query, key, value, visible, memory)
+        return self._attend(query, key, value, visible, memory, documents), Cache(key, value)
 
     def step(self, x: md.Tensor, cache: Cache, position: md.Tensor, turn) -> tuple[md.Tensor, Cache]:
-        """One position, without a length dim: it joins the cache and attends to what is there."""
+        """One position of each sequence (dims: batch), without a length dim: it joins the cache and attends to what is there."""
         memory = cache.key.dim("memory")
         query, key, value = self._project(x, turn)
-        here = md.iota(memory) == md.broadcast(position, (memory,))
+        index = md.broadcast(md.iota(memory), (*position.dims, memory))
+        here = index == position
         cache = Cache(md.where(here, key, cache.key), md.where(here, value, cache.value))
-        visible = md.iota(memory) <= md.broadcast(position, (memory,))
-        return self._attend(query, cache.key, cache.value, visible, memory), cache
+        return self._attend(query, cache.key, cache.value, index <= position, memory), cache
 
     def _project(self, x, turn):
         query, key, value = self.query(x), self.key(x), self.value(x)
@@ -69,8 +92,16 @@ class Attention(PyTreeNode):
             query, key = rotate(query, turn, self.head_dim), rotate(key, turn, self.head_dim)
         return query, key, value
 
-    def _attend(self, query, key, value, visible, memory) -> md.Tensor:
+    def _attend(self, query, key, value, visible, memory, documents: Documents | None = None) -> md.Tensor:
         scores = md.einsum(query, key, out=(*without(query.dims, (self.head_dim,)), memory))
         scores = md.cast(scores, jnp.float32) * self.head_dim.size**-0.5
-        weights = md.softmax(md.where(visible, scores, MASKED), memory)
+        if documents is None:
+            scores = md.where(visible, scores, MASKED)
+        else:  # one op, split as the scores are: a mask of its own would be split otherwise, and moved
+            scores = md.map(_within, visible, documents.query, documents.key, scores, name="within")
+        weights = md.softmax(scores, memory)
         return self.out(md.einsum(md.cast(weights, value.dtype), value, out=query.dims))
+
+
+def _within(visible, of_query, of_key, scores):
+    return jnp.where(visible & (of_query == of_key), scores, MASKED)

@@ -18,9 +18,9 @@ class Embedding(PyTreeNode):
         table = jax.random.normal(key, (entries.size, features.size)) * std
         return cls(md.parameter(table, (entries, features), ins=(entries,)))
 
-    def __call__(self, ids: md.Tensor, dtype) -> md.Tensor:
+    def __call__(self, ids: md.Tensor) -> md.Tensor:
         """The vectors of `ids`: its dims, then the features."""
-        return md.take(md.cast(self.table, dtype), ids, self.table.dims[0])
+        return md.take(self.table, ids, self.table.dims[0])
 
     def logits(self, x: md.Tensor) -> md.Tensor:
         """The product of `x` with every vector: the output layer that shares the table."""

@@ -10,6 +10,8 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 
+CARRY = "layer input"  # the name under which an offloaded carry is known to `md.checkpoint`
+
 
 class Stack(PyTreeNode):
     """Copies of a layer over the dim `layers`.
@@ -30,12 +32,21 @@ class Stack(PyTreeNode):
         add = lambda t: md.Tensor(t.array, (layers, *t.dims), t.role)  # noqa: E731
         return cls(jax.tree.map(add, stacked, is_leaf=lambda x: isinstance(x, md.Tensor)), layers, remat)
 
-    def scan(self, fn: Callable, carry, xs=()):
-        """`carry, y = fn(layer, carry, x)` for each layer in turn; `xs` have the dim `layers`, as have the results `y`."""
+    def scan(self, fn: Callable, carry, xs=(), *, offload: bool = False):
+        """`carry, y = fn(layer, carry, x)` for each layer in turn; `xs` have the dim `layers`, as have the results `y`.
+
+        Args:
+          offload: the carry, a Tensor, waits for the backward pass in the memory of the host.
+
+        Raises:
+          MeshDSLError: `offload` where nothing is recomputed, so that more than the carry waits.
+        """
+        if offload and self.remat == "none":
+            raise md.MeshDSLError("offload of activations: needs layers that are recomputed, `model.remat` other than none")
 
         def body(carry, both):
             layer, x = both
-            return fn(layer, carry, x)
+            return fn(layer, md.checkpoint_name(carry, CARRY) if offload else carry, x)
 
-        body = body if self.remat == "none" else md.checkpoint(body, self.remat)
+        body = body if self.remat == "none" else md.checkpoint(body, self.remat, offload=(CARRY,) if offload else ())
         return md.scan(body, carry, (self.layer, xs), dim=self.layers)

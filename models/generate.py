@@ -1,49 +1,105 @@
-"""Sampling from a language model with a key/value cache, under any layout."""
+"""Continuing texts with a key/value cache, under any layout: the prompts in one pass, then one token of every sequence at a time.
+
+The sequences of a batch may have prompts of different lengths: they lie at the start of their rows, and each row goes on after
+its own. A draw depends on the key, the row and how many tokens the row has been given; not on the other rows.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 
 import meshdsl as md
+from meshdsl.layers.attention import Cache
 from meshdsl.models.transformer import Transformer
 
 
-def generate(model: Transformer, prompt: md.Tensor, count: int, key, temperature: float = 1.0) -> md.Tensor:
-    """Continue each prompt by `count` tokens.
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen, see `md.random.categorical`.
+
+    Attributes:
+      temperature: the logits are divided by it; 0 takes the likeliest token.
+      top_k: only so many of the likeliest tokens can be drawn; 0 for all of them.
+      top_p: of these, only the likeliest that have this probability together; 1 for all of them.
+      end: the token after which a row is done. From then on it is repeated. -1 for none.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    end: int = -1
+
+    def choose(self, logits: md.Tensor, key, count) -> md.Tensor:
+        """A token (batch) of `logits` (batch, vocab), the one that is given after `count` others."""
+        logits = md.transpose(md.cast(logits, jnp.float32), ("batch", "vocab"))
+        vocab, key = logits.dim("vocab"), jax.random.fold_in(key, count)
+        top_k = min(self.top_k, vocab.size) or None
+        return md.random.categorical(key, logits, vocab, temperature=self.temperature, top_k=top_k, top_p=self.top_p)
+
+
+class Progress(PyTreeNode):
+    """Where every row of a batch is.
+
+    Attributes:
+      token: the latest (batch; int32), which the cache does not have yet.
+      position: where it stands in its row (batch; int32).
+      done: whether the row has ended (batch; bool).
+      count: how many tokens every row has been given.
+    """
+
+    cache: Cache
+    token: md.Tensor
+    position: md.Tensor
+    done: md.Tensor
+    count: jax.Array
+
+
+def start(model: Transformer, prompts: md.Tensor, sizes: md.Tensor, memory: md.Dim, key, how: Sampling) -> Progress:
+    """The prompts read, and a first token for each row.
 
     Args:
-      prompt: tokens (batch, prompt), int32.
-      key: a JAX PRNG key; each position draws with a key of its own.
-      temperature: the logits are divided by it; 0 takes the likeliest token.
+      prompts: tokens (batch, length; int32); what a row has beyond its size has no effect.
+      sizes: of the prompts (batch; int32), at least 1.
+      memory: as many positions as the longest row can come to have, and at least `length`.
+      key: a JAX PRNG key, the same for every step.
+    """
+    logits, cache = model.prefill(prompts, sizes - 1, memory)
+    token = how.choose(logits, key, 0)
+    return Progress(cache, token, sizes + 0, token == how.end, jnp.ones((), jnp.int32))
+
+
+def advance(model: Transformer, before: Progress, key, how: Sampling) -> Progress:
+    """The latest token of every row read, and the next one for each."""
+    logits, cache = model.step(before.token, before.cache, before.position)
+    token = md.where(before.done, how.end, how.choose(logits, key, before.count))
+    return Progress(cache, token, before.position + 1, before.done | (token == how.end), before.count + 1)
+
+
+def generate(model: Transformer, prompts: md.Tensor, count: int, key, how: Sampling = Sampling(), sizes: md.Tensor | None = None) -> md.Tensor:
+    """Continue every row by `count` tokens, all in one program.
+
+    Args:
+      prompts, sizes, key: as for `start`; by default every prompt has the whole length.
 
     Returns:
-      Prompt and continuation: tokens (batch, position), with `position` of `prompt.size + count`.
+      The continuations: tokens (batch, written), `written` of size `count`.
 
     Raises:
       MeshDSLError: the result would be longer than the model's length.
     """
-    batch, given = prompt.dim("batch"), prompt.dim("prompt")
-    position = md.Dim("position", given.size + count)
-    if position.size > model.config.length:
-        raise md.MeshDSLError(
-            f"generate: {given.size} tokens of prompt and {count} more exceed the model's length={model.config.length}"
-        )
-    padded = md.rename(md.pad(prompt, given, after=count), "prompt", position)
-    vocab = model.config.dims["vocab"]
+    batch, length = prompts.dim("batch"), prompts.dim("length")
+    if length.size + count > model.config.length:
+        raise md.MeshDSLError(f"generate: {length.size} tokens of prompt and {count} more exceed the model's length={model.config.length}")
+    if sizes is None:
+        sizes = md.tensor(jnp.full(batch.size, length.size, jnp.int32), (batch,))
 
-    def step(carry, x):
-        cache, last = carry
-        token, index, key = x
-        token = md.where(index < given.size, token, last)
-        logits, cache = model.step(token, cache, index)
-        logits = md.cast(logits, jnp.float32)
-        if temperature:
-            logits = logits / temperature + md.random.gumbel(key, (batch, vocab), like=logits)
-        return (cache, md.argmax(logits, vocab)), token
+    def step(progress: Progress, _):
+        return advance(model, progress, key, how), progress.token
 
-    cache = model.empty_cache(batch, md.Dim("memory", position.size))
-    start = md.tensor(jnp.zeros(batch.size, jnp.int32), (batch,))
-    keys = jax.random.split(key, position.size)
-    _, tokens = md.scan(step, (cache, start), (padded, md.iota(position), keys), dim=position)
-    return md.transpose(tokens, (batch, position))
+    first = start(model, prompts, sizes, md.Dim("memory", length.size + count), key, how)
+    _, tokens = md.scan(step, first, dim=md.Dim("written", count))
+    return md.transpose(tokens, (batch, "written"))

@@ -1,7 +1,7 @@
 """Published models by name, as configurations of the transformer, and the FLOPs that a step of training takes.
 
 A plan for one of them needs no code: `meshdsl explain --model llama3-8b`. Sizes are those of the models' papers and published configurations: GPT-2 (Radford et
-al., 2019), Llama 2 (Touvron et al., 2023), Llama 3 (Grattafiori et al., 2024). They compute in bfloat16 and recompute each layer in the backward pass.
+al., 2019), Llama 2 (Touvron et al., 2023), Llama 3 (Grattafiori et al., 2024). They recompute each layer in the backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS = {
     "llama3-405b": ("llama", 126, 16384, 128, 8, 53248, 128256, 8192, 500_000.0),
 }
 SIZES: dict[str, dict[str, Any]] = {
-    name: {key: value for key, value in zip(_COLUMNS, row, strict=True) if value} | {"compute_dtype": "bfloat16"} for name, row in _ROWS.items()
+    name: {key: value for key, value in zip(_COLUMNS, row, strict=True) if value} for name, row in _ROWS.items()
 }
 
 

@@ -19,7 +19,7 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.errors import nearest
-from meshdsl.layers.attention import Attention, Cache
+from meshdsl.layers.attention import Attention, Cache, Documents
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import MLPS
@@ -27,6 +27,7 @@ from meshdsl.layers.norm import NORMS
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import Stack
 from meshdsl.ops.checkpoint import POLICIES
+from meshdsl.tensor import is_tensor
 
 
 class Style(NamedTuple):
@@ -55,7 +56,8 @@ class Config:
       dropout: rate, after the embedding and each sublayer.
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
       remat: "none", or what to recompute in the backward pass, see `md.checkpoint`.
-      compute_dtype: of activations, and of parameters where they are used; at rest they are float32.
+
+    The model computes in the dtype of its parameters as they are given; norms, softmax and loss in float32.
     """
 
     style: str = "llama"
@@ -71,7 +73,6 @@ class Config:
     dropout: float = 0.0
     z_loss: float = 0.0
     remat: str = "full"
-    compute_dtype: str = "float32"
 
     def __post_init__(self):
         for name in ("layers", "d_model", "heads", "vocab", "length"):
@@ -84,7 +85,6 @@ class Config:
         for name, value, known in (
             ("style", self.style, STYLES),
             ("remat", self.remat, ("none", *POLICIES)),
-            ("compute_dtype", self.compute_dtype, ("float32", "bfloat16", "float16")),
         ):
             if value not in known:
                 raise md.MeshDSLError(f"model: no {name} {value!r}{nearest(str(value), known)}")
@@ -144,9 +144,10 @@ class Block(PyTreeNode):
             mlp=MLPS[style.mlp].init(mlp, d_model, d_ff, bias=style.bias, out_std=shrink * d_ff.size**-0.5),
         )
 
-    def __call__(self, x: md.Tensor, length: md.Dim, turn, dropout) -> md.Tensor:
-        x = x + dropout(self.attention(self.attention_norm(x), length, turn), 0)
-        return x + dropout(self.mlp(self.mlp_norm(x)), 1)
+    def __call__(self, x: md.Tensor, length: md.Dim, turn, dropout, documents: Documents | None = None) -> tuple[md.Tensor, Cache]:
+        attended, cache = self.attention(self.attention_norm(x), length, turn, documents)
+        x = x + dropout(attended, 0)
+        return x + dropout(self.mlp(self.mlp_norm(x)), 1), cache
 
     def step(self, x: md.Tensor, cache: Cache, position: md.Tensor, turn) -> tuple[md.Tensor, Cache]:
         attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn)
@@ -178,45 +179,80 @@ class Transformer(PyTreeNode):
             config=config,
         )
 
-    def __call__(self, tokens: md.Tensor, *, key=None) -> md.Tensor:
-        """Logits over `vocab` for each of `tokens` (batch, length); with a `key`, dropout is on."""
-        length = tokens.dim("length")
-        if length.size > self.config.length:
-            raise md.MeshDSLError(f"model: tokens of {length} are longer than the model's length={self.config.length}")
+    def __call__(self, tokens: md.Tensor, *, segments=None, positions=None, key=None, offload: bool = False) -> md.Tensor:
+        """Logits over `vocab` for each of `tokens` (batch, length).
+
+        Args:
+          segments: which document of its sequence each token belongs to (batch, length; int32); documents do not see each other.
+          positions: of each token in its document (batch, length; int32); by default in its sequence.
+          key: with it, dropout is on.
+          offload: what the backward pass needs of each layer waits in the memory of the host.
+        """
+        length = self._fitting(tokens)
         keys = [None] * (self.config.layers + 1) if key is None else jax.random.split(key, self.config.layers + 1)
-        x = self._drop(self._embed(tokens, md.iota(length)), keys[-1], 0)
-        turn = self._turn(md.iota(length))
+        positions = md.iota(length) if positions is None else positions
+        x = self._drop(self._embed(tokens, positions), keys[-1], 0)
+        turn, documents = self._turn(positions), None if segments is None else Documents.of(segments)
 
         def block(layer: Block, x, key):
-            return layer(x, length, turn, lambda y, place: self._drop(y, key, place)), ()
+            return layer(x, length, turn, lambda y, place: self._drop(y, key, place), documents)[0], ()
 
-        x, _ = self.blocks.scan(block, x, None if key is None else keys[:-1])
+        x, _ = self.blocks.scan(block, x, None if key is None else keys[:-1], offload=offload)
         return self._logits(x)
 
-    def loss(self, tokens: md.Tensor, targets: md.Tensor, *, key=None) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+    def loss(
+        self, tokens: md.Tensor, targets: md.Tensor, *, segments=None, positions=None, key=None, output=jnp.float32, offload: bool = False
+    ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         """Mean cross-entropy of `targets` in nats per token, plus the z-loss; and the cross-entropy alone.
 
-        The logits stay split over `vocab` where the layout splits it: only sums over it travel.
+        With `segments`, a target of -1 counts nothing. Sums are still divided by all tokens, so that means over microbatches are
+        exact: `cross_entropy / trained` is per token that was trained on, of which `trained` is the fraction.
+
+        Args:
+          segments, positions, key, offload: as for `__call__`.
+          output: dtype that the logits are rounded to. The loss is computed in float32.
         """
-        logits = md.cast(self(tokens, key=key), jnp.float32)
+        logits = self(tokens, segments=segments, positions=positions, key=key, offload=offload)
+        nats, normaliser = self._nats(md.cast(logits, output), targets)
+        trained = None if segments is None else targets >= 0
+        cross_entropy = md.mean(nats if trained is None else md.where(trained, nats, 0.0))
+        loss, report = cross_entropy, {"cross_entropy": cross_entropy}
+        if self.config.z_loss:
+            square = md.square(normaliser)
+            loss = loss + self.config.z_loss * md.mean(square if trained is None else md.where(trained, square, 0.0))
+        return loss, report if trained is None else report | {"trained": md.mean(md.cast(trained, jnp.float32))}
+
+    def nats(self, tokens: md.Tensor, targets: md.Tensor, *, segments=None, positions=None, output=jnp.float32) -> md.Tensor:
+        """Cross-entropy of each target in nats (batch, length), without dropout; 0 for a target of -1."""
+        logits = self(tokens, segments=segments, positions=positions)
+        return md.where(targets >= 0, self._nats(md.cast(logits, output), targets)[0], 0.0)
+
+    @staticmethod
+    def _nats(logits: md.Tensor, targets: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        """Cross-entropy of each target, and the log-normaliser. Logits stay split over `vocab` where they are: only sums over it travel."""
+        logits = md.cast(logits, jnp.float32)
         vocab = logits.dim("vocab")
         normaliser = md.logsumexp(logits, vocab)
         chosen = md.sum(md.where(md.one_hot(targets, vocab, bool), logits, 0.0), vocab)
-        cross_entropy = md.mean(normaliser - chosen)
-        loss = cross_entropy
-        if self.config.z_loss:
-            loss = loss + self.config.z_loss * md.mean(md.square(normaliser))
-        return loss, {"cross_entropy": cross_entropy}
+        return normaliser - chosen, normaliser
 
-    def empty_cache(self, batch: md.Dim, memory: md.Dim) -> Cache:
-        """A cache for `memory` positions in every layer, all zero."""
-        dims = self.config.dims
-        stacked = (dims["layers"], batch, memory, dims.get("heads") or dims["kv_heads"], dims["head_dim"])
-        zeros = jnp.zeros([d.size for d in stacked], self.config.compute_dtype)
-        return Cache(md.tensor(zeros, stacked), md.tensor(zeros, stacked))
+    def prefill(self, tokens: md.Tensor, last: md.Tensor, memory: md.Dim) -> tuple[md.Tensor, Cache]:
+        """Logits after the token at `last` (batch) of each sequence of `tokens` (batch, length), and every layer's cache of `memory` positions.
+
+        What the cache has beyond `last` is of no meaning; a later step writes a position before any reads it.
+        """
+        length = self._fitting(tokens)
+        turn = self._turn(md.iota(length))
+
+        def block(layer: Block, x, _):
+            x, cache = layer(x, length, turn, lambda y, place: y)
+            return x, jax.tree.map(lambda t: md.pad(t, "memory", after=memory.size - length.size), cache, is_leaf=is_tensor)
+
+        x, cache = self.blocks.scan(block, self._embed(tokens, md.iota(length)))
+        return self._logits(md.take(x, last, length)), cache
 
     def step(self, tokens: md.Tensor, cache: Cache, position: md.Tensor) -> tuple[md.Tensor, Cache]:
-        """Logits for one token per sequence (dims: batch) at `position` (no dims), and the cache with it."""
+        """Logits for one token of each sequence, at its `position` (both of dims batch), and the cache with it."""
         turn = self._turn(position)
 
         def block(layer: Block, x, cache):
@@ -225,9 +261,15 @@ class Transformer(PyTreeNode):
         x, cache = self.blocks.scan(block, self._embed(tokens, position), cache)
         return self._logits(x), cache
 
+    def _fitting(self, tokens: md.Tensor) -> md.Dim:
+        length = tokens.dim("length")
+        if length.size > self.config.length:
+            raise md.MeshDSLError(f"model: tokens of {length} are longer than the model's length={self.config.length}")
+        return length
+
     def _embed(self, tokens, positions) -> md.Tensor:
-        x = self.embedding(tokens, self.config.compute_dtype)
-        return x if self.positions is None else x + self.positions(positions, self.config.compute_dtype)
+        x = self.embedding(tokens)
+        return x if self.positions is None else x + self.positions(positions)
 
     def _turn(self, positions):
         if not STYLES[self.config.style].rotary:

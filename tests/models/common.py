@@ -10,6 +10,7 @@ from meshdsl.mesh import axis_sizes
 from meshdsl.models.transformer import Config, Transformer
 
 LAYOUTS = ("single", "data", "zero1", "fsdp", "hybrid-fsdp", "tensor", "sequence", "fsdp-tensor", "fsdp-sequence")
+STAGES = ("zero2", "fsdp-once")  # between zero1 and fsdp, for whom the tests of these two stand in elsewhere
 CONFIGS = {
     "llama": Config(style="llama", layers=2, d_model=32, heads=16, kv_heads=8, head_dim=8, d_ff=64, vocab=64, length=16,
                     dropout=0.1, z_loss=1e-3),

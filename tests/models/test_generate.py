@@ -1,5 +1,6 @@
-"""Sampling with a cache: the same tokens under every layout, and the same as without a cache."""
+"""Generating with a cache: the tokens of the whole model run again at every position, and the same under every layout."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,39 +9,99 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.models.generate import generate
+from meshdsl.models.generate import Sampling, generate
 from tests.models import common
+from tests.models.test_parity import quick_compiles  # noqa: F401
 
-PROMPT = md.Dim("prompt", 5)
+LENGTH = md.Dim("length", 8)
 COUNT = 6
+SIZES = (8, 5, 1, 2, 7, 3, 8, 4)
+GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=0.9, top_k=20, top_p=0.95)
+
+
+def prompts() -> tuple[md.Tensor, md.Tensor]:
+    """Tokens, and how many of each row are the prompt."""
+    tokens = jax.random.randint(jax.random.key(1), (common.BATCH.size, LENGTH.size), 0, 64)
+    return md.tensor(tokens, (common.BATCH, LENGTH)), md.tensor(jnp.asarray(SIZES, jnp.int32), (common.BATCH,))
 
 
 @functools.cache
-def on_one_device(style, temperature):
+def on_one_device(style: str, how: Sampling):
     model = common.init(common.CONFIGS[style])
-    prompt = md.tensor(jax.random.randint(jax.random.key(1), (common.BATCH.size, PROMPT.size), 0, 64), (common.BATCH, PROMPT))
-    return model, prompt, np.asarray(generate(model, prompt, COUNT, jax.random.key(7), temperature).array)
+    tokens, sizes = prompts()
+    written = jax.jit(lambda model: generate(model, tokens, COUNT, jax.random.key(7), how, sizes))(model)
+    return model, np.asarray(written.array)
+
+
+def whole_rows(written: np.ndarray) -> np.ndarray:
+    """Each prompt with its continuation behind it, up to the longest row."""
+    tokens = np.asarray(prompts()[0].array)
+    rows = np.zeros((len(SIZES), LENGTH.size + COUNT), np.int32)
+    for row, size in enumerate(SIZES):
+        rows[row, : size + COUNT] = [*tokens[row, :size], *written[row]]
+    return rows
+
+
+def logits_of(model, rows: np.ndarray) -> np.ndarray:
+    """The whole model on all of the rows: [row, position, vocab]."""
+    tokens = md.tensor(jnp.asarray(rows), (common.BATCH, md.Dim("length", rows.shape[1])))
+    return np.asarray(jax.jit(lambda model: md.transpose(model(tokens), ("batch", "length", "vocab")).array)(model))
+
+
+CASES = [("llama", DRAWN, name) for name in common.LAYOUTS[1:] if name != "zero1"]
+CASES += [("gpt2", GREEDY, name) for name in ("sequence", "fsdp-tensor")]
+
+
+@pytest.mark.parametrize("style, how, name", CASES, ids=[f"{style}-{name}" for style, _, name in CASES])
+def test_every_layout_writes_the_same(style, how, name):
+    model, expected = on_one_device(style, how)
+    tokens, sizes = prompts()
+    lowered = md.lower(lambda m, p, n, k: generate(m, p, COUNT, k, how, n), common.on(common.load(name), 8), dims=common.CONFIGS[style].dims)
+    assert np.array_equal(lowered(model, tokens, sizes, jax.random.key(7)).array, expected)
 
 
 @pytest.mark.parametrize("style", common.CONFIGS)
-@pytest.mark.parametrize("name", ["data", "fsdp", "tensor", "fsdp-sequence"])
-def test_every_layout_writes_the_same(style, name):
-    model, prompt, expected = on_one_device(style, 0.8)
-    layout = common.on(common.load(name), 8)
-    lowered = md.lower(lambda m, p, k: generate(m, p, COUNT, k, 0.8), layout, dims=common.CONFIGS[style].dims)
-    assert np.array_equal(lowered(model, prompt, jax.random.key(7)).array, expected)
+def test_every_token_is_the_likeliest_after_all_tokens_before_it(style):
+    model, written = on_one_device(style, GREEDY)
+    likeliest = logits_of(model, whole_rows(written)).argmax(-1)
+    for row, size in enumerate(SIZES):
+        assert np.array_equal(written[row], likeliest[row, size - 1 : size - 1 + COUNT])
 
 
-@pytest.mark.parametrize("style", common.CONFIGS)
-def test_the_cache_changes_nothing(style):
-    model, prompt, written = on_one_device(style, 0.0)
-    for end in range(PROMPT.size, PROMPT.size + COUNT):
-        tokens = md.tensor(jnp.asarray(written[:, :end]), (common.BATCH, md.Dim("length", end)))
-        likeliest = np.argmax(md.transpose(model(tokens), ("batch", "length", "vocab")).array[:, -1], -1)
-        assert np.array_equal(written[:, end], likeliest)
+def test_a_draw_is_of_the_key_the_row_and_the_number_of_tokens_before_it():
+    """Other rows, and what lies behind a prompt, change nothing; and what is drawn is among the likeliest."""
+    model, written = on_one_device("llama", DRAWN)
+    tokens, sizes = prompts()
+    behind = np.arange(LENGTH.size) >= np.array(SIZES)[:, None]
+    other = md.tensor(jnp.where(behind | (np.arange(8) % 2 == 1)[:, None], 3, tokens.array), tokens.dims)
+    again = np.asarray(jax.jit(lambda model: generate(model, other, COUNT, jax.random.key(7), DRAWN, sizes).array)(model))
+    assert np.array_equal(again[::2], written[::2])
+    logits = logits_of(model, whole_rows(written))
+    for row, size in enumerate(SIZES):
+        for i, token in enumerate(written[row]):
+            assert (logits[row, size - 1 + i] > logits[row, size - 1 + i, token]).sum() < DRAWN.top_k
+    assert len({tuple(row) for row in written}) == len(SIZES)
+
+
+def test_a_row_that_has_ended_repeats_its_end_and_the_others_go_on():
+    _, written = on_one_device("llama", GREEDY)
+    end = int(written[0, 2])
+    stopped = on_one_device("llama", dataclasses.replace(GREEDY, end=end))[1]
+    for row, before in zip(stopped, written, strict=True):
+        first = int(np.argmax(before == end)) if end in before else COUNT
+        assert np.array_equal(row[:first], before[:first]) and (row[first:] == end).all()
+    assert not (stopped == end).all(axis=1).all()
+
+
+def test_a_step_reads_the_cache_where_the_law_put_it():
+    """Heads are split by `model`: a step of tensor parallel sums after attention and the feed-forward layer, and moves no key or value."""
+    model, layout = on_one_device("llama", GREEDY)[0], common.on(common.load("tensor"), 8)
+    tokens, sizes = prompts()
+    program = md.lower(lambda m, p, n: generate(m, p, COUNT, jax.random.key(7), GREEDY, n), layout).program(model, tokens, sizes)
+    moved = {c.operation for c in program.collectives if ("written", COUNT) in program.op_of(c).loops}
+    assert moved == {"psum", "pmax", "pmin"}
 
 
 def test_a_continuation_longer_than_the_model_is_an_error():
-    model, prompt, _ = on_one_device("gpt2", 0.0)
-    with pytest.raises(md.MeshDSLError, match="5 tokens of prompt and 12 more exceed the model's length=16"):
-        generate(model, prompt, 12, jax.random.key(0))
+    with pytest.raises(md.MeshDSLError, match="8 tokens of prompt and 12 more exceed the model's length=16"):
+        generate(on_one_device("gpt2", GREEDY)[0], prompts()[0], 12, jax.random.key(0))

@@ -62,7 +62,7 @@ def describe(program, sizes) -> str:
     return f"{HEADER}# mesh: {mesh}\n\n{table if rows else 'no collectives'}\n"
 
 
-@pytest.mark.parametrize("name", common.LAYOUTS)
+@pytest.mark.parametrize("name", (*common.LAYOUTS, *common.STAGES))
 def test_a_train_step_has_the_promised_collectives_and_no_others(name):
     step, sizes, args = train_step(name)
     program = step.program(*args)
@@ -76,7 +76,7 @@ def test_a_train_step_has_the_promised_collectives_and_no_others(name):
 
 def write():
     GOLDEN.mkdir(exist_ok=True)
-    for name in common.LAYOUTS:
+    for name in (*common.LAYOUTS, *common.STAGES):
         step, sizes, args = train_step(name)
         (GOLDEN / f"{name}.txt").write_text(describe(step.program(*args), sizes))
 

@@ -16,6 +16,7 @@ CASES = [("single", 1, False)]
 CASES += [(name, n, False) for name in ("data", "zero1", "fsdp", "tensor", "sequence") for n in (1, 2, 4, 8)]
 CASES += [(name, 1, False) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence")]
 CASES += [(name, n, r) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence") for n in (2, 4, 8) for r in (False, True)]
+CASES += [(name, 8, False) for name in common.STAGES]
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
 

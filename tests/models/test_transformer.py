@@ -1,6 +1,7 @@
 """What the transformer promises beyond parity."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.plan.jaxpr import sub_jaxprs
+from meshdsl.tensor import is_tensor
 from tests.models import common
 
 CONFIG = common.CONFIGS["llama"]
@@ -38,9 +40,12 @@ def test_no_device_holds_unsplit_logits(name):
     assert 8 * 1009 not in sizes
 
 
-def test_bfloat16_computes_and_gathers_in_bfloat16_and_keeps_float32_gradients():
-    config = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
-    lowered, args = program(config, "fsdp")
+def test_a_model_computes_in_the_dtype_of_its_parameters_and_gathers_them_in_it():
+    def in_bfloat16(model, batch, key):
+        return common.loss(jax.tree.map(lambda t: md.cast(t, "bfloat16"), model, is_leaf=is_tensor), batch, key)
+
+    _, args = program(CONFIG, "fsdp")
+    lowered = md.lower(md.value_and_grad(in_bfloat16, has_aux=True), common.load("fsdp"))
     (loss, _), grads = lowered(*args)
     (expected, _), _ = program(CONFIG, "fsdp")[0](*args)
     np.testing.assert_allclose(loss.array, expected.array, rtol=1e-2)
@@ -60,12 +65,32 @@ def test_what_is_recomputed_changes_collectives_and_no_gradient(remat, gathers_a
     assert bool(again) == gathers_again
 
 
+def test_what_a_layer_is_given_waits_in_the_memory_of_the_host():
+    def loss(model, batch, offload):
+        return model.loss(batch["tokens"], batch["targets"], offload=offload)[0]
+
+    lowered = [md.lower(md.value_and_grad(functools.partial(loss, offload=offload)), common.load("fsdp")) for offload in (True, False)]
+    args = common.init(CONFIG), common.batch(CONFIG)
+    assert ["Host" in str(each.trace(*args).jaxpr) or "pinned_host" in str(each.trace(*args).jaxpr) for each in lowered] == [True, False]
+    with pytest.raises(md.MeshDSLError, match="offload of activations: needs layers that are recomputed"):
+        common.init(dataclasses.replace(CONFIG, remat="none")).loss(**args[1], offload=True)
+
+
+def test_logits_are_rounded_to_the_dtype_that_is_asked_for_and_the_loss_is_not():
+    model, batch = common.init(CONFIG), common.batch(CONFIG)
+    nats, exact = (np.asarray(jax.jit(lambda model, to=to: model.nats(**batch, output=to).array)(model)) for to in ("bfloat16", "float32"))
+    logits = jax.jit(lambda model: md.transpose(model(batch["tokens"]), ("batch", "length", "vocab")).array)(model)
+    logits = np.asarray(logits.astype("bfloat16").astype("float32"))
+    chosen = np.take_along_axis(logits, np.asarray(batch["targets"].array)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(nats, np.asarray(jax.nn.logsumexp(logits, -1)) - chosen, rtol=1e-6, atol=1e-6)
+    assert not np.array_equal(nats, exact)
+
+
 @pytest.mark.parametrize(
     "settings, text",
     [
         ({"style": "lama"}, "model: no style 'lama'; did you mean `llama`?"),
         ({"remat": "all"}, "model: no remat 'all'"),
-        ({"compute_dtype": "float8"}, "model: no compute_dtype 'float8'; did you mean `float"),
         ({"layers": 0}, "model: layers is at least 1, not 0"),
         ({"dropout": 1.0}, "model: dropout is at least 0 and less than 1, not 1.0"),
         ({"d_model": 30, "heads": 8}, "model: d_model=30 does not divide into heads=8; set head_dim"),

@@ -9,7 +9,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models.transformer import Config
-from meshdsl.train.checkpoint import Checkpoints
+from meshdsl.train.checkpoints import Checkpoints
+from meshdsl.train.config import Checkpoint
 from meshdsl.train.step import TrainStep
 from tests.models import common
 from tests.models.test_parity import by_path, quick_compiles, value_and_grad  # noqa: F401
@@ -64,11 +65,11 @@ def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
             state, metrics = step(state, batch(CONFIGS["gpt2"], seed=i))
             losses[name].append(float(metrics["loss"]))
     np.testing.assert_allclose(losses["fsdp-tensor"], losses["single"], rtol=1e-5)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", Checkpoint(keep=1))
     checkpoints.save(3, state, {"next_index": 0})
     checkpoints.close()
     single = step_under(load("single", 1), optimizer)
-    restored, _ = Checkpoints(tmp_path / "checkpoints", 1).restore(single.abstract)
+    restored, _ = Checkpoints(tmp_path / "checkpoints", Checkpoint(keep=1)).restore(single.abstract)
     table = next(t for t in jax.tree.leaves(restored.params, is_leaf=lambda x: isinstance(x, md.Tensor)) if any(d.name == "vocab" for d in t.dims))
     assert table.array.shape == tuple(d.size for d in table.dims)
     _, metrics = single(restored, batch(CONFIGS["gpt2"], seed=3))

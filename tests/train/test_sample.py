@@ -1,23 +1,49 @@
-"""The text at the end of a run."""
+"""Texts that a model writes: the same under every layout, each prompt by itself, token by token."""
+
+import functools
 
 import jax
+import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl.commands.find import devices_of_mesh, find_layout
-from meshdsl.train.config import Config, override
+from meshdsl.models.generate import Sampling
+from meshdsl.models.transformer import Transformer
+from meshdsl.train.config import Config
+from meshdsl.train.data.tokenizer import Bytes
 from meshdsl.train.job import Job
-from meshdsl.train.sample import sample_text
+from meshdsl.train.sample import continuations, in_dtype, printable, sample_text
+from meshdsl.train.settings import override
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 
-TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "batch=8"]
+TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.length=16", "batch=8"]
+PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))
+DRAWN, GREEDY = Sampling(0.9), Sampling(0.0)
 
 
-def sample(layout, *settings):
-    config, layout = override(Config(), [*TINY, *settings]), find_layout(layout)
-    job = Job(config, layout, md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]))
-    return sample_text(job, job.step.init(jax.random.key(0)).params)
+def job(layout: str, *settings: str) -> Job:
+    layout = find_layout(layout)
+    return Job(override(Config(), [*TINY, *settings]), layout, md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]))
+
+
+def sample(layout: str, *settings: str) -> str:
+    made = job(layout, *settings)
+    return sample_text(made, made.step.init(jax.random.key(0)).params, Bytes())
+
+
+@functools.cache
+def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN) -> np.ndarray:
+    """[prompts, tokens]"""
+    layout = find_layout(layout)
+    mesh = md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)])
+
+    def init(key):
+        return Transformer.init(key, override(Config(), TINY).model)
+
+    model = jax.jit(init, out_shardings=md.shardings(jax.eval_shape(init, jax.random.key(0)), layout, mesh))(jax.random.key(0))
+    return np.stack(list(continuations(model, prompts, 8, jax.random.key(1), how, layout, mesh)), axis=1)
 
 
 def test_a_sample_continues_the_prompt_up_to_the_length_of_the_model():
@@ -27,9 +53,33 @@ def test_a_sample_continues_the_prompt_up_to_the_length_of_the_model():
     assert all(c.isprintable() or c in "\n\t" for c in text)
 
 
-def test_a_sample_is_the_same_under_every_layout():
-    assert sample("fsdp", "sample.bytes=8") == sample("single", "sample.bytes=8")
-
-
-def test_a_prompt_longer_than_the_model_is_cut():
+def test_a_prompt_longer_than_the_model_is_cut_and_none_begins_a_document():
     assert sample("single", "sample.prompt=a very long prompt indeed").startswith("a very long pro")
+    assert sample("single", "sample.prompt=", "sample.tokens=3").startswith("\ufffd")
+
+
+def test_prompts_of_any_number_and_length_are_continued_alike_where_neither_divides():
+    """Under a layout that splits the batch over four devices and the length over two."""
+    assert np.array_equal(continued("fsdp-sequence"), continued("single"))
+
+
+def test_a_prompt_is_continued_as_if_it_were_alone():
+    assert np.array_equal(continued("single", PROMPTS[:1])[0], continued("single")[0])
+
+
+def test_tokens_stop_when_all_prompts_have_ended():
+    written = continued("single", ((3,),), GREEDY)[0]
+    end = int(written[4])
+    stopped = continued("single", ((3,),), Sampling(temperature=0.0, end=end))[0]
+    assert np.array_equal(stopped, written[: list(written).index(end) + 1])
+
+
+def test_a_model_is_used_in_the_precision_of_its_run():
+    params = job("fsdp").step.init(jax.random.key(0)).params
+    used = in_dtype(params, "bfloat16")
+    assert {str(x.dtype) for x in jax.tree.leaves(used)} == {"bfloat16"}
+    assert all(a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in zip(jax.tree.leaves(used), jax.tree.leaves(params), strict=True))
+
+
+def test_what_a_terminal_would_obey_is_replaced():
+    assert printable("a\x1b[31m\tb\n\x00") == "a\ufffd[31m\tb\n\ufffd"

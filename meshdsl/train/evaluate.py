@@ -1,0 +1,47 @@
+"""The loss on held-out text, exact: the mean over every target of a dataset, however its batches are split or filled up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import meshdsl as md
+from meshdsl.models.transformer import Transformer
+from meshdsl.train.data.place import place
+from meshdsl.train.job import Arrays, Job
+from meshdsl.train.precision import cast
+
+
+class Evaluator:
+    """Losses of a job's model under its layout, computed in the dtypes that its steps compute in, without dropout."""
+
+    def __init__(self, job: Job):
+        self._like = job.held_out
+        precision = job.config.precision
+
+        def sums(model: Transformer, batch: dict[str, md.Tensor]) -> tuple[md.Tensor, md.Tensor]:
+            nats = model.nats(**batch, output=precision.output)
+            return md.sum(nats), md.sum(md.cast(batch["targets"] >= 0, jnp.int32))
+
+        lowered = md.lower(sums, job.layout, job.mesh, dims=job.dims)
+        self._sums = jax.jit(lambda params, batch: lowered(cast(params, precision.compute), batch))
+
+    def losses(self, params: Any, datasets: Mapping[str, Iterable[Arrays]]) -> dict[str, float]:
+        """For each dataset the mean cross-entropy in nats per token, over all targets in its batches that are not -1.
+
+        Args:
+          params: the model, split as the job splits it.
+          datasets: batches as `job.held_out`, of each the rows that this process reads. NaN for one without any target.
+        """
+        # Every batch is on its way before the first result is waited for.
+        found = {name: [self._sums(params, place(batch, self._like)) for batch in batches] for name, batches in datasets.items()}
+        return {name: _mean([(float(nats.array), int(count.array)) for nats, count in sums]) for name, sums in found.items()}
+
+
+def _mean(sums: list[tuple[float, int]]) -> float:
+    count = sum(count for _, count in sums)
+    return math.fsum(nats for nats, _ in sums) / count if count else math.nan

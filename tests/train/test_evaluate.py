@@ -1,0 +1,69 @@
+"""Losses on held-out batches: exact, whatever fills them up."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.commands.find import devices_of_mesh, find_layout
+from meshdsl.train.config import Config
+from meshdsl.train.evaluate import Evaluator
+from meshdsl.train.job import Job
+from meshdsl.train.settings import override
+
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
+TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.vocab=64", "model.length=16", "model.dropout=0.2", "batch=8"]
+
+
+def job(layout: str, *settings: str) -> Job:
+    layout = find_layout(layout)
+    return Job(override(Config(), [*TINY, *settings]), layout, md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]))
+
+
+def batches(*filled: int, separate: bool = False) -> list[dict[str, np.ndarray]]:
+    """A batch for each number of rows that have targets."""
+    rng = np.random.default_rng(0)
+    made = []
+    for rows in filled:
+        tokens, targets = rng.integers(0, 64, (2, 8, 16), np.int32)
+        targets[rows:] = -1
+        made.append({"tokens": tokens, "targets": targets})
+        if separate:
+            targets[:, 4] = -1
+            made[-1] |= {"segments": np.tile(np.arange(16) > 4, (8, 1)).astype(np.int32), "positions": np.tile([*range(5), *range(11)], (8, 1)).astype(np.int32)}
+    return made
+
+
+def test_a_loss_is_the_mean_over_all_targets_of_all_batches():
+    made = job("single")
+    params, data = made.step.init(jax.random.key(0)).params, batches(8, 3)
+    nats = [np.asarray(params.nats(*(md.tensor(batch[name], made.held_out[name].dims) for name in ("tokens", "targets"))).array) for batch in data]
+    expected = (nats[0].sum() + nats[1][:3].sum()) / (11 * 16)
+    assert Evaluator(made).losses(params, {"some": data})["some"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_losses_are_the_same_under_a_layout_that_splits_everything_each_dataset_by_itself():
+    data = {"one": batches(8, 5, separate=True), "two": batches(2, separate=True)}
+    found = []
+    for name in ("single", "fsdp-sequence"):
+        made = job(name, "data.separate=true")
+        evaluator, params = Evaluator(made), made.step.init(jax.random.key(0)).params
+        found.append(evaluator.losses(params, data))
+        assert evaluator._sums._cache_size() == 1
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[0]["one"] != found[0]["two"]
+
+
+def test_losses_are_computed_in_the_precision_of_the_run():
+    wide, narrow = job("single"), job("single", "precision.compute=bfloat16")
+    params = wide.step.init(jax.random.key(0)).params
+    exact, rounded = (Evaluator(each).losses(params, {"some": batches(8)})["some"] for each in (wide, narrow))
+    assert exact != rounded == pytest.approx(exact, rel=1e-2)
+
+
+def test_a_dataset_without_targets_has_no_loss():
+    made = job("single")
+    assert math.isnan(Evaluator(made).losses(made.step.init(jax.random.key(0)).params, {"some": batches(0)})["some"])
