@@ -1,0 +1,61 @@
+"""`meshdsl tokenizer train`: a tokenizer from text."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from meshdsl.commands.flags import count
+from meshdsl.errors import MeshDSLError
+
+
+def add(commands) -> None:
+    tokenizer = commands.add_parser("tokenizer", help="make a tokenizer from text")
+    verbs = tokenizer.add_subparsers(required=True, metavar="train")
+    train = verbs.add_parser("train", help="learn a byte-level BPE", usage="%(prog)s PATH... --vocab N --out tokenizer.json [--format F] [--field NAME]")
+    train.add_argument("paths", nargs="+", metavar="PATH", help="files and folders of text, JSONL or parquet")
+    train.add_argument("--vocab", type=count, required=True, help="tokens, of which 257 are the bytes and the end of a document")
+    train.add_argument("--out", type=Path, required=True, help="the file to write, for data.tokenizer")
+    train.add_argument("--format", choices=("auto", "text", "jsonl", "parquet"), default="auto", help="of the files; auto goes by their endings")
+    train.add_argument("--field", default="text", help="of a JSONL object, or the column of a parquet file, that holds the text")
+    train.set_defaults(command=_train)
+
+
+def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
+    from meshdsl.train.data.bpe import LEAST, train_bpe
+    from meshdsl.train.data.files import find_files
+
+    if settings:
+        raise MeshDSLError(f"`{settings[0]}`: `tokenizer` has no settings")
+    if arguments.vocab < LEAST:
+        raise MeshDSLError(f"--vocab {arguments.vocab}: must be at least {LEAST}, which are every byte and the end of a document")
+    _check_out(arguments.out)
+    files = find_files(arguments.paths, arguments.format)
+    if not any(file.size for file in files):
+        raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in arguments.paths)}")
+    for file in files:
+        if file.format == "tokens":
+            raise MeshDSLError(f"`{file.path}`: holds tokens; a tokenizer is made from text")
+    start = time.perf_counter()
+    tokenizer = train_bpe(files, arguments.field, arguments.vocab)
+    partial = arguments.out.with_name(f"{arguments.out.name}.partial")
+    partial.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    partial.replace(arguments.out)
+    made, size = tokenizer.get_vocab_size(), sum(file.size for file in files) / 2**20
+    print(f"{made:,} tokens from {size:,.1f} MiB of {len(files):,} files in {time.perf_counter() - start:.1f} s")
+    if made < arguments.vocab:
+        print(f"the text has no pairs for more; --vocab asked for {arguments.vocab:,}")
+    print(f"use it by data.tokenizer={arguments.out} model.vocab={made}")
+    return 0
+
+
+def _check_out(out: Path) -> None:
+    """Refuse before the work what could not be written after it."""
+    if out.exists():
+        raise MeshDSLError(f"--out {out}: exists; choose another file")
+    if not out.parent.is_dir():
+        raise MeshDSLError(f"--out {out}: there is no folder {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise MeshDSLError(f"--out {out}: the folder cannot be written")

@@ -1,0 +1,31 @@
+"""A tokenizer made from text: byte pairs, merged by how often they stand side by side (Sennrich et al., 2016; on bytes as in GPT-2, Radford et al., 2019)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from meshdsl.train.data.documents import documents
+from meshdsl.train.data.files import File
+from meshdsl.train.data.tokenizer import ENDS
+
+LEAST = 257  # every byte, and the end of a document
+
+
+def train_bpe(files: Iterable[File], field: str, vocab: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE of at most `vocab` tokens, from the documents in `files`, which are read one after the other.
+
+    Raises:
+      MeshDSLError: a file cannot be read.
+    """
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=[ENDS[0]], initial_alphabet=alphabet, show_progress=sys.stderr.isatty())
+    blocks = (block.decode("utf-8", "replace") for file in files for document in documents(file, field) for block in document)
+    tokenizer.train_from_iterator(blocks, trainer)
+    return tokenizer

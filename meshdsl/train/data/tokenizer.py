@@ -1,0 +1,152 @@
+"""Tokenizers: text to token ids and back. Bytes need no file; any other is a Hugging Face `tokenizer.json`."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from meshdsl.errors import MeshDSLError
+
+# What published tokenizers call the token that ends a document, most specific first.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|end|>", "[SEP]")
+
+
+class Stream(Protocol):
+    """Text from token ids as they come, one call for each id; characters that are not complete yet wait."""
+
+    def __call__(self, token: int) -> str: ...
+
+    def rest(self) -> str:
+        """What still waits when there are no more tokens."""
+
+
+class Tokenizer(Protocol):
+    """What turns text into token ids.
+
+    Attributes:
+      name: as the settings spell it.
+      vocab: every id is less than this.
+      separator: the id that ends a document; text never becomes it.
+      digest: of everything that decides which ids a text becomes.
+    """
+
+    name: str
+    vocab: int
+    separator: int
+    digest: str
+
+    def encode(self, text: str) -> np.ndarray: ...
+
+    def encode_blocks(self, blocks: Sequence[bytes]) -> Iterable[np.ndarray]:
+        """The ids of each block of UTF-8."""
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+    def stream(self) -> Stream: ...
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a setting `data.tokenizer`: `bytes`, or the path of a `tokenizer.json`.
+
+    Raises:
+      MeshDSLError: the file is missing or no tokenizer, or has no token that ends a document.
+    """
+    return Bytes() if name == "bytes" else FromFile(name)
+
+
+class Bytes:
+    """Every byte of UTF-8 is a token. The separator is 0, which text does not contain."""
+
+    name, vocab, separator, digest = "bytes", 256, 0, "bytes"
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+
+    def encode_blocks(self, blocks: Sequence[bytes]) -> Iterable[np.ndarray]:
+        return (np.frombuffer(block, np.uint8) for block in blocks)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        stream = self.stream()
+        return "".join(map(stream, ids)) + stream.rest()
+
+    def stream(self) -> Stream:
+        return _BytesStream()
+
+
+class _BytesStream:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, token: int) -> str:
+        # A model may have more ids than there are bytes; what it says then is no text.
+        return self._decoder.decode(bytes([token])) if token < 256 else self.rest() + "\ufffd"
+
+    def rest(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+class FromFile:
+    """A Hugging Face tokenizer, from its `tokenizer.json`."""
+
+    def __init__(self, name: str):
+        content = _read(name)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # noqa: BLE001 - the library raises no narrower one
+            raise MeshDSLError(f"data.tokenizer: `{name}` is no tokenizer.json of Hugging Face: {error}") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True  # `</s>` in a text is text, not the end of a document
+        self.name = name
+        self.digest = hashlib.sha256(content).hexdigest()
+        known = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab = max(known.values(), default=-1) + 1
+        if not self.vocab:
+            raise MeshDSLError(f"data.tokenizer: `{name}` has no tokens")
+        ends = [known[token] for token in ENDS if token in known]
+        if not ends:
+            raise MeshDSLError(f"data.tokenizer: `{name}` has no token that ends a document; add one of {', '.join(f'`{token}`' for token in ENDS)} to it")
+        self.separator = ends[0]
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_blocks(self, blocks: Sequence[bytes]) -> Iterable[np.ndarray]:
+        texts = [block.decode("utf-8", "replace") for block in blocks]
+        return (np.asarray(each.ids, np.int32) for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
+
+    def stream(self) -> Stream:
+        return _FileStream(self._tokenizer)
+
+
+class _FileStream:
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        self._tokenizer, self._decoder = tokenizer, DecodeStream(skip_special_tokens=True)
+
+    def __call__(self, token: int) -> str:
+        return self._decoder.step(self._tokenizer, int(token)) or ""
+
+    def rest(self) -> str:
+        return ""
+
+
+def _read(name: str) -> bytes:
+    path = Path(name)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MeshDSLError(f"data.tokenizer: `{path}`: {error.strerror}; expected bytes, or a Hugging Face tokenizer.json") from None

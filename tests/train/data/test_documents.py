@@ -1,0 +1,49 @@
+"""The documents of each format."""
+
+import json
+
+import pytest
+
+from meshdsl.train.data import documents as reading
+from meshdsl.train.data.files import find_files
+
+TEXTS = ["one", "zwei: ü", "日本", "a\nb"]
+
+
+def texts_of(path, field="text", **how):
+    return [b"".join(document).decode() for file in find_files([str(path)], **how) for document in reading.documents(file, field)]
+
+
+def test_jsonl_gives_a_field_of_each_line(tmp_path):
+    lines = [json.dumps({"body": text, "text": "not this"}) for text in [*TEXTS, ""]]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:2], "", *lines[2:]]))
+    assert texts_of(tmp_path, "body") == TEXTS
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+def test_parquet_gives_a_column_over_all_row_groups(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    types = {"string": pyarrow.string(), "large_string": pyarrow.large_string(), "dictionary": pyarrow.dictionary(pyarrow.int32(), pyarrow.string())}
+    column = pyarrow.array(TEXTS, pyarrow.string()).cast(types[kind])
+    parquet.write_table(pyarrow.table({"n": [1, 2, 3, 4], "body": column}), tmp_path / "a.parquet", row_group_size=2)
+    assert texts_of(tmp_path, "body") == TEXTS
+
+
+def test_a_long_text_comes_in_blocks_that_end_with_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "BLOCK", 64)
+    text = "".join(f"line {i} of the text\n" for i in range(50)) + "x" * 200 + " the end"
+    (tmp_path / "a.txt").write_text(text)
+    (file,) = find_files([str(tmp_path)])
+    (document,) = reading.documents(file, "text")
+    blocks = list(document)
+    assert b"".join(blocks).decode() == text and list(document) == blocks
+    assert len(blocks) > 10 and all(block.endswith(b"\n") for block in blocks[:10])
+
+
+def test_a_document_is_held_out_by_its_bytes_and_not_by_its_blocks():
+    sides = [reading.is_held_out([b"%d" % i], 0.2) for i in range(500)]
+    assert 60 < sum(sides) < 140
+    assert sides == [reading.is_held_out([b"%d" % i][:1] + [b""], 0.2) for i in range(500)]
+    assert not any(reading.is_held_out([b"%d" % i], 0.0) for i in range(50))

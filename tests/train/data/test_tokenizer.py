@@ -1,0 +1,82 @@
+"""Text to tokens and back, and tokenizers made from text."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+from meshdsl.commands import tokenizer as command
+from meshdsl.errors import MeshDSLError
+from meshdsl.train.data import load_tokenizer
+
+TEXT = "the cat sat on a 猫 — 🐈‍⬛ naïve\n\t<|endoftext|> {}"
+
+
+@pytest.fixture(params=["bytes", "file"])
+def tokenizer(request, tokenizer_file):
+    return load_tokenizer("bytes" if request.param == "bytes" else str(tokenizer_file))
+
+
+def test_text_comes_back_whole(tokenizer):
+    ids = tokenizer.encode(TEXT)
+    assert tokenizer.decode(ids) == TEXT
+    assert ids.max() < tokenizer.vocab and tokenizer.separator not in ids
+    (blocks,) = tokenizer.encode_blocks([TEXT.encode()])
+    np.testing.assert_array_equal(blocks, ids)
+
+
+def test_text_comes_token_by_token_as_soon_as_its_characters_are_whole(tokenizer):
+    stream = tokenizer.stream()
+    parts = [stream(int(token)) for token in tokenizer.encode(TEXT)]
+    assert "".join(parts) + stream.rest() == TEXT
+    assert parts[0] and not any("\ufffd" in part for part in parts)
+
+
+def test_bytes_that_are_no_text_are_marked():
+    assert load_tokenizer("bytes").decode([65, 0xFF, 66, 300, 0xE7]) == "A\ufffdB\ufffd\ufffd"
+
+
+def run(*words):
+    parser = argparse.ArgumentParser()
+    command.add(parser.add_subparsers(required=True))
+    arguments = parser.parse_args(["tokenizer", "train", *map(str, words)])
+    return arguments.command(arguments, [])
+
+
+def test_a_tokenizer_is_made_from_jsonl(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"body": "the cat sat on the mat"}\n' * 9)
+    out = tmp_path / "t.json"
+    assert run(tmp_path / "a.jsonl", "--field", "body", "--vocab", 262, "--out", out) == 0
+    tokenizer = load_tokenizer(str(out))
+    assert tokenizer.vocab == 262 and tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert len(tokenizer.encode("the cat")) < len("the cat")
+    said = capsys.readouterr().out
+    assert "262 tokens" in said and f"data.tokenizer={out} model.vocab=262" in said
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a.jsonl", "t.json"]
+
+
+def test_a_text_with_few_pairs_gives_fewer_tokens(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("aab")
+    assert run(tmp_path / "a.txt", "--vocab", 500, "--out", tmp_path / "t.json") == 0
+    assert "the text has no pairs for more; --vocab asked for 500" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("{folder}/a.txt", "--vocab", "256", "--out", "{folder}/t.json"), "--vocab 256: must be at least 257"),
+        (("{folder}/b.txt", "--vocab", "300", "--out", "{folder}/t.json"), "no file or folder `{folder}/b.txt`"),
+        (("{folder}/a.bin", "--vocab", "300", "--out", "{folder}/t.json"), "`{folder}/a.bin`: holds tokens; a tokenizer is made from text"),
+        (("{folder}/empty", "--vocab", "300", "--out", "{folder}/t.json"), "nothing to read in `{folder}/empty`"),
+        (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/a.txt"), "--out {folder}/a.txt: exists; choose another file"),
+        (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/no/t.json"), "--out {folder}/no/t.json: there is no folder {folder}/no"),
+    ],
+)
+def test_no_tokenizer_is_made_and_the_error_says(tmp_path, words, text):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "a.bin").write_text("text")
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(MeshDSLError) as error:
+        run(*(word.format(folder=tmp_path) for word in words))
+    assert text.format(folder=tmp_path) in str(error.value)
+    assert not (tmp_path / "t.json").exists()
