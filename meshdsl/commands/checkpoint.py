@@ -1,0 +1,174 @@
+"""`meshdsl checkpoint`: look at the checkpoints of a run, check them, and take parameters out and in. No accelerator is touched."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from meshdsl.errors import MeshDSLError
+
+
+def add(commands) -> None:
+    parser = commands.add_parser("checkpoint", help="list, show, verify, export or import checkpoints")
+    parts = parser.add_subparsers(required=True, metavar="ls|show|verify|export|import")
+    run = {"type": Path, "metavar": "RUN", "help": "the folder of a run"}
+    step = {"type": int, "metavar": "N", "help": "the checkpoint of this step; by default the newest"}
+
+    ls = parts.add_parser("ls", help="step, size and time of each, and whether its files are all there")
+    ls.add_argument("run", **run)
+    ls.set_defaults(command=_ls)
+    show = parts.add_parser("show", help="the arrays of one, with dims, dtype and size")
+    show.add_argument("run", **run)
+    show.add_argument("--step", **step)
+    show.set_defaults(command=_show)
+    verify = parts.add_parser("verify", help="read every array of every checkpoint; exit code 1 where one is not what was saved")
+    verify.add_argument("run", **run)
+    verify.set_defaults(command=_verify)
+    export = parts.add_parser("export", help="the parameters as safetensors, full tensors")
+    export.add_argument("run", **run)
+    export.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .safetensors file")
+    export.add_argument("--step", **step)
+    export.add_argument("--limit", type=float, default=5.0, metavar="GB", help="larger models become several files and an index (5)")
+    export.set_defaults(command=_export)
+    take = parts.add_parser("import", help="safetensors as a run that another can begin with by warm_start=RUN")
+    take.add_argument("file", type=Path, metavar="FILE", help="a safetensors file, an index, or a folder with either")
+    take.add_argument("--like", type=Path, required=True, metavar="RUN|CONFIG", help="whose model it is: a run, or a configuration file")
+    take.add_argument("--out", type=Path, required=True, metavar="RUN", help="the folder to make")
+    take.set_defaults(command=_import)
+
+
+def _ls(arguments: argparse.Namespace, settings: list[str]) -> int:
+    from meshdsl.plan.words import columns
+    from meshdsl.train.checkpoints import shelf
+
+    folder = _folder(arguments.run, settings)
+    rows = [("step", "size", "written", "whole"), *(_row(folder, step) for step in shelf.steps(folder))]
+    print("\n".join(columns(rows, right=(0, 1), indent=0)))
+    for path in shelf.aside(folder):
+        print(f"{path.name}: was damaged, and set aside when the run went on from an older one")
+    return 0
+
+
+def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
+    from meshdsl.plan.words import byte_words
+    from meshdsl.train.checkpoints import record
+
+    try:
+        found = record.read(folder / str(step))
+    except record.Damaged as damage:
+        return str(step), "", "", f"no: {damage}"
+    about = (str(step), byte_words(record.bytes_of(found)), _time(found))
+    try:
+        record.check_files(folder / str(step), found)
+    except record.Damaged as damage:
+        return *about, f"no: {damage}"
+    return *about, "yes" if found["whole_state"] else "yes, parameters only"
+
+
+def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
+    from meshdsl.plan.words import byte_words, columns
+    from meshdsl.train.checkpoints import record, tensors
+
+    folder = _folder(arguments.run, settings)
+    step = _step(folder, arguments.step)
+    try:
+        found = record.read(folder / str(step))
+    except record.Damaged as damage:
+        raise MeshDSLError(f"{folder}: the checkpoint of step {step} is damaged: {damage}") from None
+    print(f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(record.bytes_of(found))}\n")
+    stored = {name: said for name, said in found["state"].items() if "dtype" in said}
+    rows = [(name, said["is"].rpartition(" ")[0], said["dtype"], byte_words(tensors.size(said))) for name, said in stored.items()]
+    print("\n".join(columns(rows, right=(3,), indent=0)))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace, settings: list[str]) -> int:
+    from meshdsl.train.checkpoints import shelf
+    from meshdsl.train.checkpoints.stored import verify
+
+    folder, bad = _folder(arguments.run, settings), 0
+    for step in shelf.steps(folder):
+        damage = verify(folder / str(step))
+        if damage and not (folder / str(step)).is_dir():
+            continue  # the run, which goes on, has replaced it meanwhile
+        print(f"step {step}: {f'damaged: {damage}' if damage else 'good'}")
+        bad += bool(damage)
+    return 1 if bad else 0
+
+
+def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
+    from meshdsl.train.checkpoints.transfer import export
+    from meshdsl.train.folder import RunFolder
+    from meshdsl.train.settings import to_toml
+
+    folder = _folder(arguments.run, settings)
+    if arguments.out.suffix != ".safetensors":
+        raise MeshDSLError(f"--out {arguments.out}: expected a name that ends with .safetensors")
+    if arguments.limit <= 0:
+        raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
+    config = to_toml(RunFolder(arguments.run).stored_config())
+    for file in export(folder, _step(folder, arguments.step), arguments.out, config, int(arguments.limit * 1e9)):
+        print(f"wrote {file}")
+    return 0
+
+
+def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
+    from meshdsl.plan.compiled.topology import compile_only
+    from meshdsl.train.checkpoints.tensors import TensorFiles
+    from meshdsl.train.checkpoints.transfer import take
+    from meshdsl.train.config import Config
+    from meshdsl.train.folder import RunFolder
+    from meshdsl.train.settings import read
+
+    _refuse(settings)
+    compile_only()
+    config = RunFolder(arguments.like).stored_config() if arguments.like.is_dir() else read(arguments.like, Config())
+    files, out = TensorFiles(arguments.file), RunFolder(arguments.out)
+    out.refuse_used()
+    unused = take(files, _parameters(config), out.checkpoints)
+    out.begin(config)
+    for line in unused:
+        print(line)
+    print(f"wrote {out.path}; a run begins with it by warm_start={out.path}")
+    return 0
+
+
+def _parameters(config) -> dict:
+    """The parameters of the model that `config` describes, as the record of a checkpoint describes them."""
+    import jax
+
+    from meshdsl.models.transformer import Transformer
+    from meshdsl.train.checkpoints.names import described
+    from meshdsl.train.precision import cast
+
+    return described(jax.eval_shape(lambda: cast(Transformer.init(jax.random.key(0), config.model), config.precision.params)))
+
+
+def _folder(run: Path, settings: list[str]) -> Path:
+    from meshdsl.train.checkpoints.parameters import folder_of
+
+    _refuse(settings)
+    folder = folder_of(run)
+    if folder is None:
+        raise MeshDSLError(f"{run}: there are no checkpoints")
+    return folder
+
+
+def _step(folder: Path, step: int | None) -> int:
+    from meshdsl.train.checkpoints import shelf
+
+    known = shelf.steps(folder)
+    if step is not None and step not in known:
+        raise MeshDSLError(f"--step {step}: there is no such checkpoint; {shelf.words(known)}")
+    return known[-1] if step is None else step
+
+
+def _time(found: dict) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["time"]))
+
+
+def _refuse(settings: list[str]) -> None:
+    if settings:
+        raise MeshDSLError(f"`{settings[0]}`: `checkpoint` has no settings")

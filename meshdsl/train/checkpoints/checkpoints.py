@@ -1,0 +1,156 @@
+"""The checkpoints of a run: saved while it runs, kept by rule, and restored from the newest good one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.train.checkpoints import names, record, shelf
+from meshdsl.train.checkpoints.clock import Clock
+from meshdsl.train.checkpoints.digest import digests
+from meshdsl.train.checkpoints.search import newest_good, newest_record
+from meshdsl.train.checkpoints.together import from_first
+from meshdsl.train.checkpoints.writer import Writer
+from meshdsl.train.config import Checkpoint
+
+
+class Checkpoints:
+    """The checkpoints in a folder. All processes of a run call the methods, in the same order; the folder is shared by them.
+
+    Args:
+      folder: made when the first checkpoint is written.
+      settings: when to write, and what to keep.
+      report: called with a line on each damaged checkpoint that is passed over.
+    """
+
+    def __init__(self, folder: Path, settings: Checkpoint, report: Callable[[str], Any] = print):
+        self.folder = folder
+        self._settings = settings
+        self._report = report
+        self._clock = Clock(settings)
+        self._writer: Writer | None = None
+        self._background = ThreadPoolExecutor(1, "checkpoint")
+        self._finishing: tuple[int, Future] | None = None  # the step that is being written
+        self._damaged: set[int] = set()  # steps that were passed over; they are set aside when something is written
+
+    @property
+    def latest(self) -> int | None:
+        """The step of the newest checkpoint, or None."""
+        self._settle()
+        return max(from_first(lambda: shelf.steps(self.folder)), default=None)
+
+    def check(self, state: Any) -> None:
+        """Look at the newest checkpoint whose files are all there; arrays are not read.
+
+        Raises:
+          MeshDSLError: it is not of a state like `state`, naming the first difference; or there are only damaged ones.
+        """
+        self._settle()
+        found = newest_record(self.folder)
+        if found:
+            self._refuse_other(found, state)
+
+    def due(self, step: int) -> bool:
+        """Whether to save after `step`. Every process asks after every step.
+
+        Raises:
+          MeshDSLError: the checkpoint before could not be written.
+        """
+        if self._finishing and self._finishing[1].done():
+            self._settle()
+        return self._clock.due(step)
+
+    def save(self, step: int, state: Any, data: Any) -> None:
+        """Begin to write a checkpoint; returns when the arrays are copied, so that the next step may overwrite them.
+
+        Args:
+          data: the state of the data, as JSON holds it, the same on all processes.
+
+        Raises:
+          MeshDSLError: the checkpoint before could not be written.
+        """
+        self._settle()
+        if jax.process_index() == 0:
+            self._make_room()
+        self._writer = self._writer or Writer()
+        arrays, described = names.arrays(state), names.described(state)
+        numbers = digests(arrays)  # computed behind the step, and looked at when all else is written
+
+        def seal(folder: Path) -> None:
+            found = map(int, np.asarray(numbers))
+            record.write(folder, step, described, dict(zip(order, found, strict=True)), data)
+
+        order = list(arrays)
+        self._writer.start(self.folder / str(step), arrays, seal)
+        self._finishing = step, self._background.submit(self._finish, self._writer)
+
+    def restore(self, like: Any) -> tuple[Any, Any]:
+        """The newest good state, in the shardings of `like`, and the state of the data that was saved with it.
+
+        Args:
+          like: a state of `ShapeDtypeStruct`s with shardings, or of arrays.
+
+        Raises:
+          MeshDSLError: there is no good checkpoint, or it is of another model or optimizer.
+        """
+        self._settle()
+
+        def wanted(found: dict[str, Any]) -> dict[str, Any]:
+            self._refuse_other(found, like)
+            return names.arrays(like)
+
+        found = newest_good(self.folder, wanted)
+        for line in found.lines():
+            self._report(line)
+        self._damaged |= set(found.damaged)
+        return names.with_arrays(like, found.values), found.record["data"]
+
+    def close(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+          MeshDSLError: it could not be.
+        """
+        self._settle()
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+        self._background.shutdown()
+
+    def _refuse_other(self, found: dict[str, Any], state: Any) -> None:
+        if not found["whole_state"]:
+            raise MeshDSLError(f"{self.folder.parent} holds parameters only; a new run begins with them by warm_start={self.folder.parent}")
+        difference = names.first_difference(found["state"], names.described(state))
+        if difference:
+            raise MeshDSLError(f"{self.folder.parent} holds a checkpoint of another model or optimizer: {difference}")
+
+    def _make_room(self) -> None:
+        """What stands in the way of the next checkpoint goes: leftovers of killed processes, and the names of damaged ones."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shelf.sweep(self.folder)
+            shelf.set_aside(self.folder, self._damaged)
+        except OSError as error:
+            raise MeshDSLError(f"{self.folder}: {error.strerror}") from None
+        self._damaged.clear()
+
+    def _finish(self, writer: Writer) -> None:
+        """In a thread of its own: waits until the checkpoint is whole, and then removes those that need not be kept any more."""
+        writer.wait()
+        if jax.process_index() == 0:
+            shelf.remove(self.folder, shelf.surplus(shelf.steps(self.folder), self._settings.keep, self._settings.keep_every))
+
+    def _settle(self) -> None:
+        """The writer is ours again: what it was writing is whole."""
+        if self._finishing:
+            (step, finishing), self._finishing = self._finishing, None
+            try:
+                finishing.result()
+            except (OSError, ValueError, RuntimeError) as error:
+                raise MeshDSLError(f"{self.folder}: the checkpoint of step {step} could not be written: {error}") from error

@@ -1,0 +1,170 @@
+"""Each fault is one line on stderr and exit code 2, and costs nothing of the run that it is met in."""
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from meshdsl import cli
+from meshdsl.train.folder import RunFolder
+
+TINY = [
+    "--layout", "fsdp", "--devices", "2", "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "batch=4",
+    "schedule.warmup=2", "validation.batches=1", "sample.tokens=1", "checkpoint.every=1",
+]  # fmt: skip
+AGAIN = ["--out", "run", "--resume", "--steps", "3"]
+NEW = ["--out", "other", "--data", "text.txt", "--steps", "2", *TINY]
+NONE_GOOD = "run/checkpoints: there is no good checkpoint; step 2 is damaged: "
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run of two steps, both saved, and the text that it was trained on."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "text.txt").write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
+    jax.config.update("jax_disable_most_optimizations", True)
+    with inside(folder):
+        assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
+    yield folder
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@contextmanager
+def inside(folder):
+    before = Path.cwd()
+    os.chdir(folder)
+    yield
+    os.chdir(before)
+
+
+def contents(folder):
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def every(change, pattern):
+    """A fault of the file `pattern` (the largest of several) in both checkpoints."""
+
+    def fault():
+        for step in "12":
+            path = max(Path("run/checkpoints", step).glob(pattern), key=lambda path: path.stat().st_size)
+            path.unlink() if change is None else path.write_bytes(change(path.read_bytes()))
+
+    return fault
+
+
+def short(data):
+    return data[: len(data) // 2]
+
+
+def flip(data):
+    """One bit of each byte in the middle half; in array data some of it is sure to be read."""
+    quarter = len(data) // 4
+    return data[:quarter] + bytes(byte ^ 1 for byte in data[quarter:-quarter]) + data[-quarter:]
+
+
+def holding(name, data):
+    """A fault that is a file."""
+    return lambda: Path(name).write_bytes(data)
+
+
+def change(name, old, new):
+    Path(name).write_text(Path(name).read_text().replace(old, new))
+
+
+def nothing():
+    pass
+
+
+CHECKPOINTS = {
+    f"checkpoints, {how} {pattern}": (every(change, pattern), AGAIN, text)
+    for pattern, texts in {
+        "meshdsl.json": ("meshdsl.json is not what was written", "meshdsl.json is not what was written", "meshdsl.json: No such file or directory"),
+        "manifest.ocdbt": ("manifest.ocdbt has ", "manifest.ocdbt is not what was written", "manifest.ocdbt is missing"),
+        "_METADATA": ("_METADATA has", "_METADATA is not what was written", "_METADATA is missing"),
+        "_sharding": ("_sharding has", "_sharding is not what was written", "_sharding is missing"),
+        "array_metadatas/*": ("array_metadatas/process_0 has", "array_metadatas/process_0 is not what was written", "array_metadatas/process_0 is missing"),
+        "d/*": (" bytes instead of ", "`", " is missing"),
+    }.items()
+    for (how, change), text in zip((("truncated", short), ("flipped", flip), ("missing", None)), texts, strict=True)
+}
+FAULTS = {
+    "the configuration is no TOML": (holding("run/config.toml", b"steps = "), AGAIN, "run/config.toml: not TOML"),
+    "the configuration has an unknown key": (holding("run/config.toml", b"stepps = 1"), AGAIN, "did you mean `steps`"),
+    "no run to resume": (nothing, ["--out", "none", "--resume"], "--resume: there is no run in none"),
+    "another number of features": (nothing, [*AGAIN, "model.d_ff=32"], "holds a checkpoint of another model or optimizer: `params.blocks.layer.mlp.gate.weight` is"),
+    "another optimizer": (nothing, [*AGAIN, "optimizer.name=lion"], "holds a checkpoint of another model or optimizer: `opt_state"),
+    "a larger vocabulary": (nothing, [*AGAIN, "model.vocab=300"], "`params.embedding.table` is [vocab=256, d_model=16] float32 there and [vocab=300, d_model=16]"),
+    "a vocabulary below the tokenizer's": (nothing, [*AGAIN, "model.vocab=100"], "`bytes` has 256 tokens, more than model.vocab=100; set model.vocab=256"),
+    "no tokenizer": (nothing, [*AGAIN, "data.tokenizer=no.json"], "data.tokenizer: `no.json`: No such file or directory"),
+    "a malformed tokenizer": (holding("bad.json", b"{}"), [*AGAIN, "data.tokenizer=bad.json"], "`bad.json` is no tokenizer.json of Hugging Face"),
+    "missing data": (nothing, [*AGAIN, "--data", "nothing.txt"], "no file or folder `nothing.txt`"),
+    "its own data is gone": (lambda: change("run/config.toml", "text.txt", "gone.txt"), AGAIN, "gone.txt`"),
+    "other data": (holding("x.txt", bytes(range(97, 123)) * 200), [*AGAIN, "--data", "x.txt"], "this run began with other data"),
+    "too little data": (holding("x.txt", b"abc"), [*AGAIN, "--data", "x.txt"], "are less than one batch=4 of length=16"),
+    "malformed JSON": (holding("x.jsonl", b'{"text": "ab"}\n{"text": \n'), [*AGAIN, "--data", "x.jsonl"], "`x.jsonl` line 2: not JSON"),
+    "JSON without the field": (holding("x.jsonl", b'{"body": "ab"}\n'), [*AGAIN, "--data", "x.jsonl"], "`x.jsonl` line 1: no field `text`; known: `body`"),
+    "tokens cut in two": (holding("x.bin", b"abc"), [*AGAIN, "--data", "x.bin"], "`x.bin`: 3 bytes are no whole number of uint16 tokens"),
+    "tokens beyond the vocabulary": (holding("x.bin", b"\x40\x9c" * 5000), [*AGAIN, "--data", "x.bin"], "is not less than model.vocab=256"),
+    "damaged parquet": (holding("x.parquet", b"abc"), [*AGAIN, "--data", "x.parquet"], "`x.parquet`: not parquet, or damaged"),
+    "a run in the folder": (nothing, [*NEW, "--out", "run"], "--out run: holds a run; go on with it by --resume"),
+    "a file where the folder should be": (nothing, [*NEW, "--out", "text.txt"], "--out text.txt: is a file"),
+    "a folder in a file": (nothing, [*NEW, "--out", "text.txt/run"], "text.txt/run: cannot be written"),
+    "a read-only place": (nothing, [*NEW, "--out", "/proc/run"], "/proc/run: cannot be written"),
+    "a warm start from nothing": (nothing, [*NEW, "--warm-start", "none"], "warm_start=none: no such run, and no such file"),
+    "a warm start from another model": (
+        nothing, [*NEW, "--warm-start", "run", "model.d_model=32", "model.vocab=300"], "warm_start=run: none of its 12 parameters is one of this model's",
+    ),
+    "a warm start from a cut file": (holding("x.safetensors", b"abc"), [*NEW, "--warm-start", "x.safetensors"], "x.safetensors: not safetensors: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CHECKPOINTS, *FAULTS])
+def test_one_error_and_nothing_lost(name, trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "copy")
+    fault, words, text = (CHECKPOINTS | FAULTS)[name]
+    with inside(tmp_path / "copy"):
+        fault()
+        refused(words, capsys, text)
+
+
+def refused(words, capsys, *texts):
+    """The command says `texts` in one line, and changes nothing of the run."""
+    before = contents(Path("run"))
+    assert cli.main(["train", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("meshdsl train: ")
+    for text in texts:
+        assert text in said[0]
+    assert contents(Path("run")) == before
+    assert not Path("other/config.toml").exists()
+
+
+def test_two_runs_in_one_folder(trained, capsys):
+    with inside(trained), RunFolder(Path("run")).held():
+        refused(AGAIN, capsys, "--out run: another process is running this run; wait for it, or choose another folder")
+
+
+def test_a_full_disk_is_met_before_the_first_step(trained, capsys, monkeypatch):
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with inside(trained):
+        refused(AGAIN, capsys, "free")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "copy")
+    with inside(tmp_path / "copy"):
+        Path("run/checkpoints/2/manifest.ocdbt").unlink()
+        assert cli.main(["train", *AGAIN]) == 0
+        out = capsys.readouterr().out
+        assert "the checkpoint of step 2 is damaged: manifest.ocdbt is missing; using step 1" in out
+        assert "resumed after step 1" in out
+        assert cli.main(["checkpoint", "ls", "run"]) == 0
+        assert "2.damaged: was damaged, and set aside when the run went on from an older one" in capsys.readouterr().out
+        assert cli.main(["checkpoint", "verify", "run"]) == 0
+        assert capsys.readouterr().out.splitlines() == ["step 2: good", "step 3: good"]

@@ -1,0 +1,127 @@
+"""What is saved comes back, under any layout, and never into another model."""
+
+import errno
+import os
+
+import jax
+import pytest
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.train.checkpoints import named, record, shelf
+from tests.train.checkpoints.states import (
+    FSDP,
+    ONE,
+    TENSOR,
+    assert_equal,
+    contents,
+    make_state,
+    opened,
+    saved,
+)
+
+
+@pytest.mark.parametrize(("optimizer", "other"), [("adamw", TENSOR), ("adafactor", ONE), ("muon", TENSOR)])
+def test_a_state_comes_back_under_another_layout_and_number_of_devices(tmp_path, optimizer, other):
+    state = make_state(FSDP, optimizer=optimizer, seed=3)
+    saved(tmp_path, {1: state})
+    like = make_state(other, optimizer=optimizer)
+    found, data = opened(tmp_path).restore(like)
+    assert_equal(found, state)
+    assert [x.sharding for x in jax.tree.leaves(found)] == [x.sharding for x in jax.tree.leaves(like)]
+    assert data == {"next_index": 1}
+
+
+def test_a_state_is_restored_from_its_description_alone(tmp_path):
+    state = make_state(FSDP, seed=3)
+    saved(tmp_path, {1: state})
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    assert_equal(opened(tmp_path).restore(like)[0], state)
+
+
+def test_a_step_that_overwrites_the_arrays_does_not_reach_the_checkpoint(tmp_path):
+    state = make_state(FSDP, seed=3)
+    mine = state._replace(params=jax.tree.map(lambda x: x.copy(), state.params))
+    twice = jax.jit(lambda params: jax.tree.map(lambda x: x * 2, params), donate_argnums=0)
+    checkpoints = opened(tmp_path)
+    checkpoints.save(1, mine, {})
+    twice(mine.params)
+    checkpoints.close()
+    assert_equal(opened(tmp_path).restore(make_state(FSDP))[0], state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({"keep": 2}, [4, 5]), ({"keep": 1}, [5]), ({"keep": 1, "keep_every": 2}, [2, 4, 5]), ({"keep": 9}, [1, 2, 3, 4, 5])],
+)
+def test_the_newest_are_kept_and_those_that_are_kept_for_good(tmp_path, settings, kept):
+    saved(tmp_path, dict.fromkeys(range(1, 6), make_state(FSDP)), **settings)
+    assert shelf.steps(tmp_path / "checkpoints") == kept
+    assert opened(tmp_path).latest == 5
+
+
+def test_leftovers_of_killed_processes_are_not_seen_and_go_with_the_next_save(tmp_path):
+    state = make_state(FSDP)
+    saved(tmp_path, {1: state})
+    for name in ("7.orbax-checkpoint-tmp", "2.orbax-checkpoint-tmp-1795", "3.leaving"):
+        (tmp_path / "checkpoints" / name / "d").mkdir(parents=True)
+    before = contents(tmp_path)
+    assert opened(tmp_path).latest == 1
+    opened(tmp_path).restore(state)
+    assert contents(tmp_path) == before
+    saved(tmp_path, {7: state})
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["1", "7"]
+
+
+def test_a_folder_without_checkpoints_has_no_latest_and_is_not_made(tmp_path):
+    checkpoints = opened(tmp_path)
+    assert checkpoints.latest is None
+    checkpoints.check(make_state(FSDP))
+    checkpoints.close()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (
+            {"d_ff": 32},
+            "holds a checkpoint of another model or optimizer: `params.up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32] float32 here",
+        ),
+        ({"optimizer": "lion"}, "`opt_state.0.nu.scale` is [d_model=8] bfloat16 there and absent here"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_with(tmp_path, other, text):
+    saved(tmp_path, {1: make_state(FSDP)})
+    before = contents(tmp_path)
+    checkpoints = opened(tmp_path)
+    for refuse in (checkpoints.check, checkpoints.restore):
+        with pytest.raises(MeshDSLError) as error:
+            refuse(make_state(FSDP, **other))
+        assert text in str(error.value)
+    assert contents(tmp_path) == before
+
+
+def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypatch):
+    def full(*args, **how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = opened(tmp_path, every=1)
+    checkpoints.save(1, make_state(FSDP), {})
+    assert checkpoints.latest == 1
+    monkeypatch.setattr(record, "write", full)
+    checkpoints.save(2, make_state(FSDP), {})
+    with pytest.raises(MeshDSLError, match="the checkpoint of step 2 could not be written: .*No space left on device"):
+        checkpoints.close()
+    assert shelf.steps(tmp_path / "checkpoints") == [1]
+
+
+def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(MeshDSLError, match="checkpoints: File exists"):
+        opened(tmp_path).save(1, make_state(FSDP), {})
+
+
+def test_leaves_are_named_by_their_path():
+    names = list(named(make_state(FSDP)))
+    assert names[:3] == ["step", "params.scale", "params.up"]
+    assert "opt_state.0.mu.up" in names
