@@ -44,7 +44,7 @@ def make_mesh(layout: Layout | Mapping[str, int | str], devices: Sequence[jax.De
         `"rest"`, otherwise the first ones that the axes need.
 
     Raises:
-      MeshDSLError: the axes and the devices do not fit each other.
+      MeshDSLError: the axes and the devices do not fit each other, or the axes across slices and the slices.
     """
     name, sizes = (layout.name, layout.mesh) if isinstance(layout, Layout) else ("mesh", layout)
     check_mesh(sizes, name)
@@ -56,6 +56,9 @@ def make_mesh(layout: Layout | Mapping[str, int | str], devices: Sequence[jax.De
     sizes = axis_sizes(sizes, len(devices), name)
     if not sizes:
         return Mesh(np.array(devices[0]), ())
+    if isinstance(layout, Layout):
+        tpu = devices[0].platform == "tpu"
+        check_slices(layout, sizes, _slices(devices) if tpu else len({d.process_index for d in devices}), "slices" if tpu else "processes")
     return Mesh(arrange(sizes, devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
@@ -63,7 +66,8 @@ def arrange(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
     """`devices` as an array with the axes of `sizes`, major first, each where its neighbours are near.
 
     The arrangement is JAX's own: axes are laid, the last one first, over whole dims of a torus where their sizes allow it
-    and over parts of them where not. Several slices are spread over the most major axes: what communicates least stands first in a mesh.
+    and over parts of them where not. Several slices are spread over the most major axes: what communicates least stands first in a mesh, and
+    `[mesh.dcn]` says which axes they are. CPUs and GPUs stand in the order of their processes, so the most major axes go across these.
     """
     try:
         return _arranged(tuple(sizes.values()), devices)
@@ -73,12 +77,34 @@ def arrange(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
 
 
 def _arranged(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
-    slices = len({getattr(d, "slice_index", None) for d in devices}) if devices[0].platform == "tpu" else 1
+    slices = _slices(devices) if devices[0].platform == "tpu" else 1
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     outer = slice_parts(shape, slices)
     inner = tuple(n // o for n, o in zip(shape, outer, strict=True))
     return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+
+
+def _slices(devices: Sequence[Any]) -> int:
+    return len({getattr(d, "slice_index", None) for d in devices})
+
+
+def check_slices(layout: Layout, sizes: Mapping[str, int], count: int, what: str) -> None:
+    """Raise a MeshDSLError unless the axes in `[mesh.dcn]` of `layout` go just across the slices that there are.
+
+    One slice is legal, where nothing goes across any: so a layout for several can be tried on one machine.
+
+    Args:
+      sizes: of all axes.
+      count: how many there are.
+      what: `slices` of TPUs, which the axes must match; or `nodes` or `processes`, several of which may stand together for one slice.
+    """
+    across = math.prod(sizes[axis] for axis in layout.dcn)
+    if count == 1 or not layout.dcn or across == count or (what != "slices" and count % across == 0):
+        return
+    shape = ", ".join(f"{axis}={sizes[axis]}" for axis in layout.dcn)
+    legal = count if what == "slices" else f"a number that divides {count}"
+    raise MeshDSLError(f"{layout.name}, mesh.dcn: {shape} is of {across} slice{'s' * (across > 1)}, and there are {count} {what}; use {legal}")
 
 
 def slice_parts(shape: Sequence[int], slices: int) -> tuple[int, ...]:

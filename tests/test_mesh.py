@@ -1,10 +1,17 @@
 """Device meshes."""
 
+import re
+from contextlib import nullcontext
+
 import jax
+import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.mesh import axis_sizes
+from meshdsl import MeshDSLError
+from meshdsl.mesh import axis_sizes, check_slices
+from meshdsl.plan.hardware import find_target, fit_mesh
+from meshdsl.plan.hardware.places import places
 
 SIZES = {
     "all named": ({"data": 2, "model": 4}, 8, {"data": 2, "model": 4}),
@@ -32,3 +39,49 @@ def test_a_mesh_without_axes_is_one_device():
     assert mesh.size == 1
     x = md.tensor([1.0, 2.0], md.Dim("a", 2))
     assert md.sum(md.lower(lambda x: x * 2.0, md.Layout())(x)).item() == 6
+
+
+SLICES = {"mesh": {"data": "rest", "model": 2, "dcn": {"replica": 2}}, "layout": {"rules": ["batch -> replica, data"], "parameters": ["d_model -> data"]}}
+
+
+def test_axes_across_slices_are_the_most_major_ones_of_the_mesh():
+    layout = md.Layout.from_dict(SLICES)
+    assert dict(layout.mesh) == {"replica": 2, "data": "rest", "model": 2} and layout.dcn == ("replica",)
+    assert layout.mesh_table == SLICES["mesh"]
+    assert dict(md.make_mesh(layout).shape) == {"replica": 2, "data": 2, "model": 2}  # one process: as if there were no slices
+    assert layout.with_mesh({"replica": 4, "data": 2}).dcn == ("replica",)
+    with pytest.raises(MeshDSLError, match="no axis `replica` in the mesh"):
+        layout.with_mesh({"data": 8})
+
+
+@pytest.mark.parametrize("mesh, message", [
+    ({"replica": 2, "dcn": {"replica": 2}}, "layout, mesh.dcn: axis `replica` is in [mesh] too; an axis goes across slices or lies within them"),
+    ({"data": 2, "dcn": {"replica": 0}}, "the size of axis `replica` is a whole number of at least 1"),
+    ({"data": "rest", "dcn": {"replica": "rest"}}, 'only one axis can be "rest"'),
+])  # fmt: skip
+def test_what_is_no_mesh_across_slices(mesh, message):
+    with pytest.raises(MeshDSLError, match=re.escape(message)):
+        md.Layout.from_dict({"mesh": mesh})
+
+
+def test_axes_across_slices_stand_first():
+    with pytest.raises(MeshDSLError, match=re.escape("mesh.dcn: axes across slices, [replica], stand first in the mesh, which is [data, replica]")):
+        md.Layout(mesh={"data": 2, "replica": 2}, dcn=("replica",))
+
+
+@pytest.mark.parametrize("count, what, message", [
+    (1, "slices", None), (2, "slices", None), (4, "processes", None),
+    (4, "slices", "layout, mesh.dcn: replica=2 is of 2 slices, and there are 4 slices; use 4"),
+    (3, "nodes", "layout, mesh.dcn: replica=2 is of 2 slices, and there are 3 nodes; use a number that divides 3"),
+])  # fmt: skip
+def test_the_axes_across_slices_are_as_many_as_the_slices(count, what, message):
+    layout = md.Layout.from_dict(SLICES)
+    with pytest.raises(MeshDSLError, match=re.escape(message)) if message else nullcontext():
+        check_slices(layout, {"replica": 2, "data": 2, "model": 2}, count, what)
+
+
+@pytest.mark.parametrize("name, target, slices", [("slices of TPUs", "v5e:2x2", 2), ("nodes of GPUs", "h100:8x2", 1)])
+def test_each_slice_holds_one_part_of_an_axis_across_them(name, target, slices):
+    machine = find_target(target, slices=slices)
+    at = places(machine, fit_mesh(machine, md.Layout.from_dict(SLICES).mesh))
+    assert [np.unique(at[i, ..., 0]).tolist() for i in range(2)] == [[0], [1]]

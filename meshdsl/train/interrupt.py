@@ -1,25 +1,87 @@
-"""Ctrl-C as a wish that the loop sees between two steps, so the run can finish its step and save it."""
+"""SIGTERM (a scheduler that takes the machine back) and Ctrl-C, as wishes that the loop sees between two steps, so that a run can save its step.
+
+Processes that train together must stop after the same step: all of them take part in its collectives, and in saving it. Whoever got a signal
+leaves the wish in the store that the processes share (`meshdsl.hosts`). All look there every second, in a thread of their own, tell which step they
+have begun, and stop after the first step that none of them has passed. A step asks nothing of the network; meanwhile the loop waits, at its next step.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count as counter
+
+from meshdsl.hosts import store
+
+REASONS = {signal.SIGTERM: "preempted", signal.SIGINT: "interrupted"}
+_EVERY = 1.0  # seconds between two looks at the store
+_AGREEMENT = 600.0  # seconds in which all processes have told where they are; one may still be compiling
+_OVER = "over"  # in place of a wish, where the run came to its end before one
+_number = counter()  # of runs in this process; the same in all of them
+
+
+class Stopping:
+    """What the loop asks after each step."""
+
+    def __init__(self) -> None:
+        self.wish: str | None = None  # of this process
+        self._reason: str | None = None  # of all
+        self._last: int | None = None  # the step after which all stop
+        self._step = 0
+        self._telling = threading.Lock()  # while the processes agree, none goes on
+        self._over = threading.Event()
+
+    def at(self, step: int) -> str | None:
+        """Why the run stops after `step`, counted from 1: "preempted", "interrupted", or None: it goes on."""
+        if store.count() == 1:
+            return self.wish
+        with self._telling:
+            self._step = step
+            return self._reason if self._last is not None and step >= self._last else None
+
+    def watch(self, key: str) -> None:
+        """Pass on the wish of this process and learn those of others, until there is one or the run is over."""
+        with suppress(RuntimeError):  # the store is gone, and JAX ends the process
+            while not self._over.wait(_EVERY) and not store.peek(f"{key}/wish"):
+                if self.wish:
+                    store.put(f"{key}/wish", self.wish)
+            store.put(f"{key}/wish", _OVER)  # unless there is a wish: then all agree, also those at their end
+            if (reason := store.wait_for(f"{key}/wish")) != _OVER:
+                self._agree(key, reason)
+
+    def _agree(self, key: str, reason: str) -> None:
+        with self._telling:
+            store.put(f"{key}/steps/{store.index()}", str(self._step))
+            store.meet(f"{key}/told", _AGREEMENT)
+            if store.first():
+                store.put(f"{key}/last", str(1 + max(map(int, store.folder(f"{key}/steps").values()))))
+            self._last, self._reason = int(store.wait_for(f"{key}/last")), reason
+
+    def over(self) -> None:
+        self._over.set()
 
 
 @contextmanager
-def interruption() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets. A second one raises KeyboardInterrupt, also where the shell had it ignored."""
-    seen = threading.Event()
-    usual = signal.getsignal(signal.SIGINT)
+def stopping() -> Iterator[Stopping]:
+    """SIGTERM and the first Ctrl-C are wishes in here; a second Ctrl-C raises KeyboardInterrupt, also where the shell had it ignored."""
+    stop = Stopping()
 
     def handle(number: int, frame: object) -> None:
-        seen.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if stop.wish == REASONS[number] == "interrupted":
+            raise KeyboardInterrupt
+        stop.wish = REASONS[number]
 
-    signal.signal(signal.SIGINT, handle)
+    usual = {number: signal.signal(number, handle) for number in REASONS}
+    thread = threading.Thread(target=stop.watch, args=(f"stop/{next(_number)}",), name="meshdsl stopping", daemon=True)
+    if store.count() > 1:
+        thread.start()
     try:
-        yield seen
+        yield stop
     finally:
-        signal.signal(signal.SIGINT, usual)
+        stop.over()
+        if store.count() > 1:
+            thread.join()
+        for number, handler in usual.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was set by C code

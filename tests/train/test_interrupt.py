@@ -1,18 +1,27 @@
-"""Ctrl-C."""
+"""SIGTERM and Ctrl-C in one process; for several see `tests/test_hosts.py`."""
 
 import signal
 
 import pytest
 
-from meshdsl.train.interrupt import interruption
+from meshdsl.train.interrupt import stopping
 
 
-def test_the_first_is_a_wish_and_the_second_an_interrupt():
-    before = signal.getsignal(signal.SIGINT)
-    with interruption() as seen:
-        assert not seen.is_set()
+@pytest.mark.parametrize("number, why", [(signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")])
+def test_a_signal_is_a_wish_that_is_seen_after_the_step(number, why):
+    before = signal.getsignal(number)
+    with stopping() as stop:
+        assert stop.at(1) is None
+        signal.raise_signal(number)
+        assert stop.at(2) == why
+    assert signal.getsignal(number) is before
+
+
+def test_the_second_ctrl_c_is_an_interrupt():
+    with stopping() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
-        assert seen.is_set()
+        assert stop.at(1) == "interrupted"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,167 @@
+"""How a process finds the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import jax
+from rich.console import Console
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.hosts import store
+from meshdsl.hosts.clusters import Cluster, find_cluster
+from meshdsl.hosts.ending import follow_launcher, watch
+
+HEARTBEAT = 60  # seconds without a sign of life after which a process counts as dead, and the others end
+PATIENCE = 300  # seconds in which all processes must have come
+VARIABLES = ("MESHDSL_COORDINATOR", "MESHDSL_PROCESSES", "MESHDSL_PROCESS_ID")  # instead of the flags
+
+
+def join(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None, *, patience: int = PATIENCE) -> None:
+    """Meet the other processes that run this command; call it before JAX makes its devices.
+
+    They are told by the arguments, by `VARIABLES` in the environment, or by the cluster that started them. Where nothing says that
+    there are others, or there is one process in all, this does nothing.
+
+    Args:
+      coordinator: `host:port`, where process 0 listens.
+      processes: how many there are.
+      process_id: which one this is, from 0.
+      patience: seconds to wait for the others.
+
+    Raises:
+      MeshDSLError: the arguments are incomplete or make no sense, the port is in use, or nobody listens at the coordinator.
+    """
+    if store.joined():
+        return
+    follow_launcher()
+    told = _told(coordinator, processes, process_id)
+    cluster = None if told else find_cluster()
+    if told and told[1] > 1:
+        _check_coordinator(*told, patience)
+        _gloo()
+        _initialize(*told, patience)
+    elif cluster:
+        _gloo()
+        _initialize_in(cluster, patience)
+    else:
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX has taken it for a service of its own, which swallows it
+    watch()
+
+
+def console() -> Console:
+    """Where a run prints to; in processes but the first it is quiet."""
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, quiet=not store.first())
+
+
+def _told(*given: str | int | None) -> tuple[str, int, int] | None:
+    """The three arguments, from the flags or else from the environment."""
+    names = ("--coordinator", "--processes", "--process-id")
+    if all(value is None for value in given):
+        names, given = VARIABLES, tuple(os.environ.get(name) for name in VARIABLES)
+    missing = [name for name, value in zip(names, given, strict=True) if value in (None, "")]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        raise MeshDSLError(f"{names[0]}, {names[1]} and {names[2]} go together: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    coordinator, *numbers = map(str, given)
+    if not re.fullmatch(r"\S+:[1-9]\d{0,4}", coordinator):
+        raise MeshDSLError(f"{names[0]} {coordinator}: expected host:port, such as 10.0.0.1:1234")
+    if not numbers[0].isdecimal() or int(numbers[0]) < 1:
+        raise MeshDSLError(f"{names[1]} {numbers[0]}: expected a whole number of at least 1")
+    processes = int(numbers[0])
+    if not numbers[1].isdecimal() or int(numbers[1]) >= processes:
+        raise MeshDSLError(f"{names[2]} {numbers[1]}: processes are counted from 0, so that of {processes} the last is {processes - 1}")
+    return coordinator, processes, int(numbers[1])
+
+
+def _check_coordinator(coordinator: str, processes: int, process_id: int, patience: int) -> None:
+    """Raise a MeshDSLError where JAX would crash: the port is in use, or nobody is reached there in `patience` seconds."""
+    host, port = coordinator.rsplit(":", 1)
+    if process_id == 0:
+        with closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of connections that are closing
+            try:
+                probe.bind(("", int(port)))
+            except OSError as error:
+                raise MeshDSLError(f"coordinator {coordinator}: process 0 cannot listen on port {port}: {error.strerror}; choose another port") from None
+        return
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                why = error.strerror or str(error)
+                raise MeshDSLError(
+                    f"coordinator {coordinator}: process {process_id} of {processes} could not reach it in {patience} s ({why}); "
+                    f"is process 0 running there, and is the port open between the machines?"
+                ) from None
+            time.sleep(0.2)
+
+
+def _initialize(coordinator: str, processes: int, process_id: int, patience: int) -> None:
+    late = (
+        f"process {process_id}: coordinator {coordinator}: not all {processes} processes have come in {patience} s; "
+        f"is each of them started, with --processes {processes} and a --process-id of its own?"
+    )
+    with _given_up(late, patience):
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process_id,
+            cluster_detection_method="deactivate",
+            initialization_timeout=2 * patience,
+            heartbeat_timeout_seconds=HEARTBEAT,
+        )
+
+
+def _initialize_in(cluster: Cluster, patience: int) -> None:
+    what = f"{cluster.name} with {cluster.processes} processes"
+    try:
+        with _given_up(f"{what}: not all of them have come in {patience} s; is each of them started?", patience):
+            jax.distributed.initialize(
+                cluster_detection_method=cluster.method,
+                local_device_ids=cluster.devices,
+                initialization_timeout=2 * patience,
+                heartbeat_timeout_seconds=HEARTBEAT,
+            )
+    except (RuntimeError, ValueError) as error:
+        raise MeshDSLError(f"{what}: JAX cannot join them: {' '.join(str(error).split())}") from None
+
+
+@contextmanager
+def _given_up(text: str, patience: int) -> Iterator[None]:
+    """End this process with `text` if what is in here takes longer than that: later, JAX would end it with a stack trace."""
+
+    def give_up() -> None:
+        print(text, file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(patience, give_up)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _gloo() -> None:
+    """What CPUs talk through; of no concern to GPUs and TPUs."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if jax.config.jax_platforms != "cpu" and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        return
+    # It reports each of its connections on the standard output, in every process. What Python prints keeps a way of its own.
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
