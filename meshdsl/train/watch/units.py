@@ -1,0 +1,52 @@
+"""What is measured, in which units; and losses in other units."""
+
+from __future__ import annotations
+
+import math
+
+# metric -> its unit. A run may measure more: whatever its loss function reports.
+UNITS = {
+    "step": "steps",
+    "loss": "nats per token",
+    "cross_entropy": "nats per token",
+    "trained": "of all tokens",
+    "bits_per_byte": "bits per byte",
+    "gradient_norm": "1",
+    "parameter_norm": "1",
+    "learning_rate": "1",
+    "loss_scale": "1",
+    "skipped": "steps",
+    "tokens": "tokens",
+    "tokens_per_second": "tokens/s",
+    "tokens_per_second_per_device": "tokens/s",
+    "mfu_causal": "of peak FLOP/s",
+    "mfu_full": "of peak FLOP/s",
+    "seconds": "s",
+    "input_seconds": "s",
+    "step_seconds": "s",
+    "validation_seconds": "s",
+    "checkpoint_seconds": "s",
+    "profile_seconds": "s",
+    "memory_bytes": "bytes",
+    "memory_peak_bytes": "bytes",
+    "validation_loss": "nats per token",
+    "validation_bits_per_byte": "bits per byte",
+    "validation_perplexity": "1",
+}
+
+
+def unit(metric: str) -> str:
+    """The unit of a metric; empty for what has none or is not known. Of several datasets metrics are `validation/NAME/loss`."""
+    of, _, last = metric.rpartition("/")
+    found = UNITS.get(f"validation_{last}" if of else metric, "1")
+    return "" if found == "1" else found
+
+
+def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:
+    """A loss in nats per token as bits per byte of text, which models with other tokenizers can be compared by."""
+    return loss / math.log(2) / bytes_per_token
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), for a loss in nats per token; infinite where that is too large for a float."""
+    return math.exp(loss) if loss < 709 else loss if math.isnan(loss) else math.inf

@@ -1,0 +1,46 @@
+"""metrics.jsonl, whatever is killed."""
+
+import os
+
+import pytest
+
+from meshdsl.train.watch.file import MetricsFile, keep_until, read_records
+
+from .runs import records, run
+
+
+def test_a_resumed_file_has_one_record_per_step(tmp_path):
+    run(tmp_path, 1, 4)
+    path = tmp_path / "metrics.jsonl"
+    before = path.read_text().splitlines()
+    path.write_text("\n".join(before) + '\n{"step": 5, "lo')  # killed while it wrote
+    run(tmp_path, 3, 3)
+    assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
+    assert path.read_text().splitlines()[:2] == before[:2]
+
+
+def test_what_is_damaged_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo{"step": 3}\n')
+    assert [record["step"] for record in read_records(path)] == [1, 2]
+    keep_until(path, 1)
+    assert path.read_bytes() == b'{"step": 1, "loss": 2.0}\n'
+
+
+def test_a_kill_while_a_file_is_cut_loses_nothing(tmp_path, monkeypatch):
+    run(tmp_path, 1, 4)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+
+    def killed(descriptor):
+        raise SystemExit
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(SystemExit):
+        MetricsFile(tmp_path / "metrics.jsonl", 2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_losses_that_are_not_finite_are_records(tmp_path):
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        file.write('{"step": 1, "loss": NaN}\n{"step": 2, "loss": Infinity}\n')
+    assert [str(record["loss"]) for record in read_records(tmp_path / "metrics.jsonl")] == ["nan", "inf"]
