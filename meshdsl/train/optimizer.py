@@ -17,6 +17,7 @@ from optax.contrib import MuonDimensionNumbers
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Optimizer
+from meshdsl.train.config import Schedule as ScheduleSettings
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
 
@@ -88,20 +89,35 @@ def peak(settings: Optimizer) -> float:
     return settings.learning_rate or usual
 
 
-def make_schedule(settings: Optimizer, steps: int) -> Schedule:
-    """Linear warmup to the peak, then a cosine down to `final` of it after `steps`; no step has a rate of 0."""
-    top, warmup = peak(settings), min(settings.warmup, steps - 1)
-    return optax.warmup_cosine_decay_schedule(top / (warmup + 1), top, warmup, steps, top * settings.final)
+def make_schedule(settings: ScheduleSettings, top: float, steps: int) -> Schedule:
+    """A linear warmup to the rate `top`, then the shape of `settings` to the end of `steps`; no step has a rate of 0."""
+    warmup = min(settings.warmup, steps - 1)
+    rise = optax.linear_schedule(top / (warmup + 1), top, warmup)
+    return optax.join_schedules([rise, _SHAPES[settings.shape](settings, top, steps - warmup)], [warmup])
 
 
-def make_optimizer(settings: Optimizer, steps: int) -> optax.GradientTransformation:
+def _wsd(settings: ScheduleSettings, top: float, steps: int) -> Schedule:
+    falling = max(1, round(settings.decay * steps))
+    return optax.linear_schedule(top, top * settings.final, falling, transition_begin=steps - falling)
+
+
+# shape -> the schedule after the warmup, over so many steps
+_SHAPES: dict[str, Callable[[ScheduleSettings, float, int], Schedule]] = {
+    "cosine": lambda settings, top, steps: optax.cosine_decay_schedule(top, steps, settings.final),
+    "linear": lambda settings, top, steps: optax.linear_schedule(top, top * settings.final, steps),
+    "constant": lambda _, top, __: optax.constant_schedule(top),
+    "wsd": _wsd,
+}
+
+
+def make_optimizer(settings: Optimizer, schedule: ScheduleSettings, steps: int) -> optax.GradientTransformation:
     """The optimizer that `settings` name, over a run of `steps`.
 
     Raises:
         MeshDSLError: unknown name; the text lists the known ones.
     """
     _, make = _entry(settings.name)
-    return make(make_schedule(settings, steps), settings.weight_decay)
+    return make(make_schedule(schedule, peak(settings), steps), settings.weight_decay)
 
 
 def _entry(name: str) -> tuple[float, Callable[[Schedule, float], optax.GradientTransformation]]:

@@ -3,7 +3,10 @@
 Optax runs outside of the lowering, on global arrays that are split as the layout splits optimizer state. Inside, its
 sums over a parameter would be sums over one device's part of it. What it computes for each element needs no
 communication; where the layout splits optimizer state further than parameters (ZeRO-1), each updated parameter is
-gathered once, by the law. The global norm of the gradients is taken in the lowering for the same reason.
+gathered once, by the law. The global norms of gradients and parameters are taken in the lowering for the same reason.
+
+Parameters and optimizer state are kept in the dtypes of the precision; the update is computed in float32, and rounded
+before parameters are gathered.
 """
 
 from __future__ import annotations
@@ -19,10 +22,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
+from meshdsl.lowering import moves
 from meshdsl.lowering.spmd import gather_updated, shardings
 from meshdsl.plan.compiled.options import default_options
 from meshdsl.plan.program import Program
 from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.train.config import Precision
+from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
+from meshdsl.train.precision import LossScale, cast, round_at_random
+
+FLOAT32 = Precision()
 
 
 class State(PyTreeNode):
@@ -32,6 +41,7 @@ class State(PyTreeNode):
     params: PyTreeNode
     opt_state: PyTreeNode
     key: jax.Array
+    scale: LossScale | None = None  # where the loss is scaled dynamically
 
 
 class TrainStep:
@@ -44,12 +54,21 @@ class TrainStep:
       clip: the gradients are scaled down to this global norm where theirs is larger; 0 for never.
       microbatches: a dim of the batch Tensors over which gradients are accumulated before they are summed over devices.
       dims: dims that the layout may speak of although the step does not touch them.
+      precision: the dtypes that parameters and optimizer state are kept in, that the loss function gets its parameters in, and
+        that gradients are summed in; and the scale of the loss.
+      skip_nonfinite: a step whose loss or gradient is NaN or infinite changes nothing but the number of the step. A loss
+        scale that is dynamic implies it.
+      offload: with "optimizer", the optimizer's state waits in the memory of the host. "activations" is for the loss function
+        to do; that the devices can is checked here.
       compiler_options: by default those that let collectives run while the chips of the mesh compute.
 
     Attributes:
       abstract: the state as `ShapeDtypeStruct`s with shardings, without any array having been made.
       shardings: the sharding of each array of the state.
       compiler_options: those that it is compiled with.
+
+    Raises:
+      MeshDSLError: the layout does not fit the parameters, or the devices cannot offload.
     """
 
     def __init__(
@@ -63,26 +82,29 @@ class TrainStep:
         clip: float = 0.0,
         microbatches: Dim | None = None,
         dims: Iterable[Dim | str] = (),
+        precision: Precision = FLOAT32,
+        skip_nonfinite: bool = False,
+        offload: Iterable[str] = (),
         compiler_options: Mapping[str, str] | None = None,
     ):
-        dims = list(dims)
+        dims, offload = list(dims), tuple(offload)
+        check_host_memory(mesh, offload)
         self._init, self._tx, self._clip = init, tx, clip
         self.layout, self.mesh, self.microbatches = layout, mesh, microbatches
-        gradients = md.value_and_grad(loss, has_aux=True, accumulate=microbatches)
-
-        def loss_and_gradients(params, batch, key):
-            (value, aux), grads = gradients(params, batch, key)
-            with jax.named_scope("gradient"):  # after the backward pass, and counted with it
-                norm = global_norm(grads)
-            return value, aux, grads, norm
-
-        self._gradients = md.lower(loss_and_gradients, layout, mesh, dims=dims)
+        self._precision = precision
+        self._skips = skip_nonfinite or precision.loss_scale == "dynamic"
+        on_host = "optimizer" in offload
+        self._gradients = md.lower(_loss_and_gradients(loss, microbatches, precision), layout, mesh, dims=dims)
         shapes = jax.eval_shape(self._start, jax.random.key(0))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        opt_state = shardings(shapes.opt_state, layout, mesh, "optimizer")
+        self._fetched = in_memory(opt_state, DEVICE) if on_host else None  # where optimizer state lies that waits on the host, for the update
         self.shardings = State(
-            step=NamedSharding(mesh, PartitionSpec()),
+            step=everywhere,
             params=shardings(shapes.params, layout, mesh),
-            opt_state=shardings(shapes.opt_state, layout, mesh, "optimizer"),
-            key=NamedSharding(mesh, PartitionSpec()),
+            opt_state=in_memory(opt_state, HOST) if on_host else opt_state,
+            key=everywhere,
+            scale=jax.tree.map(lambda _: everywhere, shapes.scale),
         )
         self.abstract = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, self.shardings
@@ -100,7 +122,9 @@ class TrainStep:
         return jax.jit(self._start, out_shardings=self.shardings)(key)
 
     def __call__(self, state: State, batch: dict[str, Tensor]) -> tuple[State, dict[str, jax.Array]]:
-        """The next state, and scalars: `loss`, what the loss function reports, and `gradient_norm` (before clipping)."""
+        """The next state, and scalars: `loss`, what the loss function reports, `gradient_norm` (before clipping) and
+        `parameter_norm` (before the update); where the loss is scaled `loss_scale`, and where steps may be skipped `skipped`.
+        """
         return self._step(state, batch)
 
     def lower(self, state: State, batch: dict[str, Tensor]):
@@ -109,39 +133,96 @@ class TrainStep:
 
     def program(self, state: State, batch: dict[str, Tensor]) -> Program:
         """The recorded program of the step, with every collective of it."""
-        from meshdsl.plan.explain.drawn import DrawnProgram  # who only trains should not wait for it
+        # Here, because who only trains should not wait for it.
+        from meshdsl.plan.explain.drawn import DrawnProgram
 
         traced = jax.jit(lambda *args: self._one_step(*args)).trace(state, batch)
         return DrawnProgram([*self._gradients.record, *self._to_rest.record], traced.jaxpr, self.layout, dict(self.mesh.shape), (state, batch), (0,))
 
     def _start(self, key) -> State:
         for_params, for_steps = jax.random.split(key)
-        params = self._init(for_params)
-        return State(jnp.zeros((), jnp.int32), params, self._tx.init(params), for_steps)
+        params = cast(self._init(for_params), self._precision.params)
+        opt_state = cast(self._tx.init(cast(params, jnp.float32)), self._precision.optimizer)
+        scale = LossScale.first() if self._precision.loss_scale == "dynamic" else None
+        return State(jnp.zeros((), jnp.int32), params, opt_state, for_steps, scale)
 
     def _one_step(self, state: State, batch):
         key = jax.random.fold_in(state.key, state.step)
         if self.microbatches is not None:
             key = Tensor(jax.random.split(key, self.microbatches.size), (self.microbatches,))
-        loss, aux, grads, norm = self._gradients(state.params, batch, key)
+        scale = self._scale(state)
+        loss, aux, grads, norms = self._gradients(state.params, batch, key, *([] if scale is None else [scale]))
+        metrics = {"loss": loss.array, **{name: t.array for name, t in {**aux, **norms}.items()}}
+        if scale is not None:
+            metrics["loss_scale"] = scale
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"]) if self._skips else None
+        if finite is not None:
+            metrics["skipped"] = jnp.where(finite, 0, 1)
+        params, opt_state = self._updated(state, grads, metrics["gradient_norm"], finite)
+        scale = state.scale if state.scale is None else state.scale.after(finite)
+        return State(state.step + 1, self._to_rest(params), opt_state, state.key, scale), metrics
+
+    def _scale(self, state: State):
+        """What the loss is multiplied by; None for nothing."""
+        if state.scale is not None:
+            return state.scale.value
+        setting = self._precision.loss_scale
+        return None if setting == "none" else jnp.asarray(float(setting), jnp.float32)
+
+    def _updated(self, state: State, grads, norm, finite):
+        """Parameters, split as optimizer state is, and optimizer state after the update; those before it where the step is not `finite`."""
         if self._clip:
-            factor = jnp.minimum(1.0, self._clip / (norm.array + 1e-12))
+            factor = jnp.minimum(1.0, self._clip / (norm + 1e-12))
             grads = jax.tree.map(lambda g: g * factor, grads)
         before = jax.lax.with_sharding_constraint(state.params, self._updating)
-        updates, opt_state = self._tx.update(grads, state.opt_state, before)
-        params = self._to_rest(optax.apply_updates(before, updates))
-        metrics = {"loss": loss.array, **{name: t.array for name, t in aux.items()}, "gradient_norm": norm.array}
-        return State(state.step + 1, params, opt_state, state.key), metrics
+        kept = jax.device_put(state.opt_state, self._fetched) if self._fetched else state.opt_state
+        full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
+        updates, opt_state = self._tx.update(*full)
+        params, opt_state = optax.apply_updates(full[2], updates), cast(opt_state, self._precision.optimizer)
+        if self._precision.stochastic_rounding:
+            params = jax.lax.with_sharding_constraint(round_at_random(params, state.key, state.step), self._updating)
+        else:
+            params = cast(params, self._precision.params)
+        if finite is not None:
+            params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), (params, opt_state), (before, kept))
+        return params, jax.device_put(opt_state, self.shardings.opt_state) if self._fetched else opt_state
 
 
-def global_norm(tree) -> Tensor:
-    """The root of the sum of squares of all Tensors in `tree`. Sums that wait for the same axes are taken together."""
-    waiting: dict[tuple[str, ...], Tensor] = {}
-    for t in jax.tree.leaves(tree, is_leaf=is_tensor):
-        power = md.sum(md.square(md.cast(t, jnp.float32)))
-        so_far = waiting.get(power.pending)
-        waiting[power.pending] = power if so_far is None else so_far + power
-    first, *others = waiting.values()
-    for other in others:
-        first = first + other
-    return md.sqrt(first)
+def _loss_and_gradients(loss: Callable, microbatches: Dim | None, precision: Precision) -> Callable:
+    """What is lowered: of parameters, batch, key and, where the loss is scaled, its scale."""
+    how = {"accumulate": microbatches, "compute": precision.compute, "reduce": precision.reduce}
+
+    def scaled(params, batch, key, scale):
+        value, aux = loss(params, batch, key)
+        return md.cast(value, jnp.float32) * scale, aux
+
+    def loss_and_gradients(params, batch, key, *scale):
+        scale = [md.tensor(s, ()) for s in scale]
+        of = md.value_and_grad(scaled if scale else loss, has_aux=True, **how)
+        (value, aux), grads = of(params, batch, key, *scale)
+        with jax.named_scope("gradient"):  # after the backward pass, and counted with it
+            for s in scale:
+                value, grads = jax.tree.map(lambda x, s=s.array: x / s, (value, grads))
+            gradient, parameter = global_norms(grads, params)
+        return value, aux, grads, {"gradient_norm": gradient, "parameter_norm": parameter}
+
+    return loss_and_gradients
+
+
+def global_norms(*trees) -> list[Tensor]:
+    """For each of `trees` the root of the sum of squares of its Tensors. Sums that wait for the same axes are taken together."""
+    waiting: dict[tuple[str, ...], dict[int, Tensor]] = {}
+    for i, tree in enumerate(trees):
+        for t in jax.tree.leaves(tree, is_leaf=is_tensor):
+            power = md.sum(md.square(md.cast(t, jnp.float32)))
+            powers = waiting.setdefault(power.pending, {})
+            powers[i] = powers[i] + power if i in powers else power
+    totals: list[list[Tensor]] = [[] for _ in trees]
+    for pending, powers in waiting.items():
+        found = list(powers.values())
+        if pending and len(found) > 1:
+            dim = Dim("norms", len(found))
+            found = md.unstack(moves.settle(md.stack(found, dim)), dim)
+        for i, power in zip(powers, found, strict=True):
+            totals[i].append(power)
+    return [md.sqrt(sum(rest, start=first)) for first, *rest in totals]

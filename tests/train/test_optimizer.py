@@ -14,7 +14,7 @@ from meshdsl.layout import Layout
 from meshdsl.lowering.spmd import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import parameter
-from meshdsl.train.config import Optimizer
+from meshdsl.train.config import Optimizer, Schedule
 from meshdsl.train.optimizer import TABLE, make_optimizer, make_schedule
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
@@ -29,9 +29,12 @@ def parameters():
     return {"weight": stacked, "scale": scale}
 
 
+def optimizer(name, rate=0.1, *, warmup=0, steps=10, **settings):
+    return make_optimizer(Optimizer(name=name, learning_rate=rate, **settings), Schedule(warmup=warmup), steps)
+
+
 def updates(name, gradient, **settings):
-    settings = Optimizer(name=name, learning_rate=0.1, warmup=0, **settings)
-    tx = make_optimizer(settings, steps=10)
+    tx = optimizer(name, **settings)
     params = parameters()
     made, _ = jax.jit(tx.update)(jax.tree.map(lambda x: jnp.full_like(x, gradient), params), tx.init(params), params)
     return jax.tree.map(np.asarray, made)
@@ -49,7 +52,7 @@ def test_weight_decay_is_of_matrices_only(name):
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_loss_falls(name):
-    tx = make_optimizer(Optimizer(name=name, learning_rate=0.03, warmup=2, weight_decay=0.0), steps=30)
+    tx = optimizer(name, 0.03, warmup=2, steps=30, weight_decay=0.0)
     loss = lambda params: sum(jnp.mean((x - 0.5) ** 2) for x in jax.tree.leaves(params))
 
     @jax.jit
@@ -82,11 +85,11 @@ def test_split_parameters_get_the_updates_of_whole_ones(name, layout):
 
 def two_updates(name, params):
     """`params` after two updates by gradients that differ."""
-    tx = make_optimizer(Optimizer(name=name, learning_rate=0.1, warmup=0), steps=10)
+    tx = optimizer(name)
     update = jax.jit(tx.update)
     state = jax.jit(tx.init)(params)
     for factor in (1.0, -0.3):
-        made, state = update(jax.tree.map(lambda x: factor * x * x, params), state, params)
+        made, state = update(jax.tree.map(lambda x, factor=factor: factor * x * x, params), state, params)
         params = jax.tree.map(jnp.add, params, made)
     return params
 
@@ -99,14 +102,14 @@ def whole_updates(name):
 @pytest.mark.parametrize("name", TABLE)
 def test_the_state_of_every_optimizer_has_shardings(name):
     layout = LAYOUTS["fsdp-tensor"]
-    state = make_optimizer(Optimizer(name=name), steps=10).init(parameters())
+    state = optimizer(name).init(parameters())
     found = shardings(state, layout, make_mesh(layout), "optimizer")
     assert jax.tree.structure(found) == jax.tree.structure(state)
     jax.device_put(state, found)
 
 
 def test_muon_orthogonalizes_each_layer_of_a_stacked_matrix():
-    tx = make_optimizer(Optimizer(name="muon", learning_rate=1.0, warmup=0, weight_decay=0.0), steps=10)
+    tx = optimizer("muon", 1.0, weight_decay=0.0)
     params = parameters()
     made, _ = tx.update(params, tx.init(params), params)
     for layer in np.asarray(made["weight"].array):
@@ -117,18 +120,41 @@ def test_muon_orthogonalizes_each_layer_of_a_stacked_matrix():
     np.testing.assert_allclose(made["weight"].array[0], alone["weight"].array[0], rtol=1e-4, atol=1e-6)
 
 
-def test_the_schedule_warms_up_to_the_peak_and_falls_to_its_end():
-    schedule = make_schedule(Optimizer(learning_rate=1.0, warmup=3, final=0.1), steps=20)
-    rates = [float(schedule(step)) for step in range(21)]
-    np.testing.assert_allclose(rates[:4], [0.25, 0.5, 0.75, 1.0])
-    assert rates[3:] == sorted(rates[3:], reverse=True)
-    assert rates[20] == pytest.approx(0.1)
+def rates(steps, **settings):
+    """The learning rate of each step, and the one that the run ends at; the peak is 1."""
+    schedule = make_schedule(Schedule(**settings), 1.0, steps)
+    return [float(schedule(step)) for step in range(steps + 1)]
 
 
-def test_a_run_shorter_than_its_warmup_has_a_schedule():
-    assert float(make_schedule(Optimizer(learning_rate=1.0, warmup=50), steps=1)(0)) == 1.0
+@pytest.mark.parametrize("shape", ["cosine", "linear", "wsd"])
+def test_the_schedule_warms_up_to_the_peak_and_falls_to_its_end(shape):
+    found = rates(20, shape=shape, warmup=3, final=0.1)
+    np.testing.assert_allclose(found[:4], [0.25, 0.5, 0.75, 1.0])
+    assert found[3:] == sorted(found[3:], reverse=True)
+    assert found[20] == pytest.approx(0.1)
+
+
+# steps after a warmup of 4, of a run of 24 that ends at a fifth of the peak
+SHAPES = {
+    "cosine": {0: 1.0, 10: 0.6, 20: 0.2},
+    "linear": {0: 1.0, 5: 0.8, 10: 0.6, 20: 0.2},
+    "constant": {0: 1.0, 10: 1.0, 20: 1.0},
+    "wsd": {0: 1.0, 10: 1.0, 15: 0.6, 20: 0.2},  # falls over the last half
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_schedule_has_its_shape(shape):
+    found = rates(24, shape=shape, warmup=4, final=0.2, decay=0.5)
+    for step, rate in SHAPES[shape].items():
+        assert found[4 + step] == pytest.approx(rate), step
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_run_shorter_than_its_warmup_has_a_schedule(shape):
+    assert rates(1, shape=shape, warmup=50)[0] == 1.0
 
 
 def test_an_unknown_optimizer_is_refused_with_the_known_ones():
     with pytest.raises(MeshDSLError, match="optimizer.name=adam: expected one of adamw, adafactor, lion, sgd, muon"):
-        make_optimizer(Optimizer(name="adam"), steps=10)
+        optimizer("adam")
