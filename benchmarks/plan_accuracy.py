@@ -13,17 +13,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.models.sizes import size
-
 from meshdsl.commands.find import find_layout
 from meshdsl.commands.planned import Plan
+from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.mesh import make_mesh
 from meshdsl.plan.compiled.topology import compile_only, target_devices
 from meshdsl.plan.compiled.oom import parse_oom
 from meshdsl.plan.hardware import Network, find_target
 from meshdsl.plan.hlo.schedule import replay
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
 
 from .kept import compiled
 from .measure import table
@@ -46,8 +46,7 @@ class Case:
         return f"{self.model}, {self.layout} {mesh}, {self.target}, {self.batch} x {self.length}, remat {self.remat}"
 
     def plan(self) -> Plan:
-        model = {f"model.{key}": value for key, value in size(self.model).items()}
-        config = override(Config(), **model | {"batch": self.batch, "model.length": self.length, "model.remat": self.remat})
+        config = override(Config(), **model_values(self.model) | {"batch": self.batch, "model.length": self.length, "model.remat": self.remat})
         return Plan(str(self), config, find_layout(self.layout), self.mesh, find_target(self.target))
 
 

@@ -23,17 +23,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshdsl.models.sizes import size
 
 import meshdsl as md
 from meshdsl.commands.find import find_layout
+from meshdsl.commands.settings import model_values
 from meshdsl.commands.planned import Plan
 from meshdsl.plan import from_hlo, summary
 from meshdsl.plan.compiled.options import default_options, parse_options
 from meshdsl.plan.compiled.topology import compile_only, target_devices
 from meshdsl.plan.hardware import Network, find_target
 from meshdsl.plan.hlo.schedule import replay
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
 
 from . import llama, measure
 from .kept import compiled as kept_or_compiled
@@ -94,7 +95,7 @@ class Jitted:
     def __init__(self, config: Config, layout: md.Layout, mesh: Mesh, *, annotated: bool):
         parameters, stream = at_rest(config, layout, mesh), residual(config, layout, mesh)
         specs = {"residual": stream} | (intermediates(parameters, stream, mesh) if annotated else {})
-        self.tx = llama.make_tx(config.optimizer, config.steps)
+        self.tx = llama.make_tx(config.optimizer, config.schedule, config.steps)
         self._place = functools.partial(NamedSharding, mesh)
         shapes = llama.parameter_shapes(config.model)
         state = shapes, jax.eval_shape(self.tx.init, shapes)
@@ -108,7 +109,7 @@ class Jitted:
 
         def step(state, batch):
             parameters, opt_state = state
-            loss, gradients = jax.value_and_grad(llama.loss)(parameters, batch["tokens"], batch["targets"], config.model, note)
+            loss, gradients = jax.value_and_grad(llama.loss)(parameters, batch["tokens"], batch["targets"], config.model, note, config.precision.compute)
             gradients = jax.lax.with_sharding_constraint(gradients, self.shardings[0])
             updates, opt_state = self.tx.update(gradients, opt_state, parameters)
             metrics = {"loss": loss, "gradient_norm": optax.global_norm(gradients)}
@@ -177,7 +178,7 @@ def compare(layout_name: str, names: list[str], settings: list[str], options: di
     mesh = md.make_mesh(sizes, target_devices(target))
     off = dict.fromkeys(default_options(mesh), "false")  # meshdsl's own step has them on
     options = default_options(mesh) if options is None else options
-    config = override(Config(), settings, batch=batch, **{f"model.{key}": value for key, value in size("llama3-8b").items()})
+    config = override(Config(), settings, batch=batch, **model_values("llama3-8b"))
     rows = [["implementation", "arguments GiB", "temporaries GiB", "peak GiB", "moved GiB", "step ms", "compute ms", "exposed ms", "compile s"]]
     moved: dict[str, dict] = {}
     for name in names:

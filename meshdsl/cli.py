@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from meshdsl.commands import compare, compile, explain, layouts, train
+from meshdsl.commands import checkpoint, compare, compile, explain, generate, launch, layouts, plot, tokenizer, train
 from meshdsl.errors import MeshDSLError
+from meshdsl.hosts import ended
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
-_COMMANDS = (train, explain, compile, compare, layouts)
+_COMMANDS = (train, generate, launch, checkpoint, tokenizer, plot, explain, compile, compare, layouts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,14 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MeshDSLError as error:
-        print(f"meshdsl {words[0]}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return ended(f"meshdsl {words[0]}: {' '.join(str(error).split())}", 2)
     except BrokenPipeError:  # whoever reads, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print(f"meshdsl {words[0]}: interrupted; nothing more was saved", file=sys.stderr)
-        return 130
+        return ended(f"meshdsl {words[0]}: interrupted; nothing more was saved", 130)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -48,7 +47,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return _parser().parse_args(flags), settings
 
 
-_WITH_EQUALS = ("--mesh", "--option")  # flags whose values look like settings
+_WITH_EQUALS = ("--mesh", "--option", "--prompt")  # flags whose values look like settings
 
 
 class _Parser(argparse.ArgumentParser):

@@ -63,7 +63,7 @@ def refused(capsys, *words):
         ("train --layout fspd", "no shipped layout of that name; did you mean `fsdp`?"),
         ("train --layout absent.toml", "layout absent.toml: cannot be read: No such file or directory"),
         ("train --layout pyproject.toml", "layout pyproject.toml: unknown key"),
-        ("train --data absent.txt", "data: no file or folder `absent.txt`"),
+        ("train --data absent.txt", "data.sources.text: no file or folder `absent.txt`"),
         ("train --resume", "--resume: say which run, with --out FOLDER"),
         ("train --resume --out absent", "--resume: there is no run in absent"),
         ("train --devices 64", "64 devices are wanted, and there are 8 (cpu)"),
@@ -83,7 +83,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, data, words,
 
 def test_a_run_leaves_its_configuration_metrics_and_checkpoint(run):
     config = tomllib.loads((run / "config.toml").read_text())
-    assert (config["steps"], config["layout"], config["model"]["d_model"]) == (3, "fsdp", 16)
+    assert (config["steps"], config["layout"]["name"], config["model"]["d_model"]) == (3, "layout fsdp.toml", 16)
     assert config["optimizer"]["learning_rate"] > 0  # the resolved one
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from meshdsl import layouts
+from meshdsl import hosts, layouts
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.layout import Layout
 
@@ -19,18 +22,32 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(Path(layouts.__path__[0]).glob("*.toml"))}
 
 
-def find_layout(text: str) -> Layout:
-    """The layout in the file `text`, or the shipped one of that name.
+def find_layout(layout: str | Mapping[str, Any]) -> Layout:
+    """The layout in a file, the shipped one of a name, or the one that a table holds, see `as_table`.
 
     Raises:
-      MeshDSLError: neither exists, or the file is no layout.
+      MeshDSLError: neither exists, or the file or table is no layout.
     """
+    if isinstance(layout, Mapping):
+        rest = {key: value for key, value in layout.items() if key not in ("name", "mesh")}
+        return Layout.from_dict({"mesh": layout.get("mesh", {}), "layout": rest}, name=str(layout.get("name", "layout")))
     known = shipped()
-    if text in known and not Path(text).is_file():
-        return Layout.load(known[text])
-    if not Path(text).is_file() and not text.endswith(".toml"):
-        raise MeshDSLError(f"layout {text}: no such file, and no shipped layout of that name{nearest(text, known)}")
-    return Layout.load(text)
+    if layout in known and not Path(layout).is_file():
+        return Layout.load(known[layout])
+    if not Path(layout).is_file() and not layout.endswith(".toml"):
+        raise MeshDSLError(f"layout {layout}: no such file, and no shipped layout of that name{nearest(layout, known)}")
+    return Layout.load(layout)
+
+
+def as_table(layout: Layout) -> dict[str, Any]:
+    """`layout` as one table, with its name: what a run's configuration keeps, so that it needs no other file."""
+    table = {"mesh": layout.mesh_table}
+    for field in dataclasses.fields(Layout):
+        value = getattr(layout, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if value != default and field.name not in ("mesh", "dcn"):
+            table[field.name] = list(value) if isinstance(value, tuple) else value
+    return table
 
 
 def devices_of_mesh(layout: Layout) -> int:
@@ -44,7 +61,7 @@ def pick_devices(layout: Layout, wanted: int) -> list[jax.Device]:
     """The devices to run on: `wanted` of them, or for 0 what the mesh of `layout` asks for.
 
     Accelerators are used where there are any, all of them by default. Otherwise virtual CPU devices are made, which
-    JAX can do until its first computation: no environment variable is needed.
+    JAX can do until its first computation: no environment variable is needed. Several processes use all devices that they have together.
 
     Raises:
       MeshDSLError: there are fewer devices than wanted.
@@ -53,6 +70,11 @@ def pick_devices(layout: Layout, wanted: int) -> list[jax.Device]:
 
     number = wanted or devices_of_mesh(layout)
     without_tpu()
+    if hosts.count() > 1:
+        found = jax.devices()
+        if wanted not in (0, len(found)):
+            raise MeshDSLError(f"--devices {wanted}: {hosts.count()} processes use all of their {len(found)} devices")
+        return found
     ask_for_virtual(number)
     found = jax.devices()
     if found[0].platform != "cpu" and not wanted:

@@ -44,7 +44,8 @@ def _check(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.mesh import abstract_mesh, axis_sizes
     from meshdsl.plan.compiled.topology import compile_only
     from meshdsl.train import report
-    from meshdsl.train.config import Config, override
+    from meshdsl.train.config import Config
+    from meshdsl.train.settings import override
     from meshdsl.train.job import Job
 
     compile_only()

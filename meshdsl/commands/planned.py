@@ -14,14 +14,15 @@ from meshdsl.commands.settings import model_values
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
-from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh
+from meshdsl.mesh import abstract_mesh, axis_sizes, check_slices, make_mesh
 from meshdsl.models.sizes import step_flops
 from meshdsl.plan.compiled.compile import compile_for
 from meshdsl.plan.compiled.report import CompiledReport
 from meshdsl.plan.compiled.topology import target_devices
 from meshdsl.plan.explain import Explanation, explain
 from meshdsl.plan.hardware import Target, find_target, fit_mesh
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
 from meshdsl.train.job import Job
 
 
@@ -118,7 +119,7 @@ def resolve(arguments: argparse.Namespace, settings: list[str], layout_name: str
     config = replace(configured(arguments, settings), layout=layout_name)
     layout = find_layout(config.layout)
     if mesh is not None:
-        layout = replace(layout, mesh=_parse_mesh(mesh))
+        layout = layout.with_mesh(_parse_mesh(mesh))
         layout.check_axes(layout.mesh)
     target = None
     if arguments.target is not None:
@@ -126,6 +127,8 @@ def resolve(arguments: argparse.Namespace, settings: list[str], layout_name: str
             raise MeshDSLError("--devices: the target says how many devices there are; give one of the two")
         target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
         sizes = fit_mesh(target, layout.mesh, layout.name)
+        on_tpu = target.chip.kind == "tpu"
+        check_slices(layout, sizes, target.slices if on_tpu else (*target.shape, 1)[1], "slices" if on_tpu else "nodes")
     else:
         if arguments.hardware or arguments.slices > 1:
             raise MeshDSLError(f"{'--hardware' if arguments.hardware else '--slices'}: needs a --target")

@@ -6,7 +6,10 @@ from typing import Any
 
 
 def model_values(name: str | None) -> dict[str, Any]:
-    """The settings that the model `name` stands for; none without a name."""
-    from meshdsl.models.sizes import size
+    """The settings that the model `name` stands for; none without a name. Published sizes compute in bfloat16, as they were trained."""
+    from meshdsl.models.sizes import SIZES, size
 
-    return {} if name is None else {f"model.{key}": value for key, value in size(name).items()}
+    if name is None:
+        return {}
+    precision = {"precision.compute": "bfloat16"} if name in SIZES else {}
+    return precision | {f"model.{key}": value for key, value in size(name).items()}

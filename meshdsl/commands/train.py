@@ -3,43 +3,100 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
+from typing import Any
 
-from meshdsl.commands.find import find_layout, pick_devices
+from meshdsl import hosts
+from meshdsl.commands.find import as_table, find_layout, pick_devices
 from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
+
+_USAGE = """%(prog)s [CONFIG.toml] [--layout FILE|NAME] [--model NAME] [--data PATH...] [--steps N] [--devices N]
+                     [--out FOLDER] [--resume [auto]] [--warm-start RUN|FILE] [--profile FIRST:LAST] [--executable FILE]
+                     [--print-config] [--coordinator HOST:PORT --processes N --process-id I] [key=value...]"""
+_SET_BY_FLAG = {"layout": "layout", "devices": "devices", "steps": "steps", "warm_start": "warm_start", "profile": "log.profile"}
 
 
 def add(commands) -> None:
     train = commands.add_parser(
         "train",
         help="train a transformer on text",
-        usage="%(prog)s [--layout FILE|NAME] [--model NAME] [--devices N] [--steps N] [--out FOLDER] [--data PATH...] [--resume] "
-        "[--executable FILE] [key=value...]",
-        epilog="Any other setting is key=value, for example: model.d_model=256 optimizer.name=lion checkpoint.every=50",
+        usage=_USAGE,
+        epilog="Any other setting is key=value, for example: model.d_model=256 precision.compute=bfloat16; --print-config shows all",
     )
+    train.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="settings of the run; with --resume, those of the run in whose folder it lies")
     train.add_argument("--layout", help="a layout file, or the name of a shipped one (see `meshdsl layouts`)")
     train.add_argument("--model", help="a published size such as llama3-8b (see `meshdsl models`), or a style: gpt2 or llama")
     train.add_argument("--devices", type=count, help="so many virtual CPU devices; where there is an accelerator, its first ones")
     train.add_argument("--steps", type=count, help="how many steps to train")
     train.add_argument("--out", type=Path, help="the folder of the run; by default a new one in runs/")
-    train.add_argument("--data", nargs="+", metavar="PATH", dest="data.paths", help="files and folders; by default Python's own library")
-    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    train.add_argument("--data", nargs="+", metavar="PATH", help="files and folders; by default Python's own library")
+    train.add_argument(
+        "--resume", nargs="?", const="yes", choices=("yes", "auto"), metavar="auto", help="go on from the newest checkpoint; auto: or begin, where there is no run yet"
+    )
+    train.add_argument("--warm-start", metavar="PATH", help="begin with the parameters of another run, or of a safetensors file")
+    train.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps")
     train.add_argument("--executable", type=Path, metavar="FILE", help="the compiled step, from `meshdsl compile --save FILE`, instead of compiling it")
+    train.add_argument("--print-config", action="store_true", help="print every setting, resolved, and end")
+    hosts.add_flags(train)
     train.set_defaults(command=_run)
 
 
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.commands.settings import model_values
-    from meshdsl.train.config import Config, override
     from meshdsl.train.folder import RunFolder
+    from meshdsl.train.settings import to_toml
+
+    folder, resume = _folder(arguments)
+    config = _configured(arguments, settings, folder, resume)
+    layout = find_layout(config.layout)
+    config = dataclasses.replace(config, layout=as_table(layout))
+    if arguments.print_config:
+        print(to_toml(config), end="")
+        return 0
+
     from meshdsl.train.loop import train
 
-    if arguments.resume and arguments.out is None:
-        raise MeshDSLError("--resume: say which run, with --out FOLDER")
-    config = RunFolder(arguments.out).stored_config() if arguments.resume else Config()
-    flags = {key: value for key in ("layout", "devices", "steps", "data.paths") if (value := getattr(arguments, key)) is not None}
-    config = override(config, settings, **model_values(arguments.model), **flags)
-    layout = find_layout(config.layout)
-    folder = RunFolder(arguments.out) if arguments.out else RunFolder.unused(Path("runs"), Path(config.layout).stem)
-    return train(config, layout, pick_devices(layout, config.devices), folder, resume=arguments.resume, executable=arguments.executable)
+    hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)
+    if folder is None:
+        if hosts.count() > 1:
+            raise MeshDSLError("--out: several processes need the folder of the run, the same for all, on a file system that all of them see")
+        folder = RunFolder.unused(Path("runs"), Path(layout.name.removeprefix("layout ")).stem)
+    return train(config, layout, pick_devices(layout, config.devices), folder, resume=resume, executable=arguments.executable)
+
+
+def _folder(arguments: argparse.Namespace) -> tuple[Any, bool]:
+    """The folder of the run, None for a new one, and whether the run in it goes on."""
+    from meshdsl.train.folder import RunFolder
+
+    path = arguments.out
+    if arguments.resume and path is None and arguments.config is not None and arguments.config.name == "config.toml":
+        path = arguments.config.parent
+    if arguments.resume and path is None:
+        raise MeshDSLError("--resume: say which run, with --out FOLDER or as FOLDER/config.toml")
+    if path is None:
+        return None, False
+    folder = RunFolder(path)
+    if arguments.resume == "yes" and not folder.config.is_file():
+        raise MeshDSLError(f"--resume: there is no run in {path}")
+    if arguments.resume == "yes" and arguments.warm_start:
+        raise MeshDSLError("--warm-start: is for a new run; one that goes on has parameters of its own")
+    return folder, bool(arguments.resume) and folder.config.is_file()
+
+
+def _configured(arguments: argparse.Namespace, settings: list[str], folder: Any, resume: bool) -> Any:
+    """The configuration: that of the file, or of the run that goes on; then what flags and settings say."""
+    from meshdsl.commands.settings import model_values
+    from meshdsl.train.config import Config
+    from meshdsl.train.settings import override, read
+
+    config = Config()
+    if arguments.config is not None:
+        config = read(arguments.config, config)
+    elif resume:
+        config = folder.stored_config()
+    flags = {key: value for flag, key in _SET_BY_FLAG.items() if (value := getattr(arguments, flag)) is not None}
+    if arguments.data:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, sources={}))
+        flags["data.sources.text.paths"] = arguments.data
+    return override(config, settings, **model_values(arguments.model), **flags)

@@ -1,14 +1,19 @@
-"""The folder of a run: `config.toml`, `metrics.jsonl` and `checkpoints/`. A run never overwrites another."""
+"""The folder of a run: `config.toml`, `metrics.jsonl`, `checkpoints/` and what else it writes. One run has one folder, and one process group at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train import config as configuration
+from meshdsl.train import settings
 from meshdsl.train.config import Config
+
+LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class RunFolder:
           MeshDSLError: there is no run here.
         """
         if not self.config.is_file():
-            raise MeshDSLError(f"--resume: there is no run in {self.path}")
-        return configuration.read(self.config)
+            raise MeshDSLError(f"there is no run in {self.path}")
+        return settings.read(self.config, Config())
 
     def refuse_used(self) -> None:
         """Raise a MeshDSLError if there is anything in the folder already."""
@@ -50,13 +55,47 @@ class RunFolder:
             raise MeshDSLError(f"--out {self.path}: is a file")
         if self.config.exists():
             raise MeshDSLError(f"--out {self.path}: holds a run; go on with it by --resume, or choose another folder")
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.exists() and any(path.name != LOCK for path in self.path.iterdir()):
             raise MeshDSLError(f"--out {self.path}: is not empty; choose another folder")
 
     def begin(self, config: Config) -> None:
-        """Make the folder, and write the configuration into it."""
+        """Make the folder, and write the configuration into it, whole or not at all."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            configuration.write(config, self.config)
+            part = self.config.with_suffix(".part")
+            part.write_text(settings.to_toml(_with_whole_paths(config)), encoding="utf-8")
+            part.replace(self.config)
         except OSError as error:
             raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps every other run out of the folder. The system lets go of it when the process ends, however it ends.
+
+        Raises:
+          MeshDSLError: another run holds it, or nothing can be written here.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / LOCK).open("a")
+        except OSError as error:
+            raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise MeshDSLError(f"--out {self.path}: another process is running this run; wait for it, or choose another folder") from None
+            except OSError:
+                pass  # a file system without locks
+            yield
+
+
+def _with_whole_paths(config: Config) -> Config:
+    """`config` as it is kept with the run: its paths hold from any folder."""
+    whole = lambda path: str(Path(path).absolute()) if path else ""  # noqa: E731
+    sources = {
+        name: replace(each, paths=tuple(map(whole, each.paths)), validation=tuple(map(whole, each.validation))) for name, each in config.data.sources.items()
+    }
+    tokenizer = config.data.tokenizer if config.data.tokenizer == "bytes" else whole(config.data.tokenizer)
+    data = replace(config.data, sources=sources, tokenizer=tokenizer, cache=whole(config.data.cache))
+    return replace(config, data=data, warm_start=whole(config.warm_start))

@@ -5,7 +5,7 @@ Nothing is allocated here until a state is asked for, so the same object serves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,17 +18,15 @@ import meshdsl as md
 from meshdsl.models.transformer import Transformer
 from meshdsl.plan.compiled import saved
 from meshdsl.plan.program import Program
-from meshdsl.train.config import Config, leaves
+from meshdsl.train.config import Config
+from meshdsl.train.data.place import place
 from meshdsl.train.optimizer import make_optimizer, peak
+from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep
 
-_OF_STEP = ("steps", "batch", "microbatches")  # settings that the compiled step depends on, beside those of model and optimizer
-Arrays = dict[str, np.ndarray]  # `tokens` and `targets`, each int32 [rows, length]
-
-
-def _loss(model: Transformer, batch: dict[str, md.Tensor], key: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
-    key = key.array if isinstance(key, md.Tensor) else key  # each microbatch has a key of its own
-    return model.loss(batch["tokens"], batch["targets"], key=key)
+_OF_STEP = ("steps", "batch", "microbatches", "offload", "guard.nonfinite", "data.separate")  # settings that the compiled step depends on,
+_GROUPS_OF_STEP = ("model.", "optimizer.", "schedule.", "precision.")  # and groups of such
+Arrays = dict[str, np.ndarray]  # see `Job.batch`; each int32 [rows, length]
 
 
 class Job:
@@ -44,14 +42,21 @@ class Job:
         microbatches = md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
         self.step = TrainStep(
             lambda key: Transformer.init(key, config.model),
-            _loss,
-            make_optimizer(config.optimizer, config.steps),
+            self._loss,
+            make_optimizer(config.optimizer, config.schedule, config.steps),
             layout,
             mesh,
             clip=config.optimizer.clip,
             microbatches=microbatches,
             dims=self.dims,
+            precision=config.precision,
+            skip_nonfinite=config.guard.nonfinite == "skip",
+            offload=config.offload,
         )
+
+    def _loss(self, model: Transformer, batch: dict[str, md.Tensor], key: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+        key = key.array if isinstance(key, md.Tensor) else key  # each microbatch has a key of its own
+        return model.loss(**batch, key=key, output=self.config.precision.output, offload="activations" in self.config.offload)
 
     @property
     def rows(self) -> int:
@@ -65,12 +70,26 @@ class Job:
 
     @cached_property
     def batch(self) -> dict[str, md.Tensor]:
-        """A training batch in the abstract."""
-        shape = (self.config.batch, self.config.model.length)
-        tensor = self._named(jax.ShapeDtypeStruct(shape, np.int32), self.step.microbatches)
+        """A training batch in the abstract: `tokens` and `targets`, and what tells documents apart where they are kept separate."""
+        return self._abstract(self.step.microbatches)
+
+    @cached_property
+    def held_out(self) -> dict[str, md.Tensor]:
+        """A batch of validation in the abstract, of as many rows as a microbatch."""
+        return self._abstract(None)
+
+    def _abstract(self, microbatches: md.Dim | None) -> dict[str, md.Tensor]:
+        leading = () if microbatches is None else (microbatches,)
+        dims = (*leading, md.Dim("batch", self.rows), self.config.model.dims["length"])
+        tensor = md.tensor(jax.ShapeDtypeStruct([dim.size for dim in dims], np.int32), dims)
         sharding = md.shardings(tensor, self.layout, self.mesh)
         tensor = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tensor, sharding)
-        return {"tokens": tensor, "targets": tensor}
+        names = ("tokens", "targets", *(("segments", "positions") if self.config.data.separate else ()))
+        return dict.fromkeys(names, tensor)
+
+    def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
+        """A training batch on the devices, split by the law, from the rows that this process has to read."""
+        return place(arrays, self.batch)
 
     def program(self) -> Program:
         """The record of one step: every op with its split and moves, every collective."""
@@ -100,38 +119,6 @@ class Job:
     def _settings(self) -> dict[str, str]:
         """Everything that the step is made from, as texts."""
         config = replace(self.config, optimizer=replace(self.config.optimizer, learning_rate=peak(self.config.optimizer)))
-        of_step = {key: str(value) for key, value in leaves(config) if key in _OF_STEP or key.startswith(("model.", "optimizer."))}
+        of_step = {key: str(value) for key, value in leaves(config) if key in _OF_STEP or key.startswith(_GROUPS_OF_STEP)}
         rules = {f"layout {rule.level} rule {i}": rule.text for i, rule in enumerate(self.layout.parsed, 1)}
-        return of_step | rules | {"layout uneven": str([rule.pads for rule in self.layout.parsed])}
-
-    def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
-        """A training batch on the devices, split by the law."""
-        return self._placed({name: self._named(array, self.step.microbatches) for name, array in arrays.items()})
-
-    def evaluate(self, model: Transformer, batches: Iterable[Arrays]) -> float:
-        """The mean cross-entropy in nats per token over `batches` of `rows` sequences, without dropout."""
-        losses = []
-        for arrays in batches:
-            batch = self._placed({name: self._named(array, None) for name, array in arrays.items()})
-            losses.append(self._cross_entropy(model, batch).array)
-        return float(np.mean(jax.device_get(losses)))
-
-    @cached_property
-    def _cross_entropy(self):
-        def cross_entropy(model: Transformer, batch: dict[str, md.Tensor]) -> md.Tensor:
-            return model.loss(batch["tokens"], batch["targets"])[1]["cross_entropy"]
-
-        return md.lower(cross_entropy, self.layout, self.mesh, dims=self.dims)
-
-    def _named(self, array: Any, microbatches: md.Dim | None) -> md.Tensor:
-        """`array` [rows, length] with dims, its rows cut into microbatches where there are any."""
-        leading = () if microbatches is None else (microbatches,)
-        rows = array.shape[0] // (microbatches.size if microbatches else 1)
-        dims = (*leading, md.Dim("batch", rows), md.Dim("length", array.shape[1]))
-        shape = [dim.size for dim in dims]
-        if isinstance(array, jax.ShapeDtypeStruct):
-            return md.tensor(jax.ShapeDtypeStruct(shape, array.dtype), dims)
-        return md.tensor(array.reshape(shape), dims)
-
-    def _placed(self, batch: dict[str, md.Tensor]) -> dict[str, md.Tensor]:
-        return jax.device_put(batch, md.shardings(batch, self.layout, self.mesh))
+        return of_step | rules | {"layout uneven": str([rule.pads for rule in self.layout.parsed]), "layout gather": self.layout.gather}

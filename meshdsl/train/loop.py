@@ -1,38 +1,44 @@
 """The training run: from a configuration to a trained model in a folder.
 
-Order matters here. Everything that can be refused (the data, the mesh, the layout against the model, the checkpoint in
-the folder) is checked before the folder is touched. Then the loop keeps the devices busy: while a step runs, the host
-reads what the step before it measured.
+Order matters here. Everything that can be refused (the data, the mesh, the layout against the model, the folder and the
+checkpoint in it) is checked before anything is written. Then the loop keeps the devices busy: while a step runs, the host
+reads the next batch and what the step before it measured.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from threading import Event
 
-import grain
 import jax
-import numpy as np
 from rich.console import Console
 
 import meshdsl as md
-from meshdsl.train import data
-from meshdsl.train.checkpoint import Checkpoints
+from meshdsl import hosts
+from meshdsl.models.sizes import step_flops
+from meshdsl.plan.hardware import chip_of
+from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.config import Config
+from meshdsl.train.data import Corpus, open_data
+from meshdsl.train.data.batches import Batches
+from meshdsl.train.data.place import rows_here
+from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.interrupt import interruption
+from meshdsl.train.guard import Nonfinite, Watchdog, check_folder
+from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
-from meshdsl.train.metrics import Meter, MetricsFile, Record, bits_per_byte, progress
 from meshdsl.train.optimizer import make_schedule, peak
-from meshdsl.train.report import describe
+from meshdsl.train.report import describe, whole_bytes
 from meshdsl.train.sample import sample_text
+from meshdsl.train.settings import to_toml
 from meshdsl.train.step import State
+from meshdsl.train.watch import Facts, Watch, bits_per_byte, check, perplexity
 
-INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
+ENDINGS = {"preempted": 0, "interrupted": 130}  # exit codes: a scheduler starts a preempted run again, Ctrl-C is the user's word
 
 
 def train(
@@ -47,34 +53,34 @@ def train(
       MeshDSLError: for data, layout, devices, model, folder or executable that cannot be used; nothing is written then.
     """
     config = replace(config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer)))
+    hosts.agree("configuration", f"resume = {str(resume).lower()}\n{to_toml(config)}")
+    check(config.log, config.steps)
     if not resume:
-        folder.refuse_used()
-    text = data.read_text(config.data.paths, config.data.validation)
-    batches = data.train_batches(text.train, config.model.length, config.batch, config.seed)
+        hosts.first_does(folder.refuse_used)
     job = Job(config, layout, md.make_mesh(layout, devices))
     loaded = job.load(executable) if executable else None
-    held_out = data.validation_batches(text.validation, config.model.length, job.rows, config.validation.batches)
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    with closing(Checkpoints(folder.checkpoints, config.checkpoint.keep)) as checkpoints:
+    console = hosts.console()
+    corpus = open_data(config, report=console.print)  # after all that is quick to refuse: it may tokenize for hours
+    hosts.agree("data", corpus.describe())
+    batches = corpus.train(rows_here(job.batch["tokens"]))
+    held_out = corpus.validation(rows_here(job.held_out["tokens"]))
+    with ExitStack() as stack:
+        stack.callback(batches.close)
+        checkpoints = stack.enter_context(closing(Checkpoints(folder.checkpoints, config.checkpoint, report=console.print)))
         checkpoints.check(job.state)
         done = checkpoints.latest or 0
         if done >= config.steps:
             raise md.MeshDSLError(f"{folder.path} is at step {done} of {config.steps}; set more --steps to go on")
+        hosts.first_does(lambda: check_folder(folder.path, whole_bytes(job.state) * (config.checkpoint.keep + 1)))
+        hosts.first_does(lambda: stack.enter_context(folder.held()))
         console.print(describe(layout, job.mesh, job.state, job.program().collectives))
-        console.print(
-            f"\ndata: {len(text.train):,} bytes of {text.files[0]:,} files; "
-            f"{len(text.validation):,} bytes of {text.files[1]:,} files held out\n"
-        )
+        console.print(f"\n{corpus.describe()}\n")
         if executable:
             console.print(f"the compiled step is that of {executable}")
-        folder.begin(config)
-        if done:
-            state, position = checkpoints.restore(job.state)
-            batches.set_state(position)
-            console.print(f"resumed after step {done}")
-        else:
-            state = job.step.init(jax.random.key(config.seed))
-        return Run(job, console, folder, checkpoints, batches, held_out, loaded).to_the_end(state, done)
+        run = Run(job, corpus, console, folder, checkpoints, batches, held_out, loaded)
+        started = run.start(done)
+        hosts.first_does(lambda: folder.begin(config))  # only now: a resume that is refused must leave the configuration as it was
+        return run.to_the_end(*started)
 
 
 @dataclass
@@ -82,23 +88,45 @@ class Run:
     """A run that nothing stands in the way of any more."""
 
     job: Job
+    corpus: Corpus
     console: Console
     folder: RunFolder
     checkpoints: Checkpoints
-    batches: grain.DatasetIterator
-    held_out: list[Arrays]
+    batches: Batches
+    held_out: dict[str, list[Arrays]]
     loaded: Callable | None = None  # the compiled step
+
+    def start(self, done: int) -> tuple[State, int]:
+        """The state to go on from and how many steps led to it: of the newest good checkpoint where there is one, else the first."""
+        if not done:
+            return self.first_state(), 0
+        state, position = self.checkpoints.restore(self.job.state)
+        self.batches.set_state(position)
+        done = int(state.step)
+        self.console.print(f"resumed after step {done}")
+        return state, done
+
+    def first_state(self) -> State:
+        config = self.job.config
+        state = self.job.step.init(jax.random.key(config.seed))
+        if config.warm_start:
+            params, report = warm_start(Path(config.warm_start), state.params)
+            self.console.print(report)
+            state = state.replace(params=params)
+        return state
 
     def to_the_end(self, state: State, done: int) -> int:
         """Train from `state`, which `done` steps led to; returns the exit code."""
         step = self.loaded or self._compiled()
-        with interruption() as interrupted:
-            state, done = self.steps(step, state, done, interrupted)
-        if done < self.job.config.steps:
+        with stopping() as stop:
+            state, done, ending = self.steps(step, state, done, stop)
+            self.checkpoints.close()  # what is said to be saved is on disk
+        if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
-            self.console.print(f"interrupted after step {done}, which is saved; to go on: {again}")
-            return INTERRUPTED
-        self.console.print(f"\nsample:\n{sample_text(self.job, state.params)}\n\nsaved in {self.folder.path}")
+            self.console.print(f"{ending} after step {done}, which is saved; to go on: {again}")
+            return ENDINGS[ending]
+        text = sample_text(self.job, state.params, self.corpus.tokenizer)
+        self.console.print(f"\nsample:\n{text}\n\nsaved in {self.folder.path}")
         return 0
 
     def _compiled(self) -> Callable:
@@ -107,43 +135,89 @@ class Run:
         self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
         return step
 
-    def steps(self, step: Callable, state: State, done: int, interrupted: Event) -> tuple[State, int]:
-        """Run the steps after `done`, but none after the one in which `interrupted` is set. The last one is saved."""
-        config = self.job.config
-        rates = jax.vmap(make_schedule(config.optimizer, config.steps))(np.arange(config.steps))
+    def steps(self, step: Callable, state: State, done: int, stop: Stopping) -> tuple[State, int, str | None]:
+        """Run the steps after `done`, but none after the one in which `stop` asks to end. The last one is saved.
+
+        Returns:
+          The state, the steps that led to it, and what ended the run before its time: "preempted", "interrupted" or None.
+        """
+        config, job = self.job.config, self.job
+        ending = None
         with (
-            MetricsFile(self.folder.metrics, done) as file,
-            progress(self.console, done, config.steps, config.log_every) as show,
+            Watch(self.facts(), self.folder, config.log, self.console, done, config.steps) as watch,
+            Watchdog(config.guard.timeout, self.folder.path) as dog,
         ):
-            meter = Meter(config.batch * config.model.length, np.asarray(rates))
-
-            def note(record: Record | None) -> None:
-                if record:
-                    file.write(record)
-                    show(record)
-
-            for done in range(done + 1, config.steps + 1):
-                state, measured = step(state, self.job.place(next(self.batches)))
-                note(meter.add(done, measured))
-                last = done == config.steps or interrupted.is_set()
+            guard = Nonfinite(config.guard, self.folder.path)
+            while done < config.steps and not ending:
+                with watch.spent("input"):
+                    arrays = next(self.batches)
+                    batch = job.place(arrays)
+                state, measured = step(state, batch)
+                done += 1
+                guard.keep(done, arrays)
+                record = watch.step(done, measured)
+                dog.beat(done)
+                ending = stop.at(done)
+                last = bool(ending) or done == config.steps
                 validate = done == config.steps or _due(done, config.validation.every)
-                save = last or _due(done, config.checkpoint.every)
-                if validate or save:
-                    record = meter.settle()
-                    note(record | self.validate(state, done) if validate else record)
-                    if save:
+                save = last or self.checkpoints.due(done)
+                verdict = guard.judge(record)
+                if verdict == "go" and (validate or save):
+                    verdict = guard.judge(watch.settle())  # of this very step: what is saved is known to be finite
+                if verdict == "rollback":
+                    state, done, ending = *self.back(), None
+                    watch.rewind(done)
+                    continue
+                if validate:
+                    with watch.spent("validation"):
+                        watch.note(done, self.validate(state, done))
+                if save:
+                    with watch.spent("checkpoint"):
                         self.checkpoints.save(done, state, self.batches.get_state())
-                    meter.start()
-                if last:
-                    break
+                dog.beat(done)
+        return state, done, ending
+
+    def back(self) -> tuple[State, int]:
+        """The newest checkpoint, or the first state. The data go on where they are, past the batch that was no good (Chowdhery et al., 2022, section 5.1)."""
+        if self.checkpoints.latest is None:
+            state, done = self.first_state(), 0
+        else:
+            state, _ = self.checkpoints.restore(self.job.state)
+            done = int(state.step)
+        self.console.print(f"rolled back to step {done}; the data go on after the batch that was no good")
         return state, done
 
-    def validate(self, state: State, done: int) -> Record:
-        """The loss on the held-out text, printed and as a part of the step's record."""
-        loss = self.job.evaluate(state.params, self.held_out)
-        bits = bits_per_byte(loss)
-        self.console.print(f"step {done}: validation loss {loss:.4f} nats/token, {bits:.3f} bits/byte")
-        return {"validation_loss": loss, "validation_bits_per_byte": bits}
+    def facts(self) -> Facts:
+        config, mesh = self.job.config, self.job.mesh
+        tokens = config.batch * config.model.length
+        chip = chip_of(mesh.devices.flat[0])
+        return Facts(
+            tokens=tokens,
+            flops=step_flops(config.model, tokens, config.model.length),
+            peak_flops=chip.flops if chip else None,
+            devices=mesh.size,
+            learning_rate=make_schedule(config.schedule, config.optimizer.learning_rate, config.steps),
+            bytes_per_token=self.corpus.train_bytes_per_token,
+        )
+
+    def validate(self, state: State, done: int) -> dict[str, float]:
+        """Losses on the held-out text of each dataset, printed and as a part of the step's record."""
+        losses = self.evaluator.losses(state.params, self.held_out)
+        values: dict[str, float] = {}
+        for name, loss in losses.items():
+            found = {"loss": loss, "perplexity": perplexity(loss)}
+            if per_token := self.corpus.bytes_per_token[name]:
+                found["bits_per_byte"] = bits_per_byte(loss, per_token)
+            bits = f", {found['bits_per_byte']:.3f} bits/byte" if per_token else ""
+            which = f" on {name}" if len(losses) > 1 else ""
+            self.console.print(f"step {done}: validation loss{which} {loss:.4f} nats/token{bits}")
+            prefix = f"validation/{name}/" if len(losses) > 1 else "validation_"
+            values |= {prefix + key: value for key, value in found.items()}
+        return values
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.job)
 
 
 def _due(step: int, every: int) -> bool:

@@ -15,7 +15,7 @@ from meshdsl.layout import Layout
 from meshdsl.plan.collective import Collective, summary
 from meshdsl.plan.words import byte_words
 from meshdsl.tensor import axes_of, notation
-from meshdsl.train.checkpoint import named
+from meshdsl.train.checkpoints import named
 
 
 def describe(layout: Layout, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, state: Any, collectives: Iterable[Collective]) -> str:
@@ -71,8 +71,12 @@ def memory_lines(state: Any) -> Iterator[str]:
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     yield f"{count:,} parameters"
     for what, tree in (("parameters", state.params), ("optimizer state", state.opt_state)):
-        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-        yield f"  {what:16}{byte_words(device_bytes(tree)):>10} per device, {byte_words(whole)} in all"
+        yield f"  {what:16}{byte_words(device_bytes(tree)):>10} per device, {byte_words(whole_bytes(tree))} in all"
+
+
+def whole_bytes(tree: Any) -> int:
+    """Bytes of the arrays of `tree`, each counted once."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def device_bytes(tree: Any) -> int:

@@ -5,6 +5,7 @@ import pytest
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.settings import override
 
 
 def test_a_folder_that_a_run_has_is_refused_to_another(tmp_path):
@@ -36,7 +37,7 @@ def test_a_folder_below_a_file_is_one_error(tmp_path):
 
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
-    with pytest.raises(MeshDSLError, match="--resume: there is no run in"):
+    with pytest.raises(MeshDSLError, match="there is no run in"):
         RunFolder(tmp_path).stored_config()
 
 
@@ -45,3 +46,29 @@ def test_unused_folders_are_distinct(tmp_path):
     first.begin(Config())
     second = RunFolder.unused(tmp_path, "fsdp")
     assert first.path.name.endswith("-fsdp") and second.path != first.path
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    folder = RunFolder(tmp_path / "a")
+    with folder.held():
+        with pytest.raises(MeshDSLError, match="another process is running this run"), folder.held():
+            pass
+    with folder.held():
+        folder.refuse_used()
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(MeshDSLError, match="Not a directory"), RunFolder(tmp_path / "file" / "a").held():
+        pass
+
+
+def test_the_paths_of_a_kept_configuration_hold_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "a")
+    folder.begin(override(Config(), ["data.sources.web.paths=web,more", "data.tokenizer=t.json"]))
+    kept = folder.stored_config().data
+    assert kept.sources["web"].paths == (str(tmp_path / "web"), str(tmp_path / "more"))
+    assert kept.tokenizer == str(tmp_path / "t.json")
+    folder.begin(Config())
+    assert folder.stored_config() == Config()

@@ -3,18 +3,28 @@
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train import config as configuration
-from meshdsl.train.config import Config, override
+from meshdsl.train.config import Config, Source
+from meshdsl.train.settings import leaves, override, read, to_toml
 
 
 def test_settings_are_parsed_by_the_type_of_their_field():
     config = override(
-        Config(), ["model.d_model=64", "optimizer.name=lion", "optimizer.learning_rate=3e-4", "data.paths=a,b"]
+        Config(),
+        ["model.d_model=64", "optimizer.name=lion", "optimizer.learning_rate=3e-4", "offload=optimizer,activations", "data.separate=true"],
     )
     assert config.model.d_model == 64
     assert config.optimizer.name == "lion"
     assert config.optimizer.learning_rate == 3e-4
-    assert config.data.paths == ("a", "b")
+    assert config.offload == ("optimizer", "activations")
+    assert config.data.separate is True
+
+
+def test_a_table_by_name_grows_where_a_name_is_new():
+    config = override(Config(), ["data.sources.web.paths=a,b", "data.sources.web.weight=3", "data.sources.code.paths=c"])
+    assert config.data.sources == {"web": Source(paths=("a", "b"), weight=3.0), "code": Source(paths=("c",))}
+    config = override(config, ["data.sources.web.weight=0.5"])
+    assert config.data.sources["web"] == Source(paths=("a", "b"), weight=0.5)
+    assert ("data.sources.code.paths", ["c"]) in list(leaves(config))
 
 
 def test_the_last_of_two_settings_of_one_key_holds():
@@ -33,15 +43,27 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("stebs=3", "no setting `stebs`; did you mean `steps`?"),
         ("model.d_modle=64", "no setting `model.d_modle`; did you mean `model.d_model`?"),
         ("modle.d_model=64", "no setting `modle.d_model`; did you mean `model.d_model`?"),
-        ("checkpoint=3", "`checkpoint` is a group of settings; set one of `checkpoint.every`, `checkpoint.keep`"),
+        ("model.d_model.size=64", "no setting `model.d_model.size`; did you mean `model.d_model`?"),
+        ("checkpoint=3", "`checkpoint` is a group of settings; set one of `checkpoint.every`, `checkpoint.minutes`"),
+        ("data.sources=web", "`data.sources` is a table of settings by name; set `data.sources.NAME.paths`"),
+        ("data.sources.web=a", "`data.sources.web` is a table of settings by name; set `data.sources.NAME.paths`"),
+        ("data.sources.web.path=a", "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?"),
+        ("data.sources.web.format=json", "data.sources.web.format=json: expected auto, text, jsonl, parquet or tokens; did you mean `jsonl`?"),
+        ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0"),
         ("steps=many", "steps=many: expected a whole number"),
         ("steps=1.5", "steps=1.5: expected a whole number"),
+        ("data.separate=maybe", "data.separate=maybe: expected true or false"),
         ("optimizer.clip=x", "optimizer.clip=x: expected a number"),
         ("steps=-1", "steps=-1: must be at least 1"),
         ("optimizer.clip=nan", "optimizer.clip=nan: must be at least 0"),
         ("data.validation=1", "data.validation=1.0: must be less than 1"),
+        ("schedule.shape=cosin", "schedule.shape=cosin: expected cosine, linear, constant or wsd; did you mean `cosine`?"),
+        ("precision.compute=bf16", "precision.compute=bf16: expected float32, bfloat16 or float16; did you mean `bfloat16`?"),
+        ("precision.loss_scale=big", "precision.loss_scale=big: expected none, dynamic, or a number above 0"),
+        ("precision.stochastic_rounding=true", "precision.stochastic_rounding: is for precision.params=bfloat16"),
+        ("offload=optimiser", "offload: no `optimiser`; did you mean `optimizer`?"),
+        ("guard.nonfinite=ignore", "guard.nonfinite=ignore: expected stop, skip or rollback"),
         ("model.style=gpt3", "model: no style 'gpt3'; did you mean `gpt2`?"),
-        ("model.vocab=100", "model.vocab=100: must be at least 256, as tokens are bytes"),
         ("microbatches=5", "batch=32 does not divide into microbatches=5"),
     ],
 )
@@ -51,10 +73,25 @@ def test_a_bad_setting_is_refused_with(setting, text):
     assert text in str(error.value)
 
 
-def test_a_written_configuration_reads_back_equal(tmp_path):
-    config = override(Config(), ["model.layers=3", "data.paths=x.txt", "sample.prompt=a \"b\"\n"])
-    configuration.write(config, tmp_path / "config.toml")
-    assert configuration.read(tmp_path / "config.toml") == config
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["model.layers=3", 'sample.prompt=a "b"\n', "offload=optimizer"],
+        ["data.sources.web.paths=x.txt", "data.sources.web.weight=2", "data.sources.b-c.format=jsonl"],
+    ],
+)
+def test_a_written_configuration_reads_back_equal(tmp_path, settings):
+    config = override(Config(), settings)
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert read(tmp_path / "config.toml", Config()) == config
+
+
+def test_a_layout_stands_in_the_configuration_as_it_is(tmp_path):
+    (tmp_path / "config.toml").write_text('[layout]\nname = "mine"\nmesh = {data = "rest"}\nrules = ["batch -> data"]\n')
+    config = read(tmp_path / "config.toml", Config())
+    assert config.layout == {"name": "mine", "mesh": {"data": "rest"}, "rules": ["batch -> data"]}
+    assert override(config, ["layout=fsdp"]).layout == "fsdp"
 
 
 @pytest.mark.parametrize(
@@ -64,18 +101,20 @@ def test_a_written_configuration_reads_back_equal(tmp_path):
         ("stebs = 3", "no setting `stebs`; did you mean `steps`?"),
         ("steps = 'three'", "steps=three: expected a whole number"),
         ("steps = true", "steps=True: expected a whole number"),
-        ("data.paths = 'a'", "data.paths=a: expected a list of texts"),
+        ("[data.sources.web]\npaths = 'a'", "data.sources.web.paths=a: expected a list of texts"),
+        ("[data.sources.web]\npath = ['a']", "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?"),
+        ("layout = 3", "layout=3: expected text"),
     ],
 )
 def test_a_bad_configuration_file_is_refused_with(tmp_path, content, text):
     path = tmp_path / "config.toml"
     path.write_text(content)
     with pytest.raises(MeshDSLError) as error:
-        configuration.read(path)
+        read(path, Config())
     assert text in str(error.value)
     assert str(path) in str(error.value)
 
 
 def test_a_configuration_file_that_is_not_there_is_one_error(tmp_path):
     with pytest.raises(MeshDSLError, match="No such file"):
-        configuration.read(tmp_path / "config.toml")
+        read(tmp_path / "config.toml", Config())
