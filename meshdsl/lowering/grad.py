@@ -143,7 +143,7 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
     with jax.named_scope("gradient"):
         dtypes = grad.place.dtypes
         if axes and dtypes:
-            array = lax.optimization_barrier(array.astype(dtypes.sums))
+            array = lax.optimization_barrier(array.astype(dtypes.sums))  # see `backward.to_sum`; the cast up may lie further back
         place = grad.place._replace(pending=tuple(axes), level=level, dtypes=None)
         term = Tensor(array, grad.dims, grad.role, place)
         rules = grad.place.scope.layout.at("value")

@@ -20,8 +20,8 @@ BY_LAYERS = layout("batch -> data", mesh={"data": 3}, uneven="pad", gradients=["
 UNEVEN = layout("batch -> data", "d_ff -> model", mesh={"data": 3, "model": 2}, uneven="pad", gradients=["d_model -> data"])
 UNEVEN_ONCE = layout("batch -> data", "d_ff -> model", mesh={"data": 2, "model": 3}, uneven="pad", parameters=["d_model -> data"], gather="step")
 ALL = dict(
-    zero2=ZERO2, once=ONCE, once_zero2=ONCE_ZERO2, hybrid=HYBRID_ZERO2, tensor=TENSOR_ZERO2, optimizer=OTHER_OPTIMIZER, layers=BY_LAYERS, uneven=UNEVEN,
-    uneven_once=UNEVEN_ONCE,
+    zero2=ZERO2, once=ONCE, once_zero2=ONCE_ZERO2, hybrid=HYBRID_ZERO2, tensor=TENSOR_ZERO2, optimizer=OTHER_OPTIMIZER, layers=BY_LAYERS,
+    uneven=UNEVEN, uneven_once=UNEVEN_ONCE,
 )  # fmt: skip
 XS = data(MICRO, BATCH, LENGTH, D, seed=7)
 
