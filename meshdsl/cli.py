@@ -21,6 +21,15 @@ _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 _COMMANDS = (train, generate, launch, checkpoint, tokenizer, plot, explain, compile, compare, layouts)
 
 
+def run() -> NoReturn:
+    """The program `meshdsl`."""
+    code = main()
+    if code == 130:  # XLA's threads may still compile, and crash while Python unwinds around them
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -64,4 +73,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -101,6 +101,10 @@ def test_an_existing_run_is_never_overwritten(run, capsys, data):
     there, here = "[vocab=256, d_model=16] float32 there", "[vocab=256, d_model=32] float32 here"
     assert f"`params.embedding.table` is {there} and {here}" in refused(capsys, *other)
     assert "is at step 3 of 3; set more --steps" in refused(capsys, "train", "--out", str(run), "--resume")
+    assert cli.main(["train", "--out", str(run), "--resume", "--steps", "5", "seed=1"]) == 2
+    assert "this run began with other data: the seed was 0 and is 1" in capsys.readouterr().err
+    assert cli.main(["train", "--out", str(run), "--resume", "auto"]) == 0
+    assert f"{run} is finished, at step 3 of 3" in capsys.readouterr().out
     assert contents(run) == before
 
 

@@ -82,7 +82,7 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
                 _show(i, started[i].returncode, logs[i])
     os.close(pipe)
     os.close(hold)
-    codes = [started[i].returncode for i in failed] or [process.returncode for process in started if process.returncode]
+    codes = [started[i].returncode for i in failed] or [process.returncode for process in started if process.returncode not in (0, FOLLOWED)]
     return 0 if not codes else codes[0] if codes[0] > 0 else 128 - codes[0]
 
 

@@ -55,14 +55,17 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
         print(to_toml(config), end="")
         return 0
 
+    from meshdsl.train.interrupt import ending_at_once
     from meshdsl.train.loop import train
 
     hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)
-    if folder is None:
-        if hosts.count() > 1:
-            raise MeshDSLError("--out: several processes need the folder of the run, the same for all, on a file system that all of them see")
-        folder = RunFolder.unused(Path("runs"), Path(layout.name.removeprefix("layout ")).stem)
-    return train(config, layout, pick_devices(layout, config.devices), folder, resume=resume, executable=arguments.executable)
+    with ending_at_once():  # from here on: JAX takes SIGTERM for itself where it joins processes
+        if folder is None:
+            if hosts.count() > 1:
+                raise MeshDSLError("--out: several processes need the folder of the run, the same for all, on a file system that all of them see")
+            folder = RunFolder.unused(Path("runs"), Path(layout.name.removeprefix("layout ")).stem)
+        devices = pick_devices(layout, config.devices)
+        return train(config, layout, devices, folder, resume=resume, again=arguments.resume == "auto", executable=arguments.executable)
 
 
 def _folder(arguments: argparse.Namespace) -> tuple[Any, bool]:

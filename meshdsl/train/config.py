@@ -168,7 +168,7 @@ class Config:
     steps: int = bounded(400, least=1)
     batch: int = bounded(32, least=1)  # sequences in a step, all microbatches together
     microbatches: int = bounded(1, least=1)  # a step's batch is run in this many parts, one after the other
-    seed: int = bounded(0, least=0)
+    seed: int = bounded(0, least=0, below=2**32)
     warm_start: str = ""  # a run, or a safetensors export, whose parameters this one begins with
     offload: tuple[str, ...] = ()  # what waits in the host's memory while it is not used: `optimizer`, `activations`
     model: Model = field(default_factory=Model)

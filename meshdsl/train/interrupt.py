@@ -7,15 +7,18 @@ have begun, and stop after the first step that none of them has passed. A step a
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count as counter
 
-from meshdsl.hosts import store
+from meshdsl.hosts import ended, store
 
 REASONS = {signal.SIGTERM: "preempted", signal.SIGINT: "interrupted"}
+EXIT_CODES = {"preempted": 0, "interrupted": 130}  # a scheduler starts a preempted run again, Ctrl-C is the user's word
 _EVERY = 1.0  # seconds between two looks at the store
 _AGREEMENT = 600.0  # seconds in which all processes have told where they are; one may still be compiling
 _OVER = "over"  # in place of a wish, where the run came to its end before one
@@ -74,6 +77,7 @@ def stopping() -> Iterator[Stopping]:
         stop.wish = REASONS[number]
 
     usual = {number: signal.signal(number, handle) for number in REASONS}
+    awake = signal.set_wakeup_fd(-1)  # of `ending_at_once`, around this
     thread = threading.Thread(target=stop.watch, args=(f"stop/{next(_number)}",), name="meshdsl stopping", daemon=True)
     if store.count() > 1:
         thread.start()
@@ -83,5 +87,41 @@ def stopping() -> Iterator[Stopping]:
         stop.over()
         if store.count() > 1:
             thread.join()
-        for number, handler in usual.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was set by C code
+        signal.set_wakeup_fd(awake)
+        _restore(usual)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Around `stopping`, where there is no step to save: a signal ends the program at once, also while the compiler runs.
+
+    Python itself would wait for the compiler, and then unwind under its threads, which crash.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    usual = {number: signal.signal(number, lambda *_: None) for number in REASONS}
+    awake = signal.set_wakeup_fd(write)
+    thread = threading.Thread(target=_end_at_once, args=(read,), name="meshdsl signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(awake)
+        _restore(usual)
+        os.close(write)  # which ends the thread
+        thread.join()
+        os.close(read)
+
+
+def _end_at_once(pipe: int) -> None:
+    while number := os.read(pipe, 1):
+        if reason := REASONS.get(number[0]):
+            code = ended(f"meshdsl train: {reason}; nothing more was saved", EXIT_CODES[reason])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _restore(handlers: dict) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was set by C code

@@ -29,7 +29,7 @@ from meshdsl.train.data.place import rows_here
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.guard import Nonfinite, Watchdog, check_folder
-from meshdsl.train.interrupt import Stopping, stopping
+from meshdsl.train.interrupt import EXIT_CODES, Stopping, ending_at_once, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.optimizer import make_schedule, peak
 from meshdsl.train.report import describe, whole_bytes
@@ -38,15 +38,14 @@ from meshdsl.train.settings import to_toml
 from meshdsl.train.step import State
 from meshdsl.train.watch import Facts, Watch, bits_per_byte, check, perplexity
 
-ENDINGS = {"preempted": 0, "interrupted": 130}  # exit codes: a scheduler starts a preempted run again, Ctrl-C is the user's word
-
 
 def train(
-    config: Config, layout: md.Layout, devices: list[jax.Device], folder: RunFolder, *, resume: bool, executable: Path | None = None
+    config: Config, layout: md.Layout, devices: list[jax.Device], folder: RunFolder, *, resume: bool, again: bool = False, executable: Path | None = None
 ) -> int:
     """Start the run in `folder`, or go on with it; returns the exit code.
 
     Args:
+      again: the command may have been given before, so that a run which is finished already is no mistake.
       executable: a file with the compiled step, which `meshdsl compile --save` wrote; without one the step is compiled.
 
     Raises:
@@ -55,6 +54,8 @@ def train(
     config = replace(config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer)))
     hosts.agree("configuration", f"resume = {str(resume).lower()}\n{to_toml(config)}")
     check(config.log, config.steps)
+    if config.warm_start and not Path(config.warm_start).exists():
+        raise md.MeshDSLError(f"warm_start: no run or file `{config.warm_start}`")
     if not resume:
         hosts.first_does(folder.refuse_used)
     job = Job(config, layout, md.make_mesh(layout, devices))
@@ -69,6 +70,9 @@ def train(
         checkpoints = stack.enter_context(closing(Checkpoints(folder.checkpoints, config.checkpoint, report=console.print)))
         checkpoints.check(job.state)
         done = checkpoints.latest or 0
+        if done >= config.steps and again:
+            console.print(f"{folder.path} is finished, at step {done} of {config.steps}")
+            return 0
         if done >= config.steps:
             raise md.MeshDSLError(f"{folder.path} is at step {done} of {config.steps}; set more --steps to go on")
         hosts.first_does(lambda: check_folder(folder.path, whole_bytes(job.state) * (config.checkpoint.keep + 1)))
@@ -124,9 +128,10 @@ class Run:
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
             self.console.print(f"{ending} after step {done}, which is saved; to go on: {again}")
-            return ENDINGS[ending]
-        text = sample_text(self.job, state.params, self.corpus.tokenizer)
-        self.console.print(f"\nsample:\n{text}\n\nsaved in {self.folder.path}")
+            return EXIT_CODES[ending]
+        if self.job.config.sample.tokens:
+            self.console.print(f"\nsample:\n{sample_text(self.job, state.params, self.corpus.tokenizer)}\n")
+        self.console.print(f"saved in {self.folder.path}")
         return 0
 
     def _compiled(self) -> Callable:
@@ -157,7 +162,7 @@ class Run:
                 guard.keep(done, arrays)
                 record = watch.step(done, measured)
                 dog.beat(done)
-                ending = stop.at(done)
+                ending = stop.at(done) if done < config.steps else None  # after its last step a run is finished, whatever came
                 last = bool(ending) or done == config.steps
                 validate = done == config.steps or _due(done, config.validation.every)
                 save = last or self.checkpoints.due(done)

@@ -68,7 +68,8 @@ def _field(config: Any, key: str) -> tuple[Any, Any]:
         fields = {f.name: f for f in dataclasses.fields(inside)} if dataclasses.is_dataclass(inside) else {}
         before = ".".join(names[:depth])
         if name not in fields:
-            raise MeshDSLError(f"no setting `{key}`{nearest(key, _keys(config))}")
+            close = nearest(key, _keys(config))
+            raise MeshDSLError(f"no setting `{key}`{close if 'did you mean' in close else '; `meshdsl train --print-config` shows all'}")
         kind = typing.get_type_hints(type(inside))[name]
         value, last = getattr(inside, name), depth == len(names) - 1
         if isinstance(value, dict) and dataclasses.is_dataclass(entry := typing.get_args(kind)[-1]):
@@ -113,10 +114,13 @@ def _grown(config: Any, field: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _parse(key: str, text: str, kind: Any) -> Any:
     """The value that `text` spells for a field of type `kind`."""
-    if typing.get_origin(kind) is tuple:
+    many = typing.get_origin(kind) is tuple
+    if many and not text.startswith("["):
         return tuple(part for part in text.split(",") if part)
-    kind = _first(kind)
+    kind = kind if many else _first(kind)
     try:
+        if many:  # as a TOML file has it
+            return _typed(key, tomllib.loads(f"list = {text}")["list"], kind)
         return _BOOLEANS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise _mistyped(key, text, kind) from None
@@ -150,7 +154,9 @@ def _mistyped(key: str, value: Any, kind: Any) -> MeshDSLError:
 def _check(key: str, value: Any, says: Any) -> None:
     if known := says.get("known"):
         if value not in known:
-            raise MeshDSLError(f"{key}={value}: expected {', '.join(known[:-1])} or {known[-1]}{nearest(value, known)}")
+            close = nearest(value, known)
+            hint = close if "did you mean" in close else ""
+            raise MeshDSLError(f"{key}={value}: expected {', '.join(known[:-1])} or {known[-1]}{hint}")
     for bound, words, holds in (("least", "at least", float.__ge__), ("above", "more than", float.__gt__), ("below", "less than", float.__lt__)):
         if bound in says and not holds(float(value), float(says[bound])):
             raise MeshDSLError(f"{key}={value}: must be {words} {says[bound]}")

@@ -19,6 +19,10 @@ def test_settings_are_parsed_by_the_type_of_their_field():
     assert config.data.separate is True
 
 
+def test_a_list_may_be_written_as_in_a_file():
+    assert override(Config(), ['offload=["optimizer", "activations"]']).offload == ("optimizer", "activations")
+
+
 def test_a_table_by_name_grows_where_a_name_is_new():
     config = override(Config(), ["data.sources.web.paths=a,b", "data.sources.web.weight=3", "data.sources.code.paths=c"])
     assert config.data.sources == {"web": Source(paths=("a", "b"), weight=3.0), "code": Source(paths=("c",))}
@@ -61,6 +65,9 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("precision.compute=bf16", "precision.compute=bf16: expected float32, bfloat16 or float16; did you mean `bfloat16`?"),
         ("precision.loss_scale=big", "precision.loss_scale=big: expected none, dynamic, or a number above 0"),
         ("precision.stochastic_rounding=true", "precision.stochastic_rounding: is for precision.params=bfloat16"),
+        ('offload=["optimizer"', "offload=[\"optimizer\": expected a list of texts"),
+        ("seed=4294967296", "seed=4294967296: must be less than 4294967296"),
+        ("mesh.data=4", "no setting `mesh.data`; `meshdsl train --print-config` shows all"),
         ("offload=optimiser", "offload: no `optimiser`; did you mean `optimizer`?"),
         ("guard.nonfinite=ignore", "guard.nonfinite=ignore: expected stop, skip or rollback"),
         ("model.style=gpt3", "model: no style 'gpt3'; did you mean `gpt2`?"),

@@ -45,7 +45,7 @@ class Batches:
             there, here = (of.get(name, "absent") for of in (state["of"], self._of))
             if there != here:
                 raise MeshDSLError(
-                    f"data: this run began with other data: {name} was {there} and is {here}; go on with the same files and tokenizer, "
+                    f"data: this run began with other data: {name} was {there} and is {here}; go on with the same files, tokenizer and seed, "
                     "or begin another run from its parameters by --warm-start"
                 )
         batches, self._rows.first = divmod(state["rows"], self._rows.batch)

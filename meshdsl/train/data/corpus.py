@@ -84,6 +84,7 @@ class Corpus:
         config = self._config
         weights = {each.name: each.weight for each in self._datasets}
         of = {each.name: f"{len(each.tokens[0]):,} tokens in windows of {config.model.length}" for each in self._datasets}
+        of["the seed"] = str(config.seed)
         of["the tokenizer"] = f"{self.tokenizer.vocab:,} tokens ({self.tokenizer.digest[:12]})"
         return Batches(Rows(self._windows, weights, config.seed, config.batch, rows, self._separator), config.data.prefetch, of)
 
