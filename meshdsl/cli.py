@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ended(f"meshdsl {words[0]}: {' '.join(str(error).split())}", 2)
     except BrokenPipeError:  # whoever reads, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return ended("", 0)
     except KeyboardInterrupt:
         return ended(f"meshdsl {words[0]}: interrupted; nothing more was saved", 130)
 
@@ -51,12 +51,14 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Flags, and settings `key=value`. A setting may stand anywhere, also after `--data PATH...`; a path that looks like one is written `./a=b`."""
     flags, settings = [], []
     for before, word in zip(["", *words], words, strict=False):
-        is_value = before in _WITH_EQUALS
-        (settings if _SETTING.fullmatch(word) and not is_value else flags).append(word)
+        if before in _FREE and flags[-1:] == [before]:
+            flags[-1] = f"{before}={word}"
+        else:
+            (settings if _SETTING.fullmatch(word) else flags).append(word)
     return _parser().parse_args(flags), settings
 
 
-_WITH_EQUALS = ("--mesh", "--option", "--prompt")  # flags whose values look like settings
+_FREE = ("--mesh", "--option", "--prompt")  # flags whose values may look like settings, or like flags
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,7 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.spmd import Lowered
-from meshdsl.mesh import abstract_mesh, arrange
+from meshdsl.mesh import abstract_mesh, arrange, check_slices
 from tests.helpers import data, dims, integers, weight
 
 A, B, C, T = dims(a=4, b=8, c=3, t=2)
@@ -104,6 +104,19 @@ ERRORS = {
     "no such file": (lambda: md.Layout.load("nowhere.toml"), ["layout nowhere.toml", "cannot be read", "No such file"]),
     "a size that is a word": (lambda: file('[mesh]\ndata = "all"'), ["mesh", "axis `data`", '"rest"', "'all'"]),
     "two rests": (lambda: file('[mesh]\ndata = "rest"\nmodel = "rest"'), ["only one axis can be", "data", "model"]),
+    "an axis within slices and across them": (
+        lambda: file("[mesh]\ndata = 2\n[mesh.dcn]\ndata = 2"),
+        ["dp.toml, mesh.dcn", "axis `data` is in [mesh] too"],
+    ),
+    "axes across slices that do not come first": (
+        lambda: md.Layout(mesh={"data": 2, "replica": 2}, dcn=["replica"]),
+        ["mesh.dcn", "axes across slices, [replica], stand first in the mesh, which is [data, replica]"],
+    ),
+    "axes across slices that do not match them": (
+        lambda: check_slices(md.Layout(mesh={"replica": 3, "data": 2}, dcn=["replica"]), {"replica": 3, "data": 2}, 2, "slices"),
+        ["mesh.dcn", "replica=3 is of 3 slices, and there are 2 slices; use 2"],
+    ),
+    "gradients summed in a whole number": (lambda: md.value_and_grad(lambda x: x, reduce="int32"), ["value_and_grad: reduce", "'int32'"]),
     "strict that is a word": (lambda: file('[layout]\nstrict = "yes"'), ["strict is true or false", "'yes'"]),
     "rules that are no list": (lambda: file('[layout]\nrules = "a -> data"'), ["dp.toml, rules", "list of strings", "a -> data"]),
     "rules that are a number": (lambda: file("[layout]\noptimizer = 3"), ["dp.toml, optimizer", "list of strings", "not 3"]),

@@ -74,12 +74,16 @@ def test_two_processes_agree_or_all_hear_who_differs():
     print(hosts.count(), me, hosts.first())
     hosts.console().print("the first speaks")
     hosts.agree("configuration", "steps = 4")
-    hosts.first_does(lambda: print("done once"))
+    print(hosts.first_does(lambda: print("done once") or {"process": me}))
     def refuse():
         raise MeshDSLError("the folder is in use")
     layout = Layout.from_dict({"mesh": {"data": "rest", "dcn": {"replica": 2}}})
     print([device.process_index for device in make_mesh(layout).devices.flat])
-    for ask in (lambda: hosts.first_does(refuse), lambda: hosts.agree("configuration", f"steps = 4\\nseed = {me}\\n")):
+    for ask in (
+        lambda: hosts.first_does(refuse),
+        lambda: hosts.agree("configuration", f"steps = 4\\nseed = {me}\\n"),
+        lambda: me or hosts.agree("data", "rows = 4", patience=0.5),
+    ):
         try:
             ask()
         except MeshDSLError as error:
@@ -88,8 +92,9 @@ def test_two_processes_agree_or_all_hear_who_differs():
     both = finish(begin(JOINED, asks, slurm=True))
     differs = "configuration differs between processes, and must be the same in all 2: `seed = 0` in process 0; `seed = 1` in process 1"
     refused = ["the folder is in use", differs]
-    assert both[0][1].splitlines() == ["2 0 True", "the first speaks", "done once", "[0, 1]", *refused], both
-    assert both[1][1].splitlines() == ["2 1 False", "[0, 1]", *refused], both
+    late = "data: process 1 of 2 did not come in 0.5 s to compare it with the others; still at work, or hanging?"
+    assert both[0][1].splitlines() == ["2 0 True", "the first speaks", "done once", "{'process': 0}", "[0, 1]", *refused, late], both
+    assert both[1][1].splitlines() == ["2 1 False", "{'process': 0}", "[0, 1]", *refused], both
     assert [code for code, _, _ in both] == [0, 0]
 
 
@@ -107,6 +112,22 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     both = finish(begin(JOINED, COLLECTIVE, fails))
     assert [each[0] for each in both] == [code, code], both
     assert told in both[0][2] and told in both[1][2], "process 0 says it too: its output is what a user looks at"
+
+
+def test_when_nobody_reads_on_all_end_quietly():
+    prints = """
+    from meshdsl import cli
+    def work(*_):
+        while True:
+            hosts.console().print("a step")
+            time.sleep(0.01)
+    cli._parse = lambda words: (type("Arguments", (), {"command": staticmethod(work)}), [])
+    sys.exit(cli.main(["train"]))
+    """
+    both = begin(JOINED, prints)
+    assert both[0].stdout.readline() == "a step\n"
+    both[0].stdout.close()
+    assert [(process.wait(60), process.stderr.read()) for process in both] == [(0, ""), (0, "")]
 
 
 def test_all_stop_after_the_same_step_whoever_got_the_signal():
@@ -148,7 +169,7 @@ def test_one_process_agrees_with_itself():
     done = []
     hosts.join()
     hosts.agree("configuration", "steps = 4")
-    hosts.first_does(lambda: done.append(1))
+    assert hosts.first_does(lambda: done.append(1) or "done") == "done"
     assert (hosts.count(), hosts.index(), hosts.first(), done) == (1, 0, True, [1])
 
 

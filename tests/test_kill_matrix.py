@@ -34,6 +34,11 @@ LAUNCHED = ["launch", "--processes", "2", "--"]
 MOMENTS = ("writing", "step", "removing", "starting")
 
 
+def processes_for(number):
+    """2, 1, 2, 1 and the next time round 1, 2, 1, 2, so that each moment sees both; the first kill is the hardest, one of two while both write."""
+    return 1 + (number // len(MOMENTS) + number + 1) % 2
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Starts `meshdsl train`, or goes on, in a folder; all programs share what was compiled."""
@@ -109,7 +114,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start,
     for number in range(KILLS):
         moment = MOMENTS[number % len(MOMENTS)]
         before = max(shelf.steps(out / "checkpoints"), default=0)
-        process = start(out, 1 + (number + 1) % 2)
+        process = start(out, processes_for(number))
         if moment == "starting":
             time.sleep(draw.uniform(0, 4))
         else:

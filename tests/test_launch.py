@@ -12,6 +12,7 @@ from meshdsl.cli import main
 from meshdsl.commands import launch as command
 from meshdsl.commands.launch import devices_of_each, launch
 from meshdsl.hosts.ending import FOLLOWED
+from meshdsl.train.guard import HUNG
 
 ME = "import os, signal, sys, time; me = int(os.environ['MESHDSL_PROCESS_ID'])\n"
 
@@ -33,8 +34,9 @@ def test_process_0_has_the_terminal_and_each_knows_its_place(run, capfd):
     ("if me == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)", 137, "process 1: ended by SIGKILL\n"),
     (f"if me == 1: print('process 1: no disk'); sys.exit(2)\ntime.sleep(0.3); print('after it', file=sys.stderr); sys.exit({FOLLOWED})", 2,
      "after it\nprocess 1: no disk\n"),
+    (f"if me: print('nothing has come'); sys.exit({HUNG})\ntime.sleep(60)", HUNG, "process 1: nothing has come\n"),
     ("print('no such command', file=sys.stderr); sys.exit(2)", 2, "no such command\n"),
-], ids=["error", "killed", "told the others", "before they met"])  # fmt: skip
+], ids=["error", "killed", "told the others", "hung", "before they met"])  # fmt: skip
 def test_when_one_fails_all_end_and_it_is_shown_by_its_number(run, monkeypatch, capfd, code, expected, printed):
     monkeypatch.setattr(command, "TOGETHER", 0.5)
     start = time.monotonic()
@@ -45,8 +47,10 @@ def test_when_one_fails_all_end_and_it_is_shown_by_its_number(run, monkeypatch, 
 @pytest.mark.parametrize("number, code, expected", [
     (signal.SIGTERM, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n", 0),
     (signal.SIGINT, "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n", 130),
+    (signal.SIGTERM, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({FOLLOWED} if me else 0))\n", 0),
+    (signal.SIGINT, f"signal.signal(signal.SIGINT, lambda *_: sys.exit(130 if me else {FOLLOWED}))\n", 130),
     (signal.SIGTERM, "", 143),
-], ids=["preempted", "interrupted", "not yet ready"])  # fmt: skip
+], ids=["preempted", "interrupted", "preempted before a step", "interrupted before a step", "not yet ready"])  # fmt: skip
 def test_signals_reach_every_process_once(run, capfd, tmp_path, number, code, expected):
     here = signal.getsignal(number)
 

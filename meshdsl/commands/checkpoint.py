@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshdsl.errors import MeshDSLError
+
+if TYPE_CHECKING:
+    from meshdsl.train.config import Config
 
 
 def add(commands) -> None:
     parser = commands.add_parser("checkpoint", help="list, show, verify, export or import checkpoints")
     parts = parser.add_subparsers(required=True, metavar="ls|show|verify|export|import")
-    run = {"type": Path, "metavar": "RUN", "help": "the folder of a run"}
+    run = {"type": Path, "metavar": "RUN", "help": "the folder of a run, or of its checkpoints"}
     step = {"type": int, "metavar": "N", "help": "the checkpoint of this step; by default the newest"}
 
     ls = parts.add_parser("ls", help="step, size and time of each, and whether its files are all there")
@@ -98,7 +102,6 @@ def _verify(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.train.checkpoints.transfer import export
-    from meshdsl.train.folder import RunFolder
     from meshdsl.train.settings import to_toml
 
     folder = _folder(arguments.run, settings)
@@ -106,7 +109,7 @@ def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
         raise MeshDSLError(f"--out {arguments.out}: expected a name that ends with .safetensors")
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
-    config = to_toml(RunFolder(arguments.run).stored_config())
+    config = to_toml(_stored_config(arguments.run))
     for file in export(folder, _step(folder, arguments.step), arguments.out, config, int(arguments.limit * 1e9)):
         print(f"wrote {file}")
     return 0
@@ -114,6 +117,7 @@ def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.plan.compiled.topology import compile_only
+    from meshdsl.train.checkpoints.shelf import making
     from meshdsl.train.checkpoints.tensors import TensorFiles
     from meshdsl.train.checkpoints.transfer import take
     from meshdsl.train.config import Config
@@ -122,11 +126,15 @@ def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
 
     _refuse(settings)
     compile_only()
-    config = RunFolder(arguments.like).stored_config() if arguments.like.is_dir() else read(arguments.like, Config())
+    config = _stored_config(arguments.like) if arguments.like.is_dir() else read(arguments.like, Config())
     files, out = TensorFiles(arguments.file), RunFolder(arguments.out)
     out.refuse_used()
-    unused = take(files, _parameters(config), out.checkpoints)
-    out.begin(config)
+    try:
+        with making(out.checkpoints):
+            unused = take(files, _parameters(config), out.checkpoints)
+            out.begin(config)
+    except OSError as error:
+        raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
     for line in unused:
         print(line)
     print(f"wrote {out.path}; a run begins with it by warm_start={out.path}")
@@ -152,6 +160,15 @@ def _folder(run: Path, settings: list[str]) -> Path:
     if folder is None:
         raise MeshDSLError(f"{run}: there are no checkpoints")
     return folder
+
+
+def _stored_config(run: Path) -> Config:
+    """The configuration of a run, which its checkpoints' folder stands for as well."""
+    from meshdsl.train.folder import RunFolder
+
+    above = RunFolder(run.absolute().parent)
+    inside = run.absolute() == above.checkpoints and not RunFolder(run).config.is_file()
+    return (above if inside else RunFolder(run)).stored_config()
 
 
 def _step(folder: Path, step: int | None) -> int:

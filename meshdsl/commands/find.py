@@ -57,8 +57,8 @@ def devices_of_mesh(layout: Layout) -> int:
     return math.ceil(_REST / fixed) * fixed if "rest" in sizes else fixed
 
 
-def pick_devices(layout: Layout, wanted: int) -> list[jax.Device]:
-    """The devices to run on: `wanted` of them, or for 0 what the mesh of `layout` asks for.
+def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> list[jax.Device]:
+    """The devices to run on: as many as the user `asked` for, else the `usual` number, or for 0 what the mesh of `layout` asks for.
 
     Accelerators are used where there are any, all of them by default. Otherwise virtual CPU devices are made, which
     JAX can do until its first computation: no environment variable is needed. Several processes use all devices that they have together.
@@ -68,12 +68,13 @@ def pick_devices(layout: Layout, wanted: int) -> list[jax.Device]:
     """
     from meshdsl.plan.compiled.topology import ask_for_virtual, without_tpu
 
+    wanted = asked or usual
     number = wanted or devices_of_mesh(layout)
     without_tpu()
     if hosts.count() > 1:
         found = jax.devices()
-        if wanted not in (0, len(found)):
-            raise MeshDSLError(f"--devices {wanted}: {hosts.count()} processes use all of their {len(found)} devices")
+        if asked not in (None, len(found)):
+            raise MeshDSLError(f"--devices {asked}: {hosts.count()} processes use all of their {len(found)} devices")
         return found
     ask_for_virtual(number)
     found = jax.devices()

@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)
     hosts.agree("flags and prompts", "\n".join([*(f"{name}={getattr(arguments, name)}" for name in _SHARED), *texts]))
     layout = find_layout(arguments.layout or config.layout)
-    devices = pick_devices(layout, arguments.devices or (0 if arguments.layout else config.devices))
+    devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)
 
     import jax
 
@@ -92,10 +92,10 @@ def _warn(line: str) -> None:
 
 def _check_sampling(arguments: argparse.Namespace) -> None:
     for flag, value, legal, holds in (
+        ("--seed", arguments.seed, "at least 0 and less than 2**32", 0 <= arguments.seed < 2**32),
         ("--temperature", arguments.temperature, "at least 0", 0 <= arguments.temperature < float("inf")),
         ("--top-k", arguments.top_k, "at least 0", arguments.top_k >= 0),
         ("--top-p", arguments.top_p, "above 0 and at most 1", 0 < arguments.top_p <= 1),
-        ("--seed", arguments.seed, "at least 0", arguments.seed >= 0),
     ):
         if not holds:
             raise MeshDSLError(f"{flag} {value:g}: must be {legal}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
@@ -40,9 +40,7 @@ def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
             raise MeshDSLError(f"`{file.path}`: holds tokens; a tokenizer is made from text")
     start = time.perf_counter()
     tokenizer = train_bpe(files, arguments.field, arguments.vocab)
-    partial = arguments.out.with_name(f"{arguments.out.name}.partial")
-    partial.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    partial.replace(arguments.out)
+    _write(arguments.out, tokenizer.to_str(pretty=True))
     made, size = tokenizer.get_vocab_size(), sum(file.size for file in files) / 2**20
     print(f"{made:,} tokens from {size:,.1f} MiB of {len(files):,} files in {time.perf_counter() - start:.1f} s")
     if made < arguments.vocab:
@@ -53,9 +51,23 @@ def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 def _check_out(out: Path) -> None:
     """Refuse before the work what could not be written after it."""
-    if out.exists():
-        raise MeshDSLError(f"--out {out}: exists; choose another file")
-    if not out.parent.is_dir():
-        raise MeshDSLError(f"--out {out}: there is no folder {out.parent}")
-    if not os.access(out.parent, os.W_OK):
-        raise MeshDSLError(f"--out {out}: the folder cannot be written")
+    try:
+        if out.exists():
+            raise MeshDSLError(f"--out {out}: exists; choose another file")
+        if not out.parent.is_dir():
+            raise MeshDSLError(f"--out {out}: there is no folder {out.parent}")
+        with NamedTemporaryFile(dir=out.parent, prefix=out.name):  # what the permissions say is not all: a file system may refuse too
+            pass
+    except OSError as error:
+        raise MeshDSLError(f"--out {out}: cannot be written: {error.strerror}") from None
+
+
+def _write(out: Path, text: str) -> None:
+    """Write `out`, whole or not at all."""
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise MeshDSLError(f"--out {out}: cannot be written: {error.strerror}") from None

@@ -48,6 +48,8 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.train.settings import to_toml
 
     folder, resume = _folder(arguments)
+    if arguments.resume == "yes" and (arguments.warm_start or any(setting.startswith("warm_start=") for setting in settings)):
+        raise MeshDSLError("--warm-start: is for a new run; one that goes on has parameters of its own")
     config = _configured(arguments, settings, folder, resume)
     layout = find_layout(config.layout)
     config = dataclasses.replace(config, layout=as_table(layout))
@@ -64,7 +66,7 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
             if hosts.count() > 1:
                 raise MeshDSLError("--out: several processes need the folder of the run, the same for all, on a file system that all of them see")
             folder = RunFolder.unused(Path("runs"), Path(layout.name.removeprefix("layout ")).stem)
-        devices = pick_devices(layout, config.devices)
+        devices = pick_devices(layout, config.devices, arguments.devices)
         return train(config, layout, devices, folder, resume=resume, again=arguments.resume == "auto", executable=arguments.executable)
 
 
@@ -82,8 +84,6 @@ def _folder(arguments: argparse.Namespace) -> tuple[Any, bool]:
     folder = RunFolder(path)
     if arguments.resume == "yes" and not folder.config.is_file():
         raise MeshDSLError(f"--resume: there is no run in {path}")
-    if arguments.resume == "yes" and arguments.warm_start:
-        raise MeshDSLError("--warm-start: is for a new run; one that goes on has parameters of its own")
     return folder, bool(arguments.resume) and folder.config.is_file()
 
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import count as counter
+from typing import TypeVar
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import store
+
+T = TypeVar("T")
 
 _MEETING = 600.0  # seconds until processes that prepare the same run are together
 _number = counter()  # of questions; the same in all processes, which ask the same ones
 
 
-def agree(what: str, text: str) -> None:
+def agree(what: str, text: str, *, patience: float = _MEETING) -> None:
     """Refuse to go on unless `text` is the same in all processes: the configuration, say, or a fingerprint of the data.
 
     Each process sends its text once, and process 0 compares their hashes.
 
     Args:
       what: the text is of, for the message.
+      patience: seconds between the first process that comes here and the last one.
 
     Raises:
-      MeshDSLError: in every process, with the first line that differs and which processes have what.
+      MeshDSLError: in every process, with the first line that differs and which processes have what, or with those that have not come.
     """
     if store.count() == 1:
         return
@@ -30,7 +36,10 @@ def agree(what: str, text: str) -> None:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     store.put(f"{key}/texts/{digest}", text)
     store.put(f"{key}/hashes/{store.index()}", digest)
-    store.meet(f"{key}/all", _MEETING)
+    try:
+        store.meet(f"{key}/all", patience)
+    except RuntimeError as error:
+        raise MeshDSLError(_not_met(what, key, patience, error)) from None
     if store.first():
         hashes = store.folder(f"{key}/hashes")
         same = len(set(hashes.values())) == 1
@@ -39,8 +48,11 @@ def agree(what: str, text: str) -> None:
         raise MeshDSLError(verdict)
 
 
-def first_does(do: Callable[[], None]) -> None:
-    """Process 0 does it, and the others wait until it is done.
+def first_does(do: Callable[[], T]) -> T:
+    """Process 0 does it, and the others wait until it is done; all get what it returns.
+
+    Args:
+      do: returns what JSON holds.
 
     Raises:
       MeshDSLError: in every process, the one that `do` raised.
@@ -50,13 +62,26 @@ def first_does(do: Callable[[], None]) -> None:
     key = f"first/{next(_number)}"
     if store.first():
         try:
-            do()
+            value = do()
         except MeshDSLError as error:
-            store.put(key, str(error))
+            store.put(key, json.dumps({"refused": str(error)}))
             raise
-        store.put(key, "")
-    elif refused := store.wait_for(key):
-        raise MeshDSLError(refused)
+        store.put(key, json.dumps({"value": value}))
+        return value
+    found = json.loads(store.wait_for(key))
+    if "refused" in found:
+        raise MeshDSLError(found["refused"])
+    return found["value"]
+
+
+def _not_met(what: str, key: str, patience: float, error: RuntimeError) -> str:
+    """Why the processes did not meet to compare."""
+    missing = set()
+    with suppress(RuntimeError):  # the store is gone
+        missing = set(range(store.count())) - {int(each) for each in store.folder(f"{key}/hashes")}
+    if missing:
+        return f"{what}: {_processes(missing)} of {store.count()} did not come in {patience:g} s to compare it with the others; still at work, or hanging?"
+    return f"{what}: the {store.count()} processes could not meet to compare it: {' '.join(str(error).split())}"
 
 
 def _difference(what: str, hashes: dict[str, str], texts: dict[str, str]) -> str:

@@ -60,7 +60,12 @@ def join(coordinator: str | None = None, processes: int | None = None, process_i
 
 def console() -> Console:
     """Where a run prints to; in processes but the first it is quiet."""
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, quiet=not store.first())
+    return _Console(highlight=False, soft_wrap=True, markup=False, emoji=False, quiet=not store.first())
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # the usual exit with 1 would leave the other processes alone
 
 
 def _told(*given: str | int | None) -> tuple[str, int, int] | None:

@@ -6,6 +6,7 @@ They are the only list of settings: the command line, the file of a run and the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from meshdsl.errors import MeshDSLError, nearest
@@ -100,15 +101,21 @@ class Precision:
     reduce: str = chosen("float32", FLOATS)
     output: str = chosen("float32", FLOATS)
     optimizer: str = chosen("float32", ("float32", "bfloat16"))
-    loss_scale: str = "none"
+    loss_scale: str | float = "none"
     stochastic_rounding: bool = False
 
     def __post_init__(self) -> None:
-        number = self.loss_scale.replace(".", "", 1)
-        if self.loss_scale not in ("none", "dynamic") and not (number.isdecimal() and float(self.loss_scale) > 0):
+        if self.loss_scale not in ("none", "dynamic") and not _positive(self.loss_scale):
             raise MeshDSLError(f"precision.loss_scale={self.loss_scale}: expected none, dynamic, or a number above 0")
         if self.stochastic_rounding and self.params != "bfloat16":
             raise MeshDSLError("precision.stochastic_rounding: is for precision.params=bfloat16")
+
+
+def _positive(text: str | float) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ class Guard:
 
     Attributes:
       nonfinite: where the loss or the gradient is NaN or infinite: stop, skip the step's update, or go back to the newest checkpoint and pass over the batch.
-      patience: so many such steps in a row, or roll-backs in a run, stop it in any case.
+      patience: so many such steps in a row, or roll-backs since the run was last started, stop it in any case.
       timeout: minutes after which a step that does not end is reported with the stacks of all threads, and the run is ended; 0 means never.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.train import settings
 from meshdsl.train.config import Config
 
-LOCK = "lock"
+_LOCK, _PART = "lock", "config.part"
+_LEFT = (_LOCK, _PART)  # by a run that never began
+_SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
 
 @dataclass(frozen=True)
@@ -55,29 +58,32 @@ class RunFolder:
             raise MeshDSLError(f"--out {self.path}: is a file")
         if self.config.exists():
             raise MeshDSLError(f"--out {self.path}: holds a run; go on with it by --resume, or choose another folder")
-        if self.path.exists() and any(path.name != LOCK for path in self.path.iterdir()):
+        if self.path.exists() and any(path.name not in _LEFT for path in self.path.iterdir()):
             raise MeshDSLError(f"--out {self.path}: is not empty; choose another folder")
 
     def begin(self, config: Config) -> None:
         """Make the folder, and write the configuration into it, whole or not at all."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            part = self.config.with_suffix(".part")
+            part = self.path / _PART
             part.write_text(settings.to_toml(_with_whole_paths(config)), encoding="utf-8")
             part.replace(self.config)
         except OSError as error:
             raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Iterator[str]:
         """Keeps every other run out of the folder. The system lets go of it when the process ends, however it ends.
+
+        Yields:
+          What stands in the folder as long, for `token`.
 
         Raises:
           MeshDSLError: another run holds it, or nothing can be written here.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("a")
+            lock = (self.path / _LOCK).open("a")
         except OSError as error:
             raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
         with lock:
@@ -87,7 +93,26 @@ class RunFolder:
                 raise MeshDSLError(f"--out {self.path}: another process is running this run; wait for it, or choose another folder") from None
             except OSError:
                 pass  # a file system without locks
-            yield
+            token = secrets.token_hex(8)
+            try:
+                lock.truncate(0)
+                lock.write(token)
+                lock.flush()
+            except OSError as error:
+                raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
+            yield token
+
+    def token(self, wanted: str) -> str:
+        """What stands in the folder as this process sees it: `wanted`, as soon as it is seen, or something else after a minute."""
+        until = time.monotonic() + _SHARED
+        while True:
+            try:
+                found = (self.path / _LOCK).read_text(encoding="utf-8")
+            except OSError:
+                found = "absent"
+            if found == wanted or time.monotonic() > until:
+                return found
+            time.sleep(0.5)
 
 
 def _with_whole_paths(config: Config) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import faulthandler
 import math
 import os
@@ -12,8 +13,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Self
 
 import numpy as np
 
@@ -24,7 +26,8 @@ from meshdsl.train import config
 from meshdsl.train.watch import Record
 
 HUNG = os.EX_TEMPFAIL  # 75: try again, says sysexits.h
-_FIRST = 3  # so many times the patience for the first step, before which devices and hosts find each other
+_FIRST = 3  # so many times the patience until the first step has ended, in which devices and hosts find each other
+_TELLING = 5.0  # seconds for a report to be written
 _KEPT = 3  # batches: a record comes one step late, while the next batch is placed
 
 
@@ -49,14 +52,16 @@ def check_folder(path: Path, needed_bytes: int) -> None:
 class Nonfinite:
     """What is done about steps whose loss or gradient is NaN or infinite.
 
-    All processes see the same losses and so judge alike; each saves its own rows of the batch.
+    All processes see the same losses and so judge alike; each saves its own rows of the batch. What is counted against
+    the patience is counted from the start of the processes: a resume begins anew.
 
     Args:
       folder: of the run, for `nonfinite-STEP.npz`; with several processes `nonfinite-STEP-process-I.npz`.
+      dynamic: the loss scale is looked for, so that steps are skipped in a run that is well, and their batches are of no interest.
     """
 
-    def __init__(self, guard: config.Guard, folder: Path):
-        self._guard, self._folder = guard, folder
+    def __init__(self, guard: config.Guard, folder: Path, dynamic: bool = False):
+        self._guard, self._folder, self._dynamic = guard, folder, dynamic
         self._batches: collections.deque[tuple[int, Mapping[str, np.ndarray]]] = collections.deque(maxlen=_KEPT)
         self._in_a_row = self._backs = self._saved = 0
 
@@ -85,7 +90,7 @@ class Nonfinite:
         self._in_a_row += 1
         self._backs += not skipped
         if skipped and self._in_a_row < patience:
-            if "loss_scale" not in record:
+            if not self._dynamic:
                 self._save(record["step"])
             return "go"
         if not skipped and self._guard.nonfinite == "rollback" and self._backs <= patience:
@@ -135,7 +140,7 @@ class Watchdog:
     `hang-PROCESS.txt`, and the process exits with the code HUNG, so that whoever started it can start it again.
 
     Args:
-      minutes: patience with a step, three times as much with the first one; 0 means for ever.
+      minutes: patience from one beat to the next, three times as much until the first; 0 means for ever.
       folder: of the run.
     """
 
@@ -146,7 +151,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True) if minutes else None
 
     def beat(self, step: int) -> None:
-        """The loop is well, and was last at `step`."""
+        """The loop is well, and was last at `step`: something that the devices computed has arrived. That a step was started proves nothing."""
         self._step, self._limit, self._since = step, self._patience, time.monotonic()
 
     def __enter__(self) -> Self:
@@ -162,25 +167,43 @@ class Watchdog:
 
     def _look(self) -> None:
         left = self._limit
-        while not self._over.wait(left):
+        while not self._over.wait(min(left, self._patience)):  # not longer: the limit becomes less with the first beat
             left = self._since + self._limit - time.monotonic()
             if left <= 0:
                 self._end()
 
     def _end(self) -> None:
-        path = self._folder / f"hang-{hosts.index()}.txt"
-        said = (
-            f"process {hosts.index()}: nothing has come after step {self._step} for {self._limit / 60:g} minutes (guard.timeout); "
-            f"the run is ended with exit code {HUNG}, and can be resumed; the stacks of all threads, also in {path}:\n"
-        )
-        self._report(sys.stderr, said)
         try:
-            with path.open("w", encoding="utf-8") as file:
-                self._report(file, said)
+            path = self._folder / f"hang-{hosts.index()}.txt"
+            said = (
+                f"process {hosts.index()}: nothing has come after step {self._step} for {self._limit / 60:g} minutes (guard.timeout); "
+                f"the run is ended with exit code {HUNG}, and can be resumed; the stacks of all threads, also in {path}:\n{_stacks()}"
+            )
+            # In threads, because what the step waits for may be the very file system that these write to.
+            told = [threading.Thread(target=tell, args=(said,), daemon=True) for tell in (_to_stderr, partial(_to_file, path))]
+            for each in told:
+                each.start()
+            until = time.monotonic() + _TELLING
+            for each in told:
+                each.join(max(0.0, until - time.monotonic()))
         finally:
             os._exit(HUNG)  # whatever hangs would hold up an orderly end
 
-    def _report(self, file: TextIO, said: str) -> None:
-        file.write(said)
-        file.flush()
+
+def _stacks() -> str:
+    """Of all threads. By way of memory: faulthandler lets no other thread run until the system has taken what it writes."""
+    with os.fdopen(os.memfd_create("stacks"), "w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def _to_stderr(said: str) -> None:
+    with contextlib.suppress(Exception):  # closed, or nobody reads any more
+        sys.stderr.write(said)
+        sys.stderr.flush()
+
+
+def _to_file(path: Path, said: str) -> None:
+    with contextlib.suppress(OSError):
+        path.write_text(said, encoding="utf-8")

@@ -1,8 +1,7 @@
 """SIGTERM (a scheduler that takes the machine back) and Ctrl-C, as wishes that the loop sees between two steps, so that a run can save its step.
 
 Processes that train together must stop after the same step: all of them take part in its collectives, and in saving it. Whoever got a signal
-leaves the wish in the store that the processes share (`meshdsl.hosts`). All look there every second, in a thread of their own, tell which step they
-have begun, and stop after the first step that none of them has passed. A step asks nothing of the network; meanwhile the loop waits, at its next step.
+leaves the wish in the store that the processes share (`meshdsl.hosts`). All wait for one there, in a thread of their own, tell which step they have begun, and stop after the first step that none of them has passed. A step asks nothing of the network; meanwhile the loop waits, at its next step.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count as counter
+from queue import SimpleQueue
 
 from meshdsl.hosts import ended, store
 
 REASONS = {signal.SIGTERM: "preempted", signal.SIGINT: "interrupted"}
 EXIT_CODES = {"preempted": 0, "interrupted": 130}  # a scheduler starts a preempted run again, Ctrl-C is the user's word
-_EVERY = 1.0  # seconds between two looks at the store
 _AGREEMENT = 600.0  # seconds in which all processes have told where they are; one may still be compiling
 _OVER = "over"  # in place of a wish, where the run came to its end before one
 _number = counter()  # of runs in this process; the same in all of them
@@ -34,7 +33,7 @@ class Stopping:
         self._last: int | None = None  # the step after which all stop
         self._step = 0
         self._telling = threading.Lock()  # while the processes agree, none goes on
-        self._over = threading.Event()
+        self._wishes: SimpleQueue[str] = SimpleQueue()  # whose `put` a signal handler may call
 
     def at(self, step: int) -> str | None:
         """Why the run stops after `step`, counted from 1: "preempted", "interrupted", or None: it goes on."""
@@ -44,13 +43,18 @@ class Stopping:
             self._step = step
             return self._reason if self._last is not None and step >= self._last else None
 
-    def watch(self, key: str) -> None:
-        """Pass on the wish of this process and learn those of others, until there is one or the run is over."""
+    def want(self, wish: str) -> None:
+        self.wish = wish
+        self._wishes.put(wish)
+
+    def tell(self, key: str) -> None:
+        """Pass on the first wish of this process, or that the run is over, unless there is a wish: then all agree, also those at their end."""
         with suppress(RuntimeError):  # the store is gone, and JAX ends the process
-            while not self._over.wait(_EVERY) and not store.peek(f"{key}/wish"):
-                if self.wish:
-                    store.put(f"{key}/wish", self.wish)
-            store.put(f"{key}/wish", _OVER)  # unless there is a wish: then all agree, also those at their end
+            store.put(f"{key}/wish", self._wishes.get())
+
+    def watch(self, key: str) -> None:
+        """Learn the wish of any process, until there is one or the run is over."""
+        with suppress(RuntimeError):
             if (reason := store.wait_for(f"{key}/wish")) != _OVER:
                 self._agree(key, reason)
 
@@ -63,7 +67,7 @@ class Stopping:
             self._last, self._reason = int(store.wait_for(f"{key}/last")), reason
 
     def over(self) -> None:
-        self._over.set()
+        self._wishes.put(_OVER)
 
 
 @contextmanager
@@ -74,18 +78,19 @@ def stopping() -> Iterator[Stopping]:
     def handle(number: int, frame: object) -> None:
         if stop.wish == REASONS[number] == "interrupted":
             raise KeyboardInterrupt
-        stop.wish = REASONS[number]
+        stop.want(REASONS[number])
 
     usual = {number: signal.signal(number, handle) for number in REASONS}
     awake = signal.set_wakeup_fd(-1)  # of `ending_at_once`, around this
-    thread = threading.Thread(target=stop.watch, args=(f"stop/{next(_number)}",), name="meshdsl stopping", daemon=True)
-    if store.count() > 1:
+    key = f"stop/{next(_number)}"
+    threads = [threading.Thread(target=work, args=(key,), name="meshdsl stopping", daemon=True) for work in (stop.tell, stop.watch) if store.count() > 1]
+    for thread in threads:
         thread.start()
     try:
         yield stop
     finally:
         stop.over()
-        if store.count() > 1:
+        for thread in threads:
             thread.join()
         signal.set_wakeup_fd(awake)
         _restore(usual)

@@ -38,6 +38,8 @@ from meshdsl.train.settings import to_toml
 from meshdsl.train.step import State
 from meshdsl.train.watch import Facts, Watch, bits_per_byte, check, perplexity
 
+_TOKENIZING = 86400.0  # seconds until the last process has tokenized its copy of the text
+
 
 def train(
     config: Config, layout: md.Layout, devices: list[jax.Device], folder: RunFolder, *, resume: bool, again: bool = False, executable: Path | None = None
@@ -62,21 +64,25 @@ def train(
     loaded = job.load(executable) if executable else None
     console = hosts.console()
     corpus = open_data(config, report=console.print)  # after all that is quick to refuse: it may tokenize for hours
-    hosts.agree("data", corpus.describe())
+    hosts.agree("data", f"{corpus.describe()}\n{corpus.tokenizer.digest}", patience=_TOKENIZING)
     batches = corpus.train(rows_here(job.batch["tokens"]))
     held_out = corpus.validation(rows_here(job.held_out["tokens"]))
     with ExitStack() as stack:
+        lock = stack.enter_context(ExitStack())  # left last: nobody else may come in while a checkpoint is still being written
         stack.callback(batches.close)
         checkpoints = stack.enter_context(closing(Checkpoints(folder.checkpoints, config.checkpoint, report=console.print)))
-        checkpoints.check(job.state)
-        done = checkpoints.latest or 0
+        done = checkpoints.check(job.state) or 0
         if done >= config.steps and again:
             console.print(f"{folder.path} is finished, at step {done} of {config.steps}")
             return 0
         if done >= config.steps:
             raise md.MeshDSLError(f"{folder.path} is at step {done} of {config.steps}; set more --steps to go on")
-        hosts.first_does(lambda: check_folder(folder.path, whole_bytes(job.state) * (config.checkpoint.keep + 1)))
-        hosts.first_does(lambda: stack.enter_context(folder.held()))
+        room = max(1, config.checkpoint.keep + 1 - checkpoints.kept)
+        hosts.first_does(lambda: check_folder(folder.path, whole_bytes(job.state) * room))
+        token = hosts.first_does(lambda: lock.enter_context(folder.held()))
+        hosts.agree(f"--out {folder.path}, which must be one folder for all,", f"token {folder.token(token)}")
+        if not resume:
+            hosts.first_does(folder.refuse_used)  # once more, now that nobody else can come in
         console.print(describe(layout, job.mesh, job.state, job.program().collectives))
         console.print(f"\n{corpus.describe()}\n")
         if executable:
@@ -127,7 +133,8 @@ class Run:
             self.checkpoints.close()  # what is said to be saved is on disk
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
-            self.console.print(f"{ending} after step {done}, which is saved; to go on: {again}")
+            saved = f"after step {done}, which is saved" if done else "before a first step was saved"
+            self.console.print(f"{ending} {saved}; to go on: {again}")
             return EXIT_CODES[ending]
         if self.job.config.sample.tokens:
             self.console.print(f"\nsample:\n{sample_text(self.job, state.params, self.corpus.tokenizer)}\n")
@@ -149,10 +156,10 @@ class Run:
         config, job = self.job.config, self.job
         ending = None
         with (
-            Watch(self.facts(), self.folder, config.log, self.console, done, config.steps) as watch,
+            Watch(self.facts(done), self.folder, config.log, self.console, done, config.steps) as watch,
             Watchdog(config.guard.timeout, self.folder.path) as dog,
         ):
-            guard = Nonfinite(config.guard, self.folder.path)
+            guard = Nonfinite(config.guard, self.folder.path, dynamic=config.precision.loss_scale == "dynamic")
             while done < config.steps and not ending:
                 with watch.spent("input"):
                     arrays = next(self.batches)
@@ -161,7 +168,8 @@ class Run:
                 done += 1
                 guard.keep(done, arrays)
                 record = watch.step(done, measured)
-                dog.beat(done)
+                if record:  # of a step that has ended: this one has only been begun
+                    dog.beat(done)
                 ending = stop.at(done) if done < config.steps else None  # after its last step a run is finished, whatever came
                 last = bool(ending) or done == config.steps
                 validate = done == config.steps or _due(done, config.validation.every)
@@ -170,8 +178,10 @@ class Run:
                 if verdict == "go" and (validate or save):
                     verdict = guard.judge(watch.settle())  # of this very step: what is saved is known to be finite
                 if verdict == "rollback":
-                    state, done, ending = *self.back(), None
+                    state = None  # there may be no room for two
+                    state, done = self.back()
                     watch.rewind(done)
+                    dog.beat(done)
                     continue
                 if validate:
                     with watch.spent("validation"):
@@ -179,7 +189,8 @@ class Run:
                 if save:
                     with watch.spent("checkpoint"):
                         self.checkpoints.save(done, state, self.batches.get_state())
-                dog.beat(done)
+                if validate or save:
+                    dog.beat(done)
         return state, done, ending
 
     def back(self) -> tuple[State, int]:
@@ -192,7 +203,7 @@ class Run:
         self.console.print(f"rolled back to step {done}; the data go on after the batch that was no good")
         return state, done
 
-    def facts(self) -> Facts:
+    def facts(self, done: int) -> Facts:
         config, mesh = self.job.config, self.job.mesh
         tokens = config.batch * config.model.length
         chip = chip_of(mesh.devices.flat[0])
@@ -202,6 +213,7 @@ class Run:
             peak_flops=chip.flops if chip else None,
             devices=mesh.size,
             learning_rate=make_schedule(config.schedule, config.optimizer.learning_rate, config.steps),
+            before=self.batches.get_state()["rows"] * config.model.length - done * tokens,
             bytes_per_token=self.corpus.train_bytes_per_token,
         )
 

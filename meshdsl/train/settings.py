@@ -132,9 +132,10 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
         if not (isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)):
             raise _mistyped(key, value, kind)
         return tuple(value)
-    if isinstance(value, dict) and dict in typing.get_args(kind):
+    several = typing.get_args(kind)  # types that the field may have
+    if type(value) in several:
         return value
-    kind = _first(kind)
+    kind = float if float in several and type(value) is int else _first(kind)
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
@@ -208,9 +209,29 @@ def read(path: Path, config: Any) -> Any:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MeshDSLError(f"{path}: not TOML: {error}") from None
     try:
-        return override(config, **dict(_walk(values, config)))
+        return override(_with_named(values, config), **dict(_walk(values, config)))
     except MeshDSLError as error:
         raise MeshDSLError(f"{path}: {error}") from None
+
+
+def _with_named(values: dict[str, Any], config: Any) -> Any:
+    """`config` with an entry for each table by name in `values`, also for one that says nothing.
+
+    Raises:
+      MeshDSLError: an empty table that is no group of settings; others are found by their keys.
+    """
+    hints, changes = typing.get_type_hints(type(config)), {}
+    for key, value in values.items():
+        if not isinstance(value, dict):
+            continue
+        kind, inside = typing.get_args(hints.get(key)), getattr(config, key, None)
+        if dataclasses.is_dataclass(inside):
+            changes[key] = _with_named(value, inside)
+        elif kind and dataclasses.is_dataclass(entry := kind[-1]):
+            changes[key] = inside | {name: inside.get(name, entry()) for name, each in value.items() if isinstance(each, dict)}
+        elif not value and dict not in kind:
+            raise MeshDSLError(f"no table `{key}`{nearest(key, hints)}")
+    return dataclasses.replace(config, **changes) if changes else config
 
 
 def _walk(values: dict[str, Any], config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,10 @@
 """A folder without room, losses that are not finite, steps that never end."""
 
+import os
 import subprocess
 import sys
 import textwrap
-import time
+import threading
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from meshdsl import MeshDSLError, hosts
+from meshdsl.train import guard
 from meshdsl.train.config import Guard
 from meshdsl.train.guard import HUNG, Nonfinite, Watchdog, check_folder
 
@@ -52,22 +54,22 @@ def step(weight, batch):
 
 def run(path, bad, steps=6, **settings):
     """Train with a bad batch at the steps `bad`; returns the verdicts, each one step late as in the loop."""
-    guard = Nonfinite(Guard(**settings), path)
+    judge = Nonfinite(Guard(**settings), path)
     weight, record, verdicts = jnp.float32(1.0), None, []
     for number in range(1, steps + 1):
         tokens = np.full((2, 4), -1 if number in bad else number, np.int32)
         batch = {"tokens": tokens, "targets": tokens + 1}
-        guard.keep(number, batch)
+        judge.keep(number, batch)
         after, measured = step(weight, batch)
         before, record = record, {"step": number, **{name: float(value) for name, value in measured.items()}}
         if settings.get("nonfinite") == "skip":  # as the compiled step does it
             record["skipped"] = float(number in bad)
             after = weight if number in bad else after
         weight = after
-        verdicts.append(guard.judge(before))
+        verdicts.append(judge.judge(before))
         if verdicts[-1] == "rollback":
             weight, record = jnp.float32(1.0), None
-    return [*verdicts, guard.judge(record)]
+    return [*verdicts, judge.judge(record)]
 
 
 def test_a_run_that_is_well_goes_on(tmp_path):
@@ -118,12 +120,13 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
         run(tmp_path, bad=(2, 3, 4), nonfinite="skip", patience=3)
 
 
-def test_a_loss_scale_that_is_looked_for_saves_no_batches(tmp_path):
-    judge = Nonfinite(Guard(), tmp_path)
-    for number in (1, 2, 3):
+@pytest.mark.parametrize(("dynamic", "saved"), [(True, []), (False, ["nonfinite-1.npz", "nonfinite-2.npz"])])
+def test_only_a_loss_scale_that_is_looked_for_saves_no_batches(dynamic, saved, tmp_path):
+    judge = Nonfinite(Guard(nonfinite="skip"), tmp_path, dynamic)
+    for number in (1, 2):
         judge.keep(number, {"tokens": np.zeros((1, 1), np.int32)})
         assert judge.judge({"step": number, "loss": 1.0, "gradient_norm": float("inf"), "skipped": 1.0, "loss_scale": 4.0}) == "go"
-    assert not list(tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == saved
 
 
 def test_each_process_saves_its_own_rows(tmp_path, monkeypatch):
@@ -161,11 +164,67 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
         assert "in a_step_that_hangs" in report and "exit code 75" in report
 
 
-def test_the_first_step_may_take_longer_and_an_orderly_end_is_not_touched(tmp_path, monkeypatch):
-    monkeypatch.setattr(Watchdog, "_end", lambda self: pytest.fail("ended"))
+@pytest.mark.parametrize(("factor", "ends"), [(3, False), (1, True)])
+def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
+    monkeypatch.setattr(guard, "_FIRST", factor)
+    with Watchdog(0.4 / 60, tmp_path) as dog:
+        assert ended.wait(0.7) == ends
+        if not ends:
+            dog.beat(1)
+            assert ended.wait(5), "after the first beat nothing else is more patient"
+
+
+def test_a_first_beat_shortens_the_patience_at_once(tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
+    monkeypatch.setattr(guard, "_FIRST", 1000)
     with Watchdog(0.1 / 60, tmp_path) as dog:
-        time.sleep(0.15)
         dog.beat(1)
-    with Watchdog(0.0, tmp_path) as never:
-        never.beat(1)
+        assert ended.wait(5)
+
+
+def test_an_orderly_end_is_not_touched(tmp_path, monkeypatch):
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (tmp_path / "ended").touch())
+    for minutes in (0.0, 1.0):
+        with Watchdog(minutes, tmp_path) as dog:
+            dog.beat(1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """The exit codes of the processes that a watchdog ends."""
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(guard, "_TELLING", 0.3)
+    return codes
+
+
+def test_a_file_system_that_hangs_does_not_keep_the_process_alive(exits, tmp_path, capsys):
+    os.mkfifo(tmp_path / "hang-0.txt")  # nobody reads it: whoever opens it waits
+    Watchdog(1.0, tmp_path)._end()
+    assert exits == [HUNG]
+    assert "in test_a_file_system_that_hangs" in capsys.readouterr().err
+    os.close(os.open(tmp_path / "hang-0.txt", os.O_RDONLY | os.O_NONBLOCK))
+
+
+class Broken:
+    def write(self, said):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stderr", [None, Broken()])
+def test_a_broken_stderr_does_not_keep_the_process_alive(stderr, exits, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    Watchdog(1.0, tmp_path)._end()
+    assert exits == [HUNG]
+    assert "in test_a_broken_stderr" in (tmp_path / "hang-0.txt").read_text()
+
+
+def test_whatever_fails_the_process_ends(exits, tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "index", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # only here, where the process lives on
+        Watchdog(1.0, tmp_path)._end()
+    assert exits == [HUNG]

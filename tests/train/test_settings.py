@@ -31,6 +31,13 @@ def test_a_table_by_name_grows_where_a_name_is_new():
     assert ("data.sources.code.paths", ["c"]) in list(leaves(config))
 
 
+@pytest.mark.parametrize("text, value", [("loss_scale = 1024", 1024.0), ('loss_scale = "dynamic"', "dynamic"), ("loss_scale = 1e4", 1e4)])
+def test_a_field_may_be_of_several_types(tmp_path, text, value):
+    (tmp_path / "config.toml").write_text(f"[precision]\n{text}\n")
+    assert read(tmp_path / "config.toml", Config()).precision.loss_scale == value
+    assert override(Config(), ["precision.loss_scale=1e30"]).precision.loss_scale == "1e30"
+
+
 def test_the_last_of_two_settings_of_one_key_holds():
     assert override(Config(), ["steps=3", "steps=4"]).steps == 4
 
@@ -94,6 +101,11 @@ def test_a_written_configuration_reads_back_equal(tmp_path, settings):
     assert read(tmp_path / "config.toml", Config()) == config
 
 
+def test_a_source_that_says_nothing_is_still_a_source(tmp_path):
+    (tmp_path / "config.toml").write_text("[data.sources.web]\n")
+    assert read(tmp_path / "config.toml", Config()).data.sources == {"web": Source()}
+
+
 def test_a_layout_stands_in_the_configuration_as_it_is(tmp_path):
     (tmp_path / "config.toml").write_text('[layout]\nname = "mine"\nmesh = {data = "rest"}\nrules = ["batch -> data"]\n')
     config = read(tmp_path / "config.toml", Config())
@@ -111,6 +123,9 @@ def test_a_layout_stands_in_the_configuration_as_it_is(tmp_path):
         ("[data.sources.web]\npaths = 'a'", "data.sources.web.paths=a: expected a list of texts"),
         ("[data.sources.web]\npath = ['a']", "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?"),
         ("layout = 3", "layout=3: expected text"),
+        ("[modle]", "no table `modle`; did you mean `model`?"),
+        ("[model.extra]", "no table `extra`"),
+        ("[steps]", "no table `steps`"),
     ],
 )
 def test_a_bad_configuration_file_is_refused_with(tmp_path, content, text):

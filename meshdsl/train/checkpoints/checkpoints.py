@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.train.checkpoints import names, record, shelf
 from meshdsl.train.checkpoints.clock import Clock
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.search import newest_good, newest_record
+from meshdsl.train.checkpoints.search import Found, newest_good, newest_record
 from meshdsl.train.checkpoints.together import from_first
 from meshdsl.train.checkpoints.writer import Writer
 from meshdsl.train.config import Checkpoint
@@ -37,24 +38,41 @@ class Checkpoints:
         self._writer: Writer | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._finishing: tuple[int, Future] | None = None  # the step that is being written
+        self._said: set[str] = set()  # lines that were reported
         self._damaged: set[int] = set()  # steps that were passed over; they are set aside when something is written
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest checkpoint, or None."""
+        """The step of the newest checkpoint by its name, good or damaged; or None."""
         self._settle()
         return max(from_first(lambda: shelf.steps(self.folder)), default=None)
 
-    def check(self, state: Any) -> None:
+    @property
+    def kept(self) -> int:
+        """How many of the checkpoints here will be removed as newer ones come: at most `keep`, without damaged ones and those kept for good.
+
+        So `keep + 1 - kept` more have to fit on the disk. This process alone looks, and reads nothing but names.
+        """
+        every = self._settings.keep_every
+        whole = set(shelf.steps(self.folder)) - self._damaged
+        return min(self._settings.keep, sum(not (every and step % every == 0) for step in whole))
+
+    def check(self, state: Any) -> int | None:
         """Look at the newest checkpoint whose files are all there; arrays are not read.
+
+        Returns:
+          Its step, which may be older than `latest`; None where there is no checkpoint.
 
         Raises:
           MeshDSLError: it is not of a state like `state`, naming the first difference; or there are only damaged ones.
         """
         self._settle()
         found = newest_record(self.folder)
-        if found:
-            self._refuse_other(found, state)
+        if found is None:
+            return None
+        self._pass_over(found)
+        self._refuse_other(found.record, state)
+        return found.step
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`. Every process asks after every step.
@@ -73,11 +91,9 @@ class Checkpoints:
           data: the state of the data, as JSON holds it, the same on all processes.
 
         Raises:
-          MeshDSLError: the checkpoint before could not be written.
+          MeshDSLError: this checkpoint, or the one before, could not be written.
         """
         self._settle()
-        if jax.process_index() == 0:
-            self._make_room()
         self._writer = self._writer or Writer()
         arrays, described = names.arrays(state), names.described(state)
         numbers = digests(arrays)  # computed behind the step, and looked at when all else is written
@@ -87,7 +103,12 @@ class Checkpoints:
             record.write(folder, step, described, dict(zip(order, found, strict=True)), data)
 
         order = list(arrays)
-        self._writer.start(self.folder / str(step), arrays, seal)
+        try:
+            if jax.process_index() == 0:
+                self._make_room()
+            self._writer.start(self.folder / str(step), arrays, seal)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._unwritten(step, error) from error
         self._finishing = step, self._background.submit(self._finish, self._writer)
 
     def restore(self, like: Any) -> tuple[Any, Any]:
@@ -106,9 +127,7 @@ class Checkpoints:
             return names.arrays(like)
 
         found = newest_good(self.folder, wanted)
-        for line in found.lines():
-            self._report(line)
-        self._damaged |= set(found.damaged)
+        self._pass_over(found)
         return names.with_arrays(like, found.values), found.record["data"]
 
     def close(self) -> None:
@@ -119,9 +138,17 @@ class Checkpoints:
         """
         self._settle()
         if self._writer:
-            self._writer.close()
+            with suppress(OSError, ValueError, RuntimeError):  # what could not be written was said before; orbax says it again
+                self._writer.close()
             self._writer = None
         self._background.shutdown()
+
+    def _pass_over(self, found: Found) -> None:
+        for line in found.lines():
+            if line not in self._said:  # `check` sees most of what `restore` sees again
+                self._report(line)
+        self._said.update(found.lines())
+        self._damaged |= set(found.damaged)
 
     def _refuse_other(self, found: dict[str, Any], state: Any) -> None:
         if not found["whole_state"]:
@@ -132,12 +159,9 @@ class Checkpoints:
 
     def _make_room(self) -> None:
         """What stands in the way of the next checkpoint goes: leftovers of killed processes, and the names of damaged ones."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            shelf.sweep(self.folder)
-            shelf.set_aside(self.folder, self._damaged)
-        except OSError as error:
-            raise MeshDSLError(f"{self.folder}: {error.strerror}") from None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        shelf.sweep(self.folder)
+        shelf.set_aside(self.folder, self._damaged)
         self._damaged.clear()
 
     def _finish(self, writer: Writer) -> None:
@@ -153,4 +177,9 @@ class Checkpoints:
             try:
                 finishing.result()
             except (OSError, ValueError, RuntimeError) as error:
-                raise MeshDSLError(f"{self.folder}: the checkpoint of step {step} could not be written: {error}") from error
+                raise self._unwritten(step, error) from error
+
+    def _unwritten(self, step: int, error: Exception) -> MeshDSLError:
+        whole = max(set(shelf.steps(self.folder)) - self._damaged, default=None)
+        there = "there is none before it" if whole is None else f"the newest whole one, of step {whole}, is still there"
+        return MeshDSLError(f"{self.folder}: the checkpoint of step {step} could not be written: {record.reason(error)}; {there}")

@@ -13,7 +13,8 @@ class Clock:
 
     Clocks of hosts differ, so only that of process 0 counts, and to ask it at each step would make hosts wait for each other.
     Instead, whenever it is asked, it also says at which later step to ask again: from the pace so far, about halfway to the time
-    that is left, and never further ahead than the steps that the pace was measured over.
+    that is left, and never further ahead than the steps that the pace was measured over. A run that goes back to an older step
+    begins to measure anew.
     """
 
     def __init__(self, settings: Checkpoint):
@@ -21,9 +22,13 @@ class Clock:
         self._begun = time.monotonic()  # when the last checkpoint was due by time
         self._first: tuple[int, float] | None = None  # the first step that was seen, and when
         self._ask = 0  # the step at which to ask again
+        self._before = -1  # the step of the last call
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`. Every process asks after every step."""
+        if step <= self._before:
+            self._first, self._ask = None, 0
+        self._before = step
         by_steps = bool(self._settings.every) and step % self._settings.every == 0
         return self._by_time(step) or by_steps
 
@@ -34,7 +39,7 @@ class Clock:
         return due
 
     def _look(self, step: int, now: float) -> tuple[bool, int]:
-        if self._first is None or step <= self._first[0]:
+        if self._first is None:
             self._first = (step, now)
             return False, step + 1
         left = self._begun + 60 * self._settings.minutes - now

@@ -60,8 +60,8 @@ def _moved(array: jax.Array, to: NamedSharding) -> jax.Array:
 def _digest(array: jax.Array) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(array.astype(jnp.uint8) if array.dtype == bool else array, _UINT[array.dtype.itemsize])
     index = jnp.uint32(0)
-    for axis, stride in enumerate(_strides(bits.shape)):
-        index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
+    for i, stride in enumerate(_strides(bits.shape)):
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, i) * jnp.uint32(stride)
     return jnp.sum(_mix(bits.astype(jnp.uint32) + index * jnp.uint32(_ODD), jnp.uint32), dtype=jnp.uint32)
 
 
@@ -75,15 +75,15 @@ def on_host(part: np.ndarray, start: tuple[int, ...], whole: tuple[int, ...]) ->
     bits = np.ascontiguousarray(part).view(_UINT[part.dtype.itemsize]).reshape(*part.shape, words)
     start, whole = (*start, 0), (*whole, words)
     index = np.zeros((1,) * bits.ndim, np.uint32)
-    for axis, stride in enumerate(_strides(whole)):
-        along = np.arange(start[axis], start[axis] + bits.shape[axis], dtype=np.uint64) * np.uint64(stride)
-        index = index + along.astype(np.uint32).reshape([-1 if i == axis else 1 for i in range(bits.ndim)])
+    for i, stride in enumerate(_strides(whole)):
+        along = np.arange(start[i], start[i] + bits.shape[i], dtype=np.uint64) * np.uint64(stride)
+        index = index + along.astype(np.uint32).reshape([-1 if j == i else 1 for j in range(bits.ndim)])
     mixed = _mix(bits.astype(np.uint32) + index * np.uint32(_ODD), np.uint32)
     return int(mixed.sum(dtype=np.uint64)) % (1 << 32)
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) % (1 << 32) for axis in range(len(shape))]
+    return [math.prod(shape[i + 1 :]) % (1 << 32) for i in range(len(shape))]
 
 
 def _mix(x: Any, of: Any) -> Any:

@@ -23,6 +23,11 @@ class Damaged(Exception):
     """What is wrong with a checkpoint, in one phrase."""
 
 
+def reason(error: Exception) -> str:
+    """In a line: after the reason tensorstore says where in its source it came from, and orbax which thread was in it."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition(" [")[0].partition("\n")[0]
+
+
 def write(folder: Path, step: int, leaves: dict[str, dict[str, Any]], digests: dict[str, int], data: Any, *, whole_state: bool = True) -> None:
     """The record of the files that lie in `folder` now.
 

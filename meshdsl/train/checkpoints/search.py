@@ -36,8 +36,8 @@ class Found:
         return [f"the checkpoint of step {step} is damaged: {why}; using step {self.step}" for step, why in self.damaged.items()]
 
 
-def newest_record(folder: Path) -> dict[str, Any] | None:
-    """The record of the newest checkpoint whose files are all there; None where there is no checkpoint. Arrays are not read.
+def newest_record(folder: Path) -> Found | None:
+    """The newest checkpoint whose files are all there, with no arrays; None where there is no checkpoint. Arrays are not read.
 
     Raises:
       MeshDSLError: there are checkpoints, and all are damaged.
@@ -45,7 +45,7 @@ def newest_record(folder: Path) -> dict[str, Any] | None:
     damaged: dict[int, str] = {}
     for step in reversed(_steps(folder)):
         try:
-            return _checked(folder / str(step))
+            return Found(step, _checked(folder / str(step)), {}, damaged)
         except Damaged as damage:
             damaged[step] = str(damage)
     if damaged:

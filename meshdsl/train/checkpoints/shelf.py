@@ -8,7 +8,8 @@ half of one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LEAVING = ".leaving"
@@ -32,6 +33,19 @@ def words(known: list[int]) -> str:
 def unnamed(folder: Path, step: int) -> Path:
     """Where a checkpoint is written until it is whole. Orbax makes the same name of the final one."""
     return folder / f"{step}{_WRITING}"
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """The folder is made, with those above it. If the block raises, all that was made goes away again, with what lies in it."""
+    made = next((path for path in (*reversed(folder.parents), folder) if not path.exists()), None)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        if made:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def remove(folder: Path, gone: Iterable[int]) -> None:

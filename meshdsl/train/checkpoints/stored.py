@@ -122,7 +122,7 @@ def _wait(name: str, future: ts.Future) -> np.ndarray:
 
 
 def _unreadable(name: str, error: ValueError) -> Damaged:
-    return Damaged(f"`{name}` cannot be read: {str(error).partition(' [')[0]}")
+    return Damaged(f"`{name}` cannot be read: {record.reason(error)}")
 
 
 def _key(index: Index, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -63,8 +64,15 @@ class TensorFiles:
         return {"is": f"{shown} {kind}", "dims": dims, "shape": found.get_shape(), "dtype": kind}
 
     def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """The elements of a tensor at `index`; nothing else is read."""
-        return self._files[name].get_slice(name)[index] if index else self._files[name].get_tensor(name)
+        """The elements of a tensor at `index`; nothing else is read.
+
+        Raises:
+          MeshDSLError: they cannot be read.
+        """
+        try:
+            return self._files[name].get_slice(name)[index] if index else self._files[name].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise MeshDSLError(f"{self.path}: `{name}` cannot be read: {error}") from None
 
 
 def _places(path: Path) -> dict[str, Path]:
@@ -90,18 +98,25 @@ def write(out: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about: dict
       about: texts for the header.
 
     Returns:
-      The files; the index last.
+      The files; the index last. If one cannot be written, none is left.
     """
     groups = list(_groups(leaves, limit))
     files = [out] if len(groups) == 1 else [out.with_name(f"{out.stem}-{i:05}-of-{len(groups):05}.safetensors") for i in range(1, len(groups) + 1)]
-    for file, group in zip(files, groups, strict=True):
-        _write_one(file, {name: leaves[name] for name in group}, chunks, about)
-    if len(files) == 1:
-        return files
-    weights = {name: file.name for file, group in zip(files, groups, strict=True) for name in group}
-    index = out.with_name(out.name + _INDEX)
-    index.write_text(json.dumps({"metadata": {"total_size": sum(map(size, leaves.values()))}, "weight_map": weights}, indent=1), encoding="utf-8")
-    return [*files, index]
+    written: list[Path] = []
+    try:
+        for file, group in zip(files, groups, strict=True):
+            _write_one(file, {name: leaves[name] for name in group}, chunks, about)
+            written.append(file)
+        if len(files) > 1:
+            weights = {name: file.name for file, group in zip(files, groups, strict=True) for name in group}
+            written.append(out.with_name(out.name + _INDEX))
+            text = json.dumps({"metadata": {"total_size": sum(map(size, leaves.values()))}, "weight_map": weights}, indent=1)
+            written[-1].write_text(text, encoding="utf-8")
+    except BaseException:
+        for file in written:
+            file.unlink(missing_ok=True)
+        raise
+    return written
 
 
 def size(said: dict[str, Any]) -> int:
@@ -131,7 +146,7 @@ def _write_one(file: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about
     try:
         with unfinished.open("wb") as stream:
             stream.write(struct.pack("<Q", len(text)) + text)
-            stream.truncate(8 + len(text) + at)
+            os.posix_fallocate(stream.fileno(), 0, 8 + len(text) + at)  # a full disk is an error here; in mapped memory it would end the process
         for name, said in leaves.items():
             _fill(unfinished, 8 + len(text) + header[name]["data_offsets"][0], said, chunks(name))
         unfinished.replace(file)

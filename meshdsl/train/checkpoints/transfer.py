@@ -20,7 +20,7 @@ from meshdsl.train.checkpoints.parameters import (
     matching,
     parameters_of,
 )
-from meshdsl.train.checkpoints.record import Damaged
+from meshdsl.train.checkpoints.record import Damaged, reason
 from meshdsl.train.checkpoints.stored import CHUNK, Index, Stored, location, parts
 
 
@@ -45,7 +45,7 @@ def export(folder: Path, step: int, out: Path, config: str, limit: int) -> list[
     except Damaged as damage:
         raise MeshDSLError(f"{folder}: the checkpoint of step {step} is damaged: {damage}; choose another by --step") from None
     except OSError as error:
-        raise MeshDSLError(f"{out}: {error.strerror}") from None
+        raise MeshDSLError(f"{out}: {error.strerror or error}") from None
 
 
 def take(files: tensors.TensorFiles, like: dict[str, dict[str, Any]], folder: Path) -> list[str]:
@@ -55,16 +55,21 @@ def take(files: tensors.TensorFiles, like: dict[str, dict[str, Any]], folder: Pa
       like: the parameters of the model, described as in a record; tensors become of their dtypes.
 
     Raises:
-      MeshDSLError: a parameter of the model is not there, or of another shape.
+      MeshDSLError: a parameter of the model is not there, or of another shape; or `folder` cannot be written. Nothing is left of it then.
     """
     refused = [line for line in differences(files.leaves, like) if not line.startswith("not used")]
     if len(matching(files.leaves, like)) < len(like):
         raise MeshDSLError(f"{files.path}: does not hold the parameters of this model; {'; '.join(refused)}")
     writing = shelf.unnamed(folder, 0)
-    writing.mkdir(parents=True)
-    digests = {PREFIX + name: _copy(writing, PREFIX + name, said, files, name) for name, said in like.items()}
-    record.write(writing, 0, {PREFIX + name: said for name, said in like.items()}, digests, None, whole_state=False)
-    writing.rename(folder / "0")
+    try:
+        with shelf.making(writing):
+            digests = {PREFIX + name: _copy(writing, PREFIX + name, said, files, name) for name, said in like.items()}
+            record.write(writing, 0, {PREFIX + name: said for name, said in like.items()}, digests, None, whole_state=False)
+            writing.rename(folder / "0")
+    except MeshDSLError:
+        raise
+    except (OSError, ValueError) as error:  # tensorstore knows no OSError
+        raise MeshDSLError(f"{folder} cannot be written: {reason(error)}") from None
     return differences(files.leaves, like)
 
 
@@ -89,7 +94,7 @@ def _read(files: tensors.TensorFiles, name: str, shape: tuple[int, ...], chunk: 
 def _chunk(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """The shape of chunks of at most CHUNK bytes, of whole rows where they are not too long."""
     chunk = list(shape)
-    for axis in range(len(chunk)):
-        while math.prod(chunk) * itemsize > CHUNK and chunk[axis] > 1:
-            chunk[axis] = -(-chunk[axis] // 2)
+    for i in range(len(chunk)):
+        while math.prod(chunk) * itemsize > CHUNK and chunk[i] > 1:
+            chunk[i] = -(-chunk[i] // 2)
     return tuple(chunk)

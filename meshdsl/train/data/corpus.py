@@ -83,7 +83,10 @@ class Corpus:
         """
         config = self._config
         weights = {each.name: each.weight for each in self._datasets}
-        of = {each.name: f"{len(each.tokens[0]):,} tokens in windows of {config.model.length}" for each in self._datasets}
+        length = config.model.length
+        of = {each.name: f"{len(each.tokens[0]):,} tokens in {len(self._windows[each.name]):,} windows of {length}" for each in self._datasets}
+        if len(weights) > 1:
+            of["the mixture"] = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         of["the seed"] = str(config.seed)
         of["the tokenizer"] = f"{self.tokenizer.vocab:,} tokens ({self.tokenizer.digest[:12]})"
         return Batches(Rows(self._windows, weights, config.seed, config.batch, rows, self._separator), config.data.prefetch, of)

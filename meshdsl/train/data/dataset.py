@@ -116,10 +116,17 @@ def _of_tokens(found: Found, config: Config, tokenizer: Tokenizer) -> Dataset:
     if found.held_out:
         held_out, _ = token_files(found.held_out, source.dtype, 0.0)
     both = Tokens(train, below), Tokens(held_out, below)
-    largest = max(int(part.max()) for tokens in both if len(tokens) for part in tokens.sample())  # reading checks the ids, too
+    samples = [part for tokens in both if len(tokens) for part in tokens.sample()]  # reading checks the ids, too
+    if source.dtype == "uint16" and all(_every_other_is_zero(part) for part in samples):
+        raise MeshDSLError(f"every other token of `{found.train[0].path}` is 0, as if it were uint32; set data.sources.{found.name}.dtype=uint32")
+    largest = max(int(part.max()) for part in samples)
     if config.data.separate and largest >= tokenizer.vocab:
         raise MeshDSLError("data.separate: where documents end is told by the tokenizer, and these are not its tokens; set data.tokenizer")
     return Dataset(found.name, source.weight, both, None)
+
+
+def _every_other_is_zero(tokens: np.ndarray) -> bool:
+    return len(tokens) > 1 and bool(tokens[::2].any()) != bool(tokens[1::2].any())
 
 
 def _of_text(found: Found, config: Config, tokenizer: Tokenizer, report: Report) -> Dataset:

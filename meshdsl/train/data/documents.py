@@ -47,7 +47,7 @@ def _text(path: Path, field: str) -> Iterator[Document]:
 
 
 class _Long:
-    """A long text, in blocks that end where lines or words do, so that hardly a token is cut."""
+    """A long text, in blocks that end where lines or words do, so that hardly a token is cut, and no character."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -57,11 +57,17 @@ class _Long:
         with self._path.open("rb") as file:
             while read := file.read(BLOCK):
                 block = rest + read
-                cut = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or len(block)
+                cut = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or _last_character(block)
                 rest = block[cut:]
                 yield block[:cut]
         if rest:
             yield rest
+
+
+def _last_character(block: bytes) -> int:
+    """Where the last character begins, of which the end may be missing; the end of the block where it is no UTF-8."""
+    ends = range(len(block) - 1, max(len(block) - 5, 0), -1)
+    return next((i for i in ends if block[i] & 0xC0 != 0x80), len(block))
 
 
 def _jsonl(path: Path, field: str) -> Iterator[Document]:

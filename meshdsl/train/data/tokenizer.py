@@ -134,12 +134,20 @@ class FromFile:
 class _FileStream:
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         self._tokenizer, self._decoder = tokenizer, DecodeStream(skip_special_tokens=True)
+        self._waiting: list[int] = []  # what came since the last text
 
     def __call__(self, token: int) -> str:
-        return self._decoder.step(self._tokenizer, int(token)) or ""
+        text = self._decoder.step(self._tokenizer, int(token)) or ""
+        self._waiting.append(int(token))
+        if text:
+            self._waiting.clear()
+        return text
 
     def rest(self) -> str:
-        return ""
+        text = self._tokenizer.decode(self._waiting, skip_special_tokens=True)
+        self._waiting.clear()
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        return text
 
 
 def _read(name: str) -> bytes:

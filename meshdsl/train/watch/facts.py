@@ -24,6 +24,7 @@ class Facts:
       devices: of the whole mesh, all processes together.
       learning_rate: the schedule: from the number of a step, counted from 0, to a rate.
       bytes_per_token: of the text that is trained on; None where that is not known.
+      before: tokens of earlier steps, beyond `tokens` for each: not 0 where batches had another size.
     """
 
     tokens: int
@@ -32,6 +33,7 @@ class Facts:
     devices: int
     learning_rate: Callable[[Any], Any]
     bytes_per_token: float | None = None
+    before: int = 0
 
 
 class Rates:

@@ -6,12 +6,16 @@ and perhaps half a line; both go when the run is resumed, by one rename, so that
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from meshdsl.errors import MeshDSLError
 
 Record = dict[str, Any]
 _STEP = re.compile(rb'\{"step": (\d+)[,}].*\}\n')
@@ -22,11 +26,15 @@ class MetricsFile:
 
     Args:
       done: how many steps are done; records of later ones are dropped.
+
+    Raises:
+      MeshDSLError: by every method too, where the file cannot be written.
     """
 
     def __init__(self, path: Path, done: int):
         self.path = path
-        self._open(done)
+        with writing(path):
+            self._open(done)
 
     def _open(self, done: int) -> None:
         if self.path.exists():
@@ -34,15 +42,30 @@ class MetricsFile:
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, record: Record) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        with writing(self.path):
+            self._file.write(json.dumps(record) + "\n")
 
     def rewind(self, done: int) -> None:
         """Drop the records of steps after `done`."""
-        self._file.close()
-        self._open(done)
+        with writing(self.path):
+            self._file.close()
+            self._open(done)
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self.path):  # a line that could not be written is tried again
+            self._file.close()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes an OSError into a MeshDSLError that names the file, `path` where the system names none, and says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        mend = "free some" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+        raise MeshDSLError(
+            f"{error.filename or path}: cannot be written: {error.strerror or error}; the newest checkpoint is whole; {mend} and go on by --resume"
+        ) from None
 
 
 def keep_until(path: Path, done: int) -> None:

@@ -20,7 +20,7 @@ from meshdsl.train.folder import RunFolder
 from meshdsl.train.watch.clock import TRAINING, Clock
 from meshdsl.train.watch.elsewhere import TensorBoard, WandB, extra
 from meshdsl.train.watch.facts import Facts, Rates
-from meshdsl.train.watch.file import MetricsFile, Record
+from meshdsl.train.watch.file import MetricsFile, Record, writing
 from meshdsl.train.watch.profile import Profile, traced
 from meshdsl.train.watch.screen import Show, progress
 from meshdsl.train.watch.units import bits_per_byte
@@ -44,7 +44,7 @@ class Watch:
       steps: of the whole run.
 
     Raises:
-      MeshDSLError: Weights & Biases refuses the run. What `check` finds should have been found before.
+      MeshDSLError: the folder cannot be written, later too; Weights & Biases refuses the run. What `check` finds should have been found before.
     """
 
     def __init__(self, facts: Facts, folder: RunFolder, log: Log, console: Console, done: int, steps: int):
@@ -59,13 +59,13 @@ class Watch:
         self._stack = ExitStack()
         self._show: Show = lambda record: None
         with ExitStack() as stack:
-            hosts.first_does(lambda: self._start(stack, folder, log, console, done, steps))
+            hosts.first_does(writing(folder.path)(lambda: self._start(stack, folder, log, console, done, steps)))
             self._stack = stack.pop_all()
         self._clock = Clock()
 
     def _start(self, stack: ExitStack, folder: RunFolder, log: Log, console: Console, done: int, steps: int) -> None:
         def output(made):
-            stack.callback(made.close)
+            stack.callback(writing(folder.path)(made.close))
             self._outputs.append(made)
 
         output(MetricsFile(folder.metrics, done))
@@ -153,7 +153,7 @@ class Watch:
     def _record(self, step: int, values: dict[str, float]) -> Record:
         facts, times = self._facts, self._clock.lap()
         training = sum(times.get(f"{what}_seconds", 0.0) for what in TRAINING)
-        record = {"step": step, "loss": values.pop("loss"), "tokens": step * facts.tokens}
+        record = {"step": step, "loss": values.pop("loss"), "tokens": facts.before + step * facts.tokens}
         if "cross_entropy" in values:
             values["cross_entropy"] /= values.get("trained") or 1.0
             if facts.bytes_per_token:

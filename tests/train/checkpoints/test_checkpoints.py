@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import named, record, shelf
+from meshdsl.train.checkpoints import named, record, shelf, writer
 from tests.train.checkpoints.states import (
     FSDP,
     ONE,
@@ -75,7 +75,7 @@ def test_leftovers_of_killed_processes_are_not_seen_and_go_with_the_next_save(tm
 def test_a_folder_without_checkpoints_has_no_latest_and_is_not_made(tmp_path):
     checkpoints = opened(tmp_path)
     assert checkpoints.latest is None
-    checkpoints.check(make_state(FSDP))
+    assert checkpoints.check(make_state(FSDP)) is None
     checkpoints.close()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -110,14 +110,41 @@ def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypat
     assert checkpoints.latest == 1
     monkeypatch.setattr(record, "write", full)
     checkpoints.save(2, make_state(FSDP), {})
-    with pytest.raises(MeshDSLError, match="the checkpoint of step 2 could not be written: .*No space left on device"):
+    said = "the checkpoint of step 2 could not be written: No space left on device; the newest whole one, of step 1, is still there"
+    with pytest.raises(MeshDSLError, match=said):
         checkpoints.close()
     assert shelf.steps(tmp_path / "checkpoints") == [1]
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("No space left on device [source locations='x']")])
+def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(tmp_path, monkeypatch, error):
+    def full(*args):
+        raise error
+
+    saved(tmp_path, {1: make_state(FSDP)})
+    monkeypatch.setattr(writer.Writer, "start", full)
+    monkeypatch.setattr(writer.Writer, "close", full)
+    checkpoints = opened(tmp_path)
+    with pytest.raises(MeshDSLError) as refused:
+        checkpoints.save(2, make_state(FSDP), {})
+    checkpoints.close()
+    assert str(refused.value) == (
+        f"{tmp_path}/checkpoints: the checkpoint of step 2 could not be written: No space left on device; "
+        "the newest whole one, of step 1, is still there"
+    )
+
+
+@pytest.mark.parametrize(("settings", "kept"), [({"keep": 2}, 2), ({"keep": 9}, 5), ({"keep": 9, "keep_every": 2}, 3), ({"keep": 1, "keep_every": 1}, 0)])
+def test_kept_are_those_that_give_their_room_to_newer_ones(tmp_path, settings, kept):
+    assert opened(tmp_path, **settings).kept == 0
+    for step in range(1, 6):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    assert opened(tmp_path, **settings).kept == kept
+
+
 def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(MeshDSLError, match="checkpoints: File exists"):
+    with pytest.raises(MeshDSLError, match="checkpoints: the checkpoint of step 1 could not be written: File exists; there is none before it"):
         opened(tmp_path).save(1, make_state(FSDP), {})
 
 

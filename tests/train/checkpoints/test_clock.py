@@ -34,6 +34,17 @@ def test_every_so_many_minutes_at_any_pace_and_rarely_asked(monkeypatch, pace, f
     assert next(looks) <= min(steps, 40 * (len(saved) + 1))
 
 
+def test_a_run_that_goes_back_is_asked_at_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
+    timer, saved = clock.Clock(Checkpoint(every=0, minutes=10)), []
+    for step in [*range(1, 301), *range(2, 100)]:  # from 300 back to 2; from then on steps are slow
+        now[0] += 1 if now[0] < 300 else 60
+        if timer.due(step):
+            saved.append((step, now[0]))
+    assert saved[0] == (6, 600)
+
+
 def test_both_together(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])

@@ -1,5 +1,7 @@
 """`meshdsl checkpoint`."""
 
+import errno
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +12,7 @@ import safetensors
 from meshdsl.models.transformer import Transformer
 
 from meshdsl import cli
+from meshdsl.train.checkpoints import transfer
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override, to_toml
 from tests.train.checkpoints.states import contents, saved
@@ -92,6 +95,41 @@ def test_export_and_import_give_a_run_to_begin_with(run, said, tmp_path):
         assert (out / "config.toml").read_text() == (run / "config.toml").read_text()
         assert said("verify", out) == (0, ["step 0: good"])
     assert said("ls", out)[1][1].endswith("  yes, parameters only")
+
+
+def test_the_folder_of_the_checkpoints_stands_for_the_run(run, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(run / "checkpoints")
+    for name, folder in (("a", run / "checkpoints"), ("b", Path())):
+        assert said("verify", folder) == (0, ["step 3: good", "step 6: good"])
+        assert said("export", folder, "--out", tmp_path / f"{name}.safetensors")[0] == 0
+        assert said("import", tmp_path / f"{name}.safetensors", "--like", folder, "--out", tmp_path / name)[0] == 0
+
+
+def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_path, monkeypatch):
+    said("export", run, "--out", tmp_path / "x.safetensors")
+    (tmp_path / "file").write_text("")
+    out, file = tmp_path / "new" / "run", tmp_path / "file"
+    before = sorted(tmp_path.iterdir())
+    take = ("import", tmp_path / "x.safetensors", "--like", run, "--out")
+    assert said(*take, file / "run") == (2, [f"meshdsl checkpoint: --out {file}/run: Not a directory"])
+    assert said("export", run, "--out", file / "y.safetensors") == (2, [f"meshdsl checkpoint: {file}/y.safetensors: Not a directory"])
+
+    def full(*args, **how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_for_tensorstore(*args):
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device [source locations='x']")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "_copy", full_for_tensorstore)
+        assert said(*take, out) == (2, [f"meshdsl checkpoint: {out}/checkpoints cannot be written: RESOURCE_EXHAUSTED: No space left on device"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)  # the configuration, when all else is there
+        assert said(*take, out) == (2, [f"meshdsl checkpoint: --out {out}: No space left on device"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        assert said("export", run, "--out", tmp_path / "y.safetensors") == (2, [f"meshdsl checkpoint: {tmp_path}/y.safetensors: No space left on device"])
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_large_export_is_several_files(run, said, tmp_path):

@@ -109,6 +109,19 @@ def test_wrong_values_in_healthy_files_are_seen_by_their_digest(run, monkeypatch
     assert verify(run / "checkpoints" / "2") == "`params.up` is not what was saved"
 
 
+def test_a_check_gives_the_step_of_the_newest_good_record_and_tells_of_others_once(tmp_path):
+    saved(tmp_path, {2: make_state(FSDP, seed=2), 4: make_state(FSDP, seed=4)})
+    assert opened(tmp_path).check(make_state(FSDP)) == 4
+    damage(tmp_path / "checkpoints" / "4" / FILE, "truncated")
+    said = []
+    checkpoints = opened(tmp_path, said.append)
+    assert (checkpoints.latest, checkpoints.kept) == (4, 2)
+    assert checkpoints.check(make_state(FSDP)) == 2
+    assert checkpoints.kept == 1
+    assert_equal(checkpoints.restore(make_state(FSDP))[0], make_state(FSDP, seed=2))
+    assert said == ["the checkpoint of step 4 is damaged: meshdsl.json is not what was written; using step 2"]
+
+
 def test_where_none_is_good_there_is_one_error_and_nothing_is_deleted(tmp_path):
     saved(tmp_path, {1: make_state(FSDP), 2: make_state(FSDP)})
     damage(tmp_path / "checkpoints" / "2" / FILE, "flipped")

@@ -42,6 +42,25 @@ def test_a_long_text_comes_in_blocks_that_end_with_lines(tmp_path, monkeypatch):
     assert len(blocks) > 10 and all(block.endswith(b"\n") for block in blocks[:10])
 
 
+@pytest.mark.parametrize("text", ["日本" * 200, "é" * 200, "x🐈" * 100, "x" * 500])
+def test_a_long_text_without_lines_or_words_is_not_cut_inside_a_character(tmp_path, monkeypatch, text):
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    (file,) = find_files([str(tmp_path)])
+    for block in range(64, 68):
+        monkeypatch.setattr(reading, "BLOCK", block)
+        (document,) = reading.documents(file, "text")
+        assert "".join(each.decode() for each in document) == text
+
+
+def test_bytes_that_are_no_text_come_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "BLOCK", 64)
+    for content in (b"\x80" * 129, b"\xff" * 200, b"x" * 64 + b"\x80"):
+        (tmp_path / "a.txt").write_bytes(content)
+        (file,) = find_files([str(tmp_path)])
+        (document,) = reading.documents(file, "text")
+        assert b"".join(document) == content
+
+
 def test_a_document_is_held_out_by_its_bytes_and_not_by_its_blocks():
     sides = [reading.is_held_out([b"%d" % i], 0.2) for i in range(500)]
     assert 60 < sum(sides) < 140

@@ -92,6 +92,11 @@ FILES = {
     "no parquet": (content("a.parquet"), {}, "`{path}`: not parquet, or damaged: "),
     "damaged parquet": (damaged_parquet, {}, "`{path}`"),
     "half a token": (content("a.bin"), {}, "`{path}`: 99 bytes are no whole number of uint16 tokens of 2 bytes"),
+    "uint32 read as uint16": (
+        content("a.bin", b"\x05\x00\x00\x00" * 400),
+        {},
+        "every other token of `{path}` is 0, as if it were uint32; set data.sources.a.dtype=uint32",
+    ),
     "another dtype": (content("a.bin", b"x" * 98), {"data__sources__a__dtype": "uint32"}, "`{path}`: 98 bytes are no whole number of uint32 tokens of 4 bytes"),
     "ids": (
         lambda folder: write_tokens(folder / "a.bin", [*range(99), 256]),
@@ -244,5 +249,5 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path, tokenizer_file):
     with pytest.raises(MeshDSLError, match=r"began with other data: the tokenizer was 256 tokens \(bytes\) and is 277 tokens \(\w{12}\); go on with"):
         open_data(config(model__vocab=277, data__tokenizer=str(tokenizer_file), data__sources__a__paths=[str(folder)])).train(np.arange(4)).set_state(state)
     (folder / "more.txt").write_text("more text")
-    with pytest.raises(MeshDSLError, match=r"began with other data: a was 1,\d+ tokens in windows of 8 and is 1,\d+ tokens in windows of 8; go on with"):
+    with pytest.raises(MeshDSLError, match=r"began with other data: a was 1,\d+ tokens in \d+ windows of 8 and is 1,\d+ tokens in \d+ windows of 8; go on with"):
         open_data(reads(folder, model__vocab=277)).train(np.arange(4)).set_state(state)

@@ -32,6 +32,14 @@ def test_text_comes_token_by_token_as_soon_as_its_characters_are_whole(tokenizer
     assert parts[0] and not any("\ufffd" in part for part in parts)
 
 
+def test_a_stream_ends_as_the_whole_text_does(tokenizer):
+    ids = [int(token) for token in tokenizer.encode("the 猫")]
+    for end in range(len(ids) + 1):
+        stream = tokenizer.stream()
+        assert "".join(map(stream, ids[:end])) + stream.rest() == tokenizer.decode(ids[:end])
+        assert stream.rest() == ""
+
+
 def test_bytes_that_are_no_text_are_marked():
     assert load_tokenizer("bytes").decode([65, 0xFF, 66, 300, 0xE7]) == "A\ufffdB\ufffd\ufffd"
 
@@ -70,6 +78,8 @@ def test_a_text_with_few_pairs_gives_fewer_tokens(tmp_path, capsys):
         (("{folder}/empty", "--vocab", "300", "--out", "{folder}/t.json"), "nothing to read in `{folder}/empty`"),
         (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/a.txt"), "--out {folder}/a.txt: exists; choose another file"),
         (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/no/t.json"), "--out {folder}/no/t.json: there is no folder {folder}/no"),
+        (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/" + "x" * 300), "cannot be written: File name too long"),
+        (("{folder}/a.txt", "--vocab", "300", "--out", "/proc/x.json"), "--out /proc/x.json: cannot be written: No such file or directory"),
     ],
 )
 def test_no_tokenizer_is_made_and_the_error_says(tmp_path, words, text):

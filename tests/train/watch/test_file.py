@@ -4,9 +4,11 @@ import os
 
 import pytest
 
+from meshdsl import MeshDSLError
+from meshdsl.train.config import Log
 from meshdsl.train.watch.file import MetricsFile, keep_until, read_records
 
-from .runs import records, run
+from .runs import measured, records, run, watch
 
 
 def test_a_resumed_file_has_one_record_per_step(tmp_path):
@@ -38,6 +40,37 @@ def test_a_kill_while_a_file_is_cut_loses_nothing(tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         MetricsFile(tmp_path / "metrics.jsonl", 2)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def full(file):
+    """The disk is full from now on."""
+    file._file.close()
+    file._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115
+
+
+def test_a_full_disk_is_one_error_that_says_how_to_go_on(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with pytest.raises(MeshDSLError) as error, watch(tmp_path, log=Log(tensorboard=True)) as seen:
+        seen.step(1, measured(1))
+        full(seen._outputs[0])
+        seen.step(2, measured(2))
+        seen.step(3, measured(3))
+    path = tmp_path / "metrics.jsonl"
+    assert str(error.value) == f"{path}: cannot be written: No space left on device; the newest checkpoint is whole; free some and go on by --resume"
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_an_error(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    (tmp_path / "metrics.jsonl.part").mkdir()
+    with pytest.raises(MeshDSLError, match=r"jsonl.part: cannot be written: Is a directory; the newest checkpoint is whole; mend that and go on by --resume"):
+        file.rewind(0)
+
+
+def test_outputs_that_cannot_be_opened_are_an_error(tmp_path):
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "tensorboard").write_text("")
+    with pytest.raises(MeshDSLError, match=r"/tensorboard/.*: cannot be written: Not a directory; the newest checkpoint is whole; mend that"):
+        watch(tmp_path, log=Log(tensorboard=True))
 
 
 def test_losses_that_are_not_finite_are_records(tmp_path):
