@@ -42,7 +42,7 @@ def inside(folder):
 
 
 def contents(folder):
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock"}
 
 
 def every(change, pattern):
