@@ -61,6 +61,8 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     prompts = [[int(token) for token in tokenizer.encode(text)] or [tokenizer.separator] for text in texts]
     wanted = _how_many(prompts, arguments.tokens, config.model.length)
     hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)
+    if hosts.count() > 1 and not (arguments.prompt or arguments.prompts):
+        raise MeshDSLError("several processes have no standard input in common: give --prompt or --prompts")
     hosts.agree("flags and prompts", "\n".join([*(f"{name}={getattr(arguments, name)}" for name in _SHARED), *texts]))
     layout = find_layout(arguments.layout or config.layout)
     devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import tomllib
 import uuid
 from pathlib import Path
 from typing import Any
 
+from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.watch.file import Record
 
@@ -48,6 +50,20 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def log_in(project: str) -> None:
+    """Make sure that Weights & Biases knows the user; nothing where `WANDB_MODE` needs no network.
+
+    Raises:
+      MeshDSLError: it does not.
+    """
+    module = extra("wandb", "wandb", "log.wandb")
+    if hosts.first() and os.environ.get("WANDB_MODE", "online") == "online":
+        try:
+            module.login()
+        except module.errors.Error as error:
+            raise MeshDSLError(f"log.wandb={project}: {error}") from None
 
 
 class WandB:

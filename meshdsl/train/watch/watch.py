@@ -18,7 +18,7 @@ from meshdsl import hosts
 from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.watch.clock import TRAINING, Clock
-from meshdsl.train.watch.elsewhere import TensorBoard, WandB, extra
+from meshdsl.train.watch.elsewhere import TensorBoard, WandB, extra, log_in
 from meshdsl.train.watch.facts import Facts, Rates
 from meshdsl.train.watch.file import MetricsFile, Record, writing
 from meshdsl.train.watch.profile import Profile, traced
@@ -32,7 +32,7 @@ def check(log: Log, steps: int) -> None:
     if log.tensorboard:
         extra("tensorboardX", "tensorboard", "log.tensorboard")
     if log.wandb:
-        extra("wandb", "wandb", "log.wandb")
+        log_in(log.wandb)
 
 
 class Watch:

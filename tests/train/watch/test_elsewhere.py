@@ -58,3 +58,17 @@ def test_wandb_goes_on_with_the_same_run_after_a_resume(tmp_path, monkeypatch):
     assert (tmp_path / "wandb-id").read_text() == name
     written = list((tmp_path / "wandb").glob(f"offline-run-*/run-{name}.wandb"))
     assert written and all(b"learning_rate" in path.read_bytes() for path in written)
+
+
+def test_wandb_that_does_not_know_the_user_is_an_error_at_the_start(monkeypatch):
+    wandb = pytest.importorskip("wandb")
+
+    def login():
+        raise wandb.errors.UsageError("No API key configured")
+
+    monkeypatch.setattr(wandb, "login", login)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check(Log(wandb="project"), 10)
+    monkeypatch.delenv("WANDB_MODE")
+    with pytest.raises(MeshDSLError, match="log.wandb=project: No API key configured"):
+        check(Log(wandb="project"), 10)
