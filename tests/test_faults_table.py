@@ -1,8 +1,7 @@
 """Each fault is one line on stderr and exit code 2, and costs nothing of the run that it is met in."""
 
-import os
 import shutil
-from contextlib import contextmanager
+from contextlib import chdir
 from pathlib import Path
 
 import jax
@@ -27,18 +26,10 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     (folder / "text.txt").write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
     jax.config.update("jax_disable_most_optimizations", True)
-    with inside(folder):
+    with chdir(folder):
         assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
     yield folder
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-@contextmanager
-def inside(folder):
-    before = Path.cwd()
-    os.chdir(folder)
-    yield
-    os.chdir(before)
 
 
 def contents(folder):
@@ -126,7 +117,7 @@ FAULTS = {
 def test_one_error_and_nothing_lost(name, trained, tmp_path, capsys):
     shutil.copytree(trained, tmp_path / "copy")
     fault, words, text = (CHECKPOINTS | FAULTS)[name]
-    with inside(tmp_path / "copy"):
+    with chdir(tmp_path / "copy"):
         fault()
         refused(words, capsys, text)
 
@@ -145,20 +136,20 @@ def refused(words, capsys, *texts):
 
 
 def test_two_runs_in_one_folder(trained, capsys):
-    with inside(trained), RunFolder(Path("run")).held():
+    with chdir(trained), RunFolder(Path("run")).held():
         refused(AGAIN, capsys, "--out run: another process is running this run; wait for it, or choose another folder")
 
 
 def test_a_full_disk_is_met_before_the_first_step(trained, capsys, monkeypatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with inside(trained):
+    with chdir(trained):
         refused(AGAIN, capsys, "free")
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(trained, tmp_path, capsys):
     shutil.copytree(trained, tmp_path / "copy")
-    with inside(tmp_path / "copy"):
+    with chdir(tmp_path / "copy"):
         Path("run/checkpoints/2/manifest.ocdbt").unlink()
         assert cli.main(["train", *AGAIN]) == 0
         out = capsys.readouterr().out

@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-import meshdsl as md
 from meshdsl import cli
+from meshdsl.commands.find import find_layout
 from meshdsl.commands.generate import _print_as_it_comes
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import Checkpoints
@@ -34,7 +34,7 @@ def quick_compiler():
 def make_run(path, *settings) -> RunFolder:
     """The folder of a run that was saved after no step, twice."""
     config, folder = override(Config(layout="fsdp"), [*TINY, *settings]), RunFolder(path)
-    layout = md.Layout.load("layouts/fsdp.toml")
+    layout = find_layout("fsdp")
     job = Job(config, layout, make_mesh(layout, jax.devices()))
     folder.begin(config)
     checkpoints = Checkpoints(folder.checkpoints, Checkpoint(keep=2))

@@ -45,15 +45,19 @@ def join(coordinator: str | None = None, processes: int | None = None, process_i
     follow_launcher()
     told = _told(coordinator, processes, process_id)
     cluster = None if told else find_cluster()
-    if told and told[1] > 1:
-        _check_coordinator(*told, patience)
-        _gloo()
-        _initialize(*told, patience)
-    elif cluster:
-        _gloo()
-        _initialize_in(cluster, patience)
-    else:
-        return
+    usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process that waits in C++ for the others
+    try:
+        if told and told[1] > 1:
+            _check_coordinator(*told, patience)
+            _gloo()
+            _initialize(*told, patience)
+        elif cluster:
+            _gloo()
+            _initialize_in(cluster, patience)
+        else:
+            return
+    finally:
+        signal.signal(signal.SIGINT, usual)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX has taken it for a service of its own, which swallows it
     watch()
 

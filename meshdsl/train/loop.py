@@ -29,12 +29,12 @@ from meshdsl.train.data.place import rows_here
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.guard import Nonfinite, Watchdog, check_folder
-from meshdsl.train.interrupt import EXIT_CODES, Stopping, ending_at_once, stopping
+from meshdsl.train.interrupt import EXIT_CODES, Stopping, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.optimizer import make_schedule, peak
 from meshdsl.train.report import describe, whole_bytes
 from meshdsl.train.sample import sample_text
-from meshdsl.train.settings import to_toml
+from meshdsl.train.settings import leaves
 from meshdsl.train.step import State
 from meshdsl.train.watch import Facts, Watch, bits_per_byte, check, perplexity
 
@@ -54,10 +54,10 @@ def train(
       MeshDSLError: for data, layout, devices, model, folder or executable that cannot be used; nothing is written then.
     """
     config = replace(config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer)))
-    hosts.agree("configuration", f"resume = {str(resume).lower()}\n{to_toml(config)}")
+    hosts.agree("configuration", "\n".join([f"resume = {resume}", *(f"{key} = {value}" for key, value in leaves(config))]))
     check(config.log, config.steps)
     if config.warm_start and not Path(config.warm_start).exists():
-        raise md.MeshDSLError(f"warm_start: no run or file `{config.warm_start}`")
+        raise md.MeshDSLError(f"warm_start={config.warm_start}: no such run, and no such file")
     if not resume:
         hosts.first_does(folder.refuse_used)
     job = Job(config, layout, md.make_mesh(layout, devices))
@@ -109,6 +109,8 @@ class Run:
     def start(self, done: int) -> tuple[State, int]:
         """The state to go on from and how many steps led to it: of the newest good checkpoint where there is one, else the first."""
         if not done:
+            if self.folder.metrics.exists():
+                self.console.print(f"no checkpoint in {self.folder.checkpoints}: the run begins again")
             return self.first_state(), 0
         state, position = self.checkpoints.restore(self.job.state)
         self.batches.set_state(position)

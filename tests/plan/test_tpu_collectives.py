@@ -59,7 +59,7 @@ DIFFERENCES = {
     ("v6e", "fsdp-sequence"): [SCALES, not_gathered("model", 2, 2048), summed("model", {2048: 1})],
 }
 EVERY = (*LAYOUTS, *STAGES, "spatial")
-QUICK = [("v5p:2x2x2", name) for name in EVERY] + [("v6e:2x4", name) for name in ("data", "zero2", "fsdp-sequence")]
+QUICK = [("v5p:2x2x2", name) for name in ("data", "zero2", "fsdp", "tensor", "fsdp-sequence")] + [("v6e:2x4", name) for name in ("data", "fsdp-sequence")]
 ALL = [(target, name) for target in ("v5p:2x2x2", "v6e:2x4") for name in EVERY]
 
 
