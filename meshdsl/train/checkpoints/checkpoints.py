@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.checkpoints import names, record, shelf
 from meshdsl.train.checkpoints.clock import Clock
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.search import Found, newest_good, newest_record
-from meshdsl.train.checkpoints.together import from_first
 from meshdsl.train.checkpoints.writer import Writer
 from meshdsl.train.config import Checkpoint
 
@@ -45,7 +45,7 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The step of the newest checkpoint by its name, good or damaged; or None."""
         self._settle()
-        return max(from_first(lambda: shelf.steps(self.folder)), default=None)
+        return max(hosts.first_does(lambda: shelf.steps(self.folder)), default=None)
 
     @property
     def kept(self) -> int:

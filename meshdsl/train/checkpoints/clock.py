@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from meshdsl.train.checkpoints.together import from_first
+from meshdsl.hosts import first_does
 from meshdsl.train.config import Checkpoint
 
 
@@ -35,7 +35,7 @@ class Clock:
     def _by_time(self, step: int) -> bool:
         if not self._settings.minutes or step < self._ask:
             return False
-        due, self._ask = from_first(lambda: self._look(step, time.monotonic()))
+        due, self._ask = first_does(lambda: self._look(step, time.monotonic()))
         return due
 
     def _look(self, step: int, now: float) -> tuple[bool, int]:

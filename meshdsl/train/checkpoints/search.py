@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.hosts import first_does
 from meshdsl.train.checkpoints import record, shelf
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.record import Damaged
 from meshdsl.train.checkpoints.stored import Stored
-from meshdsl.train.checkpoints.together import first_of, from_first
+from meshdsl.train.checkpoints.together import first_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def newest_good(folder: Path, wanted: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _steps(folder: Path) -> list[int]:
-    return from_first(lambda: shelf.steps(folder))
+    return first_does(lambda: shelf.steps(folder))
 
 
 def _chosen(folder: Path, step: int | None) -> list[int]:
@@ -102,7 +103,7 @@ def _checked(folder: Path) -> dict[str, Any]:
         except Damaged as damage:
             return {"damage": str(damage)}
 
-    seen = from_first(look)
+    seen = first_does(look)
     if "damage" in seen:
         raise Damaged(seen["damage"])
     return seen["record"]
