@@ -17,7 +17,8 @@ from meshdsl.tensor import is_tensor
 from tests.catalogue.__main__ import PAGE, page
 from tests.catalogue.read import families, own_moves
 from tests.helpers import assert_same, data, integers
-from tests.ops.conftest import quick_compiles  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 FAMILIES = families()
 EXAMPLES = 2000 if settings.default.max_examples > 100 else 200

@@ -21,14 +21,9 @@ from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.length=24", "model.vocab=300", "batch=8"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def make_run(path, *settings) -> RunFolder:

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
 from meshdsl.cli import main
 from tests.test_hosts import ROOT, free_port
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 LAYOUTS = ("data", "fsdp-tensor", "sequence")
 TINY = [
@@ -34,14 +35,6 @@ def settings(tmp_path_factory):
     text = tmp_path_factory.mktemp("text") / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
     return [*TINY, f"data.sources.fox.paths={text}"]
-
-
-@pytest.fixture(autouse=True)
-def quickly_compiled():
-    """Compile fast rather than well: runs of a few tiny steps are nearly all compile time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def start(command: list[str], **environment: str) -> subprocess.Popen:

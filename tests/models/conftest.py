@@ -1,5 +1,8 @@
-"""Hundreds of programs are compiled here to run once each, see tests/ops/conftest.py."""
+"""Hundreds of programs are compiled here to run once each."""
 
-from tests.ops.conftest import quick_compiles
+import pytest
 
-__all__ = ["quick_compiles"]
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_to_run_once(quick_compiles):
+    """A module that is to be compiled as users compile has a fixture `quick_compiles` of its own."""

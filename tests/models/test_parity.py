@@ -21,14 +21,6 @@ CASES += [(name, 8, False) for name in common.STAGES]
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """A hundred programs are compiled here to run once each."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @functools.cache
 def one_device(style):
     config = common.CONFIGS[style]

@@ -28,14 +28,6 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """For programs that are compiled to run once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def loss(model, images):
     return md.mean(md.square(model(images)))
 

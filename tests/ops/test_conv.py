@@ -39,14 +39,6 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """For programs that are compiled to run once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def transposed(how):
     """The settings for the way back, where x has u and v."""
     name = {"h": "u", "w": "v", H: "u", W: "v"}

@@ -1,6 +1,5 @@
 """max_pool and mean_pool: what jax.lax.reduce_window does by position, also along split dims."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,14 +27,6 @@ LAYOUTS = {
     "columns over both": layout("w -> m, s", "h, v -> s, m", mesh=MESH, uneven="pad"),
     "three axes": layout("h -> r", "w -> m", "c -> s", "u -> r", mesh={"r": 2, "m": 2, "s": 2}, uneven="pad"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """For programs that are compiled to run once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def by_jax(x, window, strides, pads):

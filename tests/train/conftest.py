@@ -1,12 +1,12 @@
 """What the tests of training share."""
 
-import jax
+import numpy as np
 import pytest
 
 
-@pytest.fixture(scope="module")
-def quick_compiler():
-    """Compile fast rather than well: runs of a few tiny steps are nearly all compile time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A file of 9,000 letters."""
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
+    return str(path)

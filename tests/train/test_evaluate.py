@@ -13,7 +13,7 @@ from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.vocab=64", "model.length=16", "model.dropout=0.2", "batch=8"]
 

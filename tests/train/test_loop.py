@@ -9,7 +9,7 @@ import pytest
 from meshdsl import cli
 from meshdsl.train.job import Job
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = [
     "model.d_model=16", "model.layers=2", "model.heads=8", "model.d_ff=16", "model.length=16", "model.dropout=0.1",
@@ -18,18 +18,11 @@ TINY = [
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def train(data):
+def train(text):
     """Trains in a folder with tiny settings; gives the exit code and the losses of all steps."""
 
     def run(out, *words, resume=False):
-        start = ["--resume"] if resume else ["--data", data, *TINY]
+        start = ["--resume"] if resume else ["--data", text, *TINY]
         code = cli.main(["train", "--out", str(out), *start, *words])
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         assert [record["step"] for record in records] == list(range(1, len(records) + 1))

@@ -13,19 +13,12 @@ from meshdsl.train.job import Job
 from meshdsl.train.loop import Run
 from meshdsl.train.step import TrainStep
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = [
     "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "model.dropout=0.1", "batch=4", "steps=6",
     "schedule.warmup=2", "validation.batches=1", "sample.tokens=0", "--layout", "fsdp", "--devices", "2",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
-    return str(path)
 
 
 @pytest.fixture
@@ -109,14 +102,14 @@ def assert_all_differ(batches):
 
 
 @pytest.fixture(scope="module")
-def expected(data, tmp_path_factory):
+def expected(text, tmp_path_factory):
     """The losses of a run in which all is well."""
-    return train(tmp_path_factory.mktemp("whole") / "run", "--data", data, *TINY)[1]
+    return train(tmp_path_factory.mktemp("whole") / "run", "--data", text, *TINY)[1]
 
 
-def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(data, expected, placed, poison, tmp_path, capsys):
+def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(text, expected, placed, poison, tmp_path, capsys):
     poison(3)  # seen when step 4 has begun; batches 5 to 8 lead from step 2 to 6
-    code, losses = train(tmp_path / "a", "--data", data, *TINY, "checkpoint.every=2", "guard.nonfinite=rollback")
+    code, losses = train(tmp_path / "a", "--data", text, *TINY, "checkpoint.every=2", "guard.nonfinite=rollback")
     assert code == 0 and len(losses) == 6 and all(map(math.isfinite, losses))
     assert losses[:2] == expected[:2] and losses[2] != expected[2]
     assert "rolled back to step 2; " in capsys.readouterr().out
@@ -125,9 +118,9 @@ def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(data,
     assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
 
 
-def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(data, placed, poison, tmp_path, capsys):
+def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(text, placed, poison, tmp_path, capsys):
     poison(2, 6)  # the one seen when step 3 has begun; the other, the third step from the start with batch 4, before its checkpoint
-    code, losses = train(tmp_path / "a", "--data", data, *TINY, "checkpoint.every=3", "guard.nonfinite=rollback")
+    code, losses = train(tmp_path / "a", "--data", text, *TINY, "checkpoint.every=3", "guard.nonfinite=rollback")
     assert code == 0 and len(losses) == 6 and all(map(math.isfinite, losses))
     assert capsys.readouterr().out.count("rolled back to step 0; ") == 2
     assert len(placed) == 3 + 3 + 6
@@ -135,9 +128,9 @@ def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(da
     assert_saved(tmp_path / "a", {"nonfinite-2.npz": placed[1], "nonfinite-3.npz": placed[5]})
 
 
-def test_a_skipped_step_changes_nothing_and_the_run_goes_on(data, expected, placed, poison, tmp_path):
+def test_a_skipped_step_changes_nothing_and_the_run_goes_on(text, expected, placed, poison, tmp_path):
     poison(3)
-    code, losses = train(tmp_path / "a", "--data", data, *TINY, "guard.nonfinite=skip")
+    code, losses = train(tmp_path / "a", "--data", text, *TINY, "guard.nonfinite=skip")
     assert code == 0 and [math.isfinite(loss) for loss in losses] == [True, True, False, True, True, True]
     np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-6)
     assert losses[3] != expected[3]
@@ -146,9 +139,9 @@ def test_a_skipped_step_changes_nothing_and_the_run_goes_on(data, expected, plac
     assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
 
 
-def test_a_run_that_stops_can_go_on_from_its_newest_checkpoint(data, expected, placed, poison, tmp_path, capsys):
+def test_a_run_that_stops_can_go_on_from_its_newest_checkpoint(text, expected, placed, poison, tmp_path, capsys):
     poison(3)
-    assert train(tmp_path / "a", "--data", data, *TINY, "checkpoint.every=2")[0] == 2
+    assert train(tmp_path / "a", "--data", text, *TINY, "checkpoint.every=2")[0] == 2
     assert "step 3: loss nan, gradient norm nan; its batch is in" in capsys.readouterr().err
     assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
     poison()

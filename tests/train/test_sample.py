@@ -16,7 +16,7 @@ from meshdsl.train.job import Job
 from meshdsl.train.sample import continuations, in_dtype, printable, sample_text
 from meshdsl.train.settings import override
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.length=16", "batch=8"]
 PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))

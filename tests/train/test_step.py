@@ -19,7 +19,7 @@ from meshdsl.train.config import Precision
 from meshdsl.train.offload import check_host_memory
 from meshdsl.train.step import TrainStep
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 PARTS, BATCH, INNER, OUTER = md.Dim("parts", 2), md.Dim("batch", 8), md.Dim("inner", 8), md.Dim("outer", 16)
 EIGHT, HYBRID = {"data": 8}, {"replica": 2, "data": 4}

@@ -2,20 +2,14 @@
 
 import json
 
-import jax
 import pytest
 
 from meshdsl import cli
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "batch=8", "steps=3"]
 RUN = ["validation.batches=1", "sample.tokens=2", "schedule.warmup=2"]
-
-
-@pytest.fixture(autouse=True)
-def quick_compiler():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def losses(folder):

@@ -22,7 +22,7 @@ def test_never_where_neither_is_set():
 def test_every_so_many_minutes_at_any_pace_and_rarely_asked(monkeypatch, pace, first):
     now, looks = [100.0], itertools.count()
     monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(clock, "from_first", lambda make: (next(looks), make())[1])
+    monkeypatch.setattr(clock, "first_does", lambda make: (next(looks), make())[1])
     timer, saved, steps = clock.Clock(Checkpoint(every=0, minutes=10)), [], int(3600 / min(pace, 60))
     for step in range(1, steps + 1):
         now[0] += first if step == 1 else pace
