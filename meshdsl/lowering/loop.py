@@ -25,6 +25,11 @@ class Loop:
         self._op = op
         self.result = self  # the loop of the result, for an op with a `route`, whose result may be split otherwise
 
+    @property
+    def lowered(self) -> bool:
+        """Whether this runs on one device of a lowering; outside of one, arrays are whole."""
+        return self._scope is not None
+
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""
         dims = (dims,) if isinstance(dims, Dim) else dims

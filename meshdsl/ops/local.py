@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshdsl import dims as dim_algebra
+from meshdsl.lowering import kernels
 from meshdsl.lowering.run import run
 from meshdsl.tensor import Tensor
 
@@ -12,14 +13,20 @@ from meshdsl.tensor import Tensor
 def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None) -> Tensor:
     """Run a JAX function (a Pallas kernel, say) on what each device has.
 
-    Args:
-      fn: takes the local array of each tensor, its dims in the tensor's order, and returns the local array of the
-        result. It must treat alike, and separately, the parts of every dim that is not whole.
-      out: dims of the result.
-      whole: dims that must not be split while `fn` runs. Dims that the result lacks are always whole.
+    A function with a Pallas kernel needs no special care: it is called as on one device, and what
+    it returns differs between devices wherever its operands do. Its derivative is of first order
+    and in reverse mode: the one that it states by `jax.custom_vjp`, or one that Pallas finds.
+    Backward kernels run under the same split as the forward one.
 
-    Raises:
-      MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a part of `out`.
+    Args: fn: takes the local array of each tensor, its dims in the tensor's order, and returns
+      the local array of the
+        result. It must treat alike, and separately, the parts of every dim that is not whole. It
+        may be traced twice.
+      out: dims of the result. whole: dims that must not be split while `fn` runs. Dims that the
+      result lacks are always whole.
+
+    Raises: MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a
+      part of `out`.
     """
     out = dim_algebra.distinct(out, "local")
     loop = dim_algebra.union("local", [*(t.dims for t in tensors), out])
@@ -27,4 +34,9 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
     new = {d for d in out if not any(d in t.dims for t in tensors)}
     unsplit = tuple(d for d in loop if d in named or d not in out or d in new)
     name = name or getattr(fn, "__name__", "local")
-    return run(name, lambda at, *arrays: at.fitting(fn(*arrays), out, name), tensors, loop=loop, out=out, whole=unsplit)
+
+    def on_device(at, *arrays):
+        made = kernels.called(fn, arrays, name) if at.lowered and arrays else fn(*arrays)
+        return at.fitting(made, out, name)
+
+    return run(name, on_device, tensors, loop=loop, out=out, whole=unsplit)

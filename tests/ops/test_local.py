@@ -1,0 +1,128 @@
+"""`local` runs any JAX function on what each device has, Pallas kernels included."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+
+import meshdsl as md
+from meshdsl.plan.compiled.topology import target_devices
+from meshdsl.plan.hardware import find_target
+from tests.helpers import assert_same, data, dims, integers, layout, weight
+
+A, B = dims(a=8, b=16)
+LAYOUTS = [
+    layout("a -> x", mesh={"x": 8}),
+    layout("a -> x", "b -> y", mesh={"x": 4, "y": 2}),
+    layout(mesh={"x": 2, "y": 4}),
+    md.Layout(["a -> x"], ["b -> y"], mesh={"x": 2, "y": 2}),
+]
+
+
+def _product(x, y, o):
+    o[...] = x[...] * y[...]
+
+
+def _call(kernel, *arrays):
+    like = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
+    return pl.pallas_call(kernel, out_shape=like, interpret=True)(*arrays)
+
+
+@jax.custom_vjp
+def product(x, y):
+    return _call(_product, x, y)
+
+
+product.defvjp(
+    lambda x, y: (product(x, y), (x, y)),
+    lambda saved, ct: (_call(_product, ct, saved[1]), _call(_product, ct, saved[0])),
+)
+
+
+def double(x):
+    return _call(lambda x, o: o.__setitem__(..., x[...] * 2), x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_pallas_kernel_and_its_gradient_are_the_same_under_every_layout(layout):
+    def fn(x, w):
+        return md.local(product, md.tanh(x), w, out=(A, B))
+
+    assert_same(fn, data(A, B), weight(A, B), layout=layout)
+
+
+def test_the_kernel_of_the_documentation():
+    def scaled(x, scale):
+        return _call(lambda x, scale, o: o.__setitem__(..., x[...] * scale[...]), x, scale)
+
+    kernel = jax.custom_vjp(scaled)
+    backward = lambda saved, ct: (ct * saved[1], (ct * saved[0]).sum(0))  # noqa: E731
+    kernel.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), backward)
+    program, _ = assert_same(
+        lambda x, scale: md.local(kernel, x, scale, out=(A, B)),
+        data(A, B),
+        weight(B),
+        layout=LAYOUTS[0],
+    )
+    assert [(c.operation, c.axes) for c in program.collectives].count(
+        ("psum", ("x",))
+    ) == 2  # loss, scale
+
+
+def test_a_kernel_inside_over_checkpoint_and_scan():
+    def fn(x, w):
+        each = md.over(A, lambda row: md.local(product, row, row, out=(B,)))(x)
+        kept = md.checkpoint(lambda t: md.local(product, t, w, out=(A, B)))(each)
+        step = lambda total, row: (total + md.local(product, row, row, out=(B,)), ())  # noqa: E731
+        return md.scan(step, md.sum(kept, A), x, dim=A)[0]
+
+    assert_same(
+        fn, data(A, B), weight(A, B), layout=layout("b -> x", "a -> y", mesh={"x": 2, "y": 2})
+    )
+
+
+def test_whole_numbers_go_through_a_kernel_beside_floats():
+    @jax.custom_vjp
+    def chosen(x, n):
+        return _call(lambda x, n, o: o.__setitem__(..., jnp.where(n[...] > 2, x[...], 0)), x, n)
+
+    chosen.defvjp(lambda x, n: (chosen(x, n), n), lambda n, ct: (jnp.where(n > 2, ct, 0), None))
+    numbers = integers(A, B, below=5)
+    assert_same(
+        lambda x, n: md.local(chosen, x, n, out=(A, B)), data(A, B), numbers, layout=LAYOUTS[1]
+    )
+
+
+def test_a_kernel_without_a_derivative_says_how_to_give_it_one():
+    def loss(w):
+        return md.sum(md.local(double, w, out=(A, B)))
+
+    with pytest.raises(
+        md.MeshDSLError, match="double: JAX cannot differentiate this kernel .*jax.custom_vjp"
+    ):
+        md.lower(md.value_and_grad(loss), LAYOUTS[0])(weight(A, B))
+
+
+def test_a_kernel_compiles_for_tpu():
+    """Not interpreted: Mosaic's own lowering, forward and backward, on a mesh of eight chips."""
+    pytest.importorskip("libtpu")
+    mesh = md.make_mesh({"x": 4, "y": 2}, target_devices(find_target("v5p:2x2x2")))
+    rows, columns = dims(rows=64, columns=256)
+
+    def sharper(x, y):
+        return pl.pallas_call(_product, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
+
+    kernel = jax.custom_vjp(sharper)
+    kernel.defvjp(
+        lambda x, y: (sharper(x, y), (x, y)),
+        lambda saved, ct: (sharper(ct, saved[1]), sharper(ct, saved[0])),
+    )
+
+    def loss(w, x):
+        return md.sum(md.local(kernel, x, w, out=(rows, columns)))
+
+    lowered = md.lower(
+        md.value_and_grad(loss), layout("rows -> x", "columns -> y", mesh=mesh.shape), mesh
+    )
+    text = lowered.lower(weight(rows, columns), data(rows, columns)).compile().as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 2
