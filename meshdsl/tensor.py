@@ -4,8 +4,11 @@ Outside a lowering a Tensor holds a whole (global) array, and ops on it are plai
 what one device has, and `place` says how the whole was cut: which axes split each dim, over which axes a sum is
 still pending, and the scope it lives in. Dims always state whole sizes.
 
-A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax work on models of Tensors as they are. Only
-while gradients are taken a parameter may be two: the array that it is differentiated by, and `whole`, a copy for the forward pass.
+A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax work on models of
+Tensors as they are. Inside a lowering that leaf is settled first, and split in a way that depends
+on its dims alone, so that `jax.tree.map` may combine Tensors element by element whatever had been
+done to them before; see `leaf` in lowering/moves.py. While gradients are taken a parameter may have
+two arrays: the one that it is differentiated by, and that of `whole`, a copy for the forward pass.
 """
 
 from __future__ import annotations
@@ -42,7 +45,13 @@ class Dtypes(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a Tensor inside a lowering stands. Static: part of the tree structure, never traced."""
+    """Where a Tensor inside a lowering stands. Static: part of the tree structure, never traced.
+
+    The level says which rules split a Tensor, and so how it leaves the lowering; where it stands
+    is said by the rest. Two places that differ in nothing else are equal: a parameter and its
+    gradient, split alike, have the same tree structure, and what is made of both has the level of
+    the first.
+    """
 
     scope: Any
     axes: tuple[tuple[str, ...], ...]  # for each dim the axes that split it, major first
@@ -50,6 +59,18 @@ class Place(NamedTuple):
     level: str = "value"
     origin: frozenset[int] = frozenset()  # the parameters that it was computed from, while grad looks for their uses
     dtypes: Dtypes | None = None  # of a parameter that is used in another dtype than it has at rest, or summed in another
+
+    def _standing(self):
+        return self.scope, self.axes, self.pending, self.origin, self.dtypes
+
+    def __eq__(self, other):
+        return isinstance(other, Place) and self._standing() == other._standing()
+
+    def __ne__(self, other):
+        return not self == other
+
+    def __hash__(self):
+        return hash(self._standing())
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -78,16 +99,17 @@ class Tensor:
         self.because = None  # for each pending axis the rule that made it pending, for the record
 
     def tree_flatten(self):
-        children = (self.stored,) if self.whole is None else (self.stored, self.whole)
-        return children, (self.dims, self.role, self.place)
+        x = self if self.place is None else self.place.scope.leaf(self)
+        return (x.stored,), (x.dims, x.role, x.place)
 
     def tree_flatten_with_keys(self):
-        children, aux = self.tree_flatten()
-        return tuple(zip(map(jax.tree_util.GetAttrKey, ("array", "whole")), children, strict=False)), aux
+        (array,), aux = self.tree_flatten()
+        return ((jax.tree_util.GetAttrKey("array"), array),), aux
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        return cls(children[0], *aux, *children[1:])
+        x = cls(*children, *aux)
+        return x if x.place is None else x.place.scope.unleaf(x)
 
     def replace(self, **changes) -> Tensor:
         """This Tensor with other `array`, `dims`, `role`, `place` or `whole`."""

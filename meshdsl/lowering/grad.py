@@ -20,6 +20,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.held import held
 from meshdsl.lowering.scope import common
 from meshdsl.tensor import Tensor, is_tensor
@@ -54,7 +55,7 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
             raise MeshDSLError(f"value_and_grad: the value is a Tensor without dims, not {shown}; take md.mean or md.sum")
         aux = jax.tree.map(lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor)
         value = _settled_result(value)
-        return value.array, (value, aux)
+        return value.array, carried((value, aux))
 
     def of_arrays(tensors, tree, arrays, *args):
         params = [t.replace(array=a if t.place or compute is None else a.astype(compute)) for a, t in zip(arrays, tensors, strict=True)]
@@ -84,7 +85,7 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
             (_, out), grads = jax.value_and_grad(lambda arrays: run(arrays, *args), has_aux=True)(arrays)
         else:
             out, grads = _accumulated(run, arrays, args, accumulate, scope)
-        value, aux = out
+        value, aux = uncarried(out)
         grads = [Tensor(g, t.dims, t.role, t.place) for g, t in zip(grads, tensors, strict=True)]
         if scope is not None:
             grads = [gradient(g, axes) for g, axes in zip(grads, uses, strict=True)]
@@ -124,7 +125,8 @@ def find_uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
     """For each parameter the axes over which every one of its uses varies, found by tracing the value once."""
     marked = [t.replace(place=t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)]
     with scope.looking_for_uses() as uses:
-        jax.eval_shape(lambda params: scalar(params, *args)[0], jax.tree.unflatten(tree, marked))
+        value = lambda params: scalar(uncarried(params), *args)[0]  # noqa: E731
+        jax.eval_shape(value, carried(jax.tree.unflatten(tree, marked)))
     own = [scope.layout.spent.union(*t.place.axes) for t in tensors]  # a loop over a dim that they split has gathered it before
     return [scope.in_mesh_order(set(uses.get(i, ())) - own[i]) for i in range(len(tensors))]
 

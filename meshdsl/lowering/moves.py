@@ -194,11 +194,14 @@ def travel(
     return with_derivative_of(collectives.vary(value, axes), lambda t: collectives.vary(run(t, op.aside()), axes), x.stored)
 
 
-def settle(x: Tensor, name: str = "settle", *, split: Split | None = None) -> Tensor:
+def settle(
+    x: Tensor, name: str = "settle", *, split: Split | None = None, level: str | None = None
+) -> Tensor:
     """`x` with nothing pending, split by the law for its own dims (point 3 of the law), recorded as an op `name`.
 
     Args:
       split: the split to bring it to, where that is not the law's.
+      level: whose rules are the reason for that split, where they are not those of `x`.
     """
     place = x.place
     if place is None:
@@ -209,9 +212,37 @@ def settle(x: Tensor, name: str = "settle", *, split: Split | None = None) -> Te
     if (moved := _remembered(x, ("settled", target))) is not None:
         return moved
     op = scope.recorder.begin(name, x.dims, target)
-    array = travel(x, target, scope, op, lambda s: _target_rule(x, s), pending=place.pending)
+    why = lambda step: _target_rule(x, step, level or place.level)  # noqa: E731
+    array = travel(x, target, scope, op, why, pending=place.pending)
     settled = Tensor(array, x.dims, x.role, place._replace(axes=target, pending=()))
     return _remember(x, ("settled", target), settled)
+
+
+def leaf(x: Tensor) -> Tensor:
+    """`x` as a leaf of a pytree, whose array may meet those of other Tensors with the same dims.
+
+    Nothing is pending in it, and its split is the law's for its dims: for a parameter and all that
+    follows from parameters that of optimizer state, so that `jax.tree.map` of parameters, gradients
+    and the state of an optimizer gets parts that belong together, and ZeRO-1 computes each update
+    once.
+    """
+    if not isinstance(x.stored, jax.Array):
+        return x  # JAX moves structures around that hold no arrays
+    scope, place = x.place.scope, x.place
+    scope.note_use(place.origin, ())
+    level = "value" if place.level == "value" else "optimizer"
+    x = plain(settle(x, "tree_leaf", split=scope.split(x.dims, level), level=level))
+    return x.replace(place=x.place._replace(origin=frozenset()))
+
+
+def unleaf(x: Tensor) -> Tensor:
+    """`x`, put together from a leaf, with a type that varies over the axes that split it."""
+    if not isinstance(x.stored, jax.Array):
+        return x
+    axes = [a for axes in x.place.axes for a in axes]
+    if collectives.varying(x.stored).issuperset(axes):
+        return x
+    return x.replace(array=collectives.vary(x.stored, axes))
 
 
 def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why) -> Tensor:
@@ -294,9 +325,9 @@ def _remember(x: Tensor, key, moved: Tensor) -> Tensor:
     return moved
 
 
-def _target_rule(x: Tensor, step: Step) -> str:
+def _target_rule(x: Tensor, step: Step, level: str) -> str:
     """Why a result is moved so: the rule that made its sum pending, and the one that splits it."""
     scope, because = x.place.scope, x.because or {}
     summed = [because[a] for a in step.axes if a in because] if step.operation in ("psum", "psum_scatter") else []
-    split = [str(r) for r in (scope.rule(x.dims, x.place.level, a) for a in step.axes) if r]
+    split = [str(r) for r in (scope.rule(x.dims, level, a) for a in step.axes) if r]
     return "; then ".join(dict.fromkeys(summed + split)) or "no rule splits the result over it"

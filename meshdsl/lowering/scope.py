@@ -10,17 +10,29 @@ from dataclasses import replace
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
+from meshdsl.lowering import moves
 from meshdsl.plan.record import Recorder
+from meshdsl.tensor import Tensor
+
+
+class TakesParts(Exception):
+    """Raised where JAX takes an array out of a Tensor in a program that nobody meant to search."""
 
 
 class Scope:
-    """The layout, the sizes of the mesh axes (in mesh order) and the recorder of one traced program."""
+    """The layout, the sizes of the mesh axes (in mesh order), and the recorder of one program.
 
-    def __init__(self, layout: Layout, sizes: Mapping[str, int], name: str):
+    Args:
+      parts: whether JAX may take arrays out of Tensors. Such a program is searched for what goes
+        wrong with them, see `parts.check_parts`.
+    """
+
+    def __init__(self, layout: Layout, sizes: Mapping[str, int], name: str, *, parts: bool = True):
         self.layout = layout
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] | None = None  # see `looking_for_uses`
+        self._parts_allowed = parts
         self._splits: dict = {}
         self._padded: dict = {}
         self._parts: dict = {}
@@ -77,6 +89,16 @@ class Scope:
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         axes = set(axes)
         return tuple(a for a in self.sizes if a in axes)
+
+    def leaf(self, x: Tensor) -> Tensor:
+        """`x` as JAX gets it for a leaf of a pytree, see `moves.leaf`."""
+        if not self._parts_allowed:
+            raise TakesParts
+        return moves.leaf(x)
+
+    def unleaf(self, x: Tensor) -> Tensor:
+        """What JAX has put together of a leaf and the structure that `leaf` gave it."""
+        return moves.unleaf(x)
 
     @contextmanager
     def spending(self, axes: Iterable[str]):

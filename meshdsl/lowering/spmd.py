@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshdsl.dims import Dim, Dims, show
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, moves
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.parts import check_parts
+from meshdsl.lowering.scope import Scope, TakesParts
 from meshdsl.mesh import make_mesh
 from meshdsl.plan.program import Program
 from meshdsl.tensor import Place, Tensor, is_tensor
@@ -37,15 +39,25 @@ class Lowered:
       layout, mesh: what it was lowered for.
     """
 
-    def __init__(self, fn: Callable, layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = (), level: str | None = None):
+    def __init__(
+        self,
+        fn: Callable,
+        layout: Layout,
+        mesh: Mesh,
+        dims: Iterable[Dim | str] = (),
+        *,
+        optimizer: Iterable[int] = (),
+        donate: Iterable[int] = (),
+    ):
         layout.check_axes(mesh.shape)
-        self._level = level
+        self._optimizer, self._donate = frozenset(optimizer), tuple(donate)
         self.layout, self.mesh = layout, mesh
         self._fn = fn
         self._name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._dims = [d if isinstance(d, str) else d.name for d in dims]
         self._scope: Scope | None = None
-        self._jit = jax.jit(self._spmd)
+        self._takes_parts = False
+        self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
 
     def __call__(self, *args):
         if isinstance(self.mesh, AbstractMesh) and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
@@ -65,7 +77,10 @@ class Lowered:
         from meshdsl.plan.explain.drawn import DrawnProgram  # who only runs the function should not wait for it
 
         jaxpr = self.trace(*args).jaxpr
-        return DrawnProgram(self.record, jaxpr, self.layout, dict(self.mesh.shape), _as_split(args, self.layout, self.mesh, self._level))
+        split = self._as_split(args)
+        sizes = dict(self.mesh.shape)
+        how = split, self._donate, self._optimizer
+        return DrawnProgram(self.record, jaxpr, self.layout, sizes, *how)
 
     @property
     def record(self):
@@ -75,14 +90,15 @@ class Lowered:
         return self._scope.recorder.ops
 
     def _spmd(self, *args):
-        scope = self._scope = Scope(self.layout, self.mesh.shape, self._name)
+        scope = Scope(self.layout, self.mesh.shape, self._name, parts=self._takes_parts)
+        self._scope = scope
         leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in leaves]
-        levels = [(self._level or level_of(t)) if is_tensor(t) else "" for t in leaves]
+        levels = self._levels(args)
         splits = [scope.at_rest(t.dims, at) if is_tensor(t) else () for t, at in zip(leaves, levels, strict=True)]
-        for leaf in leaves:
+        for leaf, level in zip(leaves, levels, strict=True):
             if is_tensor(leaf):
-                _check_whole(leaf, self._name)
+                _check_whole(leaf, self._name, level)
                 scope.recorder.names.update(d.name for d in leaf.dims)
         out_specs: list[PartitionSpec] = []  # filled in by the trace: the law needs the dims of the results
         result: list = []
@@ -100,14 +116,52 @@ class Lowered:
             return [t.array if is_tensor(t) else t for t in outs]
 
         in_specs = tuple(partition_spec(split) for split in splits)
-        arrays = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)(*arrays)
+        mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        if self._takes_parts:
+            closed = jax.make_jaxpr(mapped)(*arrays)
+            check_parts(closed, self.mesh.shape, self._name)
+            arrays = jaxpr_as_fun(closed)(*arrays)
+        else:
+            try:
+                arrays = mapped(*arrays)
+            except TakesParts:  # from now on its program is read before it is used
+                self._takes_parts = True
+                return self._spmd(*args)
         out_tree, kinds = result
         outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
         return jax.tree.unflatten(out_tree, outs)
 
+    def _levels(self, args) -> list[str]:
+        """For each leaf of the arguments the rules that split it; none for a plain array."""
+        found = []
+        for i, arg in enumerate(args):
+            for x in jax.tree.leaves(arg, is_leaf=is_tensor):
+                if not is_tensor(x):
+                    found.append("")
+                else:
+                    found.append("optimizer" if i in self._optimizer else level_of(x))
+        return found
+
+    def _as_split(self, args) -> tuple:
+        """`args` as shapes, split as the lowered function wants them."""
+        levels = ["optimizer" if i in self._optimizer else None for i in range(len(args))]
+        pairs = zip(args, levels, strict=True)
+        split = tuple(shardings(arg, self.layout, self.mesh, level) for arg, level in pairs)
+
+        def shape(x, sharding):
+            return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=sharding)
+
+        return jax.tree.map(shape, args, split)
+
 
 def lower(
-    fn: Callable, layout: Layout, mesh: Mesh | None = None, *, dims: Iterable[Dim | str] = ()
+    fn: Callable,
+    layout: Layout,
+    mesh: Mesh | None = None,
+    *,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
 ) -> Lowered:
     """Lower a function of Tensors to one program for all devices of `mesh`, split by `layout`.
 
@@ -115,12 +169,26 @@ def lower(
       fn: takes and returns pytrees of Tensors and arrays. Arrays are the same on every device.
       mesh: by default `make_mesh(layout)`.
       dims: dims (or names) that the layout may speak of although `fn` does not touch them.
+      optimizer_argnums: positions of arguments that hold the state of an optimizer. Their Tensors
+        are split by all four lists of the layout, as gradients are (ZeRO-1).
+      donate_argnums: positions of arguments whose memory is used for results, as in `jax.jit`.
 
     Raises:
       MeshDSLError: the layout names an axis that the mesh lacks; when called: a rule for a dim that nothing has, a
         dim that does not divide over its axes, and every error of the ops in `fn`.
     """
-    return Lowered(fn, layout, make_mesh(layout) if mesh is None else mesh, dims)
+    mesh = make_mesh(layout) if mesh is None else mesh
+    state = _positions("optimizer_argnums", optimizer_argnums)
+    donated = _positions("donate_argnums", donate_argnums)
+    return Lowered(fn, layout, mesh, dims, optimizer=state, donate=donated)
+
+
+def _positions(what: str, given: int | Iterable[int]) -> tuple[int, ...]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found):
+        shown = ", ".join(map(quote, found))
+        raise MeshDSLError(f"lower: {what} are positions of arguments, from 0, not {shown}")
+    return found
 
 
 def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -> Lowered:
@@ -130,7 +198,7 @@ def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -
         to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))  # noqa: E731
         return jax.tree.map(to_rest, parameters, is_leaf=is_tensor)
 
-    return Lowered(gather_updated, layout, mesh, dims, level="optimizer")
+    return Lowered(gather_updated, layout, mesh, dims, optimizer=(0,))
 
 
 def shardings(tree, layout: Layout, mesh: Mesh, level: str | None = None):
@@ -154,13 +222,6 @@ def shardings(tree, layout: Layout, mesh: Mesh, level: str | None = None):
     return jax.tree.map(sharding, tree, is_leaf=is_tensor)
 
 
-def _as_split(args, layout: Layout, mesh: Mesh, level: str | None):
-    """`args` as shapes, split as a lowered function wants them."""
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=s), args, shardings(args, layout, mesh, level)
-    )
-
-
 def _of_shape(dims: Dims, split, shape):
     """The split of an array that optax derived from a parameter: the dims that its shape still has, in order.
 
@@ -173,12 +234,17 @@ def _of_shape(dims: Dims, split, shape):
     return split[: kept[0]] + split[kept[0] + 1 :] if len(kept) == 1 else ((),) * len(shape)
 
 
-def _check_whole(x: Tensor, name: str) -> None:
+def _check_whole(x: Tensor, name: str, level: str) -> None:
     shape = getattr(x.array, "shape", None)
     if x.place is not None:
         raise MeshDSLError(f"{name}: an argument belongs to another lowering; call lowered functions from outside of it")
     if shape is not None and tuple(shape) != tuple(d.size for d in x.dims):
-        raise MeshDSLError(f"{name}: an argument of shape {tuple(shape)} has dims {show(x.dims)}")
+        advice = "; an optimizer that keeps other shapes than its parameters (adafactor) "
+        advice += "runs outside of the lowering"
+        raise MeshDSLError(
+            f"{name}: an argument of shape {tuple(shape)} has dims {show(x.dims)}"
+            f"{advice if level == 'optimizer' else ''}"
+        )
 
 
 def _leave(x, scope: Scope):

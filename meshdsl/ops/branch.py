@@ -12,6 +12,7 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.boundary import (
     each,
     kind,
@@ -76,7 +77,7 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
     branches = [alike(branch) for branch in branches]
     if scope is not None and not scope.layout.spent.isdisjoint(collectives.varying(chosen)):
         return _of_all(jnp.clip(chosen, 0, len(branches) - 1), branches, operands)
-    return lax.switch(chosen, branches, operands)
+    return uncarried(lax.switch(chosen, [carrying(b) for b in branches], carried(operands)))
 
 
 def _of_all(chosen, branches, operands):
@@ -87,6 +88,6 @@ def _of_all(chosen, branches, operands):
     results = []
     for i, branch in enumerate(branches):
         kept = lambda a, i=i: jnp.where(chosen == i, a, lax.stop_gradient(a))  # noqa: E731
-        results.append(branch(jax.tree.map(kept, operands)))
+        results.append(branch(uncarried(jax.tree.map(kept, carried(operands)))))
     picked = lambda *arrays: reduce(lambda a, b: jnp.where(chosen == b[0], b[1], a), enumerate(arrays[1:], 1), arrays[0])  # noqa: E731
-    return jax.tree.map(picked, *results)
+    return uncarried(jax.tree.map(picked, *map(carried, results)))

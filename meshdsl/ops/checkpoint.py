@@ -10,6 +10,7 @@ from jax import ad_checkpoint
 
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import moves
+from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.boundary import scope_of
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -55,13 +56,13 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
         known.update(found)
         return out
 
-    remembered = jax.checkpoint(marking, policy=_policy(policy, save, offload))
+    remembered = jax.checkpoint(carrying(marking), policy=_policy(policy, save, offload))
 
     def checkpointed(*args):
         scope = scope_of("checkpoint", args)
         if scope is not None and scope.uses is not None:
             return fn(*args)
-        out = remembered(*args)
+        out = uncarried(remembered(*carried(args)))
         for names in _marked.get():  # JAX traces the same call once, and an outer checkpoint may want its names again
             names |= known
         return out

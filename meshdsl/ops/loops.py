@@ -13,6 +13,7 @@ from jax.custom_derivatives import linear_call
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.ops.boundary import (
     each,
     leaves_of,
@@ -49,21 +50,25 @@ def while_loop(cond: Callable, body: Callable, init):
     init = each(lambda t: value(t, scope), init)
 
     def goes_on(carry):
-        found = cond(carry)
+        found = cond(uncarried(carry))
         if not is_tensor(found) or found.dims or found.dtype != bool:
             got = shown(found) if is_tensor(found) else quote(found)
             raise MeshDSLError(f"while_loop: the condition is a Tensor of bool without dims, not {got}; use md.any or md.all")
         return moves.settle(found).array
 
     def step(carry):
-        return matching("while_loop", each(lambda t: value(t, scope), body(carry)), carry)
+        carry = uncarried(carry)
+        after = matching("while_loop", each(lambda t: value(t, scope), body(carry)), carry)
+        return carried(after)
 
+    init = carried(init)
     if scope is None or not scope.layout.spent:
-        return jax.tree.map(_no_gradient, lax.while_loop(goes_on, step, init))
+        return uncarried(jax.tree.map(_no_gradient, lax.while_loop(goes_on, step, init)))
     going = _any_going(scope)
     start = (init, *going(goes_on(init)))
-    after, *_ = lax.while_loop(lambda c: c[2], lambda c: _step_or_wait(c, step, goes_on, going), start)
-    return jax.tree.map(_no_gradient, after)
+    waiting = lambda c: _step_or_wait(c, step, goes_on, going)  # noqa: E731
+    after, *_ = lax.while_loop(lambda c: c[2], waiting, start)
+    return uncarried(jax.tree.map(_no_gradient, after))
 
 
 def _any_going(scope):

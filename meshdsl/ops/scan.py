@@ -13,6 +13,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import moves
+from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.boundary import (
     each,
     fixed,
@@ -53,18 +54,20 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
         return after, each(lambda t: fixed(t, scope), y)
 
     if scope is not None and scope.uses is not None:  # one step uses what all of them do
-        carry, y = body(carry, jax.tree.map(lambda a: a[0], xs))
-        ys = jax.tree.map(lambda a: jnp.broadcast_to(a, (dim.size, *a.shape)), y)
+        carry, y = body(carry, uncarried(jax.tree.map(lambda a: a[0], carried(xs))))
+        ys = jax.tree.map(lambda a: jnp.broadcast_to(a, (dim.size, *a.shape)), carried(y))
     else:
         with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
-            carry, ys = lax.scan(body, carry, xs, length=dim.size, reverse=reverse, unroll=unroll)
-    return carry, each(lambda t: restacked(t, dim), ys)
+            how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
+            carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
+            carry = uncarried(carry)
+    return carry, each(lambda t: restacked(t, dim), uncarried(ys))
 
 
 def _first(xs, dim: Dim):
     """The first of the elements that a scan hands to its body."""
     xs = each(lambda x: stacked(x, dim, None), xs)
-    return each(lambda x: _element(jax.tree.map(lambda a: a[0], x), dim), xs)
+    return each(lambda x: _element(x, dim), uncarried(jax.tree.map(lambda a: a[0], carried(xs))))
 
 
 def stacked(x, dim: Dim, op, name: str = "scan"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,7 @@ class Argument:
       shape: on one device.
       dtype: numpy's name.
       bytes: on one device.
-      role: `parameter`, or `value` for anything else.
+      role: `parameter`, `optimizer` for the state of an optimizer, or `value` for anything else.
     """
 
     name: str
@@ -43,8 +43,14 @@ class Argument:
         return self.name + (notation(self.dims, self.axes) if self.dims else "")
 
 
-def arguments(tree: Any, name: str) -> tuple[Argument, ...]:
-    """The arrays of `tree` (`ShapeDtypeStruct`s with shardings will do), in the order in which JAX flattens it; `name` is that of a lone one."""
+def arguments(tree: Any, name: str, role: str | None = None) -> tuple[Argument, ...]:
+    """The arrays of `tree` (`ShapeDtypeStruct`s with shardings will do), in the order in which JAX
+    flattens it.
+
+    Args:
+      name: of a lone array, which has no path.
+      role: of all of them; by default each Tensor tells its own.
+    """
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
         path_name = jax.tree_util.keystr(path, simple=True, separator=".") or name
@@ -53,8 +59,9 @@ def arguments(tree: Any, name: str) -> tuple[Argument, ...]:
             named = is_tensor(leaf) and tuple(d.size for d in leaf.dims) == tuple(array.shape)
             dims, axes = (leaf.dims, axes_of(leaf)) if named else ((), ())
             size = math.prod(local) * array.dtype.itemsize
-            role = "parameter" if is_tensor(leaf) and leaf.role is not None else "value"
-            found.append(Argument(path_name, dims, axes, tuple(local), array.dtype.name, size, role))
+            own = role or ("parameter" if is_tensor(leaf) and leaf.role is not None else "value")
+            dtype = array.dtype.name
+            found.append(Argument(path_name, dims, axes, tuple(local), dtype, size, own))
     return tuple(found)
 
 
@@ -70,13 +77,25 @@ class Program:
       donated: as many flags: the memory of such an argument is used for results.
     """
 
-    def __init__(self, ops: list[Op], jaxpr, layout: Layout, axis_sizes: Mapping[str, int], args: tuple = (), donated: tuple[int, ...] = ()):
-        """`args` are those that it was traced with, and `donated` the positions of those that are donated."""
+    def __init__(
+        self,
+        ops: list[Op],
+        jaxpr,
+        layout: Layout,
+        axis_sizes: Mapping[str, int],
+        args: tuple = (),
+        donated: Collection[int] = (),
+        optimizer: Collection[int] = (),
+    ):
+        """`args` are those that it was traced with; `donated` and `optimizer` are positions: of
+        those that are donated, and of those that are the state of an optimizer.
+        """
         self.ops = list(ops)
         self.layout = layout
         self.axis_sizes = dict(axis_sizes)
         self.jaxpr = jaxpr
-        each = [arguments(arg, f"argument {i}") for i, arg in enumerate(args)]
+        role = lambda i: "optimizer" if i in optimizer else None  # noqa: E731
+        each = [arguments(arg, f"argument {i}", role(i)) for i, arg in enumerate(args)]
         self.arguments = tuple(argument for one in each for argument in one)
         self.donated = tuple(i in donated for i, one in enumerate(each) for _ in one)
 

@@ -38,7 +38,7 @@ def memory_view(program: Program, graph: Graph, target: Target | None) -> Memory
 def kind_of(argument: Argument) -> str:
     """What an argument of the program is: `parameter`, `optimizer`, `batch` or `other`."""
     first = argument.name.partition(".")[0]
-    if first == "opt_state":
+    if first == "opt_state" or argument.role == "optimizer":
         return "optimizer"
     if argument.role == "parameter":
         return "parameter"
