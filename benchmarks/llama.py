@@ -66,19 +66,19 @@ def attend(q, k, v, note: Note):
     return jnp.einsum("bqkgm,bmkh->bqkgh", weights.astype(v.dtype), v)
 
 
-def block(w: dict, x, turn, note: Note):
+def block(w: dict, x, turn, epsilon: float, note: Note):
     """One layer, (batch, length, d_model) to the same; `w` at rest."""
 
     def use(name):
         return note(f"use/{name}", w[name].astype(x.dtype))
 
-    h = note("normed", rms_norm(x, use("attention_norm")))
+    h = note("normed", rms_norm(x, use("attention_norm"), epsilon))
     q = note("queries", jnp.einsum("btd,dkgh->btkgh", h, use("q")))
     k, v = (note("keys", jnp.einsum("btd,dkh->btkh", h, use(name))) for name in "kv")
     q, k = note("queries", rotate(q, turn)), note("keys", rotate(k[:, :, :, None], turn)[:, :, :, 0])
     attended = note("queries", attend(q, k, v, note))
     x = note("residual", x + note("projected", jnp.einsum("btkgh,kghd->btd", attended, use("o"))))
-    h = note("normed", rms_norm(x, use("mlp_norm")))
+    h = note("normed", rms_norm(x, use("mlp_norm"), epsilon))
     gate, up = (note("hidden", jnp.einsum("btd,df->btf", h, use(name))) for name in ("gate", "up"))
     hidden = note("hidden", jax.nn.silu(gate) * up)
     return note("residual", x + note("projected", jnp.einsum("btf,fd->btd", hidden, use("down"))))
@@ -90,11 +90,12 @@ def loss(parameters: dict, tokens, targets, config: Config, note: Note, dtype: s
     x = note("residual", jnp.take(note("use/embedding", parameters["embedding"].astype(dtype)), tokens, axis=0))
 
     def body(x, w):
-        return block(w, x, turn, note), None
+        return block(w, x, turn, config.norm_epsilon, note), None
 
     body = body if config.remat == "none" else jax.checkpoint(body)
     x, _ = jax.lax.scan(body, x, {name: parameters[name] for name in BLOCK})
-    x = note("normed", rms_norm(x, note("use/norm", parameters["norm"].astype(dtype))))
+    scale = note("use/norm", parameters["norm"].astype(dtype))
+    x = note("normed", rms_norm(x, scale, config.norm_epsilon))
     logits = note("logits", jnp.einsum("btd,dv->btv", x, note("use/head", parameters["head"].astype(dtype)))).astype(jnp.float32)
     chosen = jnp.sum(jnp.where(jax.nn.one_hot(targets, config.vocab, dtype=bool), logits, 0.0), axis=-1)
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)

@@ -30,10 +30,10 @@ def initial(case: Case, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarra
     return parameters, rng.standard_normal(case.input_shape(), np.float32).astype(case.dtype)
 
 
-def rms_norm(x, scale):
+def rms_norm(x, scale, epsilon: float = EPSILON):
     wide = x.astype(jnp.float32)
     power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(power + EPSILON) * scale).astype(x.dtype)
+    return (wide * jax.lax.rsqrt(power + epsilon) * scale).astype(x.dtype)
 
 
 def angles(length: int, head_dim: int, dtype):

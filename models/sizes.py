@@ -11,18 +11,21 @@ from typing import Any
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.models.transformer import STYLES, Config
 
-_COLUMNS = ("style", "layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "length", "rotary_base")
+_COLUMNS = (
+    *("style", "layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "length"),
+    *("rotary_base", "norm_epsilon"),
+)
 _ROWS = {
-    "gpt2-124m": ("gpt2", 12, 768, 12, 0, 3072, 50257, 1024, 0),
-    "gpt2-355m": ("gpt2", 24, 1024, 16, 0, 4096, 50257, 1024, 0),
-    "gpt2-774m": ("gpt2", 36, 1280, 20, 0, 5120, 50257, 1024, 0),
-    "gpt2-1.5b": ("gpt2", 48, 1600, 25, 0, 6400, 50257, 1024, 0),
-    "llama2-7b": ("llama", 32, 4096, 32, 0, 11008, 32000, 4096, 10_000.0),
-    "llama2-13b": ("llama", 40, 5120, 40, 0, 13824, 32000, 4096, 10_000.0),
-    "llama2-70b": ("llama", 80, 8192, 64, 8, 28672, 32000, 4096, 10_000.0),
-    "llama3-8b": ("llama", 32, 4096, 32, 8, 14336, 128256, 8192, 500_000.0),
-    "llama3-70b": ("llama", 80, 8192, 64, 8, 28672, 128256, 8192, 500_000.0),
-    "llama3-405b": ("llama", 126, 16384, 128, 8, 53248, 128256, 8192, 500_000.0),
+    "gpt2-124m": ("gpt2", 12, 768, 12, 0, 3072, 50257, 1024, 0, 1e-5),
+    "gpt2-355m": ("gpt2", 24, 1024, 16, 0, 4096, 50257, 1024, 0, 1e-5),
+    "gpt2-774m": ("gpt2", 36, 1280, 20, 0, 5120, 50257, 1024, 0, 1e-5),
+    "gpt2-1.5b": ("gpt2", 48, 1600, 25, 0, 6400, 50257, 1024, 0, 1e-5),
+    "llama2-7b": ("llama", 32, 4096, 32, 0, 11008, 32000, 4096, 10_000.0, 1e-5),
+    "llama2-13b": ("llama", 40, 5120, 40, 0, 13824, 32000, 4096, 10_000.0, 1e-5),
+    "llama2-70b": ("llama", 80, 8192, 64, 8, 28672, 32000, 4096, 10_000.0, 1e-5),
+    "llama3-8b": ("llama", 32, 4096, 32, 8, 14336, 128256, 8192, 500_000.0, 1e-5),
+    "llama3-70b": ("llama", 80, 8192, 64, 8, 28672, 128256, 8192, 500_000.0, 1e-5),
+    "llama3-405b": ("llama", 126, 16384, 128, 8, 53248, 128256, 8192, 500_000.0, 1e-5),
 }
 SIZES: dict[str, dict[str, Any]] = {
     name: {key: value for key, value in zip(_COLUMNS, row, strict=True) if value} for name, row in _ROWS.items()

@@ -23,7 +23,7 @@ from meshdsl.layers.attention import Attention, Cache, Documents
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import MLPS
-from meshdsl.layers.norm import NORMS
+from meshdsl.layers.norm import EPSILON, NORMS, check_epsilon
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import Stack
 from meshdsl.ops.checkpoint import POLICIES
@@ -53,6 +53,7 @@ class Config:
       head_dim: 0 for d_model / heads. d_ff: 0 for 4 * d_model in `gpt2` and 8/3 of it, to a multiple of 64, in `llama`.
       length: the longest sequence, which learned positions are made for.
       rotary_base: of the wavelengths of rotary positions, in `llama` (`base` in Su et al., 2021).
+      norm_epsilon: what norms add to the mean square or the variance before they take its root.
       dropout: rate, after the embedding and each sublayer.
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
       remat: "none", or what to recompute in the backward pass, see `md.checkpoint`.
@@ -70,6 +71,8 @@ class Config:
     vocab: int = 256
     length: int = 128
     rotary_base: float = 10_000.0
+    # The default stays as it is: a run's configuration without this key is of a model with 1e-5.
+    norm_epsilon: float = EPSILON
     dropout: float = 0.0
     z_loss: float = 0.0
     remat: str = "full"
@@ -81,6 +84,7 @@ class Config:
             _check(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         _check(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0 and less than 1")
         _check(self.z_loss >= 0, "z_loss", self.z_loss, "at least 0")
+        check_epsilon(self.norm_epsilon)
         _check(self.rotary_base > 1, "rotary_base", self.rotary_base, "more than 1")
         for name, value, known in (
             ("style", self.style, STYLES),
@@ -136,11 +140,11 @@ class Block(PyTreeNode):
         shrink = (2 * config.layers) ** -0.5
         query_size = head_dim.size * config.heads
         return cls(
-            attention_norm=NORMS[style.norm].init(d_model),
+            attention_norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
             attention=Attention.init(
                 attention, d_model, heads, head_dim, group, bias=style.bias, out_std=shrink * query_size**-0.5
             ),
-            mlp_norm=NORMS[style.norm].init(d_model),
+            mlp_norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
             mlp=MLPS[style.mlp].init(mlp, d_model, d_ff, bias=style.bias, out_std=shrink * d_ff.size**-0.5),
         )
 
@@ -174,7 +178,7 @@ class Transformer(PyTreeNode):
             embedding=Embedding.init(embedding, vocab, d_model),
             positions=None if style.rotary else Embedding.init(positions, dims["positions"], d_model),
             blocks=Stack.init(blocks, lambda k: Block.init(k, config), dims["layers"], remat=config.remat),
-            norm=NORMS[style.norm].init(d_model),
+            norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
             head=None if style.tied else Linear.init(head, (d_model,), (vocab,)),
             config=config,
         )

@@ -19,7 +19,7 @@ from flax.struct import PyTreeNode
 import meshdsl as md
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.linear import Linear
-from meshdsl.layers.norm import NORMS
+from meshdsl.layers.norm import EPSILON, NORMS, check_epsilon
 
 HALVING = {"height": 2, "width": 2}
 
@@ -33,6 +33,7 @@ class Config:
       channels: at full size; twice as many at each level.
       kernel: size of the windows, in height and width.
       colors, outputs: channels of the images that go in and come out.
+      norm_epsilon: what norms add to the mean square or the variance before they take its root.
     """
 
     levels: int = 2
@@ -41,8 +42,10 @@ class Config:
     colors: int = 1
     outputs: int = 1
     norm: str = "rms"
+    norm_epsilon: float = EPSILON
 
     def __post_init__(self):
+        check_epsilon(self.norm_epsilon)
         for name, least in (("levels", 0), ("channels", 1), ("kernel", 1), ("colors", 1), ("outputs", 1)):
             if getattr(self, name) < least:
                 raise md.MeshDSLError(f"model: {name} is at least {least}, not {getattr(self, name)}")
@@ -69,9 +72,9 @@ class Block(PyTreeNode):
         hidden, channels = config.at("hidden", level), config.at("channels", level)
         return cls(
             first=Conv.init(first, sizes, (ins,), (hidden,)),
-            first_norm=NORMS[config.norm].init(hidden),
+            first_norm=NORMS[config.norm].init(hidden, epsilon=config.norm_epsilon),
             second=Conv.init(second, sizes, (hidden,), (channels,)),
-            second_norm=NORMS[config.norm].init(channels),
+            second_norm=NORMS[config.norm].init(channels, epsilon=config.norm_epsilon),
         )
 
     def __call__(self, x: md.Tensor) -> md.Tensor:

@@ -33,6 +33,11 @@ def test_a_size_has_the_published_number_of_parameters(name):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == PARAMETERS[name]
 
 
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_has_the_published_epsilon(name):
+    assert SIZES[name]["norm_epsilon"] == 1e-5
+
+
 def test_flops_are_six_per_parameter_of_a_matrix_and_as_much_per_pair_of_positions():
     config = Config(style="gpt2", layers=2, d_model=8, heads=2, vocab=32, length=4)
     matrices = 2 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 32
