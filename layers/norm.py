@@ -49,11 +49,4 @@ class LayerNorm(PyTreeNode):
         return md.cast(centred * md.rsqrt(power + self.epsilon) * self.scale + self.bias, x.dtype)
 
 
-def check_epsilon(epsilon: float) -> None:
-    """Raise a MeshDSLError unless a model's norms can have this `norm_epsilon`."""
-    if not 0 < epsilon < 1:
-        legal = "more than 0 and less than 1"
-        raise md.MeshDSLError(f"model: norm_epsilon is {legal}, not {epsilon}")
-
-
 NORMS = {"rms": RMSNorm, "layer": LayerNorm}

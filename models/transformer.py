@@ -9,7 +9,7 @@ seen as keys), d_ff, vocab, layers and, in `gpt2`, positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import jax
@@ -19,11 +19,12 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.errors import nearest
+from meshdsl.fields import bounded, chosen, crossed, legal
 from meshdsl.layers.attention import Attention, Cache, Documents
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import MLPS
-from meshdsl.layers.norm import EPSILON, NORMS, check_epsilon
+from meshdsl.layers.norm import EPSILON, NORMS
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import Stack
 from meshdsl.ops.checkpoint import POLICIES
@@ -49,49 +50,51 @@ class Config:
     """Sizes and choices of a transformer.
 
     Attributes:
-      heads: heads of queries; kv_heads: heads of keys and values, 0 for as many.
-      head_dim: 0 for d_model / heads. d_ff: 0 for 4 * d_model in `gpt2` and 8/3 of it, to a multiple of 64, in `llama`.
-      length: the longest sequence, which learned positions are made for.
-      rotary_base: of the wavelengths of rotary positions, in `llama` (`base` in Su et al., 2021).
+      style: the family of models that it is of.
+      layers: how many blocks.
+      d_model: the size of the residual stream.
+      heads: heads of queries; it divides `d_model`, unless `head_dim` is set.
+      kv_heads: heads of keys and values, which divide `heads`; 0: as many as `heads`.
+      head_dim: the size of a head; 0: `d_model / heads`.
+      d_ff: the size between the matrices of the feed-forward layer; 0: 4 times `d_model` in `gpt2`,
+        and 8/3 of it, rounded up to a multiple of 64, in `llama`.
+      vocab: how many tokens there are; at least as many as the tokenizer has.
+      length: tokens in the longest sequence, which learned positions are made for.
+      rotary_base: base of the wavelengths of rotary positions (Su et al., 2021), in `llama`.
       norm_epsilon: what norms add to the mean square or the variance before they take its root.
-      dropout: rate, after the embedding and each sublayer.
+      dropout: the rate of dropout after the embedding and each sublayer.
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
-      remat: "none", or what to recompute in the backward pass, see `md.checkpoint`.
+      remat: what the backward pass recomputes of each block: `none` of it, all of it (`full`), all
+        but matrix products (`dots`), or only what was gathered from other devices (`gathers`).
 
     The model computes in the dtype of its parameters as they are given; norms, softmax and loss in float32.
     """
 
-    style: str = "llama"
-    layers: int = 4
-    d_model: int = 128
-    heads: int = 8
-    kv_heads: int = 0
-    head_dim: int = 0
-    d_ff: int = 0
-    vocab: int = 256
-    length: int = 128
-    rotary_base: float = 10_000.0
+    style: str = chosen("llama", tuple(STYLES))
+    layers: int = bounded(4, least=1)
+    d_model: int = bounded(128, least=1)
+    heads: int = bounded(8, least=1)
+    kv_heads: int = bounded(0, least=0)
+    head_dim: int = bounded(0, least=0)
+    d_ff: int = bounded(0, least=0)
+    vocab: int = bounded(256, least=1)
+    length: int = bounded(128, least=1)
+    rotary_base: float = bounded(10_000.0, above=1)
     # The default stays as it is: a run's configuration without this key is of a model with 1e-5.
-    norm_epsilon: float = EPSILON
-    dropout: float = 0.0
-    z_loss: float = 0.0
-    remat: str = "full"
+    norm_epsilon: float = bounded(EPSILON, above=0, below=1)
+    dropout: float = bounded(0.0, least=0, below=1)
+    z_loss: float = bounded(0.0, least=0)
+    remat: str = chosen("full", ("none", *POLICIES))
 
     def __post_init__(self):
-        for name in ("layers", "d_model", "heads", "vocab", "length"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("kv_heads", "head_dim", "d_ff"):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _check(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0 and less than 1")
-        _check(self.z_loss >= 0, "z_loss", self.z_loss, "at least 0")
-        check_epsilon(self.norm_epsilon)
-        _check(self.rotary_base > 1, "rotary_base", self.rotary_base, "more than 1")
-        for name, value, known in (
-            ("style", self.style, STYLES),
-            ("remat", self.remat, ("none", *POLICIES)),
-        ):
-            if value not in known:
-                raise md.MeshDSLError(f"model: no {name} {value!r}{nearest(str(value), known)}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if known := each.metadata.get("known"):
+                if value not in known:
+                    close = nearest(str(value), known)
+                    raise md.MeshDSLError(f"model: no {each.name} {value!r}{close}")
+            elif crossed(value, each.metadata):
+                raise md.MeshDSLError(f"model: {each.name} is {legal(each.metadata)}, not {value}")
         if not self.head_dim and self.d_model % self.heads:
             raise md.MeshDSLError(f"model: d_model={self.d_model} does not divide into heads={self.heads}; set head_dim")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -115,11 +118,6 @@ class Config:
             **({} if STYLES[self.style].rotary else {"positions": self.length}),
         }
         return {name: md.Dim(name, size) for name, size in sizes.items()}
-
-
-def _check(holds: bool, name: str, value, legal: str) -> None:
-    if not holds:
-        raise md.MeshDSLError(f"model: {name} is {legal}, not {value}")
 
 
 class Block(PyTreeNode):

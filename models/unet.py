@@ -19,7 +19,7 @@ from flax.struct import PyTreeNode
 import meshdsl as md
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.linear import Linear
-from meshdsl.layers.norm import EPSILON, NORMS, check_epsilon
+from meshdsl.layers.norm import EPSILON, NORMS
 
 HALVING = {"height": 2, "width": 2}
 
@@ -45,10 +45,12 @@ class Config:
     norm_epsilon: float = EPSILON
 
     def __post_init__(self):
-        check_epsilon(self.norm_epsilon)
         for name, least in (("levels", 0), ("channels", 1), ("kernel", 1), ("colors", 1), ("outputs", 1)):
             if getattr(self, name) < least:
                 raise md.MeshDSLError(f"model: {name} is at least {least}, not {getattr(self, name)}")
+        if not 0 < self.norm_epsilon < 1:
+            legal = "more than 0 and less than 1"
+            raise md.MeshDSLError(f"model: norm_epsilon is {legal}, not {self.norm_epsilon}")
         if self.norm not in NORMS:
             raise md.MeshDSLError(f"model: no norm {self.norm!r}; known: {', '.join(f'`{n}`' for n in NORMS)}")
 

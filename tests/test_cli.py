@@ -59,7 +59,7 @@ def refused(capsys, *words):
         ("train steps=many", "meshdsl train: steps=many: expected a whole number"),
         ("train model.d_modle=64", "no setting `model.d_modle`; did you mean `model.d_model`?"),
         ("train model.heads=7", "d_model=128 does not divide into heads=7"),
-        ("train optimizer.name=adam", "optimizer.name=adam: expected one of adamw, adafactor, lion, sgd, muon"),
+        ("train optimizer.name=adam", "optimizer.name=adam: expected adamw, adafactor, lion, sgd or muon; did you mean `adamw`?"),
         ("train --layout fspd", "no shipped layout of that name; did you mean `fsdp`?"),
         ("train --layout absent.toml", "layout absent.toml: cannot be read: No such file or directory"),
         ("train --layout pyproject.toml", "layout pyproject.toml: unknown key"),

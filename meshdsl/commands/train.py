@@ -38,14 +38,14 @@ def add(commands) -> None:
     train.add_argument("--warm-start", metavar="PATH", help="begin with the parameters of another run, or of a safetensors file")
     train.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps")
     train.add_argument("--executable", type=Path, metavar="FILE", help="the compiled step, from `meshdsl compile --save FILE`, instead of compiling it")
-    train.add_argument("--print-config", action="store_true", help="print every setting, resolved, and end")
+    train.add_argument("--print-config", action="store_true", help="print every setting, resolved, with what it is, and end")
     hosts.add_flags(train)
     train.set_defaults(command=_run)
 
 
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
+    from meshdsl.train.commented import commented_toml
     from meshdsl.train.folder import RunFolder
-    from meshdsl.train.settings import to_toml
 
     folder, resume = _folder(arguments)
     if arguments.resume == "yes" and (arguments.warm_start or any(setting.startswith("warm_start=") for setting in settings)):
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     layout = find_layout(config.layout)
     config = dataclasses.replace(config, layout=as_table(layout))
     if arguments.print_config:
-        print(to_toml(config), end="")
+        print(commented_toml(config), end="")
         return 0
 
     from meshdsl.train.interrupt import ending_at_once

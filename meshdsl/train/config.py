@@ -1,7 +1,9 @@
 """The settings of a training run, as typed dataclasses with their defaults.
 
-They are the only list of settings: the command line, the file of a run and the error messages all read it from here, see
-`meshdsl.train.settings`. A key is the path of a field: `model.d_model`, `data.sources.web.weight`.
+They are the only list of settings: the command line, the file of a run and the error messages all
+read it from here, see `meshdsl.train.settings`. A key is the path of a field: `model.d_model`,
+`data.sources.web.weight`. What a docstring says of a field is what `meshdsl train --print-config`
+writes above it, with the values that the field may have.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import math
 from dataclasses import dataclass, field
 
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.fields import bounded, chosen, listed
 from meshdsl.models.transformer import Config as Model
-from meshdsl.train.settings import bounded, chosen
 
 FLOATS = ("float32", "bfloat16", "float16")
 OFFLOADS = ("optimizer", "activations")
+OPTIMIZERS = ("adamw", "adafactor", "lion", "sgd", "muon")
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,13 @@ class Source:
     """One dataset of a mixture.
 
     Attributes:
-      paths: files and folders.
-      format: of the files; `auto` goes by their endings.
-      field: of a JSONL object, or the column of a parquet file, that holds the text.
-      dtype: of the tokens in a token file (`.bin`).
-      weight: how often it is read, in proportion to the weights of the others.
-      validation: files and folders that are held out; none: a part of `paths`, see `Data.validation`.
+      paths: files and folders to read.
+      format: how the files are written; `auto` goes by their endings.
+      field: the field of a JSONL object, or the column of a parquet file, that holds the text.
+      dtype: the type of the tokens in a token file (`.bin`).
+      weight: how often it is read, in proportion to the weights of the other datasets.
+      validation: files and folders that are held out; with none, a part of `paths` is, see
+        `data.validation`.
     """
 
     paths: tuple[str, ...] = ()
@@ -43,12 +47,13 @@ class Data:
     """What is read.
 
     Attributes:
-      sources: datasets by name; none: the Python source of the running interpreter's standard library.
-      tokenizer: `bytes`, or a Hugging Face `tokenizer.json`.
-      validation: the part of the documents that is held out.
-      separate: documents that share a sequence do not attend to each other.
-      cache: the folder where tokenized text is kept; by default one in the user's cache.
-      prefetch: batches that are read ahead.
+      sources: datasets by name; with none, the Python source of the running interpreter's
+        standard library.
+      tokenizer: `bytes`, or the path of a Hugging Face `tokenizer.json`.
+      validation: the part of the documents that is held out, as a fraction.
+      separate: whether documents that share a sequence are kept from attending to each other.
+      cache: the folder where tokenized text is kept; empty: one in the user's cache.
+      prefetch: how many batches are read ahead.
     """
 
     sources: dict[str, Source] = field(default_factory=dict)
@@ -61,25 +66,37 @@ class Data:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optax optimizer by name, and what is done to gradients before it."""
+    """An optax optimizer by name, and what is done to gradients before it.
 
-    name: str = "adamw"
-    learning_rate: float = bounded(0.0, least=0.0)  # at the peak; 0 means the optimizer's usual one
-    weight_decay: float = bounded(0.1, least=0.0)  # of matrices only
-    clip: float = bounded(1.0, least=0.0)  # global norm of the gradient; 0 means no clipping
+    Attributes:
+      name: which optimizer.
+      learning_rate: the rate at the peak of the schedule; 0: the optimizer's usual one.
+      weight_decay: of matrices, times the learning rate; other parameters do not decay.
+      clip: the global norm that gradients are clipped to; 0: they are not clipped.
+    """
+
+    name: str = chosen("adamw", OPTIMIZERS)
+    learning_rate: float = bounded(0.0, least=0.0)
+    weight_decay: float = bounded(0.1, least=0.0)
+    clip: float = bounded(1.0, least=0.0)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate over the run: a linear warmup to the peak, then the shape.
 
-    `wsd` (Hu et al., 2024) stays at the peak and falls linearly over the last part of the steps, `decay`.
+    Attributes:
+      shape: how it falls after the warmup. `wsd` (Hu et al., 2024) stays at the peak and falls
+        linearly over the last part of the steps, `decay`.
+      warmup: steps from 0 to the peak.
+      final: the rate where the run ends, as a fraction of the peak.
+      decay: the part of the steps after the warmup in which `wsd` falls, as a fraction.
     """
 
     shape: str = chosen("cosine", ("cosine", "linear", "constant", "wsd"))
-    warmup: int = bounded(50, least=0)  # steps from 0 to the peak
-    final: float = bounded(0.1, least=0.0)  # of the peak, where the run ends
-    decay: float = bounded(0.2, above=0.0, below=1.0)  # of the steps, for `wsd`
+    warmup: int = bounded(50, least=0)
+    final: float = bounded(0.1, least=0.0)
+    decay: float = bounded(0.2, above=0.0, below=1.0)
 
 
 @dataclass(frozen=True)
@@ -87,13 +104,15 @@ class Precision:
     """In which dtypes a step works.
 
     Attributes:
-      params: of parameters at rest.
-      compute: of activations, and of parameters where they are used and gathered.
-      reduce: of gradients where they are summed over devices.
-      output: of the logits that the loss is computed from.
-      optimizer: of the optimizer's state.
-      loss_scale: `none`, `dynamic`, or a number that the loss is multiplied by before gradients are taken, for float16.
-      stochastic_rounding: parameters in bfloat16 are rounded up or down at random, by how near each is.
+      params: dtype of parameters at rest.
+      compute: dtype of activations, and of parameters where they are used and gathered.
+      reduce: dtype of gradients where they are summed over devices.
+      output: dtype of the logits that the loss is computed from.
+      optimizer: dtype of the optimizer's state.
+      loss_scale: what the loss is multiplied by before gradients are taken, for float16: `none`,
+        `dynamic`, or a number above 0.
+      stochastic_rounding: whether parameters in bfloat16 are rounded up or down at random, by how
+        near each is.
     """
 
     params: str = chosen("float32", ("float32", "bfloat16"))
@@ -120,18 +139,32 @@ def _positive(text: str | float) -> bool:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """When checkpoints are written and which are kept. The last step is always saved."""
+    """When checkpoints are written and which are kept. The last step is always saved.
 
-    every: int = bounded(200, least=0)  # steps; 0 means never by steps
-    minutes: float = bounded(0.0, least=0.0)  # between two; 0 means never by time
-    keep: int = bounded(2, least=1)  # the newest
-    keep_every: int = bounded(0, least=0)  # those of steps that this divides are kept for good; 0 means none
+    Attributes:
+      every: steps between two checkpoints; 0: none by steps.
+      minutes: minutes between two checkpoints; 0: none by time.
+      keep: how many of the newest are kept.
+      keep_every: checkpoints of steps that this number divides are kept for good; 0: none are.
+    """
+
+    every: int = bounded(200, least=0)
+    minutes: float = bounded(0.0, least=0.0)
+    keep: int = bounded(2, least=1)
+    keep_every: int = bounded(0, least=0)
 
 
 @dataclass(frozen=True)
 class Validation:
-    every: int = bounded(0, least=0)  # steps; 0 means only at the end
-    batches: int = bounded(16, least=1)  # of each dataset
+    """When the loss on held-out text is measured. It is at the end of the run in any case.
+
+    Attributes:
+      every: steps between two measurements; 0: only at the end.
+      batches: how many batches of each dataset are measured.
+    """
+
+    every: int = bounded(0, least=0)
+    batches: int = bounded(16, least=1)
 
 
 @dataclass(frozen=True)
@@ -139,9 +172,12 @@ class Guard:
     """What is done about a run that goes wrong.
 
     Attributes:
-      nonfinite: where the loss or the gradient is NaN or infinite: stop, skip the step's update, or go back to the newest checkpoint and pass over the batch.
-      patience: so many such steps in a row, or roll-backs since the run was last started, stop it in any case.
-      timeout: minutes after which a step that does not end is reported with the stacks of all threads, and the run is ended; 0 means never.
+      nonfinite: what happens where the loss or the gradient is NaN or infinite: the run stops,
+        skips the step's update, or goes back to the newest checkpoint and passes over the batch.
+      patience: so many such steps in a row, or roll-backs since the run was last started, stop it
+        in any case.
+      timeout: minutes after which a step that does not end is reported with the stacks of all
+        threads, and the run is ended; 0: never.
     """
 
     nonfinite: str = chosen("stop", ("stop", "skip", "rollback"))
@@ -151,17 +187,30 @@ class Guard:
 
 @dataclass(frozen=True)
 class Log:
-    """Who is told. `metrics.jsonl` has every step in any case."""
+    """Who is told. `metrics.jsonl` has every step in any case.
 
-    every: int = bounded(10, least=1)  # steps between two printed lines, where there is no terminal
+    Attributes:
+      every: steps between two printed lines, where there is no terminal.
+      tensorboard: whether the folder of the run gets files for TensorBoard.
+      wandb: the project at Weights & Biases that is told; empty: none.
+      profile: the first and last step of a trace, as `10:15`; empty: no trace.
+    """
+
+    every: int = bounded(10, least=1)
     tensorboard: bool = False
-    wandb: str = ""  # the project; none: not used
-    profile: str = ""  # the steps of which a trace is written, `10:15`
+    wandb: str = ""
+    profile: str = ""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The text that a run writes at its end."""
+    """The text that a run writes at its end.
+
+    Attributes:
+      prompt: what it begins with.
+      tokens: how many tokens are written after the prompt.
+      temperature: logits are divided by it before a token is drawn; 0: the most likely token is taken.
+    """
 
     prompt: str = "def "
     tokens: int = bounded(300, least=0)
@@ -170,14 +219,28 @@ class Sample:
 
 @dataclass(frozen=True)
 class Config:
-    layout: str | dict = "data"  # a file, the name of a shipped layout, or the layout itself: `mesh`, `rules`, ...
-    devices: int = bounded(0, least=0)  # 0 means what the layout's mesh asks for
+    """A run of `meshdsl train`. A file of settings needs only those that it changes.
+
+    Attributes:
+      layout: a layout file, the name of a shipped layout (`meshdsl layouts`), or a table with the
+        keys of a layout file, as `mesh` and `rules`.
+      devices: how many devices to use; 0: as many as the layout's mesh asks for.
+      steps: how many steps the run has.
+      batch: sequences in a step, all microbatches together.
+      microbatches: parts in which a step's batch is run, one after the other; it divides `batch`.
+      seed: the seed of parameters, dropout and the order of the data.
+      warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with; empty: none.
+      offload: what waits in the host's memory while it is not used.
+    """
+
+    layout: str | dict = "data"
+    devices: int = bounded(0, least=0)
     steps: int = bounded(400, least=1)
-    batch: int = bounded(32, least=1)  # sequences in a step, all microbatches together
-    microbatches: int = bounded(1, least=1)  # a step's batch is run in this many parts, one after the other
+    batch: int = bounded(32, least=1)
+    microbatches: int = bounded(1, least=1)
     seed: int = bounded(0, least=0, below=2**32)
-    warm_start: str = ""  # a run, or a safetensors export, whose parameters this one begins with
-    offload: tuple[str, ...] = ()  # what waits in the host's memory while it is not used: `optimizer`, `activations`
+    warm_start: str = ""
+    offload: tuple[str, ...] = listed((), OFFLOADS)
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)

@@ -1,37 +1,26 @@
 """Settings of a dataclass by dotted key: parsed from `key=value` texts and from TOML, checked, and written back.
 
 A field may be text, a number, a boolean, a tuple of texts, another dataclass, or a dict of dataclasses by name, which grows where a
-new name is set (`data.sources.web.paths=web/`). What else a field says about its values is in its metadata, see `bounded` and `chosen`.
+new name is set (`data.sources.web.paths=web/`). What else a field says about its values is in its metadata, see `meshdsl.fields`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.fields import BOUNDS, crossed, legal
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _BOOLEANS = {"true": True, "false": False}
-
-
-def bounded(default: Any, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf) -> Any:
-    """A field whose value is at least `least`, more than `above` and less than `below`."""
-    bounds = {"least": least, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata={word: bound for word, bound in bounds.items() if math.isfinite(bound)})
-
-
-def chosen(default: str, known: Sequence[str]) -> Any:
-    """A field whose value is one of `known`."""
-    return dataclasses.field(default=default, metadata={"known": tuple(known)})
 
 
 def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
@@ -153,14 +142,14 @@ def _mistyped(key: str, value: Any, kind: Any) -> MeshDSLError:
 
 
 def _check(key: str, value: Any, says: Any) -> None:
+    """Raise a MeshDSLError unless `value` is one that the metadata `says` allow."""
     if known := says.get("known"):
         if value not in known:
             close = nearest(value, known)
             hint = close if "did you mean" in close else ""
-            raise MeshDSLError(f"{key}={value}: expected {', '.join(known[:-1])} or {known[-1]}{hint}")
-    for bound, words, holds in (("least", "at least", float.__ge__), ("above", "more than", float.__gt__), ("below", "less than", float.__lt__)):
-        if bound in says and not holds(float(value), float(says[bound])):
-            raise MeshDSLError(f"{key}={value}: must be {words} {says[bound]}")
+            raise MeshDSLError(f"{key}={value}: expected {legal(says)}{hint}")
+    if bound := crossed(value, says):
+        raise MeshDSLError(f"{key}={value}: must be {BOUNDS[bound]} {says[bound]}")
 
 
 # -- as a table --------------------------------------------------------------------------------------------------

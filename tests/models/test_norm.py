@@ -1,4 +1,4 @@
-"""The epsilon of norms is a setting of the model and reaches every norm; formulas are those of the papers, in numpy."""
+"""The epsilon of norms is a setting of the model; formulas are those of the papers, in numpy."""
 
 import dataclasses
 import re
@@ -26,8 +26,9 @@ def rms(x, norm, epsilon):
 
 
 def layer(x, norm, epsilon):
-    variance = x.var(-1, keepdims=True)
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(variance + epsilon) * array(norm.scale) + array(norm.bias)
+    centred = x - x.mean(-1, keepdims=True)
+    normed = centred / np.sqrt(x.var(-1, keepdims=True) + epsilon)
+    return normed * array(norm.scale) + array(norm.bias)
 
 
 FORMULAS = {"rms": rms, "layer": layer}
@@ -129,7 +130,7 @@ def test_an_epsilon_out_of_bounds_is_refused(config, epsilon):
         config(norm_epsilon=epsilon)
 
 
-def test_a_run_that_was_configured_without_an_epsilon_has_the_one_that_it_was_trained_with(tmp_path):
+def test_a_run_without_a_configured_epsilon_has_the_one_that_it_was_trained_with(tmp_path):
     text = to_toml(Run())
     without = "".join(line for line in text.splitlines(True) if not line.startswith("norm_epsilon"))
     assert without != text

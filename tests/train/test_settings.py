@@ -1,9 +1,14 @@
 """Settings: parsed by type, refused by name, written and read back unchanged."""
 
+import dataclasses
+import tomllib
+
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.config import Config, Source
+from meshdsl.train.commented import commented_toml
+from meshdsl.train.config import OPTIMIZERS, Config, Source
+from meshdsl.train.optimizer import TABLE
 from meshdsl.train.settings import leaves, override, read, to_toml
 
 
@@ -77,7 +82,7 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("mesh.data=4", "no setting `mesh.data`; `meshdsl train --print-config` shows all"),
         ("offload=optimiser", "offload: no `optimiser`; did you mean `optimizer`?"),
         ("guard.nonfinite=ignore", "guard.nonfinite=ignore: expected stop, skip or rollback"),
-        ("model.style=gpt3", "model: no style 'gpt3'; did you mean `gpt2`?"),
+        ("model.style=gpt3", "model.style=gpt3: expected gpt2 or llama; did you mean `gpt2`?"),
         ("microbatches=5", "batch=32 does not divide into microbatches=5"),
     ],
 )
@@ -140,3 +145,61 @@ def test_a_bad_configuration_file_is_refused_with(tmp_path, content, text):
 def test_a_configuration_file_that_is_not_there_is_one_error(tmp_path):
     with pytest.raises(MeshDSLError, match="No such file"):
         read(tmp_path / "config.toml", Config())
+
+
+def _comments(text):
+    """The comment above each setting in a commented file, by dotted key."""
+    found, group, above = {}, "", []
+    for line in text.splitlines():
+        if line.startswith("["):
+            group, above = line.strip("[]") + ".", []
+        elif line.startswith("#"):
+            above.append(line.removeprefix("# "))
+        elif line and (key := line.partition(" = ")[0]) != line:
+            found[group + key], above = " ".join(above), []
+        else:
+            above = []
+    return found
+
+
+@pytest.mark.parametrize("settings", [[], ["data.sources.b-c.paths=x", 'sample.prompt=a "#b"\n']])
+def test_every_setting_is_printed_with_what_it_is_and_the_values_that_it_may_have(settings):
+    config = override(Config(), settings)
+    said = _comments(commented_toml(config))
+    assert {key for key, _ in leaves(config)} == {key.replace('"', "") for key in said}
+    assert all(len(comment) > 10 and comment.endswith(".") for comment in said.values()), said
+    assert said["batch"] == "Sequences in a step, all microbatches together. Legal: at least 1."
+    assert said["data.validation"].endswith("Legal: at least 0 and less than 1.")
+    assert said["schedule.shape"].endswith("Legal: cosine, linear, constant or wsd.")
+    assert said["data.separate"].endswith("Legal: true or false.")
+    assert said["offload"].endswith("Legal: any of optimizer, activations.")
+    assert said["model.norm_epsilon"].endswith("Legal: more than 0 and less than 1.")
+
+
+def test_a_dataset_is_explained_where_there_is_none():
+    text = commented_toml(Config())
+    example = text[text.index("# [data.sources.NAME]") :].partition("\n\n# An ")[0]
+    lines = "\n".join(line.removeprefix("# ") for line in example.splitlines())
+    found = tomllib.loads(lines)["data"]["sources"]["NAME"]
+    assert set(found) == {key for key, _ in leaves(Source())}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["model.layers=3", 'sample.prompt=a "b" # c\n', "offload=optimizer", "layout=fsdp"],
+        ["data.sources.web.paths=x.txt", "data.sources.web.weight=2", "data.sources.b c.dtype=uint32"],
+    ],
+)
+def test_a_commented_configuration_reads_back_equal(tmp_path, settings):
+    config = override(Config(), settings)
+    rules = [{"rule": "a -> data", "uneven": "pad"}]
+    table = {"name": "mine", "mesh": {"data": "rest"}, "rules": rules}
+    for each in (config, dataclasses.replace(config, layout=table)):
+        (tmp_path / "config.toml").write_text(commented_toml(each))
+        assert read(tmp_path / "config.toml", Config()) == each
+
+
+def test_the_optimizers_that_a_setting_names_are_those_that_there_are():
+    assert OPTIMIZERS == tuple(TABLE)

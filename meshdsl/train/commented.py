@@ -1,0 +1,79 @@
+"""A configuration as TOML with comments: what each setting is and which values it may have.
+
+The comments are what the docstrings and fields of the configuration say, see `meshdsl.fields`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import tomli_w
+
+from meshdsl.fields import descriptions, legal, summary
+
+_WIDTH = 100
+
+
+def commented_toml(config: Any) -> str:
+    """`config` as the text of a TOML file that `settings.read` reads back as the same."""
+    return "\n".join(_group(config, ())).lstrip("\n") + "\n"
+
+
+def _group(config: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """The lines of a dataclass: its own settings first, then its tables."""
+    says, kinds = descriptions(type(config)), typing.get_type_hints(type(config))
+    if path:
+        yield from ("", *_comment(summary(type(config))), _header(path))
+    else:
+        yield from _comment(summary(type(config)))
+    tables = []
+    for field in dataclasses.fields(config):
+        value, said = getattr(config, field.name), says.get(field.name, "")
+        if dataclasses.is_dataclass(value):
+            tables.append(_group(value, (*path, field.name)))
+        elif isinstance(value, dict):
+            entry = typing.get_args(kinds[field.name])[-1]
+            tables.append(_table(value, entry, said, (*path, field.name)))
+        else:
+            yield from ("", *_setting(field, said, value, kinds[field.name]))
+    for table in tables:
+        yield from table
+
+
+def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iterator[str]:
+    values = "true or false" if kind is bool else legal(field.metadata)
+    yield from _comment(f"{said} Legal: {values}." if values else said)
+    plain = list(value) if isinstance(value, tuple) else value
+    yield tomli_w.dumps({field.name: plain}).rstrip("\n")
+
+
+def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...]) -> Iterator[str]:
+    """The lines of a field that is a dict: entries by name, or a table that is kept as it is."""
+    if not dataclasses.is_dataclass(entry):
+        yield from ("", *_comment(said), tomli_w.dumps(_nested(path, values)).rstrip("\n"))
+        return
+    yield from ("", *_comment(said), _header(path))
+    for name, value in values.items():
+        yield from _group(value, (*path, name))
+    if not values:  # what an entry would hold, as comments
+        for line in _group(entry(), (*path, "NAME")):
+            yield f"# {line}" if line else line
+
+
+def _comment(text: str) -> list[str]:
+    text = text[:1].upper() + text[1:]
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+
+
+def _header(path: tuple[str, ...]) -> str:
+    return tomli_w.dumps(_nested(path, {})).splitlines()[-1]
+
+
+def _nested(path: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
+    for name in reversed(path):
+        values = {name: values}
+    return values
