@@ -123,6 +123,7 @@ class Tensor:
 
     @property
     def dtype(self):
+        """The dtype of `array`."""
         dtypes = self.place and self.place.dtypes
         return dtypes.use if dtypes else self.stored.dtype
 

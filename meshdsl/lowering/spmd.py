@@ -168,7 +168,9 @@ def lower(
     Args:
       fn: takes and returns pytrees of Tensors and arrays. Arrays are the same on every device.
       mesh: by default `make_mesh(layout)`.
-      dims: dims (or names) that the layout may speak of although `fn` does not touch them.
+      dims: dims (or names) that the layout may have rules for although no Tensor in `fn` has them.
+        A rule for a dim that nothing has is an error, because it may be misspelt. Where `fn` is
+        only a part of the model that the layout is for, `dims` are those of the whole model.
       optimizer_argnums: positions of arguments that hold the state of an optimizer. Their Tensors
         are split by all four lists of the layout, as gradients are (ZeRO-1).
       donate_argnums: positions of arguments whose memory is used for results, as in `jax.jit`.

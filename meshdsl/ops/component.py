@@ -119,22 +119,25 @@ def gelu(x, approximate: bool = True):
     return jax.nn.gelu(x) if approximate else x * (erf(x * math.sqrt(0.5)) + 1) / 2
 
 
-def _named(fn: Callable, name: str) -> Callable:
+OURS = {"erf": erf, "gelu": gelu}  # in place of JAX's
+
+
+def _named(fn: Callable, name: str, module: str) -> Callable:
     linear = name in LINEAR
 
     def op(*operands, **options) -> Tensor:
         return map(fn, *operands, name=name, linear=linear, **options)
 
     op.__name__ = op.__qualname__ = name
-    op.__doc__ = f"Component-wise `{getattr(fn, '__module__', 'jax')}.{name}`; operands broadcast by name, see `map`."
+    op.__doc__ = f"Component-wise `{module}.{name}`; operands broadcast by name, see `map`."
     return op
 
 
 FUNCTIONS = {
-    name: _named(getattr(module, name), name)
+    name: _named(OURS.get(name) or getattr(module, name), name, module.__name__)
     for module, names in ((jnp, NUMPY), (jax.nn, NN), (jax.lax, LAX))
     for name in names
-} | {"erf": _named(erf, "erf"), "gelu": _named(gelu, "gelu")}
+}
 
 
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""Writes docs/ops.md from the catalogue: `python -m tests.catalogue`."""
+"""Writes docs/ops.md from the catalogue, and docs/api.md from the code: `python -m tests.catalogue`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.tensor import is_tensor
-from tests.catalogue import Case, Entry
+from tests.catalogue import Case, Entry, api
 from tests.catalogue.read import families, lowered_moves
 
 PAGE = Path(__file__).parents[2] / "docs/ops.md"
@@ -108,3 +108,4 @@ def page() -> str:
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)
     PAGE.write_text(page())
+    api.PAGE.write_text(api.page(TITLES))

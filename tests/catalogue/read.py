@@ -13,7 +13,7 @@ from meshdsl.plan.record import Move, Op
 from meshdsl.tensor import is_tensor
 from tests.catalogue import Case, Entry
 
-NOT_FAMILIES = {"__main__", "read"}
+NOT_FAMILIES = {"__main__", "api", "read"}
 
 
 def families() -> dict[str, list[Entry]]:
