@@ -1,6 +1,7 @@
 """Curves of runs that can be compared."""
 
 import argparse
+import itertools
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from meshdsl import MeshDSLError
 from meshdsl.commands import plot
 from meshdsl.train.watch.curves import Points, panels, read_runs, smoothed, thin
 from meshdsl.train.watch.page import page
+from meshdsl.train.watch.style import COLOURS, mark_sizes, pieces
 from meshdsl.train.watch.units import UNITS, unit
 
 
@@ -125,3 +127,54 @@ def test_without_matplotlib_a_png_is_an_error_that_names_the_extra(tmp_path, mon
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MeshDSLError, match=r'needs matplotlib, which is not installed; pip install "meshdsl\[plot\]" brings it'):
         run([write_run(tmp_path / "a"), "--out", tmp_path / "a.png"])
+
+
+def colours(path, *shown):
+    """How many pixels of a PNG have each of the colours, given as `#rrggbb`."""
+    image = pytest.importorskip("matplotlib.image").imread(path)
+    image = (255 * image[..., :3]).round().astype(int)
+    each = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in shown]
+    return [int((abs(image - colour).max(-1) <= 3).sum()) for colour in each]
+
+
+def test_identical_runs_are_both_seen(tmp_path):
+    runs = [write_run(tmp_path / name, steps=200) for name in ("a", "b", "c")]
+    run([*runs, "--out", tmp_path / "same.png"])
+    run([runs[0], "--out", tmp_path / "alone.png"])
+    seen = colours(tmp_path / "same.png", *COLOURS[:3])
+    (alone,) = colours(tmp_path / "alone.png", COLOURS[0])
+    assert min(seen) > 0.2 * alone  # each a third of the curve, but for its marks and edges
+
+
+def test_pieces_of_curves_that_coincide_cover_them_in_turn_and_hide_none():
+    for curves in range(2, 7):
+        found = [pieces(place, curves) for place in range(curves)]
+        dash, gap, _ = found[0]
+        period = dash + gap
+        assert {(d, g) for d, g, _ in found} == {(dash, gap)} and period == curves * dash
+        along = np.arange(0, 3 * period)
+        drawn = [[(x + begin) % period < dash for _, _, begin in found] for x in along]
+        assert all(sum(each) == 1 for each in drawn)  # every place has the colour of one curve
+        assert np.asarray(drawn).sum(0).min() > 0
+
+
+def test_marks_that_coincide_are_rings_around_each_other():
+    assert mark_sizes([(1.0, 2.0), (50.0, 2.0), (1.2, 2.1), (0.9, 1.8)]) == [2.0, 1.0, 1.5, 1.0]
+
+
+def test_a_page_draws_pieces_of_every_run_where_there_are_several(tmp_path):
+    runs = [write_run(tmp_path / name) for name in ("a", "b", "c")]
+    text = page(panels(read_runs(runs), ["loss"], "step", 1))
+    how = r'class="line piece" stroke-dasharray="(\S+) (\S+)" stroke-dashoffset="(\S+)"'
+    dashes = re.findall(how, text)
+    assert [tuple(map(float, each)) for each in dashes] == [pieces(place, 3) for place in range(3)]
+    assert text.count("scale(2)") == text.count("scale(1.5)") == 2  # both marks of the first two runs
+    assert "piece" not in page(panels(read_runs(runs[:1]), ["loss"], "step", 1)).partition("<body")[2]
+
+
+def test_numbers_at_the_ends_of_curves_stay_apart_and_above_the_axis(tmp_path):
+    runs = [write_run(tmp_path / str(i)) for i in range(5)]
+    text = page(panels(read_runs(runs), ["loss"], "step", 1))
+    heights = [float(y) for y in re.findall(r'<text x="\S+" y="(\S+)" class="label', text)]
+    assert len(heights) == 5 and max(heights) <= 400 - 44 + 4
+    assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= 15

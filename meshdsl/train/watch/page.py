@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from meshdsl.plan.page.assets import asset
 from meshdsl.plan.page.markup import Markup, svg, tag
 from meshdsl.train.watch.curves import Curve, Panel, Points
-from meshdsl.train.watch.style import DASHES, MARKS, style
+from meshdsl.train.watch.style import DASHES, MARKS, mark_sizes, pieces, style
 
 _WIDE, _HIGH = 920, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 34, 14, 44
@@ -104,7 +104,8 @@ def _picture(panel: Panel, runs: list[str], datasets: list[str], scales: _Scales
     title = f"{panel.y_words}, over {panel.x_words}: {'; '.join(_said(curve) for curve in panel.curves)}"
     parts = [_grid(scales), tag("text", panel.x_words, x=(_LEFT + _WIDE - _RIGHT) / 2, y=_HIGH - 8, class_="middle small")]
     for curve in panel.curves:
-        parts.append(_drawn(curve, runs.index(curve.run), datasets, scales))
+        parts.append(_drawn(curve, runs.index(curve.run), scales))
+    parts += [*_pieces(panel, runs, scales), *_marks(panel, runs, datasets, scales)]
     parts.append(tag("g", _labels(panel, runs, scales)))
     parts.append(tag("line", x1=0, x2=0, y1=_TOP, y2=_HIGH - _BOTTOM, class_="cursor", visibility="hidden"))
     return svg(title, _WIDE, _HIGH, parts, class_="curves", tabindex="0")
@@ -114,27 +115,60 @@ def _said(curve: Curve) -> str:
     return f"{curve.run} ends at {_number(curve.line.y[-1])}" if len(curve.line.y) else f"{curve.run} has no finite value"
 
 
-def _drawn(curve: Curve, run: int, datasets: list[str], scales: _Scales) -> Markup:
+def _drawn(curve: Curve, run: int, scales: _Scales) -> Markup:
     parts = [tag("path", d=scales.path(curve.raw), class_="line raw")] if curve.raw else []
     parts.append(tag("path", d=scales.path(curve.line), class_="line", stroke_dasharray=_dashes(run)))
-    for name, points in curve.validation.items():
-        mark = MARKS[datasets.index(name) % len(MARKS)][1]
-        for x, y, value, at in zip(*scales.places(points), points.y, points.x, strict=True):
-            says = tag("title", f"{curve.run}, validation {name}".rstrip() + f" at {_number(at)}: {_number(value)}")
-            parts.append(tag("path", says, d=mark, class_="dot", transform=f"translate({x:.1f} {y:.1f})"))
     return tag("g", parts, class_=f"{_colour(run)} run-{run}")
+
+
+def _pieces(panel: Panel, runs: list[str], scales: _Scales) -> Iterator[Markup]:
+    """Pieces of the curves that are not dashed anyway, so that none hides another."""
+    solid = [curve for curve in panel.curves if not _dashes(runs.index(curve.run))]
+    for place, curve in enumerate(solid if len(solid) > 1 else []):
+        run, (dash, gap, begin) = runs.index(curve.run), pieces(place, len(solid))
+        how = {"stroke_dasharray": f"{dash:g} {gap:g}", "stroke_dashoffset": f"{begin:g}"}
+        path = tag("path", d=scales.path(curve.line), class_="line piece", **how)
+        yield tag("g", path, class_=f"{_colour(run)} run-{run}")
+
+
+def _marks(
+    panel: Panel, runs: list[str], datasets: list[str], scales: _Scales
+) -> Iterator[Markup]:
+    """A mark for each value on held-out text; around marks that coincide the earlier ones are rings."""
+    drawn = [
+        (curve.run, name, *place)
+        for curve in panel.curves
+        for name, points in curve.validation.items()
+        for place in zip(*scales.places(points), points.x, points.y, strict=True)
+    ]
+    sizes = mark_sizes([(x, y) for _, _, x, y, *_ in drawn])
+    for (run, name, x, y, at, value), size in zip(drawn, sizes, strict=True):
+        text = f"{run}, validation {name}".rstrip() + f" at {_number(at)}: {_number(value)}"
+        where = f"translate({x:.1f} {y:.1f})" + (f" scale({size:g})" if size > 1 else "")
+        d = MARKS[datasets.index(name) % len(MARKS)][1]
+        mark = tag("path", tag("title", text), d=d, class_="dot", transform=where)
+        i = runs.index(run)
+        yield tag("g", mark, class_=f"{_colour(i)} run-{i}")
 
 
 def _labels(panel: Panel, runs: list[str], scales: _Scales) -> list[Markup]:
     """The numbers of the runs at the ends of their curves, none over another."""
     ends = [(*(float(each[-1]) for each in scales.places(c.line)), runs.index(c.run)) for c in panel.curves if len(c.line.x)]
-    made, taken = [], []
+    names, taken = [], []
     for x, y, run in sorted(ends, key=lambda end: end[1]):
         while any(abs(x - x0) < 24 and y - y0 < _APART for x0, y0 in taken):
             y = max(y0 for x0, y0 in taken if abs(x - x0) < 24) + _APART
         taken.append((x, y))
-        made.append(tag("text", str(run + 1), x=x + 7, y=y + 4, class_=f"label {_colour(run)} run-{run}"))
-    return made
+        names.append(run)
+    floor = _HIGH - _BOTTOM
+    for i in reversed(range(len(taken))):  # those that were moved too far down push the others up
+        x, y = taken[i]
+        below = [y0 for x0, y0 in taken[i + 1 :] if abs(x - x0) < 24]
+        taken[i] = (x, min(y, min(below) - _APART if below else floor))
+    return [
+        tag("text", str(run + 1), x=x + 7, y=y + 4, class_=f"label {_colour(run)} run-{run}")
+        for run, (x, y) in zip(names, taken, strict=True)
+    ]
 
 
 def _grid(scales: _Scales) -> Markup:
