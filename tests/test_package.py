@@ -1,0 +1,57 @@
+"""What is published: a source distribution with everything, and a wheel from it that works."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("setuptools", minversion="70.1")  # which builds wheels by itself
+
+ROOT = Path(__file__).parents[1]
+HERE_ONLY = (".ci/", ".gitignore")  # of the repository itself
+
+
+def tracked() -> list[str]:
+    git = ["git", "-C", str(ROOT), "ls-files", "-z"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("there is no git repository to compare with")
+    names = found.stdout.split("\0")
+    return [name for name in names if (ROOT / name).is_file() and not name.startswith(HERE_ONLY)]
+
+
+def built(what: str, source: Path, into: Path) -> Path:
+    """The distribution `what`, sdist or wheel, of the project in `source`, built without a network."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{what}({str(into)!r}))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
+    assert not run.returncode, run.stderr[-2000:]
+    return into / run.stdout.split()[-1]
+
+
+def test_a_wheel_from_the_source_distribution_works_and_nothing_is_missing(tmp_path):
+    names, clean, unpacked = tracked(), tmp_path / "clean", tmp_path / "unpacked"
+    for name in names:
+        (clean / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clean / name)
+    with tarfile.open(built("sdist", clean, tmp_path)) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    assert not [name for name in names if not (source / name).is_file()]
+    assert not [path for path in source.rglob("*") if path.suffix == ".pyc"]
+
+    site = tmp_path / "site"
+    with zipfile.ZipFile(built("wheel", source, tmp_path)) as wheel:
+        wheel.extractall(site)
+    environment = os.environ | {"PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"}
+    code = "import meshdsl.cli; print(meshdsl.__file__); meshdsl.cli.main(['layouts'])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert not found.returncode, found.stderr
+    assert found.stdout.startswith(str(site))
+    assert all(path.stem in found.stdout for path in (ROOT / "layouts").glob("*.toml"))
