@@ -12,7 +12,7 @@ import time
 
 from meshdsl.commands.planned import Plan
 from meshdsl.plan.compiled.topology import compile_only
-from meshdsl.plan.words import memory_words
+from meshdsl.plan.words import byte_words
 
 from .measure import table
 from .plan_accuracy import Case
@@ -32,14 +32,14 @@ def timed(what):
 
 def row(plan: Plan, *, compile: bool) -> list[str]:
     explanation, explaining = timed(plan.explain)
-    estimate = [f"{explaining:.1f}", memory_words(explanation.memory.peak), f"{explanation.time.step:.2f}", f"{explanation.time.mfu:.0%}"]
+    estimate = [f"{explaining:.1f}", byte_words(explanation.memory.peak), f"{explanation.time.step:.2f}", f"{explanation.time.mfu:.0%}"]
     if not compile:
         return estimate + ["-"] * 5
     (report, *_), compiling = timed(plan.compile)
     if report.time is None:
         return [*estimate, f"{compiling:.0f}", report.verdict, *["-"] * 3]
     memory = report.memory.needed if report.memory.peak is None else report.memory.peak
-    return [*estimate, f"{compiling:.0f}", "yes" if report.fits else "no", memory_words(memory), f"{report.time.step:.2f}", f"{report.time.mfu:.0%}"]
+    return [*estimate, f"{compiling:.0f}", "yes" if report.fits else "no", byte_words(memory), f"{report.time.step:.2f}", f"{report.time.mfu:.0%}"]
 
 
 def main() -> None:

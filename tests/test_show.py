@@ -25,7 +25,7 @@ def placed(mesh, *spec, array=None) -> md.Tensor:
 def test_text_says_sizes_axes_and_who_holds_what():
     text = repr(show(placed(md.make_mesh(MESH), "data", None, "model"), "x"))
     assert text.splitlines()[:6] == [
-        "x[batch_data, length, d_model_model] bfloat16, 192 B of 1.5 kB on a device",
+        "x[batch_data, length, d_model_model] bfloat16, 192 B of 1.5 KiB on a device",
         "  dim      whole  on a device  split over",
         "  batch        8            4  data=2",
         "  length       6            6",
@@ -46,7 +46,7 @@ def test_picture_says_the_same():
     shown = show(placed(md.make_mesh(MESH), "data", None, "model"), "x")
     tree = Tree(shown._repr_html_())
     assert "x[batch_data, length, d_model_model]" in tree.text
-    assert "192 B of 1.5 kB on a device" in tree.text and "d_model 16 / 4 model" in tree.text
+    assert "192 B of 1.5 KiB on a device" in tree.text and "d_model 16 / 4 model" in tree.text
     for part, devices in shown.parts:
         assert part in tree.text and all(device in tree.text for device in devices)
     assert not tree.untitled
@@ -56,7 +56,7 @@ def test_shapes_on_a_mesh_without_devices_name_places():
     mesh = AbstractMesh((2, 4), ("data", "model"))
     shown = show(placed(mesh, ("data", "model"), array=jax.ShapeDtypeStruct((8, 6, 16), jnp.float32)))
     assert shown.parts[5] == ("batch 5:6, length 0:6, d_model 0:16", ("data=1 model=1",))
-    assert "Tensor[batch_data_model, length, d_model] float32, 384 B of 3.1 kB" in repr(shown)
+    assert "Tensor[batch_data_model, length, d_model] float32, 384 B of 3.0 KiB" in repr(shown)
 
 
 def test_model_that_was_only_shaped():
@@ -93,7 +93,7 @@ def test_large_meshes_are_not_listed():
 def test_one_device_and_scalars():
     assert repr(show(md.tensor(1.0, ()))) == "Tensor[] float32, 4 B of 4 B on a device"
     plain = show(data(*X))
-    assert "3.1 kB of 3.1 kB" in repr(plain) and "part" not in repr(plain)
+    assert "3.0 KiB of 3.0 KiB" in repr(plain) and "part" not in repr(plain)
     assert "on one device" in Tree(plain._repr_html_()).text
     assert "Tensor[]" in Tree(show(md.tensor(1.0, ()))._repr_html_()).text
 

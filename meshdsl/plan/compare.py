@@ -9,7 +9,7 @@ from typing import Any
 
 from meshdsl.plan.compiled.report import CompiledReport
 from meshdsl.plan.explain.explanation import Explanation
-from meshdsl.plan.words import byte_words, columns, memory_words, time_words
+from meshdsl.plan.words import byte_words, columns, time_words
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def table(rows: Sequence[Row]) -> str:
             lines.append((r.layout, r.mesh, "-", *[""] * 5, r.error))
             continue
         moved = ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none"
-        fits = "?" if r.fits is None else "yes" if r.fits else f"no, by {memory_words(r.peak - (r.capacity or 0))}"
+        fits = "?" if r.fits is None else "yes" if r.fits else f"no, by {byte_words(r.peak - (r.capacity or 0))}"
         lines.append(
             (
                 r.layout,
                 r.mesh,
                 fits,
-                memory_words(r.peak),
+                byte_words(r.peak),
                 time_words(r.step) if r.step is not None else "",
                 f"{r.mfu:.1%}" if r.mfu is not None else "",
                 f"{r.exposed:.0%}" if r.exposed is not None else "",

@@ -1,4 +1,8 @@
-"""Figures as people read them, and tables of text."""
+"""Figures as people read them, and tables of text.
+
+Sizes are in powers of 1024, whether memory holds them or links move them, so that the same array has
+the same figure wherever it is met. Rates are in powers of 1000, as those who make links state them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from collections.abc import Sequence
 
 
 def byte_words(count: float) -> str:
-    """`512 B`, `1.5 MB`: powers of 1000."""
-    return f"{count:.0f} B" if count < 1000 else _scaled(count / 1000, ("kB", "MB", "GB", "TB", "PB"))
-
-
-def memory_words(count: float) -> str:
-    """`15.20 GiB`: memory in the unit that it is sold in; a small program's in `12.3 MB`."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**26 else byte_words(count)
+    """`512 B`, `1.5 MiB`, `15.75 GiB`: powers of 1024; to a hundredth from a GiB on."""
+    if count < 1023.5:
+        return f"{count:.0f} B"
+    for unit, digits in (("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2), ("PiB", 2)):
+        count /= 1024
+        if round(count, digits) < 1024:
+            break
+    return f"{count:.{digits}f} {unit}"
 
 
 def flop_words(count: float) -> str:

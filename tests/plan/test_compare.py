@@ -18,7 +18,7 @@ def test_what_fits_comes_first_and_the_fastest_of_it():
 def test_the_table_says_by_how_much_something_does_not_fit_and_what_is_wrong_with_the_rest():
     lines = table([FAST, LARGE, BROKEN]).splitlines()
     assert lines[0].split() == ["layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives", "by", "axis", "by"]
-    assert lines[1].split() == "fsdp data=64 yes 1.00 GiB 500 ms 50.0% 10% data 1.0 GB estimate".split()
+    assert lines[1].split() == "fsdp data=64 yes 1.00 GiB 500 ms 50.0% 10% data 953.7 MiB estimate".split()
     assert "no, by 16.00 GiB" in lines[2]
     assert lines[3].endswith("rule 2: no dim `heds`")
 
@@ -34,4 +34,4 @@ def test_whether_it_fits_may_not_be_known():
 
 def test_a_machine_without_figures_has_no_times():
     row = Row("fsdp", "data=8", fits=True, peak=2**20)
-    assert table([row]).splitlines()[1].split() == "fsdp data=8 yes 1.0 MB none estimate".split()
+    assert table([row]).splitlines()[1].split() == "fsdp data=8 yes 1.0 MiB none estimate".split()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshdsl.plan.words import columns, flop_words, memory_words, time_words
+from meshdsl.plan.words import byte_words, columns, flop_words, time_words
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,17 @@ def test_flops(count, text):
     assert flop_words(count) == text
 
 
-def test_memory_is_in_the_units_that_chips_are_sold_in():
-    assert memory_words(95 * 2**30) == "95.00 GiB"
-    assert memory_words(12_300_000) == "12.3 MB"
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        *((0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB")),
+        *((1023.9 * 1024, "1023.9 KiB"), (1023.96 * 1024, "1.0 MiB"), (12_300_000, "11.7 MiB")),
+        *((2**30, "1.00 GiB"), (95.74 * 2**30, "95.74 GiB"), (1023.999 * 2**30, "1.00 TiB")),
+        (5 * 2**60, "5120.00 PiB"),
+    ],
+)
+def test_sizes_are_in_powers_of_1024(count, text):
+    assert byte_words(count) == text
 
 
 def test_columns_align_and_leave_nothing_behind_the_last_word():

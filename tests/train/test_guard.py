@@ -38,7 +38,8 @@ def test_a_read_only_folder_is_an_error():
 
 
 def test_a_full_disk_is_an_error_that_says_how_much_is_missing(tmp_path):
-    with pytest.raises(MeshDSLError, match=r"the checkpoints that are kept there need 1152.9 PB, and [\d,.]+ \wB are free; set less checkpoint.keep"):
+    need = r"the checkpoints that are kept there need 1024.00 PiB, and [\d.]+ \wiB are free; "
+    with pytest.raises(MeshDSLError, match=need + "set less checkpoint.keep"):
         check_folder(tmp_path, 2**60)
 
 

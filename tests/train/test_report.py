@@ -23,7 +23,7 @@ parameters
   mlp.up[d_model_data, d_ff_model]  8 x 16  float32
 
 collectives of one step
-  all_gather    data                 3 times      1.5 kB
+  all_gather    data                 3 times     1.5 KiB
   psum          data, model          1 times         4 B
 
 136 parameters
@@ -59,7 +59,7 @@ def test_a_step_without_collectives_says_so():
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (2**40, "1.1 TB")]
+    ("count", "text"), [(999, "999 B"), (1024, "1.0 KiB"), (2**20, "1.0 MiB"), (2**40, "1.00 TiB")]
 )
 def test_bytes_in_words(count, text):
     assert byte_words(count) == text

@@ -21,7 +21,7 @@ from meshdsl.plan.hlo.schedule import Replay, replay
 from meshdsl.plan.hlo.text import Module
 from meshdsl.plan.program import Program
 from meshdsl.plan.record import where
-from meshdsl.plan.words import memory_words
+from meshdsl.plan.words import byte_words
 
 LARGEST = 8  # arrays named
 _HOSTS = "the hosts exchange what goes over {} from slice to slice: the replay does not time it"
@@ -102,16 +102,16 @@ def _read(
 
 def _verdict(fits: bool | None, memory: ChipMemory) -> str:
     if fits is None:
-        return f"compiles: needs {memory_words(memory.needed)} per device"
+        return f"compiles: needs {byte_words(memory.needed)} per device"
     if not fits:
         return _short_words(memory.needed, memory.capacity)
     free = memory.capacity - memory.needed
-    left = f", {memory_words(free)} free" if free > 0 else ""
-    return f"fits: needs {memory_words(memory.needed)} of {memory_words(memory.capacity)} per device{left}"
+    left = f", {byte_words(free)} free" if free > 0 else ""
+    return f"fits: needs {byte_words(memory.needed)} of {byte_words(memory.capacity)} per device{left}"
 
 
 def _short_words(needed: int, capacity: int) -> str:
-    return f"does NOT fit: needs {memory_words(needed)} of {memory_words(capacity)} per device, {memory_words(needed - capacity)} too much"
+    return f"does NOT fit: needs {byte_words(needed)} of {byte_words(capacity)} per device, {byte_words(needed - capacity)} too much"
 
 
 def _refusal(error: Exception, target: Target, options: Mapping[str, str]) -> MeshDSLError:

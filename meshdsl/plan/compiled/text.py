@@ -9,7 +9,7 @@ from meshdsl.plan.collective import Collective, summary
 from meshdsl.plan.compiled.match import Absent, Compiled
 from meshdsl.plan.compiled.report import CompiledReport
 from meshdsl.plan.explain.explanation import TensorView
-from meshdsl.plan.words import byte_words, columns, memory_words, time_words
+from meshdsl.plan.words import byte_words, columns, time_words
 
 
 def describe(report: CompiledReport) -> str:
@@ -108,14 +108,14 @@ def _memory(r: CompiledReport) -> list[str]:
         ("most that lives at once", m.peak),
         ("of the chip, for programs", m.capacity),
     )
-    lines = ["memory of one device, by the compiler", *columns([(what, memory_words(size)) for what, size in known if size is not None], right=(1,))]
+    lines = ["memory of one device, by the compiler", *columns([(what, byte_words(size)) for what, size in known if size is not None], right=(1,))]
     if m.largest:
         lines += ["  largest arrays, beside the arguments", *columns([_held(t) for t in m.largest], indent=4, right=(2,))]
     return lines
 
 
 def _held(t: TensorView) -> tuple[str, ...]:
-    return (t.notation, f"{t.dtype}[{','.join(map(str, t.shape))}]" if t.shape else t.dtype, memory_words(t.bytes), t.source)
+    return (t.notation, f"{t.dtype}[{','.join(map(str, t.shape))}]" if t.shape else t.dtype, byte_words(t.bytes), t.source)
 
 
 def _time(r: CompiledReport) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from meshdsl.plan.explain.explanation import MemoryView, OpView, TensorView
-from meshdsl.plan.words import memory_words
+from meshdsl.plan.words import byte_words
 
 _WORTHWHILE = 0.01  # of the chip's memory: what a rule must save to be named
 _AT_REST = ("parameter", "gradient", "optimizer")
@@ -24,11 +24,11 @@ def remedies(memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, in
     capacity = memory.capacity or 0
     rules = (_rule(axis, size, rest) for axis, size in sizes.items() if size > 1)
     found = sorted((rule for rule in rules if rule and rule[0] > _WORTHWHILE * capacity), reverse=True)
-    lines = [f'`parameters = ["{dim} -> {axis}"]` would save {memory_words(saved)} of parameters, gradients and optimizer state' for saved, dim, axis in found]
+    lines = [f'`parameters = ["{dim} -> {axis}"]` would save {byte_words(saved)} of parameters, gradients and optimizer state' for saved, dim, axis in found]
     saved = sum(rule[0] for rule in found)
     if sum(t.bytes for t in rest) - saved > capacity:
         what = "then" if found else "and every axis splits them"
-        left = memory_words(sum(t.bytes for t in rest) - saved)
+        left = byte_words(sum(t.bytes for t in rest) - saved)
         lines.append(f"parameters, gradients and optimizer state alone are {left} {what}: it takes more devices")
     activations = [t for t in memory.largest if t.kind == "activation"]
     if activations and memory.peak - saved > capacity:
@@ -53,4 +53,4 @@ def _rule(axis: str, size: int, tensors: list[TensorView]) -> tuple[int, str, st
 
 def _for_activations(largest: TensorView, ops: tuple[OpView, ...]) -> str:
     op = next((op for op in ops if op.source == largest.source and largest.name.startswith(op.name) and op.advice), None)
-    return f"the largest array at the peak is {largest.notation}, {memory_words(largest.bytes)}" + (f": `{op.advice}` would split it" if op else "")
+    return f"the largest array at the peak is {largest.notation}, {byte_words(largest.bytes)}" + (f": `{op.advice}` would split it" if op else "")

@@ -12,7 +12,7 @@ from meshdsl.plan.explain.explanation import (
     OpView,
     TensorView,
 )
-from meshdsl.plan.words import byte_words, columns, flop_words, memory_words, rule_words, time_words
+from meshdsl.plan.words import byte_words, columns, flop_words, rule_words, time_words
 
 _SHOWN = 12  # parameters and redundant ops listed by name
 _SLOWEST = 8  # ops listed by the time that they compute
@@ -32,8 +32,8 @@ def _head(e: Explanation) -> list[str]:
     on = f" on {e.target}" if e.target else ""
     lines = [e.title, f"{e.layout}, mesh {mesh}, {e.devices} device{'s' * (e.devices > 1)}{on}"]
     if e.memory.capacity is not None:
-        verdict = "fits" if e.memory.fits else f"does NOT fit, by {memory_words(e.memory.peak - e.memory.capacity)}"
-        lines.append(f"{verdict}: estimated peak {memory_words(e.memory.peak)} of {memory_words(e.memory.capacity)} per device")
+        verdict = "fits" if e.memory.fits else f"does NOT fit, by {byte_words(e.memory.peak - e.memory.capacity)}"
+        lines.append(f"{verdict}: estimated peak {byte_words(e.memory.peak)} of {byte_words(e.memory.capacity)} per device")
     lines += [f"  {remedy}" for remedy in e.remedies]
     if e.time:
         lines.append(
@@ -109,9 +109,9 @@ def _redundant(e: Explanation) -> list[str]:
 
 def _memory(e: Explanation) -> list[str]:
     m = e.memory
-    rows = [(what, memory_words(m.total(kind))) for what, kind in _KINDS if m.total(kind)]
-    rows.append(("arguments of the step", f"{memory_words(m.arguments)}, in whole tiles of the chip"))
-    rows.append(("estimated peak", f"{memory_words(m.peak)}{f', at {m.at_peak}' if m.at_peak else ''}"))
+    rows = [(what, byte_words(m.total(kind))) for what, kind in _KINDS if m.total(kind)]
+    rows.append(("arguments of the step", f"{byte_words(m.arguments)}, in whole tiles of the chip"))
+    rows.append(("estimated peak", f"{byte_words(m.peak)}{f', at {m.at_peak}' if m.at_peak else ''}"))
     lines = ["memory of one device", *columns(rows), "  largest at the peak", *columns([_held(t) for t in m.largest], indent=4)]
     parameters = [t for t in m.at_rest if t.kind == "parameter"]
     lines += ["  parameters at rest", *columns([_held(t) for t in parameters[:_SHOWN]], indent=4)]
@@ -124,7 +124,7 @@ _KINDS = (("parameters", "parameter"), ("gradients", "gradient"), ("optimizer st
 
 
 def _held(t: TensorView) -> tuple[str, ...]:
-    return (t.notation, "x".join(map(str, t.shape)), t.dtype, memory_words(t.bytes), t.source)
+    return (t.notation, "x".join(map(str, t.shape)), t.dtype, byte_words(t.bytes), t.source)
 
 
 def _time(e: Explanation) -> list[str]:

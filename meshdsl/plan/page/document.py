@@ -17,6 +17,10 @@ from meshdsl.plan.page.tensors import tensors
 from meshdsl.plan.page.timeline import timeline
 
 # Heading, what the section shows, in words for the margin.
+_FOOTER = (
+    "Figures are per device and for one step. Sizes are in powers of 1024 (1 GiB is 1.074 GB), "
+    "rates of links (GB/s) in powers of 1000."
+)
 _SECTIONS = {
     "mesh": (
         "Mesh",
@@ -50,7 +54,7 @@ def page(explanation: Explanation) -> str:
         tag("div", top.header(explanation, axes), class_="hold"),
         nav,
         tag("main", [_section(name, content) for name, content in parts.items()], id="main", tabindex="-1"),
-        tag("footer", "Figures are per device and for one step. GB are powers of 1000, GiB of 1024."),
+        tag("footer", _FOOTER),
     ]
     head = [
         tag("meta", charset="utf-8"),

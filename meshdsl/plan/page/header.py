@@ -49,11 +49,11 @@ def remedies(explanation: Explanation) -> Markup | None:
 
 def _fits(memory: MemoryView) -> tuple[str, str, str]:
     if memory.capacity is None:
-        return "", "", f"{words.chip(memory.peak)} at the peak"
-    used = f"{words.chip(memory.peak)} of {words.chip(memory.capacity)}"
+        return "", "", f"{words.size(memory.peak)} at the peak"
+    used = f"{words.size(memory.peak)} of {words.size(memory.capacity)}"
     if memory.fits:
         return "Fits.", "good", used
-    return "Does not fit.", "bad", f"{used}, {words.chip(memory.peak - memory.capacity)} too much,"
+    return "Does not fit.", "bad", f"{used}, {words.size(memory.peak - memory.capacity)} too much,"
 
 
 def figures(explanation: Explanation) -> Markup:
@@ -61,8 +61,8 @@ def figures(explanation: Explanation) -> Markup:
     memory, time = explanation.memory, explanation.time
     if time is None:
         shown = [
-            ("at the peak", words.chip(memory.peak), "estimated, on one device"),
-            ("arguments", words.chip(memory.arguments), "parameters, optimizer state and batch"),
+            ("at the peak", words.size(memory.peak), "estimated, on one device"),
+            ("arguments", words.size(memory.arguments), "parameters, optimizer state and batch"),
             ("step time", "unknown", "name a target to learn it"),
         ]
     else:
@@ -84,11 +84,11 @@ def memory_bar(memory: MemoryView) -> Markup:
     scale = max(memory.peak, memory.capacity or 0, 1)
     parts = [("parameter", "arguments", memory.arguments), ("activation", "gradients and activations", max(memory.peak - memory.arguments, 0))]
     bar = [tag("span", class_=f"part {css}", style=f"width:{100 * n / scale:.3f}%") for css, _, n in parts]
-    items = [tag("li", tag("span", class_=f"part {css}"), f"{name} ", tag("b", words.chip(n))) for css, name, n in parts]
+    items = [tag("li", tag("span", class_=f"part {css}"), f"{name} ", tag("b", words.size(n))) for css, name, n in parts]
     if memory.capacity:
         bar.append(tag("span", class_="capacity", style=f"left:{100 * memory.capacity / scale:.3f}%"))
-        items.append(tag("li", f"{'free' if memory.fits else 'too much'} ", tag("b", words.chip(abs(memory.capacity - memory.peak)))))
-    label = f"memory: {words.chip(memory.peak)}" + (f" of {words.chip(memory.capacity)}" if memory.capacity else "")
+        items.append(tag("li", f"{'free' if memory.fits else 'too much'} ", tag("b", words.size(abs(memory.capacity - memory.peak)))))
+    label = f"memory: {words.size(memory.peak)}" + (f" of {words.size(memory.capacity)}" if memory.capacity else "")
     over = " over" if memory.fits is False else ""
     return tag(
         "div",

@@ -38,7 +38,7 @@ def card(view: TensorView, axes: Axes) -> Markup:
 
 
 def size_words(view: TensorView) -> list[Markup | str]:
-    """`117.4 MB of 7.5 GB on a device`."""
+    """`112.0 MiB of 7.00 GiB on a device`."""
     whole = view.bytes * prod(dim.size for dim in view.dims) // max(prod(dim.local for dim in view.dims), 1)
     return [tag("b", words.size(view.bytes)), f" of {words.size(whole)} on a device" if whole != view.bytes else " whole on every device"]
 

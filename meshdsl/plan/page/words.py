@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.plan.words import byte_words, flop_words, memory_words, time_words
+from meshdsl.plan.words import byte_words, flop_words, time_words
 
 
 def _kept(text: str) -> str:
@@ -10,13 +10,8 @@ def _kept(text: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: `1.5 MB`."""
+    """Bytes: `1.5 MiB`."""
     return _kept(byte_words(count))
-
-
-def chip(count: float) -> str:
-    """Bytes beside what a chip has: `15.2 GiB`."""
-    return _kept(memory_words(count))
 
 
 def work(flops: float) -> str:

@@ -46,7 +46,7 @@ def test_the_verdict_and_the_surprises_come_first():
     assert lines[2] == "fits: needs 9.00 GiB of 16.00 GiB per device, 7.00 GiB free"
     assert lines[3] == "replayed step 1 s, MFU 50.0% (causal attention counted in full: 55.0%), 1,024 tokens/s"
     assert lines[5] == "SURPRISES: 1 kinds of collectives that no record explains"
-    assert lines[7].split() == ["backward", "all_to_all(data,", "model)", "3", "x", "4.1", "kB", "0", "1", "ms", "1", "ms"]
+    assert lines[7].split() == ["backward", "all_to_all(data,", "model)", "3", "x", "4.0", "KiB", "0", "1", "ms", "1", "ms"]
 
 
 def test_everything_else_is_said():
@@ -86,4 +86,4 @@ def test_the_page_shows_the_compiler_s_memory_and_time():
     shown = REPORT.explained(estimate)
     assert (shown.memory.peak, shown.memory.arguments, shown.memory.largest) == (8 * 2**30, 2**30, MEMORY.largest)
     assert shown.time == TIME and shown.title == "tiny, batch 8 of length 128, compiled"
-    assert shown.notes[1] == "surprise: 3 x all_to_all(data, model) of 4.1 kB in float32, backward, of no recorded op"
+    assert shown.notes[1] == "surprise: 3 x all_to_all(data, model) of 4.0 KiB in float32, backward, of no recorded op"

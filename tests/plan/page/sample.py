@@ -127,7 +127,7 @@ def without_target() -> Explanation:
 def too_large() -> Explanation:
     whole = sample()
     return replace(
-        whole, target="v5e:8x8", memory=replace(whole.memory, capacity=16_000_000_000), remedies=("split `length` over `model`: softmax is 4.3 GB",)
+        whole, target="v5e:8x8", memory=replace(whole.memory, capacity=16_000_000_000), remedies=("split `length` over `model`: softmax is 4.00 GiB",)
     )
 
 

@@ -100,11 +100,17 @@ def test_command_writes_the_page_of_the_largest_model(tmp_path, capsys):
 def test_verdict_comes_first():
     assert "Fits. 19.01 GiB of 95.00 GiB on each of 64 devices" in Tree(PAGES["fits"]).text
     assert "Does not fit. 19.01 GiB of 14.90 GiB, 4.11 GiB too much, on each of 64 devices" in Tree(PAGES["too large"]).text
-    assert "split `length` over `model`: softmax is 4.3 GB" in Tree(PAGES["too large"]).text
+    assert "split `length` over `model`: softmax is 4.00 GiB" in Tree(PAGES["too large"]).text
     text = Tree(PAGES["no target"]).text
     assert "19.01 GiB at the peak on each of 64 devices" in text
     assert "name a target to learn it" in text
     assert "MFU" not in text and "Timeline" not in text
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_sizes_have_one_kind_of_units(name):
+    text = Tree(PAGES[name]).text.replace("1 GiB is 1.074 GB", "")
+    assert re.findall(r"\d\s?[KMG]iB", text) and not re.findall(r"\d\s?[kKMGT]B\b(?!/s)", text)
 
 
 def test_figures_of_the_step_are_there():

@@ -61,7 +61,7 @@ def test_ls_says_which_are_whole_without_reading_arrays(run, said):
     code, lines = said("ls", run)
     assert code == 0
     assert lines[0].split() == ["step", "size", "written", "whole"]
-    assert re.fullmatch(r" +3  [\d.]+ kB  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  no: _METADATA is not what was written", lines[1])
+    assert re.fullmatch(r" +3  [\d.]+ KiB  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  no: _METADATA is not what was written", lines[1])
     assert lines[2].endswith("  yes")
 
 
@@ -80,7 +80,7 @@ def test_show_lists_arrays_with_dims_dtype_and_size(run, said):
     code, lines = said("show", run, "--step", 3)
     assert code == 0
     assert lines[0].startswith(f"step 3 of {run}, written 20")
-    assert "params.blocks.layer.mlp.up.weight [layers=1, d_model=16, d_ff=16] float32 1.0 kB" in [" ".join(line.split()) for line in lines]
+    assert "params.blocks.layer.mlp.up.weight [layers=1, d_model=16, d_ff=16] float32 1.0 KiB" in [" ".join(line.split()) for line in lines]
 
 
 def test_export_and_import_give_a_run_to_begin_with(run, said, tmp_path):
