@@ -12,7 +12,10 @@ EPSILON = 1e-5  # that of GPT-2, Llama 2 and Llama 3; the first Llama has 1e-6
 
 
 class RMSNorm(PyTreeNode):
-    """`scale * x / sqrt(mean(x^2) + epsilon)` over the dim of `scale` (Zhang and Sennrich, 2019)."""
+    """`scale * x / sqrt(mean(x^2) + epsilon)` over the dim of `scale`.
+
+    Zhang and Sennrich, 2019.
+    """
 
     scale: md.Tensor
     epsilon: float = struct.field(pytree_node=False, default=EPSILON)

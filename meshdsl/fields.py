@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 BOUNDS = {"least": "at least", "above": "more than", "below": "less than"}
-_HOLDS = {"least": float.__ge__, "above": float.__gt__, "below": float.__lt__}
+_HOLDS = {"least": operator.ge, "above": operator.gt, "below": operator.lt}
 _ENTRY = re.compile(r"(\w+): (.*)")
 
 
@@ -40,12 +41,8 @@ def listed(default: tuple[str, ...], known: Sequence[str]) -> Any:
 
 def crossed(value: float, metadata: Mapping[str, Any]) -> str | None:
     """The first bound that `value` does not keep, as a key of BOUNDS; None where it keeps all."""
-    broken = (word for word in BOUNDS if word in metadata and not _keeps(value, word, metadata))
-    return next(broken, None)
-
-
-def _keeps(value: float, word: str, metadata: Mapping[str, Any]) -> bool:
-    return _HOLDS[word](float(value), float(metadata[word]))
+    bounds = {word: metadata[word] for word in BOUNDS if word in metadata}
+    return next((word for word, bound in bounds.items() if not _HOLDS[word](value, bound)), None)
 
 
 def legal(metadata: Mapping[str, Any]) -> str:

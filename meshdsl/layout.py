@@ -55,8 +55,8 @@ class Layout:
     """Rules, and the sizes of the mesh axes that they name.
 
     Args:
-      rules, parameters, gradients, optimizer: lines such as `"heads, d_ff -> model"`, from the top; see docs/layouts.md. `dim?`
-        marks a dim that a model may lack. A line may be a table, `{"rule": "vocab -> model", "uneven": "pad"}`.
+      rules, parameters, gradients, optimizer: lines such as `"heads, d_ff -> model"`, from the top;
+        see docs/layouts.md. `dim?` marks a dim that a model may lack. A line may be a table, `{"rule": "vocab -> model", "uneven": "pad"}`.
       mesh: size of each axis, major first; one of them may be `"rest"`: as many devices as are left.
       dcn: axes of `mesh`, its most major ones, that go across slices or nodes, over the data centre's network; the others lie within.
       strict: raise an error where two dims of a tensor or an op want one axis, instead of letting the upper rule win.

@@ -38,8 +38,8 @@ def test_nothing_on_the_page_is_an_object_of_python():
 
 
 def test_a_signature_is_written_as_in_the_code():
-    def function(x: md.Tensor, *more: "int", size=3, like: "md.Tensor | None" = None) -> "md.Dim": ...
+    def function(x: md.Tensor, *more: "int", size=3, like: "md.Dim | None" = None) -> "md.Dim": ...
 
-    said = "(x: Tensor, *more: int, size=3, like: md.Tensor | None = None) -> md.Dim"
+    said = "(x: Tensor, *more: int, size=3, like: md.Dim | None = None) -> md.Dim"
     assert api.signature(function) == said
     assert api.signature(md.eye).startswith("(a: Dim, b: Dim, dtype=float32, *, like: ")

@@ -26,7 +26,7 @@ def tracked() -> list[str]:
 
 
 def built(what: str, source: Path, into: Path) -> Path:
-    """The distribution `what`, sdist or wheel, of the project in `source`, built without a network."""
+    """The sdist or wheel of the project in `source`, built without a network."""
     code = f"from setuptools import build_meta; print(build_meta.build_{what}({str(into)!r}))"
     run = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
     assert not run.returncode, run.stderr[-2000:]

@@ -38,7 +38,8 @@ def add(commands) -> None:
     train.add_argument("--warm-start", metavar="PATH", help="begin with the parameters of another run, or of a safetensors file")
     train.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps")
     train.add_argument("--executable", type=Path, metavar="FILE", help="the compiled step, from `meshdsl compile --save FILE`, instead of compiling it")
-    train.add_argument("--print-config", action="store_true", help="print every setting, resolved, with what it is, and end")
+    what = "print every setting, resolved, with what it is, and end"
+    train.add_argument("--print-config", action="store_true", help=what)
     hosts.add_flags(train)
     train.set_defaults(command=_run)
 

@@ -1,7 +1,7 @@
 """Figures as people read them, and tables of text.
 
-Sizes are in powers of 1024, whether memory holds them or links move them, so that the same array has
-the same figure wherever it is met. Rates are in powers of 1000, as those who make links state them.
+Sizes are in powers of 1024, whether memory holds them or links move them, so that an array has the
+same figure wherever it is met. Rates are in powers of 1000, as those who make links state them.
 """
 
 from __future__ import annotations

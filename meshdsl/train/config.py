@@ -209,7 +209,8 @@ class Sample:
     Attributes:
       prompt: what it begins with.
       tokens: how many tokens are written after the prompt.
-      temperature: logits are divided by it before a token is drawn; 0: the most likely token is taken.
+      temperature: logits are divided by it before a token is drawn; 0: the most likely token is
+        taken.
     """
 
     prompt: str = "def "
@@ -229,7 +230,8 @@ class Config:
       batch: sequences in a step, all microbatches together.
       microbatches: parts in which a step's batch is run, one after the other; it divides `batch`.
       seed: the seed of parameters, dropout and the order of the data.
-      warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with; empty: none.
+      warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with;
+        empty: none.
       offload: what waits in the host's memory while it is not used.
     """
 

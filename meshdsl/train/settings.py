@@ -1,7 +1,8 @@
 """Settings of a dataclass by dotted key: parsed from `key=value` texts and from TOML, checked, and written back.
 
 A field may be text, a number, a boolean, a tuple of texts, another dataclass, or a dict of dataclasses by name, which grows where a
-new name is set (`data.sources.web.paths=web/`). What else a field says about its values is in its metadata, see `meshdsl.fields`.
+new name is set (`data.sources.web.paths=web/`). What else a field says about its values is in its
+metadata, see `meshdsl.fields`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes docs/ops.md from the catalogue, and docs/api.md from the code: `python -m tests.catalogue`."""
+"""Writes docs/ops.md from the catalogue and docs/api.md from the code: `python -m tests.catalogue`."""
 
 from __future__ import annotations
 

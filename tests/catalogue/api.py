@@ -1,4 +1,4 @@
-"""The page of every public name, docs/api.md: signatures and what each does, from the code itself."""
+"""The page of every public name, docs/api.md: signatures and what each does, from the code."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Generated from the code by `python -m tests.catalogue`; a test keeps it current.
 attribute of `md` (`import meshdsl as md`); `help(md.einsum)` shows the arguments and errors of a
 function. What each op moves between devices is in [ops](ops.md).
 
-In signatures, a dim of a tensor is given as a `Dim` or by its name. `Which` is one of these, a tuple
-of them, or `None` for all dims; `Over` is a mapping from dims of the input to dims of the kernel,
+In signatures, a dim of a tensor is given as a `Dim` or by its name. `Which` is one of these, a
+tuple of them, or `None` for all dims; `Over` is a mapping from dims of the input to dims of the kernel,
 or to names; `Dims` is a tuple of `Dim`s; `...` stands for what JAX's function of that name takes
 beside. Python's operators (`+ - * / // % ** & | ^ ~`, comparisons, `abs`) do what the functions do.
 """
@@ -52,7 +52,7 @@ def page(titles: Mapping[str, str]) -> str:
     """The text of the page; `titles` are those of the families of ops."""
     named = {name: [e.op for e in entries] for name, entries in families().items()}
     ops = {op for names in named.values() for op in names}
-    rest = [name for name in md.__all__ if inspect.isfunction(getattr(md, name)) and name not in ops]
+    rest = [n for n in md.__all__ if inspect.isfunction(getattr(md, n)) and n not in ops]
     parts = [HEAD, "\n## Tensors, layouts and programs\n", *map(_function, sorted(rest))]
     parts.append(f"- `MeshDSLError`: {_summary(md.MeshDSLError)}")
     for name, cls in TYPES.items():
@@ -115,7 +115,7 @@ def _attributes(cls: type) -> dict[str, str]:
 
 
 def signature(function: Callable, *, method: bool = False) -> str:
-    """`(x: Tensor, dim: Dim | str, *, reverse: bool = False) -> Tensor`, the same on every Python."""
+    """`(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor`."""
     found = inspect.signature(function)
     words: list[str] = []
     for p in list(found.parameters.values())[1 if method else 0 :]:

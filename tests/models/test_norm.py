@@ -46,7 +46,7 @@ def linear(x, weights, dims=1):
 
 
 def turned(x, base):
-    """Rotary positions of (batch, length, heads, head_dim); the halves of head_dim are the pairs."""
+    """Rotary positions of (batch, length, heads, head_dim); halves of head_dim are the pairs."""
     half = x.shape[-1] // 2
     angle = np.arange(x.shape[1])[:, None, None] * base ** (-np.arange(half) / half)
     first, second = x[..., :half], x[..., half:]

@@ -189,7 +189,7 @@ def test_a_dataset_is_explained_where_there_is_none():
     [
         [],
         ["model.layers=3", 'sample.prompt=a "b" # c\n', "offload=optimizer", "layout=fsdp"],
-        ["data.sources.web.paths=x.txt", "data.sources.web.weight=2", "data.sources.b c.dtype=uint32"],
+        ["data.sources.web.paths=x", "data.sources.web.weight=2", "data.sources.b c.dtype=uint32"],
     ],
 )
 def test_a_commented_configuration_reads_back_equal(tmp_path, settings):

@@ -134,7 +134,7 @@ def _pieces(panel: Panel, runs: list[str], scales: _Scales) -> Iterator[Markup]:
 def _marks(
     panel: Panel, runs: list[str], datasets: list[str], scales: _Scales
 ) -> Iterator[Markup]:
-    """A mark for each value on held-out text; around marks that coincide the earlier ones are rings."""
+    """A mark for each value on held-out text; of marks that coincide the earlier ones are rings."""
     drawn = [
         (curve.run, name, *place)
         for curve in panel.curves

@@ -61,7 +61,7 @@ def _draw_pieces(axes, panel: Panel, runs: list[str]) -> None:
 
 
 def _draw_marks(axes, panel: Panel, runs: list[str]) -> None:
-    """A mark for each value on held-out text; around marks that coincide the earlier ones are rings."""
+    """A mark for each value on held-out text; of marks that coincide the earlier ones are rings."""
     datasets = list(dict.fromkeys(name for curve in panel.curves for name in curve.validation))
     drawn = [
         (curve.run, name, x, y)

@@ -21,7 +21,7 @@ _RING = 0.5  # by how much of its size a mark grows for each one that lies on it
 
 
 def pieces(place: int, curves: int) -> tuple[float, float, float]:
-    """The part of a curve that is drawn again, above all curves: a dash, a gap, and where they begin.
+    """The part of a curve that is drawn again, above all: a dash, a gap, and where they begin.
 
     Each of so many `curves` has every so many-th piece of its length, so that curves that coincide
     show their colours in turn, for as long as they do. On a curve that lies alone nothing is seen.
