@@ -11,7 +11,6 @@ import pytest
 import meshdsl as md
 from meshdsl.models.generate import Sampling, generate
 from tests.models import common
-from tests.models.test_parity import quick_compiles  # noqa: F401
 
 LENGTH = md.Dim("length", 8)
 COUNT = 6
