@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 import meshdsl as md
 from meshdsl.lowering.spmd import level_of, partition_spec
 from meshdsl.plan import from_hlo, summary
+from meshdsl.plan.collective import live_axes
 from meshdsl.tensor import is_tensor
 
 TOLERANCE = 1e-5
@@ -92,6 +93,13 @@ def assert_explained(program, compiled_text: str, mesh) -> None:
     asked, made = summary(program.collectives), summary(from_hlo(compiled_text, mesh))
     extra = {key: n for key, (n, _) in made.items() if n > asked.get(key, (0, 0))[0]}
     assert not extra, f"the compiler made {extra} of {asked}"
+
+
+def in_a_row(program, collective) -> bool:
+    """Whether a row of the record says that its op moves this, in the forward or the backward pass."""
+    op = program.op_of(collective)
+    rows = {(name, live_axes(m.axes, program.axis_sizes)) for m in op.moves for name in (m.operation, m.backward)} if op else set()
+    return (collective.operation, collective.axes) in rows
 
 
 def with_gradients(fn, args: Sequence):

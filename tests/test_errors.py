@@ -40,6 +40,11 @@ def lower(fn, *args):
     return md.lower(fn, md.Layout(mesh=MESH))(*args)
 
 
+def spent(fn):
+    """`fn` of each row of `X`, mapped along a dim that `data` splits."""
+    return model(["a -> data", "b -> model"], md.over(A, fn))
+
+
 def leaked():
     """A Tensor that is taken out of its lowering."""
     kept = []
@@ -94,6 +99,20 @@ ERRORS = {
     "reshard a dim that is not there": (lambda: lower(lambda x: md.reshard(x, {"c": "data"}), X), ["reshard", "no dim `c`", "[a=4, b=8]"]),
     "reshard over an axis that is not there": (lambda: lower(lambda x: md.reshard(x, {"a": "dat"}), X), ["reshard", "no axis `dat`", "did you mean `data`?"]),
     "reshard over an axis twice": (lambda: md.reshard(X, {"a": "data"}, pending="data"), ["reshard", "`data` is named twice", "pending"]),
+    "reshard to an axis that is spent": (
+        lambda: spent(lambda row: md.reshard(row, {"b": "data"})),
+        ["reshard: axis `data` splits a=4, which `over` maps along", "[b=8] can neither be split", "use `model`", "outside of `over`"],
+    ),
+    "reshard with a sum over an axis that is spent": (
+        lambda: spent(lambda row: md.reshard(row, {}, pending=("model", "data"))),
+        ["reshard: axis `data` splits a=4", "wait for a sum over it", "use `model`"],
+    ),
+    "reshard where every axis is spent": (
+        lambda: spent(lambda row: md.over(B, lambda x: md.reshard(x, {}, pending="model"))(row)),
+        ["reshard: axis `model` splits b=8, which `over` maps along", "no other axis is free"],
+    ),
+    "reshard with a sum of truths": (
+        lambda: md.reshard(X > 0, {}, pending="data"), ["reshard: [a=4, b=8] is bool", "pending", "md.cast"]),
     "reshard unevenly": (
         lambda: lower(lambda y: md.reshard(y, {"c": "model"}), Y), ["reshard", "`c`=3 does not divide over `model`=4", 'uneven = "pad"']),
     "an unknown table": (lambda: file("[layuot]\nrules = []"), ["layout dp.toml", "unknown key `layuot`", "did you mean `layout`?"]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import groupby
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ def perform(
       why: called with a step, gives the reason to record.
       constant: the array has no gradient, so what would happen in the backward pass is not recorded.
     """
-    steps = [part for step in steps for part in _alike(step, varies)]
+    steps = [part for step in steps for part in _each_way(step, varies)]
     sliced = {a for s in steps if s.operation == "slice" for a in s.axes}
     summed = {a for s in steps if s.operation in ("psum", "psum_scatter") for a in s.axes}
     have = collectives.varying(array)
@@ -64,24 +65,35 @@ def perform(
     with jax.named_scope(op.tag):
         if missing:
             if not constant:
-                _record(op, scope, "vary", missing, nbytes(array), "the loop is split over it", "psum")
+                record(op, scope, "vary", missing, nbytes(array), "the loop is split over it", "psum")
             array = collectives.vary(array, missing)
         for step in steps:
             if step.operation in ("slice", "psum_scatter", "all_to_all") and not axes[step.dim]:
-                array = _resized(array, step.dim, scope.padded(dims[step.dim], then[step.dim]))
-            before = nbytes(array)
-            array, backward = _perform(array, step, scope, varies) if array.size else (_empty(array, step, scope, varies), "")
-            crosses = step.axes
-            if step.operation == "ppermute":
-                crosses = crossed(_reordering(step, scope.sizes), step.axes, scope.sizes)
-            _record(op, scope, step.operation, crosses, max(before, nbytes(array)), why(step), "" if constant else backward)
+                array = resized(array, step.dim, scope.padded(dims[step.dim], then[step.dim]))
+            # In the backward pass a slice is free over axes that the array varies over, and an all_gather over others;
+            # over some of both at once it would be a psum of the whole.
+            cut = step.operation == "slice"
+            for run in runs_alike(step.axes, collectives.varying(array)) if cut else [step.axes]:
+                array = _recorded(array, step._replace(axes=run), scope, op, varies, why, constant)
             lost = step.source if step.operation == "all_to_all" else step.dim if step.operation == "all_gather" else -1
             if lost >= 0:
                 axes[lost] = axes[lost][: -len(step.axes)]
                 if not axes[lost]:
-                    array = _resized(array, lost, dims[lost].size)
+                    array = resized(array, lost, dims[lost].size)
             if step.operation in ("slice", "psum_scatter", "all_to_all"):
                 axes[step.dim] = (*axes[step.dim], *step.axes)
+    return array
+
+
+def _recorded(array, step: Step, scope, op: Op, varies, why, constant: bool) -> jax.Array:
+    """The array after a step, which is recorded in `op`."""
+    before = nbytes(array)
+    array, backward = _perform(array, step, scope, varies) if array.size else (_empty(array, step, scope, varies), "")
+    crosses = step.axes
+    if step.operation == "ppermute":
+        crosses = crossed(_reordering(step, scope.sizes), step.axes, scope.sizes)
+    size = max(before, nbytes(array))
+    record(op, scope, step.operation, crosses, size, why(step), "" if constant else backward)
     return array
 
 
@@ -119,31 +131,30 @@ def _reordering(step: Step, sizes) -> list[tuple[int, int]]:
     return [(int(source), target) for target, source in enumerate(wanted)]
 
 
-def _resized(array, at: int, size: int) -> jax.Array:
+def resized(array, at: int, size: int) -> jax.Array:
     """The array with `size` elements at position `at`: padding of zeros added, or padding cut off."""
     have = array.shape[at]
     if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        words = _resized(jax.random.key_data(array), at, size)
+        words = resized(jax.random.key_data(array), at, size)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
     if size > have:
         return jnp.pad(array, [(0, size - have if i == at else 0) for i in range(array.ndim)])
     return lax.slice_in_dim(array, 0, size, axis=at) if size < have else array
 
 
-def _alike(step: Step, varies) -> list[Step]:
+def runs_alike(axes: tuple[str, ...], have: frozenset[str]) -> list[tuple[str, ...]]:
+    """`axes` cut into runs of which each lies among `have` or has none of them."""
+    return [tuple(run) for _, run in groupby(axes, have.__contains__)]
+
+
+def _each_way(step: Step, varies: frozenset[str]) -> list[Step]:
     """A gather over some axes that the loop varies over and some that it does not is several, innermost first."""
     if step.operation != "all_gather":
         return [step]
-    runs: list[list[str]] = []
-    for axis in reversed(step.axes):
-        if runs and (runs[-1][0] in varies) == (axis in varies):
-            runs[-1].insert(0, axis)
-        else:
-            runs.append([axis])
-    return [step._replace(axes=tuple(axes)) for axes in runs]
+    return [step._replace(axes=run) for run in reversed(runs_alike(step.axes, varies))]
 
 
-def _record(op, scope, operation, axes, size, why, backward) -> None:
+def record(op, scope, operation, axes, size, why, backward) -> None:
     if scope.parts(axes) > 1:
         op.moves.append(Move(operation, axes, size, why, backward))
 
@@ -261,40 +272,6 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
     array = travel(x, split, scope, op, why, varies=loop_axes, constant=x.place is None)
     moved = Tensor(array, x.dims, x.role, place._replace(axes=split))
     return _remember(x, key, moved) if x.place else moved  # a constant may outlive this trace
-
-
-def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
-    """`x` in this split and with exactly these sums pending, whatever the law says, recorded as an op `reshard`.
-
-    A sum is made pending for free: of an axis that splits a dim the device's part is put among zeros, of any other all
-    devices but the first hold zeros.
-    """
-    now = x.place
-    if now.axes == split and now.pending == pending:
-        return x
-    scope, added = now.scope, [a for a in pending if a not in now.pending]
-    between = tuple((*then, *(a for a in have if a in added)) for have, then in zip(now.axes, split, strict=True))
-    op = scope.recorder.begin("reshard", x.dims, split)
-    steps = route(x.dims, now.axes, between, scope, tuple(a for a in now.pending if a not in pending))
-    how = dict(dims=x.dims, now=now.axes, then=between)
-    array = perform(x.array, steps, scope, op, **how, varies=frozenset(), why=lambda _: "placed by hand")
-    with jax.named_scope(op.tag):
-        for i, dim in enumerate(x.dims):
-            if own := between[i][len(split[i]) :]:
-                array = _among_zeros(array, i, own, scope.padded(dim, split[i]) // scope.parts(split[i]), scope)
-                _record(op, scope, "place", own, nbytes(array), "placed by hand", "")
-        if held := [a for a in added if not any(a in axes for axes in now.axes)]:
-            _record(op, scope, "mask", tuple(held), nbytes(array), "placed by hand", "psum")
-            array = jnp.where(collectives.position(tuple(held)) == 0, array, jnp.zeros((), array.dtype))
-    return Tensor(array, x.dims, x.role, now._replace(axes=split, pending=pending))
-
-
-def _among_zeros(array, at: int, axes, size: int, scope) -> jax.Array:
-    """An array of `size` elements at position `at` that is zero but for this device's part, by its place along `axes`."""
-    start = collectives.position(axes) * array.shape[at]
-    zeros = jnp.zeros([array.shape[at] * scope.parts(axes) if i == at else n for i, n in enumerate(array.shape)], array.dtype)
-    zeros = collectives.vary(zeros, collectives.varying(array))
-    return _resized(lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size)
 
 
 def in_turn(x: Tensor, dim: Dim, op: Op) -> Tensor:

@@ -33,6 +33,7 @@ class Scope:
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] | None = None  # see `looking_for_uses`
         self._parts_allowed = parts
+        self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # the dims that an `over` maps along here, and their axes
         self._splits: dict = {}
         self._padded: dict = {}
         self._parts: dict = {}
@@ -101,14 +102,15 @@ class Scope:
         return moves.unleaf(x)
 
     @contextmanager
-    def spending(self, axes: Iterable[str]):
-        """Inside, `axes` are spent: a dim that everything there is mapped over is split over them, see `over`."""
-        outer = self.layout, self._splits
+    def spending(self, axes: tuple[str, ...], dim: Dim):
+        """Inside, `axes` are spent: they split `dim`, along which everything there is mapped, see `over`."""
+        outer = self.layout, self._splits, self.mapped
         self.layout, self._splits = replace(self.layout, spent=self.layout.spent.union(axes)), {}
+        self.mapped = (*self.mapped, (dim, axes))
         try:
             yield
         finally:
-            self.layout, self._splits = outer
+            self.layout, self._splits, self.mapped = outer
 
     @contextmanager
     def looking_for_uses(self):

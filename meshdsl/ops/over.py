@@ -65,7 +65,7 @@ def over(dim: Dim, fn: Callable) -> Callable:
             results[:] = [out_tree, [(t.dims, t.role, t.place) for t in made]]
             return [t.array for t in made]
 
-        with scope.spending(axes) if scope else nullcontext():
+        with scope.spending(axes, dim) if scope else nullcontext():
             arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*[x.array for x, h in zip(entered, has, strict=True) if h])
         out_tree, kinds = results
         return jax.tree.unflatten(out_tree, [_left(a, *kind, dim, axes) for a, kind in zip(arrays, kinds, strict=True)])
@@ -94,7 +94,7 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         own = {a for split in x.place.axes for a in split}.union(axes)
         scope.note_use(x.place.origin, set(scope.sizes) - own)  # being cut over an axis is no use that varies over it
     x = moves.settle(x)
-    with scope.spending(axes):
+    with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
         x = moves.bring(x, split, scope.layout.spent, scope, op, lambda _: f"one element of `{dim.name}` is split so")
     return Tensor(_filled(x.array, Loop({dim: axes}, scope, op), dim), x.dims, x.role, x.place)

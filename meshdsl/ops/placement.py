@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import jax.numpy as jnp
+
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering import moves
+from meshdsl.lowering.placing import place
 from meshdsl.tensor import Tensor
 
 
@@ -26,8 +28,9 @@ def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pendin
       pending: axes over which the devices' arrays are to add up to `x`; `x.pending` says over which they do.
 
     Raises:
-      MeshDSLError: a dim that `x` lacks, an axis that the mesh lacks or that is named twice, or a dim that does not divide
-        over its axes where the layout does not let it be padded.
+      MeshDSLError: a dim that `x` lacks; an axis that the mesh lacks, that is named twice, or that splits the dim which
+        an `over` around it maps along; a dim that does not divide over its axes where the layout does not let it be
+        padded; or a sum to wait for of what cannot be added up, such as booleans.
     """
     axes = {dim_algebra.find("reshard", x.dims, d): _axes(a) for d, a in split.items()}
     waits = _axes(pending)
@@ -35,17 +38,29 @@ def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pendin
     for axis in named:
         if named.count(axis) > 1:
             raise MeshDSLError(f"reshard: axis `{axis}` is named twice; it can split one dim, or be pending")
+    if waits and not jnp.issubdtype(x.dtype, jnp.number):
+        raise MeshDSLError(
+            f"reshard: {dim_algebra.show(x.dims)} is {x.dtype}, which cannot be the sum of what devices hold,"
+            " so nothing of it can be pending; leave out `pending`, or cast it with md.cast"
+        )
     if x.place is None:
         return x
     scope = x.place.scope
     for axis in named:
         if axis not in scope.sizes:
             raise MeshDSLError(f"reshard: no axis `{axis}` in the mesh{nearest(axis, scope.sizes)}")
+        if along := [d for d, spent in scope.mapped if axis in spent]:
+            free = ", ".join(f"`{a}`" for a in scope.sizes if a not in scope.layout.spent)
+            raise MeshDSLError(
+                f"reshard: axis `{axis}` splits {along[0]}, which `over` maps along, so inside of it"
+                f" {dim_algebra.show(x.dims)} can neither be split over it nor wait for a sum over it;"
+                f" {f'use {free}' if free else 'no other axis is free'}, or reshard outside of `over`"
+            )
     for dim, over in axes.items():
         if dim.size % scope.parts(over) and dim.name not in scope.layout.padded:
             shown = " x ".join(f"`{a}`={scope.sizes[a]}" for a in over)
             raise MeshDSLError(f'reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, or a layout with uneven = "pad"')
-    return moves.place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
+    return place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
 
 
 def replicate(x: Tensor) -> Tensor:

@@ -1,0 +1,103 @@
+"""A tensor brought to any placement that a program names, pending sums included, whatever the law says.
+
+The law leaves a sum pending where an op makes one. Here a sum is made pending of a tensor that needs none, and that costs
+nothing: of an axis over which the devices hold copies, all devices but the first hold zeros from then on; of an axis that
+splits a dim, each device puts its part among zeros.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.lowering import collectives, moves
+from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.steps import Split, plan
+from meshdsl.plan.record import Op
+from meshdsl.tensor import Tensor
+
+_WHY = "placed by hand"
+
+
+def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
+    """`x` in this split and with exactly these sums pending, recorded as an op `reshard`.
+
+    A dim that loses an axis to a pending sum keeps it as the innermost of its axes until everything else has moved, so that
+    all that is put among zeros is a part of a part. Where padding lets the parts not lie within each other in this way, the
+    dim is first put among zeros as a whole.
+    """
+    now = x.place
+    if now.axes == split and now.pending == pending:
+        return x
+    scope, added = now.scope, [a for a in pending if a not in now.pending]
+    op = scope.recorder.begin("reshard", x.dims, split)
+    array, start, placed = _unnested_made_whole(x, split, added, scope, op)
+    between = tuple((*then, *(a for a in have if a in added)) for have, then in zip(start, split, strict=True))
+    steps = moves.route(x.dims, start, between, scope, tuple(a for a in now.pending if a not in pending))
+    array = _moved(array, steps, x, start, between, op)
+    for i, dim in enumerate(x.dims):
+        if own := between[i][len(split[i]) :]:
+            array = _among_zeros(array, i, own, scope.part(dim, split[i]), scope, op)
+            placed += own
+    held = tuple(a for a in added if a not in placed)
+    for run in moves.runs_alike(held, collectives.varying(array)):
+        array = _first_alone(array, run, scope, op)
+    return Tensor(array, x.dims, x.role, now._replace(axes=split, pending=pending))
+
+
+def _unnested_made_whole(
+    x: Tensor, split: Split, added: list[str], scope: Scope, op: Op
+) -> tuple[jax.Array, Split, tuple[str, ...]]:
+    """The array of `x` in which dims are whole whose parts, `added` axes innermost, are no parts of the parts in `split`.
+
+    Returns:
+      The array, its split, and those of the axes `added` over which it is a sum by then.
+    """
+    now = x.place.axes
+
+    def nests(i: int) -> bool:
+        own = tuple(a for a in now[i] if a in added)
+        splits = [s for s in (now[i], (*split[i], *own), split[i]) if s]
+        return not own or len({scope.padded(x.dims[i], s) for s in splits}) == 1
+
+    unnested = [i for i in range(len(now)) if not nests(i)]
+    if not unnested:
+        return x.array, now, ()
+    outer = tuple(_leading(axes, added) if i in unnested else axes for i, axes in enumerate(now))
+    array = _moved(x.array, plan(now, outer), x, now, outer, op)
+    for i in unnested:
+        if outer[i]:
+            array = _among_zeros(array, i, outer[i], x.dims[i].size, scope, op)
+    start = tuple(() if i in unnested else axes for i, axes in enumerate(outer))
+    return array, start, tuple(a for i in unnested for a in outer[i])
+
+
+def _moved(array, steps, x: Tensor, now: Split, then: Split, op: Op) -> jax.Array:
+    how = dict(dims=x.dims, now=now, then=then, varies=frozenset(), why=lambda _: _WHY)
+    return moves.perform(array, steps, x.place.scope, op, **how)
+
+
+def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
+    """The longest run of `axes` from the first on that are all `wanted`."""
+    length = next((n for n, a in enumerate(axes) if a not in wanted), len(axes))
+    return axes[:length]
+
+
+def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Array:
+    """The array on the first device along `axes`, zeros on the others."""
+    backward = "psum" if collectives.varying(array).isdisjoint(axes) else ""
+    moves.record(op, scope, "mask", axes, moves.nbytes(array), _WHY, backward)
+    with jax.named_scope(op.tag):
+        return jnp.where(collectives.position(axes) == 0, array, jnp.zeros((), array.dtype))
+
+
+def _among_zeros(array, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op) -> jax.Array:
+    """`size` elements at position `at`, all zero but for this device's part, which lies where `axes` say."""
+    with jax.named_scope(op.tag):
+        start = collectives.position(axes) * array.shape[at]
+        shape = [array.shape[at] * scope.parts(axes) if i == at else n for i, n in enumerate(array.shape)]
+        zeros = collectives.vary(jnp.zeros(shape, array.dtype), collectives.varying(array))
+        array = moves.resized(lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size)
+    moves.record(op, scope, "place", axes, moves.nbytes(array), _WHY, "")
+    return array
