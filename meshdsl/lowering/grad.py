@@ -103,9 +103,12 @@ def entered(t: Tensor) -> Tensor:
 
 
 def _settled_result(x: Tensor) -> Tensor:
+    """A result of the function that is differentiated. It is no gradient, though it may come from what is held as one is."""
     if x.place is None:
         return x
     x.place.scope.note_use(x.place.origin, ())
+    if x.place.level == "gradient":
+        x = x.replace(place=x.place._replace(level="parameter"))
     return moves.plain(moves.settle(x))
 
 
@@ -159,7 +162,7 @@ def _in_turn(args, dim: Dim | None, scope):
     if dim is None:
         return args
     op = scope.recorder.begin("accumulate", (dim,), ((),))
-    turn = lambda x: moves.in_turn(x, dim, op) if is_tensor(x) and dim in x.dims else x  # noqa: E731
+    turn = lambda x: moves.in_turn(x, (dim,), op) if is_tensor(x) and dim in x.dims else x  # noqa: E731
     return jax.tree.map(turn, args, is_leaf=is_tensor)
 
 

@@ -274,16 +274,18 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
     return _remember(x, key, moved) if x.place else moved  # a constant may outlive this trace
 
 
-def in_turn(x: Tensor, dim: Dim, op: Op) -> Tensor:
-    """`x` with `dim` whole and the others split by the law for one element along it, for a loop over `dim`."""
+def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
+    """`x` with `dims` whole and the others split by the law for one element along them, for a loop over `dims`."""
     if x.place is None:
         return x
-    x = settle(x)
-    rest = iter(x.place.scope.split(without(x.dims, (dim,)), x.place.level))
-    split = tuple(() if d == dim else next(rest) for d in x.dims)
+    rest = iter(x.place.scope.split(without(x.dims, dims), x.place.level))
+    split = tuple(() if d in dims else next(rest) for d in x.dims)
+    if x.place.axes != split or x.place.pending:
+        x = settle(x)
     if x.place.axes == split:
-        return x if x.whole is None else x.replace(whole=in_turn(x.whole, dim, op))
-    return bring(x, split, frozenset(), x.place.scope, op, lambda _: f"a loop over `{dim.name}` needs it whole")
+        return x if x.whole is None else x.replace(whole=in_turn(x.whole, dims, op))
+    names = ", ".join(f"`{d.name}`" for d in dims)
+    return bring(x, split, frozenset(), x.place.scope, op, lambda _: f"a loop over {names} needs it whole")
 
 
 def _remembered(x: Tensor, key) -> Tensor | None:

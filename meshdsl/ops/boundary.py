@@ -75,6 +75,16 @@ def value(t, scope: Scope | None):
     return fixed(t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())), scope)
 
 
+def agreed(t: Tensor) -> Tensor:
+    """`t`, by which all devices decide what to run next: settled, and by its type equal where it is equal.
+
+    So a parameter that it is computed from is not made to vary for the sake of its gradient; what is chosen would too.
+    """
+    if t.place is not None:
+        t.place.scope.note_use(t.place.origin, ())
+    return moves.settle(t)
+
+
 def lying_as(x: Tensor, dims: Dims) -> Tensor:
     """`x` with its dims in the order of `dims`."""
     if x.dims == dims:

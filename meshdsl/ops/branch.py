@@ -11,9 +11,10 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering import collectives, moves
+from meshdsl.lowering import collectives
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.boundary import (
+    agreed,
     each,
     kind,
     lying_as,
@@ -72,7 +73,7 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
 
         return run
 
-    chosen = moves.settle(choice).array
+    chosen = agreed(choice).array
     chosen = (chosen if name == "switch" else chosen == 0).astype(jnp.int32)
     branches = [alike(branch) for branch in branches]
     if scope is not None and not scope.layout.spent.isdisjoint(collectives.varying(chosen)):

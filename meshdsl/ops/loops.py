@@ -15,6 +15,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.ops.boundary import (
+    agreed,
     each,
     leaves_of,
     matching,
@@ -54,7 +55,7 @@ def while_loop(cond: Callable, body: Callable, init):
         if not is_tensor(found) or found.dims or found.dtype != bool:
             got = shown(found) if is_tensor(found) else quote(found)
             raise MeshDSLError(f"while_loop: the condition is a Tensor of bool without dims, not {got}; use md.any or md.all")
-        return moves.settle(found).array
+        return agreed(found).array
 
     def step(carry):
         carry = uncarried(carry)
@@ -135,7 +136,7 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
         made.append(scan(lambda _, x: ((), over(part, fn)(*x)), (), cut, dim=turn)[1])
     if left or not turns:
         made.append(over(rest, fn)(*each(lambda x: _cut(x, turns * batch, (rest,)), xs)))
-    return each(lambda *ts: restacked(_joined(ts, (turn, part, rest)), dim, "map_over"), *made)
+    return each(lambda *ts: restacked(_joined(ts, (turn, part, rest), op), dim, "map_over"), *made)
 
 
 def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
@@ -146,11 +147,16 @@ def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
     return Tensor(array, (*into, *x.dims[1:]), x.role, place)
 
 
-def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...]) -> Tensor:
-    """The parts one after another in front, under the names of one element."""
+def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
+    """The parts one after another in front, under the names of one element.
+
+    The law may have split the dims in front, which are `gone` then: of a parameter, any dim that divides.
+    """
     arrays = []
     for t in parts:
         new = sum(d in gone for d in t.dims)
+        if t.place is not None and any(t.place.axes[:new]):
+            t = moves.in_turn(t, t.dims[:new], op)
         arrays.append(t.array.reshape(-1, *t.array.shape[new:]))
     place = t.place and t.place._replace(axes=t.place.axes[new:])
     return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, place)

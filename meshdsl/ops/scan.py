@@ -78,7 +78,7 @@ def stacked(x, dim: Dim, op, name: str = "scan"):
         return x
     at = x.dims.index(dim_algebra.find(name, x.dims, dim))
     if op is not None:
-        x = moves.in_turn(x, dim, op)
+        x = moves.in_turn(x, (dim,), op)
     return lying_as(x, (x.dims[at], *x.dims[:at], *x.dims[at + 1 :]))
 
 

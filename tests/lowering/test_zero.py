@@ -56,6 +56,17 @@ def test_gathered_once_per_step_however_many_layers_passes_and_microbatches():
     assert counted(ONCE_ZERO2, MICRO) == {("all_gather", ("data",)): 2, ("psum_scatter", ("data",)): 2 * LAYERS.size * MICRO.size}
 
 
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+def test_an_aux_result_of_parameters_alone_is_no_gradient(rules):
+    """It leaves as what it is, however the gradients are split: `assert_same` holds every result to that."""
+
+    def aux(x, *weights):
+        loss = lambda ws: (md.mean(md.square(stacked(ws, x))), ([w * 2.0 for w in ws], [md.sum(w, D) for w in ws], ws))  # noqa: E731
+        return md.value_and_grad(loss, has_aux=True)(list(weights))[0]
+
+    assert_same(aux, X, *STACK, layout=rules, gradients=False)
+
+
 def test_what_only_parameters_make_has_a_whole_copy_too():
     """A parameter times two is one, and nothing is gathered to have it whole."""
     doubled = lambda w, x: mlp([2.0 * w[0], w[1]], x)  # noqa: E731
