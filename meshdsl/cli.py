@@ -1,7 +1,7 @@
-"""The command line, `meshdsl COMMAND`; the commands are in `meshdsl.commands`.
+"""The command line, `meshdsl COMMAND`; the commands are in `meshdsl.commands`, and the program is `meshdsl_start`.
 
-A mistake of the user is one line on stderr and exit code 2; an interrupted run exits with 130. Modules that load JAX's
-companions are imported by the command that needs them, so `meshdsl layouts` answers at once.
+A mistake of the user is one line on stderr and exit code 2. Modules that load JAX's companions are imported by the
+command that needs them, so `meshdsl layouts` answers at once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,10 @@ from typing import NoReturn
 from meshdsl.commands import checkpoint, compare, compile, explain, generate, launch, layouts, plot, tokenizer, train
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import ended
+from meshdsl.hosts.signals import hear
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 _COMMANDS = (train, generate, launch, checkpoint, tokenizer, plot, explain, compile, compare, layouts)
-
-
-def run() -> NoReturn:
-    """The program `meshdsl`."""
-    code = main()
-    if code == 130:  # XLA's threads may still compile, and crash while Python unwinds around them
-        sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,8 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ended("", 0)
-    except KeyboardInterrupt:
-        return ended(f"meshdsl {words[0]}: interrupted; nothing more was saved", 130)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -75,4 +65,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    run()
+    hear()
+    sys.exit(main())

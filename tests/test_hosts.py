@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -152,6 +153,22 @@ def test_all_stop_after_the_same_step_whoever_got_the_signal():
     found = finish(both)
     assert found[0][1] == found[1][1] and found[0][1].startswith("preempted "), found
     assert [each[0] for each in found] == [0, 0]
+
+
+def test_ctrl_c_ends_a_process_that_waits_for_the_others():
+    code = "import sys; from meshdsl import hosts; hosts.join(sys.argv[1], 2, 0)"
+    port = free_port()
+    how = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", code, f"localhost:{port}"]
+    with subprocess.Popen(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, **how) as process:
+        while process.poll() is None:  # until it listens, and has begun to wait
+            with suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
+                break
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        reported = process.communicate(timeout=20)[1]
+    assert (process.returncode, reported) == (130, "meshdsl: interrupted; nothing more was saved\n")
 
 
 def test_a_launched_process_ends_with_its_launcher():

@@ -1,9 +1,11 @@
 """`meshdsl launch`: its processes start, end and fail together."""
 
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +15,15 @@ from meshdsl.commands import launch as command
 from meshdsl.commands.launch import devices_of_each, launch
 from meshdsl.hosts.ending import FOLLOWED
 from meshdsl.train.guard import HUNG
+from tests.test_kill_matrix import alive
 
-ME = "import os, signal, sys, time; me = int(os.environ['MESHDSL_PROCESS_ID'])\n"
+ME = """
+import os, signal, sys, time
+me = int(os.environ['MESHDSL_PROCESS_ID'])
+def ready():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+"""
+BEGUN = "open(f'FOLDER/{me}', 'w').close()\n"
 
 
 @pytest.fixture
@@ -50,7 +59,9 @@ def test_when_one_fails_all_end_and_it_is_shown_by_its_number(run, monkeypatch, 
     (signal.SIGTERM, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({FOLLOWED} if me else 0))\n", 0),
     (signal.SIGINT, f"signal.signal(signal.SIGINT, lambda *_: sys.exit(130 if me else {FOLLOWED}))\n", 130),
     (signal.SIGTERM, "", 143),
-], ids=["preempted", "interrupted", "preempted before a step", "interrupted before a step", "not yet ready"])  # fmt: skip
+    (signal.SIGINT, f"{BEGUN}time.sleep(1)\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(130))\nready()\n", 130),
+], ids=["preempted", "interrupted", "preempted before a step", "interrupted before a step", "preempted before it is ready",
+        "interrupted before it is ready"])  # fmt: skip
 def test_signals_reach_every_process_once(run, capfd, tmp_path, number, code, expected):
     here = signal.getsignal(number)
 
@@ -60,8 +71,32 @@ def test_signals_reach_every_process_once(run, capfd, tmp_path, number, code, ex
         signal.raise_signal(number)
 
     threading.Thread(target=send, daemon=True).start()
-    assert run(code + f"open(f'{tmp_path}/{{me}}', 'w').close()\ntime.sleep(60)") == expected
+    code = code if BEGUN in code else code + BEGUN + "ready()\n"
+    assert run(code.replace("FOLDER", str(tmp_path)) + "time.sleep(60)") == expected
     assert capfd.readouterr().err == "" and signal.getsignal(number) is here
+
+
+def test_a_second_ctrl_c_ends_the_launcher_and_all_that_it_started(tmp_path):
+    hangs = f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n{BEGUN}time.sleep(60)".replace("FOLDER", str(tmp_path))
+    code = f"""
+import sys
+from meshdsl.commands import launch
+launch.PROGRAM = (sys.executable, "-c")
+launch.launch([{ME + hangs!r}], launch.devices_of_each(2, 1, ()), port=1234)
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    while len(list(tmp_path.iterdir())) < 2:
+        assert launcher.poll() is None, launcher.stderr.read()
+        time.sleep(0.05)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    launcher.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(1)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.communicate(timeout=20)[1] == "meshdsl: interrupted; nothing more was saved\n"
+    assert launcher.returncode == 130
+    time.sleep(0.5)
+    assert len(children) == 2 and not any(map(alive, children))
 
 
 def test_gpus_are_shared_out():

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,10 @@ from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.ending import FOLLOWED, LAUNCHED
 from meshdsl.hosts.join import VARIABLES
+from meshdsl.hosts.signals import EXIT_CODES, heard
 
-INTERRUPTED = 130  # the exit code after Ctrl-C
-PROGRAM = (sys.executable, "-m", "meshdsl.cli")
+INTERRUPTED = EXIT_CODES["interrupted"]
+PROGRAM = (sys.executable, "-m", "meshdsl_start")
 TOGETHER = 5.0  # seconds that the others have to end by themselves when one has failed
 _LINES = 60  # of what a failed process printed last
 
@@ -56,29 +58,41 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
     """Run `meshdsl` with `words` in one process for each of `environments`; returns the exit code of the run.
 
     Process 0 has the output of this one. What another one printed is shown if it fails. When one fails all end, and when this process ends, however
-    it does.
+    it does. SIGTERM and Ctrl-C go to all of them; a second Ctrl-C kills them, and ends this process.
     """
     pipe, hold = os.pipe()  # nobody writes to it: whoever reads waits for the end of this process
     told = {VARIABLES[0]: f"localhost:{port}", VARIABLES[1]: str(len(environments)), LAUNCHED: str(pipe)}
     started: list[subprocess.Popen] = []
+    starting = threading.Lock()
+    came: list[int] = []
+
+    def pass_on(number: int) -> bool:
+        again = number == signal.SIGINT and number in came
+        came.append(number)
+        with starting:
+            reached = _send(started, signal.SIGKILL if again else number)
+        return reached and not again
+
     with ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in environments]
-        came = stack.enter_context(_forwarding(started))
-        for i, (devices, log) in enumerate(zip(environments, logs, strict=True)):
-            started.append(
-                subprocess.Popen(
-                    [*PROGRAM, *words],
-                    env={**os.environ, **told, VARIABLES[2]: str(i), **devices},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log if i else None,
-                    stderr=log if i else None,
-                    pass_fds=[pipe],
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+        stack.enter_context(heard(signal.SIGTERM, signal.SIGINT, by=pass_on))
+        with starting, _held_back(signal.SIGINT):
+            for i, (devices, log) in enumerate(zip(environments, logs, strict=True)):
+                started.append(
+                    subprocess.Popen(
+                        [*PROGRAM, *words],
+                        env={**os.environ, **told, VARIABLES[2]: str(i), **devices},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log if i else None,
+                        stderr=log if i else None,
+                        pass_fds=[pipe],
+                        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+                    )
                 )
-            )
         failed = [i for i in _wait(started) if started[i].returncode not in (FOLLOWED, *(-number for number in came))]
+        interrupted = [i for i, process in enumerate(started) if process.returncode == INTERRUPTED]
         if 0 not in failed or started[0].returncode < 0:  # what it printed is there, and what went wrong before they joined went wrong in all
-            for i in failed:
+            for i in failed or (interrupted if started[0].returncode == FOLLOWED else []):
                 _show(i, started[i].returncode, logs[i])
     os.close(pipe)
     os.close(hold)
@@ -106,26 +120,21 @@ def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
 
 
 @contextmanager
-def _forwarding(started: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C go to all processes, and the third Ctrl-C ends them; the signals that came, as a list that grows."""
-    came: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        came.append(number)
-        _send(started, signal.SIGKILL if came.count(signal.SIGINT) > 2 else number)
-
-    usual = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+def _held_back(number: int) -> Iterator[None]:
+    """Processes that are started in here hear this signal when they unblock it, and not before they are ready."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
-        yield came
+        yield
     finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
-def _send(started: Sequence[subprocess.Popen], number: int) -> None:
-    for process in started:
-        if process.poll() is None:
-            process.send_signal(number)
+def _send(started: Sequence[subprocess.Popen], number: int) -> bool:
+    """Send a signal to those that have not ended; whether there were any."""
+    running = [process for process in started if process.poll() is None]
+    for process in running:
+        process.send_signal(number)
+    return bool(running)
 
 
 def _show(number: int, code: int, log: IO[str]) -> None:

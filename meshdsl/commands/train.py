@@ -11,6 +11,7 @@ from meshdsl import hosts
 from meshdsl.commands.find import as_table, find_layout, pick_devices
 from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
+from meshdsl.hosts.signals import REASONS, heard
 
 _USAGE = """%(prog)s [CONFIG.toml] [--layout FILE|NAME] [--model NAME] [--data PATH...] [--steps N] [--devices N]
                      [--out FOLDER] [--resume [auto]] [--warm-start RUN|FILE] [--profile FIRST:LAST] [--executable FILE]
@@ -58,11 +59,10 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
         print(commented_toml(config), end="")
         return 0
 
-    from meshdsl.train.interrupt import ending_at_once
     from meshdsl.train.loop import train
 
-    hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)
-    with ending_at_once():  # from here on: JAX takes SIGTERM for itself where it joins processes
+    with heard(*REASONS):
+        hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)
         if folder is None:
             if hosts.count() > 1:
                 raise MeshDSLError("--out: several processes need the folder of the run, the same for all, on a file system that all of them see")

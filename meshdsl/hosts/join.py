@@ -19,6 +19,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import store
 from meshdsl.hosts.clusters import Cluster, find_cluster
 from meshdsl.hosts.ending import follow_launcher, watch
+from meshdsl.hosts.signals import heard
 
 HEARTBEAT = 60  # seconds without a sign of life after which a process counts as dead, and the others end
 PATIENCE = 300  # seconds in which all processes must have come
@@ -45,20 +46,17 @@ def join(coordinator: str | None = None, processes: int | None = None, process_i
     follow_launcher()
     told = _told(coordinator, processes, process_id)
     cluster = None if told else find_cluster()
-    usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process that waits in C++ for the others
-    try:
-        if told and told[1] > 1:
+    if told[1] == 1 if told else cluster is None:
+        return
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+    with heard(signal.SIGINT), store.meeting():
+        if told:
             _check_coordinator(*told, patience)
             _gloo()
             _initialize(*told, patience)
-        elif cluster:
+        else:
             _gloo()
             _initialize_in(cluster, patience)
-        else:
-            return
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX has taken it for a service of its own, which swallows it
     watch()
 
 

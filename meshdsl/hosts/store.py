@@ -7,11 +7,15 @@ early here: how many virtual devices there should be is still to be said.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jax._src.distributed import global_state
 
 _PATIENCE = 86_400_000  # ms of one wait: each that ends without its key leaves some 35 kB behind in process 0
+
+_meeting = False
 
 
 def count() -> int:
@@ -30,7 +34,21 @@ def first() -> bool:
 
 
 def joined() -> bool:
-    return global_state.client is not None
+    return global_state.client is not None and not _meeting
+
+
+@contextmanager
+def meeting() -> Iterator[None]:
+    """In here the processes find each other, and this one is alone until then.
+
+    JAX ends the process by SIGABRT where the store is used before all have come.
+    """
+    global _meeting
+    _meeting = True
+    try:
+        yield
+    finally:
+        _meeting = False
 
 
 def put(key: str, value: str) -> bool:

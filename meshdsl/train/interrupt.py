@@ -6,19 +6,16 @@ leaves the wish in the store that the processes share (`meshdsl.hosts`). All wai
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count as counter
 from queue import SimpleQueue
 
-from meshdsl.hosts import ended, store
+from meshdsl.hosts import store
+from meshdsl.hosts.signals import REASONS, heard
 
-REASONS = {signal.SIGTERM: "preempted", signal.SIGINT: "interrupted"}
-EXIT_CODES = {"preempted": 0, "interrupted": 130}  # a scheduler starts a preempted run again, Ctrl-C is the user's word
 _AGREEMENT = 600.0  # seconds in which all processes have told where they are; one may still be compiling
 _OVER = "over"  # in place of a wish, where the run came to its end before one
 _number = counter()  # of runs in this process; the same in all of them
@@ -33,7 +30,7 @@ class Stopping:
         self._last: int | None = None  # the step after which all stop
         self._step = 0
         self._telling = threading.Lock()  # while the processes agree, none goes on
-        self._wishes: SimpleQueue[str] = SimpleQueue()  # whose `put` a signal handler may call
+        self._wishes: SimpleQueue[str] = SimpleQueue()
 
     def at(self, step: int) -> str | None:
         """Why the run stops after `step`, counted from 1: "preempted", "interrupted", or None: it goes on."""
@@ -43,9 +40,13 @@ class Stopping:
             self._step = step
             return self._reason if self._last is not None and step >= self._last else None
 
-    def want(self, wish: str) -> None:
-        self.wish = wish
-        self._wishes.put(wish)
+    def take(self, number: int) -> bool:
+        """Take a signal as a wish, but not a second Ctrl-C."""
+        if self.wish == "interrupted":
+            return number != signal.SIGINT
+        self.wish = REASONS[signal.Signals(number)]
+        self._wishes.put(self.wish)
+        return True
 
     def tell(self, key: str) -> None:
         """Pass on the first wish of this process, or that the run is over, unless there is a wish: then all agree, also those at their end."""
@@ -72,61 +73,17 @@ class Stopping:
 
 @contextmanager
 def stopping() -> Iterator[Stopping]:
-    """SIGTERM and the first Ctrl-C are wishes in here; a second Ctrl-C raises KeyboardInterrupt, also where the shell had it ignored."""
+    """SIGTERM and the first Ctrl-C are wishes in here; a second Ctrl-C ends the program at once."""
     stop = Stopping()
-
-    def handle(number: int, frame: object) -> None:
-        if stop.wish == REASONS[number] == "interrupted":
-            raise KeyboardInterrupt
-        stop.want(REASONS[number])
-
-    usual = {number: signal.signal(number, handle) for number in REASONS}
-    awake = signal.set_wakeup_fd(-1)  # of `ending_at_once`, around this
     key = f"stop/{next(_number)}"
-    threads = [threading.Thread(target=work, args=(key,), name="meshdsl stopping", daemon=True) for work in (stop.tell, stop.watch) if store.count() > 1]
-    for thread in threads:
-        thread.start()
-    try:
-        yield stop
-    finally:
-        stop.over()
+    works = (stop.tell, stop.watch) if store.count() > 1 else ()
+    threads = [threading.Thread(target=work, args=(key,), name="meshdsl stopping", daemon=True) for work in works]
+    with heard(*REASONS, by=stop.take):
         for thread in threads:
-            thread.join()
-        signal.set_wakeup_fd(awake)
-        _restore(usual)
-
-
-@contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Around `stopping`, where there is no step to save: a signal ends the program at once, also while the compiler runs.
-
-    Python itself would wait for the compiler, and then unwind under its threads, which crash.
-    """
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    usual = {number: signal.signal(number, lambda *_: None) for number in REASONS}
-    awake = signal.set_wakeup_fd(write)
-    thread = threading.Thread(target=_end_at_once, args=(read,), name="meshdsl signals", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(awake)
-        _restore(usual)
-        os.close(write)  # which ends the thread
-        thread.join()
-        os.close(read)
-
-
-def _end_at_once(pipe: int) -> None:
-    while number := os.read(pipe, 1):
-        if reason := REASONS.get(number[0]):
-            code = ended(f"meshdsl train: {reason}; nothing more was saved", EXIT_CODES[reason])
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-
-def _restore(handlers: dict) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was set by C code
+            thread.start()
+        try:
+            yield stop
+        finally:
+            stop.over()
+            for thread in threads:
+                thread.join()

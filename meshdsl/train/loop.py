@@ -19,6 +19,7 @@ from rich.console import Console
 
 import meshdsl as md
 from meshdsl import hosts
+from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.models.sizes import step_flops
 from meshdsl.plan.hardware import chip_of
 from meshdsl.train.checkpoints import Checkpoints, warm_start
@@ -29,7 +30,7 @@ from meshdsl.train.data.place import rows_here
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.guard import Nonfinite, Watchdog, check_folder
-from meshdsl.train.interrupt import EXIT_CODES, Stopping, stopping
+from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.optimizer import make_schedule, peak
 from meshdsl.train.report import describe, whole_bytes
@@ -133,6 +134,8 @@ class Run:
         with stopping() as stop:
             state, done, ending = self.steps(step, state, done, stop)
             self.checkpoints.close()  # what is said to be saved is on disk
+        if done == self.job.config.steps and stop.wish:  # of this process, perhaps of no other one
+            return hosts.ended(f"meshdsl: {stop.wish} after step {done}, the last one, which is saved", EXIT_CODES[stop.wish])
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
             saved = f"after step {done}, which is saved" if done else "before a first step was saved"

@@ -3,10 +3,20 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from meshdsl.train.interrupt import stopping
+
+
+def stopped(stop, step, why):
+    """Wait until the signal has gone its way through another thread."""
+    until = time.monotonic() + 20
+    while stop.at(step) != why:
+        assert time.monotonic() < until, stop.at(step)
+        time.sleep(0.001)
+    return True
 
 
 @pytest.mark.parametrize("number, why", [(signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")])
@@ -15,28 +25,38 @@ def test_a_signal_is_a_wish_that_is_seen_after_the_step(number, why):
     with stopping() as stop:
         assert stop.at(1) is None
         signal.raise_signal(number)
-        assert stop.at(2) == why
-    assert signal.getsignal(number) is before
+        assert stopped(stop, 2, why)
+    assert signal.getsignal(number) is before and signal.set_wakeup_fd(-1) == -1
 
 
-def test_the_second_ctrl_c_is_an_interrupt():
+def test_ctrl_c_counts_more_than_sigterm_and_a_second_one_is_not_taken():
     with stopping() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            assert stop.take(number)
         assert stop.at(1) == "interrupted"
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+        assert not stop.take(signal.SIGINT)
 
 
-@pytest.mark.parametrize("name, code, why", [("SIGTERM", 0, "preempted"), ("SIGINT", 130, "interrupted")])
-def test_where_there_is_no_step_to_save_a_signal_ends_the_program_at_once(name, code, why):
+ALONE = "with heard(*REASONS):"
+WANTED = "with stopping():\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(0.5)"
+
+
+@pytest.mark.parametrize(
+    ("around", "name", "code", "why"),
+    [
+        (ALONE, "SIGTERM", 0, "preempted"),
+        (ALONE, "SIGINT", 130, "interrupted"),
+        (WANTED, "SIGINT", 130, "interrupted"),
+    ],
+)
+def test_a_signal_that_nobody_takes_ends_the_program_at_once(around, name, code, why):
     program = f"""
-import hashlib, os, signal
-from meshdsl.train.interrupt import ending_at_once
-with ending_at_once():
+import hashlib, os, signal, time
+from meshdsl.hosts.signals import REASONS, heard
+from meshdsl.train.interrupt import stopping
+{around}
     os.kill(os.getpid(), signal.{name})
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, as a compiler spends them
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (code, f"meshdsl train: {why}; nothing more was saved\n")
+    assert (done.returncode, done.stderr) == (code, f"meshdsl: {why}; nothing more was saved\n")

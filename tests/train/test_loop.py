@@ -2,11 +2,13 @@
 
 import json
 import signal
+import threading
 
 import numpy as np
 import pytest
 
 from meshdsl import cli
+from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -39,14 +41,16 @@ def expected(train, tmp_path_factory):
 
 def interrupt_in_step(monkeypatch, number):
     """Ctrl-C while the step `number` (of those that this process runs) is fed."""
-    calls, place = iter(range(1, 1000)), Job.place
+    calls, place, take, taken = iter(range(1, 1000)), Job.place, Stopping.take, threading.Event()
 
     def feed(job, arrays):
         if next(calls) == number:
             signal.raise_signal(signal.SIGINT)
+            assert taken.wait(20)
         return place(job, arrays)
 
     monkeypatch.setattr(Job, "place", feed)
+    monkeypatch.setattr(Stopping, "take", lambda stop, number: (take(stop, number), taken.set())[0])
 
 
 def test_an_interrupted_run_goes_on_under_another_layout(train, expected, monkeypatch, capsys, tmp_path):
