@@ -141,3 +141,11 @@ def test_a_layout_is_checked_for_devices_that_are_not_there():
     words = "layouts check data --devices 3 batch=6 model.layers=1".split()
     done = subprocess.run([sys.executable, "-m", "meshdsl.cli", *words], capture_output=True, text=True, cwd=ROOT)
     assert "mesh data=3 on 3 devices" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("words", "code"), [("--help", 0), ("trian", 2), ("train --resume", 2)])
+def test_the_program_ends_with_the_code_of_its_command(words, code):
+    command = [sys.executable, "-m", "meshdsl_start", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == code
+    assert bool(done.stdout) == (code == 0) and done.stderr.count("\n") == bool(code)

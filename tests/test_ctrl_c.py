@@ -23,8 +23,7 @@ TINY = [
     "batch=8", "schedule.warmup=2", "validation.batches=1", "sample.tokens=4",
     "checkpoint.every=200", "checkpoint.keep=2",
 ]  # fmt: skip
-# What is held still says so, and stays in C, as a compiler does: for minutes, or for so many
-# rounds.
+# What is held still says so, and stays in C, as a compiler does: for minutes, or some rounds.
 HOLD = """
 import hashlib, os, signal, sys, time
 
@@ -55,8 +54,8 @@ class Input:
 sys.stdin = Input
 """
 WRITING = """
-from meshdsl.commands import layouts layouts._summary = lambda path: print("here", flush=True) or
-"so much that it fills every pipe " * 10**5
+from meshdsl.commands import layouts
+layouts._summary = lambda path: print("here", flush=True) or "more than a pipe holds " * 10**5
 """
 COMPILING = "from meshdsl.train.loop import Run; hold(Run, '_compiled')\n"
 IN_A_STEP = "from meshdsl.train.job import Job; hold(Job, 'place', call=3)\n"
@@ -194,7 +193,13 @@ def test_none_is_lost_at_random_moments(start, tmp_path, processes, steps, signa
     begin = time.monotonic()
     interrupted("whole", 300)
     whole = time.monotonic() - begin
-    moments = [0.05 + whole * (i + draw.random()) / signals for i in range(signals)]
-    found = [interrupted(str(i), moment) for i, moment in enumerate(moments)]
-    assert [ends for running, ends in found if running].count(False) == 0
-    assert [running for running, _ in found].count(True) > signals / 2, "the first run was slower"
+    lost = 0
+    for i in range(signals):
+        fraction, running = (i + draw.random()) / signals, False
+        for again in range(20):
+            running, ends = interrupted(f"{i}-{again}", 0.05 + whole * fraction)
+            if running:
+                break
+            whole *= 0.9  # the machine has less to do by now
+        lost += not (running and ends)
+    assert lost == 0
