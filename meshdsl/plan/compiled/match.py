@@ -95,6 +95,7 @@ def match(
     found = [item for one in compiled for item in _items(one)]
     rows: dict[Compiled, Compiled] = {}
     _apply(_SAME_BYTES, rows, program, found, recorded)
+    _apply(_SAME_WHOLE, rows, program, found, recorded)
     for item in (item for item in found if item.left):
         if records := _joined(item, recorded):
             _add(rows, program, item, item.left, records[0], f"{len(records)} of them in one array")
@@ -159,9 +160,10 @@ def _padded(a: Collective, b: Collective) -> str | None:
     return f"{a.bytes:,} bytes instead of {b.bytes:,}: padded" if same and b.bytes < a.bytes <= _PADDED * b.bytes else None
 
 
-def _reduced_whole(a: Collective, b: Collective) -> str | None:
-    whole = a.operation == "psum" and b.operation in (*_GATHERS, "all_to_all") and a.axes == b.axes and b.bytes <= a.bytes <= _PADDED * b.bytes
-    return f"an all-reduce of the whole instead of {b.operation}" if whole else None
+def _reduced_whole(a: Collective, b: Collective, *, padded: int = 1) -> str | None:
+    whole = a.operation == "psum" and b.operation in (*_GATHERS, "all_to_all") and a.axes == b.axes
+    same = whole and a.dtype == b.dtype and b.bytes <= a.bytes <= padded * b.bytes
+    return f"an all-reduce of the whole instead of {b.operation}" if same else None
 
 
 def _inside_slice(between: Collection[str], a: Collective, b: Collective) -> str | None:
@@ -172,18 +174,25 @@ def _inside_slice(between: Collection[str], a: Collective, b: Collective) -> str
 
 _Rule = Callable[[Collective, Collective], str | None]
 _SAME_BYTES: tuple[_Rule, ...] = (_as_recorded, _wider)
-_OTHER_BYTES: tuple[_Rule, ...] = (_padded, _reduced_whole)
+_SAME_WHOLE: tuple[_Rule, ...] = (_reduced_whole,)
+_OTHER_BYTES: tuple[_Rule, ...] = (_padded, partial(_reduced_whole, padded=_PADDED))
 
-# A collective that the compiler made or moved has no scope, and of several that it combined all have the first one's.
+# A collective that the compiler made or moved has no scope, and of several that it combined all
+# have the first one's: that of another op, but of the same pass.
 _NEARNESS: tuple[Callable[[_Item, _Item], bool], ...] = (
-    lambda item, record: _at_home(item, record) and item.collective.phase == record.collective.phase,
+    lambda item, record: _at_home(item, record) and _same_pass(item, record),
     lambda item, record: _at_home(item, record),
+    lambda item, record: item.together and item.tag is not None and _same_pass(item, record),
     lambda item, record: item.together or item.tag is None,
 )
 
 
 def _at_home(item: _Item, record: _Item) -> bool:
     return item.tag is not None and item.tag == record.tag
+
+
+def _same_pass(item: _Item, record: _Item) -> bool:
+    return item.collective.phase == record.collective.phase
 
 
 def _apart(item: _Item, record: _Item) -> str:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from meshdsl.plan.collective import Collective
 from meshdsl.plan.compiled.match import match
+from meshdsl.plan.hlo.schedule import Ran
 
 FORWARD, BACKWARD = "jvp(md.f.3)/x", "transpose(jvp(md.f.3))/x"
 GATHER = Collective("all_gather", ("data",), 4, 1024, "bfloat16", FORWARD)
@@ -66,6 +67,36 @@ def test_known_changes_are_told_in_words():
     assert only([SCATTER], [changed(SCATTER, operation="psum")])[0].how == "an all-reduce of the whole instead of psum_scatter"
     assert only([SUM], [changed(SUM, scope="")])[0].how == "without its scope"
     assert only([SUM, GATHER], [GATHER, changed(SUM, scope=FORWARD)][1:])[0].how == "combined with others into one"
+
+
+def test_gathers_that_a_compiler_sums_are_told_from_scatters_of_about_their_size():
+    """Gathers that one instruction sums have the scope of the first: bytes tell whose they are."""
+    small = changed(GATHER, bytes=512)
+    other = changed(GATHER, bytes=1400, scope="jvp(md.f.5)/x")
+    twice = changed(SCATTER, bytes=1024, dtype="float32")  # the gradient of `small`: in float32
+    record = [small, other, twice]
+    summed = [changed(c, operation="psum") for c in record]
+    summed[1] = changed(summed[1], scope=FORWARD)  # combined with the first
+    summed[2] = changed(summed[2], scope="")  # made by the compiler
+    parts = tuple(summed[:2])
+    ran = [
+        Ran(summed[1], parts, True, 1.0, 0.0, "s"),
+        Ran(summed[2], (summed[2],), True, 1.0, 0.0, "t"),
+    ]
+    rows, absent = match(program(*record), ran)
+    assert [(row.bytes, row.phase, row.tag, row.how) for row in rows] == [
+        (512, "forward", "md.f.3", "an all-reduce of the whole instead of all_gather"),
+        (1400, "forward", "md.f.5", "an all-reduce of the whole instead of all_gather"),
+        (1024, "backward", "md.f.3", "an all-reduce of the whole instead of psum_scatter"),
+    ]
+    assert absent == ()
+
+
+def test_what_is_combined_is_of_one_pass():
+    again = changed(GATHER, scope="transpose(jvp(x))/rematted_computation/md.f.3/x")
+    combined = changed(again, operation="psum", scope=again.scope.replace("md.f.3", "md.f.5"))
+    rows, (missing,) = match(program(GATHER, again), [combined])
+    assert [row.phase for row in rows] == ["recompute"] and missing.phase == "forward"
 
 
 def test_sums_that_became_one_array_are_told_together():
