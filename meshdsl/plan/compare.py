@@ -21,6 +21,7 @@ class Row:
       step, exposed: seconds, and the share of them that waits for collectives; None where the machine has no figures.
       moved: bytes of collectives by axis.
       by: who judged: `estimate`, or `compiler`.
+      unread: instructions of the compiled program that are not understood; the step lacks them.
       error: why the layout cannot be used; then there is nothing else.
     """
 
@@ -34,6 +35,7 @@ class Row:
     exposed: float | None = None
     moved: tuple[tuple[str, int], ...] = ()
     by: str = "estimate"
+    unread: int = 0
     error: str = ""
 
     @classmethod
@@ -71,6 +73,7 @@ class Row:
             exposed=time.exposed_share if time else None,
             moved=tuple(moved.items()),
             by="compiler",
+            unread=sum(kind.count for kind in report.unread),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def table(rows: Sequence[Row]) -> str:
                 f"{r.mfu:.1%}" if r.mfu is not None else "",
                 f"{r.exposed:.0%}" if r.exposed is not None else "",
                 moved,
-                r.by,
+                f"{r.by}, {r.unread:,} instructions not understood" if r.unread else r.by,
             )
         )
     return "\n".join(columns(lines, right=(3, 4, 5, 6), indent=0))

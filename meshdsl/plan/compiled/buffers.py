@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from meshdsl.plan.hlo.text import Array, Instruction, Module
 from meshdsl.plan.record import tag_in
 
 _SAME = ("bitcast", "opt-barrier", "get-tuple-element", "tuple", "while", "add-dependency", "optimization-barrier")
-_TYPE = re.compile(r"\w+\[[\d,]*\](?:\{[^{}]*\})?")
+_TYPE = re.compile(r"\w+\[[\d,<=]*\](?:\{[^{}]*\})?")
 _ALIAS = re.compile(r"\{(\d+)\}: \(\d+, \{[\d,]*\}, (?:may|must)-alias\)")
 _TILED = re.compile(r"\{([\d,]+):T\((\d+(?:,\d+)*)\)")
 
@@ -52,6 +53,8 @@ def largest(module: Module, text: str, count: int) -> list[Held]:
     Args:
       text: of the module: its first line says which results these are.
     """
+    if module.entry not in module.computations:
+        return []
     header = text[: text.find("\n")]
     moment, _ = _Walk(module, {int(n) for n in _ALIAS.findall(header)}).run(module.entry, [])
     return sorted(moment.held, key=lambda held: held.bytes, reverse=True)[:count]
@@ -67,29 +70,25 @@ class _Walk:
         """The moment of most memory beyond `given`, the arrays of the parameter; and the arrays of the result."""
         instructions = self.module.computations[computation]
         done = {i.operands[0]: i for i in instructions if i.opcode.endswith("-done") and i.operands}
+        result: list[Held | None] = []
         arrays: dict[str, list[Held | None]] = {}
         inner: dict[str, _Moment] = {}
         made: list[list[Held]] = []
         last: dict[Held, int] = {}
         for at, i in enumerate(instructions):
             read = [held for name in i.operands for held in arrays.get(name, ()) if held is not None]
-            if i.opcode == "parameter":
-                arrays[i.name] = given if given else [None] * len(i.results)
-            elif i.opcode == "while":
-                arrays[i.name] = [held for name in i.operands for held in arrays[name]]
-                inner[i.name], _ = self.run(i.attribute("body"), arrays[i.name])
-            else:
-                arrays[i.name] = self._results(i, arrays, done.get(i.name))
+            make = partial(self._made, i, given, arrays, done.get(i.name), inner)
+            arrays[i.name] = self.module.read(i, make, [])
             own = [held for held in arrays[i.name] if held is not None]
             made.append([held for held in own if held not in last and held not in given])
             for held in [*read, *own]:
                 last[held] = at
             if i.root:
+                result = arrays[i.name]
                 for held in own:
                     last[held] = len(instructions)
         if computation == self.module.entry:
-            results = arrays[self.module.root(computation).name]
-            free = {held for n, held in enumerate(results) if n in self.free and held is not None}
+            free = {held for n, held in enumerate(result) if n in self.free and held is not None}
             made = [[held for held in new if held not in free] for new in made]
         best, live, size = _Moment(), {}, 0
         for at, i in enumerate(instructions):
@@ -102,7 +101,24 @@ class _Walk:
             for held in [held for held in live if last[held] <= at]:
                 del live[held]
                 size -= held.bytes
-        return best, arrays[self.module.root(computation).name]
+        return best, result
+
+    def _made(
+        self,
+        i: Instruction,
+        given: list[Held | None],
+        arrays: dict[str, list[Held | None]],
+        done: Instruction | None,
+        inner: dict[str, _Moment],
+    ) -> list[Held | None]:
+        """The arrays of what `i` gives; of a loop also the moment of most memory in it."""
+        if i.opcode == "parameter":
+            return given if given else [None] * len(i.results)
+        if i.opcode != "while":
+            return self._results(i, arrays, done)
+        carried = [held for name in i.operands for held in arrays[name]]
+        inner[i.name], _ = self.run(self.module.named(i, "body"), carried)
+        return carried
 
     def _results(self, i: Instruction, arrays: dict[str, list[Held | None]], done: Instruction | None) -> list[Held | None]:
         operands = [arrays.get(name, []) for name in i.operands]
@@ -133,14 +149,13 @@ class _Walk:
             return (True,)
         if i.opcode != "fusion":
             return ()
-        root = self.module.root(i.attribute("calls"))
-        parts = [self.module.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        root = self.module.root(self.module.named(i, "calls"))
+        parts = self.module.operands(root) if root.opcode == "tuple" else [root]
         return tuple(self._update(part) for part in parts)
 
     def _update(self, i: Instruction) -> bool:
-        while i.opcode in ("bitcast", "convert", "copy") and i.operands:
-            i = self.module.instructions[i.operands[0]]
-        return i.opcode == "dynamic-update-slice"
+        origin = self.module.origin(i, ("bitcast", "convert", "copy"))
+        return origin.opcode == "dynamic-update-slice"
 
 
 def _new(i: Instruction) -> list[Held | None]:

@@ -80,11 +80,11 @@ def _read(
 ) -> CompiledReport:
     text, unread = _text(executable)
     module = Module(text)
-    arrays = largest(module, text, LARGEST) if text else []
+    arrays = largest(module, text, LARGEST)
     memory = _memory(executable.memory_analysis(), tuple(_view(held, program) for held in arrays), target)
     # Of TPU programs the compiler is the judge; that of GPUs doesn't say.
     fits = None if memory.capacity is None else target.chip.kind == "tpu" or memory.needed <= memory.capacity
-    replayed, collectives = _collectives(module, text, program, target)
+    replayed, collectives = _collectives(module, program, target)
     between = _between_slices(target, program.axis_sizes)
     found, absent = match(program, collectives, between)
     return CompiledReport(
@@ -96,6 +96,7 @@ def _read(
         absent=absent,
         time=_time(replayed, target, model_flops) if replayed and model_flops else None,
         remedies=_remedies(memory, explanation, program) if fits is False else (),
+        unread=module.unread.kinds() if text else (),
         notes=tuple(note for note in (unread, _HOSTS.format(", ".join(between)) if between else "") if note),
     )
 
@@ -126,11 +127,16 @@ def _refusal(error: Exception, target: Target, options: Mapping[str, str]) -> Me
 def _text(executable: Any) -> tuple[str, str]:
     """The program's text; a reason where it cannot be read."""
     try:
-        return executable.as_text(), ""
+        text = executable.as_text()
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
-        pair = 'libtpu and jaxlib may be of different times; pip install "meshdsl[tpu]" brings a pair'
-        return "", f"the compiled program cannot be read, so its collectives and time are not known ({pair}): {reason}"
+    else:
+        if text:
+            return text, ""
+        reason = "the compiler gives no text"
+    pair = 'libtpu and jaxlib may be of different times; pip install "meshdsl[tpu]" brings a pair'
+    unknown = "the compiled program cannot be read, so its collectives and time are not known"
+    return "", f"{unknown} ({pair}): {reason}"
 
 
 # -- memory ------------------------------------------------------------------------------------------------------
@@ -184,12 +190,14 @@ def _view(held: Held, program: Program) -> TensorView:
 # -- time --------------------------------------------------------------------------------------------------------
 
 
-def _collectives(module: Module, text: str, program: Program, target: Target) -> tuple[Replay | None, Iterable[Any]]:
+def _collectives(
+    module: Module, program: Program, target: Target
+) -> tuple[Replay | None, Iterable[Any]]:
     """The replayed schedule, and the collectives in it; without times where the target has none."""
     if not module.entry:
         return None, ()
     if not target.timed:
-        return None, from_hlo(text, program.axis_sizes)
+        return None, from_hlo(module, program.axis_sizes)
     replayed = replay(module, target.chip, Network(target, program.axis_sizes), program.axis_sizes)
     return replayed, replayed.collectives
 

@@ -13,6 +13,7 @@ from meshdsl.plan.explain.explanation import (
     TensorView,
     TimeView,
 )
+from meshdsl.plan.hlo.unread import Kind, unread_words
 from meshdsl.plan.words import byte_words
 
 
@@ -52,6 +53,8 @@ class CompiledReport:
       time: the replayed schedule; None for a machine without figures, and for a program that does not fit.
       tokens: of one step, on all devices.
       remedies: what to split where it does not fit.
+      unread: what of the compiler's text is not understood, by kind. What is said of time,
+        collectives and arrays is without it.
     """
 
     title: str
@@ -70,6 +73,7 @@ class CompiledReport:
     time: TimeView | None = None
     remedies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unread: tuple[Kind, ...] = ()
 
     @property
     def surprises(self) -> tuple[Compiled, ...]:
@@ -83,10 +87,13 @@ class CompiledReport:
     def explained(self, explanation: Explanation) -> Explanation:
         """`explanation`, which was made from the same program, with the compiler's memory and time in place of the estimates.
 
-        What was called a surprise stands in its notes, so the page shows it.
+        What was called a surprise stands in its notes, so the page shows it, and so does what
+        could not be read.
         """
         memory = measured(explanation.memory, self.memory)
-        notes = (f"compiled for {self.target}: {self.verdict}", *map(surprise_words, self.surprises), *self.notes, *explanation.notes)
+        unread = [words] if (words := unread_words(self.unread)) else []
+        found = (*unread, *map(surprise_words, self.surprises), *self.notes)
+        notes = (f"compiled for {self.target}: {self.verdict}", *found, *explanation.notes)
         return replace(explanation, title=f"{self.title}, compiled", memory=memory, time=self.time or explanation.time, remedies=self.remedies, notes=notes)
 
 

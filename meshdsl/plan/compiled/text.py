@@ -1,4 +1,7 @@
-"""A report on a compiled step as text, for the terminal: the verdict first, then surprises, then everything else."""
+"""A report on a compiled step as text, for the terminal.
+
+The verdict comes first, then what could not be read, then surprises, then everything else.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from meshdsl.plan.collective import Collective, summary
 from meshdsl.plan.compiled.match import Absent, Compiled
 from meshdsl.plan.compiled.report import CompiledReport
 from meshdsl.plan.explain.explanation import TensorView
+from meshdsl.plan.hlo.unread import unread_words
 from meshdsl.plan.words import byte_words, columns, time_words
 
 
 def describe(report: CompiledReport) -> str:
     """All of it, a line for each kind of collective."""
-    parts = [_head(report), _surprises(report), _memory(report), _time(report), _collectives(report), _absent(report), _options(report)]
+    sections = (_head, _unread, _surprises, _memory, _time, _collectives, _absent, _options)
+    parts = [section(report) for section in sections]
     if report.notes:
         parts.append(["notes", *(f"  {note}" for note in report.notes)])
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -36,8 +41,16 @@ def _surprises(r: CompiledReport) -> list[str]:
     if not r.collectives:
         return [] if r.fits is False or r.notes else ["collectives: none"]
     if not r.surprises:
-        return ["no surprises: a record explains every collective of the compiled program"]
+        which = " that was understood" if r.unread else ""
+        return [f"no surprises: a record explains every collective of the compiled program{which}"]
     return [f"SURPRISES: {len(r.surprises)} kinds of collectives that no record explains", *_rows(r.surprises)]
+
+
+def _unread(r: CompiledReport) -> list[str]:
+    if not r.unread:
+        return []
+    cells = [(one.kind, f"{one.count:,} x", one.example) for one in r.unread]
+    return [unread_words(r.unread), *columns(cells, right=(1,))]
 
 
 def _collectives(r: CompiledReport) -> list[str]:

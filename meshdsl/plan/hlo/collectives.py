@@ -15,24 +15,29 @@ For code inside `shard_map` the two lists are equal, but for what compilers do o
 - On TPU a reduce-scatter may be an all-reduce fused with a slice, counted as the `psum_scatter` that it is. If its
   dim isn't a multiple of the tile it is padded, and small collective-permutes without a scope repair the seams.
 - On TPU, gathers and scatters over one axis that spans the whole 3-D torus were all written as all-reduces of the
-  full size (64 chips of a v5p), and lost their scopes: they are counted as the `psum` that runs.
+  full size (64 chips of a v5p): they are counted as the `psum` that runs. libtpu 0.0.42 drops their
+  scopes, and 0.0.50 those of the scatters only.
 - On TPU, options can turn a product with a collective into a ring, which leaves collective-permutes of pieces.
   Pipelined gathers are peeled off the loop: counts stay, unless two peeled ones are identical.
 - The partitioner (`jit` with shardings) writes an all-reduce and a slice where a reduce-scatter would do, on CPU; it
   is counted as the `psum` that runs.
 
 A loop whose length isn't a constant counts as one turn, and every branch of a conditional is listed.
+What is not understood of the text is left out, and counted in `Module.unread`.
 """
 
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from meshdsl.plan.collective import Collective, live_axes
 from meshdsl.plan.hlo.text import Instruction, Module
+from meshdsl.plan.hlo.unread import unread_words
 
 OPERATIONS = {
     "all-reduce": "psum",
@@ -41,64 +46,100 @@ OPERATIONS = {
     "all-to-all": "all_to_all",
     "collective-permute": "ppermute",
 }
+_BETWEEN_DEVICES = re.compile(r"\b(?:replica_groups|source_target_pairs)=")
 # The reducer of an all-reduce decides what it is; on booleans `or` is the maximum.
 _REDUCERS = {"add": "psum", "maximum": "pmax", "minimum": "pmin", "or": "pmax", "and": "pmin"}
 
 
-def from_hlo(compiled_text: str, mesh) -> list[Collective]:
+def from_hlo(compiled: str | Module, mesh) -> list[Collective]:
     """Lists the collectives of an optimized program, in schedule order.
 
-    compiled_text: `jitted.lower(...).compile().as_text()`.
+    compiled: `jitted.lower(...).compile().as_text()`; what is not understood of it is warned of.
     mesh: the mesh that it was compiled for, or its `{axis: size}`; device n of the program is the n-th of the mesh.
 
     A group that covers only a part of an axis (the partitioner makes such) is counted under that axis.
     """
     axis_sizes = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
-    module = Module(compiled_text)
-    return list(_walk(module, module.entry, axis_sizes, 1))
+    module = compiled if isinstance(compiled, Module) else Module(compiled)
+    found = list(_walk(module, module.entry, axis_sizes, 1))
+    if module is not compiled and (words := unread_words(module.unread.kinds())):
+        warnings.warn(words, stacklevel=2)
+    return found
 
 
 def _walk(module: Module, computation: str, axis_sizes, count: int) -> Iterator[Collective]:
-    instructions = module.computations[computation]
+    instructions = module.computations.get(computation, [])
     starts = any('custom_call_target="AsyncCollectiveStart"' in i.attributes for i in instructions)
     for i in instructions:
-        opcode = i.opcode.removesuffix("-start")
-        if opcode in OPERATIONS:
+        if operation_of(i) is not None:
             # The TPU compiler spreads one collective over the fusions that compute meanwhile: each holds a copy of it,
             # marked with the chain that it belongs to. The first starts it.
             if starts or "chain_id=" not in i.attributes:
                 yield from collectives_of(module, computation, i, axis_sizes, count)
-        elif opcode == "while":
-            times = count * module.trip_count(i)
-            yield from _walk(module, i.attribute("body"), axis_sizes, times)
-            yield from _walk(module, i.attribute("condition"), axis_sizes, times)
         else:
-            for called in module.called(i):
-                yield from _walk(module, called, axis_sizes, count)
+            for called, times in module.read(i, partial(_called, module, i), []):
+                yield from _walk(module, called, axis_sizes, count * times)
 
 
-def collectives_of(module: Module, computation: str, instruction: Instruction, axis_sizes, count: int = 1) -> Iterator[Collective]:
-    """What one collective instruction of `computation` is, one for each operand; nothing where it moves nothing."""
+def _called(module: Module, i: Instruction) -> list[tuple[str, int]]:
+    """The computations that an instruction runs, and how often."""
+    if is_unknown(i):
+        raise ValueError(f"{i.opcode} is a collective that is not known")
+    if i.opcode != "while":
+        return [(name, 1) for name in module.called(i)]
+    turns = module.trip_count(i)
+    return [(module.named(i, key), 1 if turns is None else turns) for key in ("body", "condition")]
+
+
+def operation_of(i: Instruction) -> str | None:
+    """The collective that an instruction is or starts, in HLO's words; None where it is none."""
+    opcode = i.opcode.removesuffix("-start")
+    return opcode if opcode in OPERATIONS else None
+
+
+def is_unknown(i: Instruction) -> bool:
+    """Whether it is a collective of another kind: all of them say which devices work together."""
+    return operation_of(i) is None and bool(_BETWEEN_DEVICES.search(i.attributes))
+
+
+def collectives_of(
+    module: Module, computation: str, instruction: Instruction, axis_sizes, count: int = 1
+) -> list[Collective]:
+    """What one collective instruction of `computation` is, one for each operand.
+
+    The list is empty where it moves nothing, and where it is not understood.
+    """
+    read = partial(_collectives, module, computation, instruction, axis_sizes, count)
+    return module.read(instruction, read, [])
+
+
+def _collectives(
+    module: Module, computation: str, instruction: Instruction, axis_sizes, count: int
+) -> list[Collective]:
     opcode = instruction.opcode.removesuffix("-start")
     groups = _groups(instruction, math.prod(axis_sizes.values()))
     axes = _axes(groups, axis_sizes)
     if not axes:
-        return
+        return []
     operation = _operation(module, computation, instruction, opcode)
-    operands = [array for name in instruction.operands for array in module.instructions[name].results]
+    operands = [array for one in module.operands(instruction) for array in one.results]
+    if not operands:
+        raise LookupError(f"%{instruction.name} has no operands")
     sizes = [(array.bytes, array.dtype) for array in operands]
     if operation == "all_to_all":  # given in pieces, one for each device of the group, or whole
         sizes = [(sum(size for size, _ in sizes), sizes[0][1])]
     gathered = len(groups[0]) if operation == "all_gather" else 1
-    for size, dtype in sizes:
-        yield Collective(operation, axes, count, size * gathered, dtype, instruction.scope)
+    return [
+        Collective(operation, axes, count, size * gathered, dtype, instruction.scope)
+        for size, dtype in sizes
+    ]
 
 
 def _operation(module, computation, instruction, opcode) -> str:
     if opcode != "all-reduce":
         return OPERATIONS[opcode]
-    reducer = module.computations[instruction.attribute("to_apply")]
-    operation = next((_REDUCERS[i.opcode] for i in reducer if i.opcode in _REDUCERS), "psum")
+    reducer = module.computations[module.named(instruction, "to_apply")]
+    operation = [_REDUCERS[i.opcode] for i in reducer if i.opcode in _REDUCERS][0]
     users = [i for i in module.computations[computation] if instruction.name in i.operands]
     sliced = bool(users) and all(i.opcode == "dynamic-slice" for i in users)
     fused = "all-reduce-scatter" in computation

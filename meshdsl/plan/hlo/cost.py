@@ -12,6 +12,7 @@ import json
 import math
 import re
 
+from meshdsl.plan.hlo.opcodes import OPCODES
 from meshdsl.plan.hlo.text import ON_CHIP, Array, Instruction, Module
 
 # What takes no time: names, and scalars on the side.
@@ -27,7 +28,12 @@ _GEMM = re.compile(r'custom_call_target="__cublas\$(?:gemm|lt\$matmul)')
 
 
 def seconds(module: Module, instruction: Instruction, chip) -> float:
-    """Of one execution. `chip` says `flops`, `matmul_efficiency`, `hbm_bandwidth`, `hbm_efficiency`, `clock`."""
+    """Of one execution; an error where the opcode is not one of HLO.
+
+    chip: says `flops`, `matmul_efficiency`, `hbm_bandwidth`, `hbm_efficiency`, `clock`.
+    """
+    if instruction.opcode not in OPCODES:
+        raise LookupError(f"HLO has no {instruction.opcode}")
     if instruction.opcode in _FREE or _NOTES.search(instruction.attributes):
         return 0.0
     cycles = instruction.cycles
@@ -44,14 +50,14 @@ def seconds(module: Module, instruction: Instruction, chip) -> float:
 def flops(module: Module, instruction: Instruction) -> float:
     """Of the products in it; a multiplication and an addition count as two."""
     if instruction.opcode == "fusion":
-        inside = module.computations.get(instruction.attribute("calls") or "", ())
+        inside = module.computations[module.named(instruction, "calls")]
         return sum(flops(module, i) for i in inside)
     if instruction.opcode == "dot":
         return 2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
     if instruction.opcode == "convolution":
-        kernel = module.instructions[instruction.operands[1]].results[0]
+        kernel = module.operands(instruction)[1].results[0]
         labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
-        features = kernel.shape[labels[1].index("o")] if labels else 1
+        features = kernel.shape[labels[1].index("o")]
         return 2.0 * _elements(instruction) * kernel.elements / max(features, 1)
     if instruction.opcode == "custom-call" and _GEMM.search(instruction.attributes):
         return 2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
@@ -64,9 +70,9 @@ def _elements(instruction: Instruction) -> int:
 
 def _contracted(module: Module, instruction: Instruction, text: str) -> int:
     """The product of the contracted dims of a product's left operand."""
-    left = module.instructions[instruction.operands[0]].results[0]
+    left = module.operands(instruction)[0].results[0]
     found = re.search(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]([^\]}]*)[\]}]', text)
-    dims = [int(d) for d in re.findall(r"\d+", found[1])] if found else []
+    dims = [int(d) for d in re.findall(r"\d+", found[1])]
     return math.prod(left.shape[d] for d in dims)
 
 
@@ -75,7 +81,7 @@ def traffic(module: Module, instruction: Instruction) -> int:
     noted = _noted_bytes(instruction)
     if noted is not None:
         return noted
-    operands = [module.instructions[name] for name in instruction.operands if name in module.instructions]
+    operands = module.operands(instruction)
     if instruction.opcode in _SLICES:
         return 2 * _in_hbm(instruction.results)
     if instruction.opcode in _UPDATES:
@@ -86,7 +92,7 @@ def traffic(module: Module, instruction: Instruction) -> int:
 
 
 def _fusion_traffic(module: Module, fusion: Instruction, operands: list[Instruction]) -> int:
-    inside = module.computations.get(fusion.attribute("calls") or "", [])
+    inside = module.computations[module.named(fusion, "calls")]
     users: dict[str, list[Instruction]] = {}
     for i in inside:
         for name in i.operands:
@@ -94,15 +100,13 @@ def _fusion_traffic(module: Module, fusion: Instruction, operands: list[Instruct
     total = 0
     updated = 0  # the whole size of results that are updated in place
     for parameter in (i for i in inside if i.opcode == "parameter"):
-        position = int(parameter.arguments)
-        if position >= len(operands):
-            continue
         uses = users.get(parameter.name, [])
-        whole = _in_hbm(operands[position].results)
+        whole = _in_hbm(operands[int(parameter.arguments)].results)
         if uses and all(u.opcode in _SLICES and u.operands[0] == parameter.name for u in uses):
             total += min(whole, sum(u.bytes for u in uses))
         elif uses and all(u.opcode in _UPDATES and u.operands[0] == parameter.name for u in uses):
-            total += sum(2 * module.instructions[u.operands[-1 if u.opcode == "scatter" else 1]].bytes for u in uses)
+            places = [-1 if u.opcode == "scatter" else 1 for u in uses]
+            total += sum(2 * module.operands(u)[n].bytes for u, n in zip(uses, places, strict=True))
             updated += whole
         else:
             total += whole

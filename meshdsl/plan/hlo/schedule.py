@@ -2,7 +2,9 @@
 
 The compute stream runs the instructions in the order of the schedule (`cost.py` says how long each takes). A collective that the compiler
 left synchronous holds it for the time that its axes' links take; one with a start and a done runs on its links meanwhile, after those that were started
-before it, and the compute stream waits at the done if it isn't finished. Copies between the memories of a chip run likewise on a stream of their own.
+before it, and the compute stream waits at the done if it isn't finished. Copies between the
+memories of a chip run likewise on a stream of their own, and so does what the compiler gives to
+another core. What is not understood takes no time, and is counted in `Module.unread`.
 Loops run their body twice, as what is started in one turn may still be under way in the next; all further turns take as long as the second.
 """
 
@@ -53,7 +55,7 @@ class Replay:
       compute: of the compute stream, without waiting.
       communication: of the collectives over each combination of axes, one after the other.
       exposed: in which the compute stream waits for a collective.
-      copies: in which it waits for copies between the memories of the chip.
+      copies: in which it waits for copies between the memories of the chip, and for another core.
       collectives: in the order of the schedule.
       spans: the timeline, each loop's body once.
     """
@@ -71,7 +73,7 @@ def replay(text: str | Module, chip, network, axis_sizes: Mapping[str, int]) -> 
     """The time of one step of a compiled program.
 
     Args:
-      text: `compiled.as_text()`.
+      text: `compiled.as_text()`; as a `Module`, whose `unread` says what of it the time is without.
       chip: what computes; see `cost.seconds`.
       network: `network.seconds(operation, axes, bytes)` of a collective.
       axis_sizes: the mesh, `{axis: size}`; device n of the program is the n-th of the mesh.

@@ -202,6 +202,47 @@ def test_what_one_turn_starts_and_the_next_uses():
     assert us(60 + 3 * 160, 240, 300) == times(found)
 
 
+GATHERED = """
+%gathered (g: f32[25]) -> f32[25] {
+  %g = f32[25]{0} parameter(0)
+  ROOT %ga = f32[25]{0} all-reduce(%g), replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add
+}
+
+%taken (t: f32[25]) -> f32[25] {
+  %t = f32[25]{0} parameter(0)
+  ROOT %ta = f32[25]{0} negate(%t)
+}
+"""
+
+
+def on_another_core(name, called):
+    """A start without operands, as libtpu 0.0.50 writes it."""
+    return (
+        f"  %{name} = ((), (), (s32[1]{{0:T(128)S(2)}})) call-start(), "
+        f'async_execution_thread="sparsecore", to_apply=%{called}\n'
+    )
+
+
+def handed(name, start, operand):
+    return f"  %{name} = ((f32[25]{{0}}), f32[25]{{0}}) call-update(%{start}, %{operand})\n"
+
+
+def test_a_start_without_operands_runs_from_the_update_that_hands_them_over():
+    body = on_another_core("s", "gathered") + cycles("a", "p", 30) + handed("u", "s", "a")
+    body += cycles("b", "p", 60) + done("d", "u", "call")
+    found = run(body, GATHERED)
+    assert us(130, 90, 40) == times(found)
+    (ran,) = found.collectives
+    assert (ran.name, ran.asynchronous, ran.collective.axes) == ("s", True, ("data",))
+
+
+def test_what_another_core_computes_runs_meanwhile():
+    body = on_another_core("s", "taken") + handed("u", "s", "p") + cycles("a", "p", 60)
+    found = run(body + done("d", "u", "call"), GATHERED)
+    assert us(200, 60, 0) == times(found)
+    assert found.copies == pytest.approx(140 * US) and found.collectives == ()
+
+
 COPIES = {
     "into the chip's own memory": ("  %c = (f32[25]{0:S(1)}, f32[25]{0}, u32[]) copy-start(%p)\n", "copy", 100),
     "within HBM": ("  %c = (f32[25]{0}, f32[25]{0}, u32[]) copy-start(%p)\n", "copy", 200),

@@ -53,11 +53,23 @@ def test_types_of_operands_are_not_operands(module):
         ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", [Array("bfloat16", (8, 128), 16, 1)]),
         ("pred[]", [Array("bool", (), 8)]),
         ("(s4[3], /*index=1*/f8e4m3fn[2]{0})", [Array("int4", (3,), 4), Array("float8_e4m3fn", (2,), 8)]),
+        ("f4e2m1fn[4]", [Array("float4_e2m1fn", (4,), 4)]),
+        ("s32[<=8]{0}", [Array("int32", (8,), 32)]),
+        ("((), (), (s32[1]{0:T(128)S(2)}))", [Array("int32", (1,), 32, 2)]),
         ("((f32[4]{0}, token[]), c64[2]{0})", [Array("float32", (4,), 32), Array("complex64", (2,), 64)]),
     ],
 )
 def test_arrays_of_a_type(text, expected):
     assert arrays(text) == expected
+
+
+NO_TYPES = ["f32[4", "f32<4>", "q7[2]", "f32[4] and more", "f32[99999999999999999999]"]
+
+
+@pytest.mark.parametrize("text", NO_TYPES)
+def test_what_is_no_type_is_an_error(text):
+    with pytest.raises(ValueError, match="is no type|is larger than any memory"):
+        arrays(text)
 
 
 def test_bytes_round_up():
