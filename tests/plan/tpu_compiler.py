@@ -8,6 +8,7 @@ A process of its own, because libtpu puts handlers of signals into the process t
 import json
 import os
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libtpu prints is no answer
     compile_only()
+    warnings.filterwarnings("error", message="the compiler's text")  # of what is not understood
     jax.config.update("jax_optimization_level", "O0")  # a fraction of the time, the same collectives
     for line in sys.stdin:
         found = compiled(*json.loads(line))
