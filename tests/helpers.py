@@ -44,14 +44,23 @@ def layout(*rules: str, mesh: Mapping[str, int], **how) -> md.Layout:
 
 
 def is_float(x) -> bool:
-    return is_tensor(x) and jnp.issubdtype(x.dtype, jnp.floating)
+    """Whether `x` is a Tensor of real or complex floating-point numbers."""
+    return is_tensor(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _as_reals(t: md.Tensor) -> md.Tensor:
+    """A float32 Tensor by whose derivative `t` is known: of a complex one both of its parts count, each otherwise."""
+    if jnp.issubdtype(t.dtype, jnp.complexfloating):
+        return md.real(t) + 2 * md.imag(t)
+    return md.cast(t, jnp.float32)
 
 
 def distance(found, expected, floor: float = 1e-3) -> float:
     """Norm of the difference over the norm of `expected`, or over `floor` where that is larger; infinite where elements
     that are not finite differ.
     """
-    found, expected = (np.asarray(x).astype(np.float64) for x in (found, expected))
+    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
+    found, expected = (np.asarray(x).astype(wide) for x in (found, expected))
     if found.shape != expected.shape:
         return np.inf
     finite = np.isfinite(expected)
@@ -79,8 +88,10 @@ def assert_equal(found, expected, what: str = "result", tolerance: float = TOLER
 
 
 def assert_by_law(tree, layout: md.Layout, mesh, level: str | None = None) -> None:
-    """Every Tensor of `tree` is split as the layout says for its dims."""
+    """Every Tensor of `tree` is split as the layout says for its dims; one without elements lies nowhere."""
     for t in filter(is_tensor, jax.tree.leaves(tree, is_leaf=is_tensor)):
+        if not t.size:
+            continue
         law = layout.at_rest(t.dims, mesh.shape, level or level_of(t))
         expected = NamedSharding(mesh, partition_spec(tuple(law.get(d, ()) for d in t.dims)))
         assert t.array.sharding.is_equivalent_to(expected, t.array.ndim), f"{t} instead of {law}"
@@ -116,7 +127,7 @@ def with_gradients(fn, args: Sequence):
             result = fn(*[by_index.get(i, a) for i, a in enumerate(args)])
             made = [t for t in jax.tree.leaves(result, is_leaf=is_tensor) if is_float(t)]
             finite = [md.where(md.isfinite(t), t, 0.0) for t in made]
-            terms = [md.sum(md.cast(t, jnp.float32) * w) for t, w in zip(finite, weights, strict=True)]
+            terms = [md.sum(_as_reals(t) * w) for t, w in zip(finite, weights, strict=True)]
             return sum(terms[1:], start=terms[0]), result
 
         (_, result), grads = md.value_and_grad(loss, has_aux=True)([args[i] for i in floats])

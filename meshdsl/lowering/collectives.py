@@ -2,13 +2,19 @@
 
 Everything here works on local arrays inside `jax.shard_map` with `check_vma=True`, where the type of an array says
 over which axes it *varies*. That type decides what a collective transposes to, so each function states it.
+
+Of an array without elements nothing travels: a collective is then the shape and the type that it would have made. A sum
+of bools is whether any of them is true, as in `einsum`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
@@ -24,19 +30,52 @@ def varying(x) -> frozenset[str]:
 def vary(x, axes) -> jax.Array:
     """`x` with a type that varies over `axes` too. Free; the transpose is a psum over the axes that were added."""
     missing = tuple(a for a in axes if a not in varying(x))
-    return lax.pcast(x, missing, to="varying") if missing else x
+    if not missing:
+        return x
+    return lax.pcast(x if x.size else lax.stop_gradient(x), missing, to="varying")
 
 
+def _of_elements(collective: Callable) -> Callable:
+    """`collective`, which does not run where its operand has no elements."""
+
+    @wraps(collective)
+    def run(x, *args, **how):
+        if x.size:
+            return collective(x, *args, **how)
+        made = jax.eval_shape(lambda x: collective(x, *args, **how), x)
+        return vary(jnp.zeros(made.shape, made.dtype), varying(made))
+
+    return run
+
+
+def sum_dtype(dtype) -> np.dtype:
+    """The dtype in which arrays of `dtype` are added up over devices: int32 for bools, and for integers of 16 bits, of
+    which NCCL has no sum.
+    """
+    dtype = np.dtype(dtype)
+    short = dtype == bool or jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 2
+    return np.dtype(np.int32) if short else dtype
+
+
+def _summed(x, add: Callable) -> jax.Array:
+    """`add` of `x`, which for integers of any size wraps around."""
+    total = add(x.astype(sum_dtype(x.dtype)))
+    return total != 0 if x.dtype == bool else total.astype(x.dtype)
+
+
+@_of_elements
 def psum(x, axes: Axes) -> jax.Array:
     """Sum over `axes`; the result does not vary over them. The transpose is free."""
-    return lax.psum(x, axes)
+    return _summed(x, lambda x: lax.psum(x, axes))
 
 
+@_of_elements
 def psum_scatter(x, axes: Axes, dim: int) -> jax.Array:
     """Sum over `axes`, each device keeping its part along `dim`. The transpose is an all_gather."""
-    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+    return _summed(x, lambda x: lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True))
 
 
+@_of_elements
 def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     """The parts along `dim` put together.
 
@@ -46,11 +85,13 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     return lax.all_gather(x, axes, axis=dim, tiled=True, to="varying" if varies else "invarying")
 
 
+@_of_elements
 def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     """Move the split over `axes` from dim `concat` to dim `split`."""
     return lax.all_to_all(x, axes, split_axis=split, concat_axis=concat, tiled=True)
 
 
+@_of_elements
 def ppermute(x, axes: Axes, pairs) -> jax.Array:
     """Send `x` from each first to each second of `pairs` of positions along `axes`; zeros where nothing arrives.
 
@@ -63,11 +104,13 @@ def ppermute(x, axes: Axes, pairs) -> jax.Array:
     return lax.ppermute(x, tuple(order), [(int(place[s]), int(place[t])) for s, t in pairs])
 
 
+@_of_elements
 def pmax(x, axes: Axes) -> jax.Array:
     """Maximum over `axes`; has no derivative."""
     return lax.pmax(x, axes)
 
 
+@_of_elements
 def pmin(x, axes: Axes) -> jax.Array:
     """Minimum over `axes`; has no derivative."""
     return lax.pmin(x, axes)

@@ -173,6 +173,6 @@ class Loop:
         return window.assemble(empty, arrived, at, part, parts)
 
     def _record(self, operation, axes, size, backward):
-        if self._scope.parts(axes) > 1:
+        if self._scope.parts(axes) > 1 and size:
             dims = ", ".join(f"`{d.name}`" for d, a in self._axes.items() if set(a) & set(axes))
             self._op.moves.append(Move(operation, axes, size, f"{self._op.name} along {dims}", backward))

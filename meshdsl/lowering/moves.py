@@ -88,11 +88,13 @@ def perform(
 def _recorded(array, step: Step, scope, op: Op, varies, why, constant: bool) -> jax.Array:
     """The array after a step, which is recorded in `op`."""
     before = nbytes(array)
-    array, backward = _perform(array, step, scope, varies) if array.size else (_empty(array, step, scope, varies), "")
+    array, backward = _perform(array, step, scope, varies)
     crosses = step.axes
     if step.operation == "ppermute":
         crosses = crossed(_reordering(step, scope.sizes), step.axes, scope.sizes)
     size = max(before, nbytes(array))
+    if step.operation in ("psum", "psum_scatter"):
+        size = size // array.dtype.itemsize * collectives.sum_dtype(array.dtype).itemsize
     record(op, scope, step.operation, crosses, size, why(step), "" if constant else backward)
     return array
 
@@ -115,12 +117,6 @@ def _perform(array, step: Step, scope, varies) -> tuple[jax.Array, str]:
             varying = not varies.isdisjoint(step.axes)
             return collectives.all_gather(array, step.axes, step.dim, varies=varying), "psum_scatter" if varying else ""
     raise AssertionError(step)
-
-
-def _empty(array, step: Step, scope, varies) -> jax.Array:
-    """What a step makes of an array without elements: the shape and the type, and no collective."""
-    made = jax.eval_shape(lambda a: _perform(a, step, scope, varies)[0], array)
-    return collectives.vary(jnp.zeros(made.shape, made.dtype), collectives.varying(made))
 
 
 def _reordering(step: Step, sizes) -> list[tuple[int, int]]:
@@ -155,7 +151,7 @@ def _each_way(step: Step, varies: frozenset[str]) -> list[Step]:
 
 
 def record(op, scope, operation, axes, size, why, backward) -> None:
-    if scope.parts(axes) > 1:
+    if scope.parts(axes) > 1 and size:
         op.moves.append(Move(operation, axes, size, why, backward))
 
 

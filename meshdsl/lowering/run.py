@@ -93,6 +93,8 @@ def run_many(
         role = _role(operands)
         return tuple(Tensor(a, dims, role and role.get(dims, Parameter())) for a, dims in zip(results, outs, strict=True))
 
+    if route is not None and not operands[0].size:  # nothing to move: a loop over whole dims will do
+        route, whole = None, loop
     level, pending = _level(operands), _kept_pending(operands, linear)
     if not pending and any([t.pending for t in operands]):
         operands = [moves.settle(t) if t.pending else t for t in operands]
@@ -158,7 +160,18 @@ def _role(operands) -> dict[Dims, Parameter] | None:
 
 def _kept_pending(operands, linear) -> tuple[str, ...]:
     waits = {t.pending for t in operands}
-    return waits.pop() if linear and len(waits) == 1 else ()
+    if not linear or len(waits) != 1:
+        return ()
+    dtypes = {t.dtype for t in operands}
+    alike = len(dtypes) == 1 or all([jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes])
+    return waits.pop() if alike else ()
+
+
+def sums_alike(dtype, made) -> bool:
+    """Whether sums of `dtype` may be taken after a linear op has made them `made`: those of integers wrap around, and those
+    of bools are no numbers.
+    """
+    return dtype == made or all(jnp.issubdtype(d, jnp.inexact) for d in (dtype, made))
 
 
 def _loop_split(scope, loop, whole, level, pending) -> dict[Dim, tuple[str, ...]]:
@@ -166,8 +179,9 @@ def _loop_split(scope, loop, whole, level, pending) -> dict[Dim, tuple[str, ...]
     split = dict(zip(free, scope.split(free, level), strict=True))
     if pending:  # those axes are spent on the sum until it is taken
         split = {d: tuple(a for a in axes if a not in pending) for d, axes in split.items()}
-    for d in whole:
-        split[d] = ()
+    for d in loop:
+        if d in whole or not d.size:  # of no elements there are no parts
+            split[d] = ()
     return split
 
 

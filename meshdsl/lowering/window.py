@@ -60,6 +60,8 @@ def assemble(empty, arrived: list[tuple[list[Piece], jax.Array]], at: int, part,
         for group, piece in arrived:
             empty = write(empty, piece, at, group, part, parts)
         return empty
+    if not places:
+        return empty
     joined, reached = [], 0
     for begin, end in places:
         run = lax.slice_in_dim(empty, begin, end, axis=at)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 
 import jax
-from jax import ad_checkpoint
+import jax.numpy as jnp
+from jax import ad_checkpoint, lax
 
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import moves
@@ -77,7 +78,10 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     x = moves.settle(x)
     for names in _marked.get():
         names.add(name)
-    return Tensor(ad_checkpoint.checkpoint_name(x.array, name), x.dims, x.role, x.place)
+    marked = lambda array: ad_checkpoint.checkpoint_name(array, name)  # noqa: E731
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
+        return Tensor(lax.complex(marked(x.array.real), marked(x.array.imag)), x.dims, x.role, x.place)
+    return Tensor(marked(x.array), x.dims, x.role, x.place)
 
 
 def _policy(policy: str, save, offload):

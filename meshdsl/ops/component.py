@@ -17,7 +17,7 @@ import numpy as np
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.run import run
+from meshdsl.lowering.run import run, sums_alike
 from meshdsl.tensor import Tensor
 
 NUMPY = (
@@ -126,11 +126,28 @@ def _named(fn: Callable, name: str, module: str) -> Callable:
     linear = name in LINEAR
 
     def op(*operands, **options) -> Tensor:
-        return map(fn, *operands, name=name, linear=linear, **options)
+        try:
+            return map(fn, *operands, name=name, linear=linear, **options)
+        except MeshDSLError:
+            raise
+        except (TypeError, ValueError) as why:
+            raise _refused(name, operands, why) from None
 
     op.__name__ = op.__qualname__ = name
     op.__doc__ = f"Component-wise `{module}.{name}`; operands broadcast by name, see `map`."
     return op
+
+
+def _refused(name: str, operands, why: Exception) -> Exception:
+    """The error for operands of a dtype that JAX's function does not take; `why` itself where all are real numbers."""
+    odd = [t for t in operands if isinstance(t, Tensor) and not jnp.issubdtype(t.dtype, jnp.floating)]
+    if not odd:
+        return why
+    shown = " and ".join(f"{dim_algebra.show(t.dims)} of {t.dtype}" for t in odd)
+    advice = "md.cast"
+    if any(jnp.issubdtype(t.dtype, jnp.complexfloating) for t in odd):
+        advice = "md.real, md.imag or md.abs"
+    return MeshDSLError(f"{name}: is not defined for {shown} ({str(why).splitlines()[0]}); use {advice} of it")
 
 
 FUNCTIONS = {
@@ -143,7 +160,8 @@ FUNCTIONS = {
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:
     """`x` times a number, or divided by it. Linear: a pending sum keeps waiting."""
     fn = (lambda _, a: a / factor) if inverse else (lambda _, a: a * factor)
-    return run(name, fn, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    made = jnp.result_type(x.dtype, jnp.float32 if inverse else factor)
+    return run(name, fn, (x,), loop=x.dims, out=x.dims, linear=sums_alike(x.dtype, made), fill=None)
 
 
 def cast(x: Tensor, dtype) -> Tensor:
@@ -151,8 +169,7 @@ def cast(x: Tensor, dtype) -> Tensor:
     dtype = jnp.dtype(dtype)
     if x.dtype == dtype:
         return x
-    linear = jnp.issubdtype(dtype, jnp.inexact) and jnp.issubdtype(x.dtype, jnp.inexact)
-    return run("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, linear=linear, fill=None)
+    return run("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, linear=sums_alike(x.dtype, dtype), fill=None)
 
 
 def stop_gradient(x: Tensor) -> Tensor:

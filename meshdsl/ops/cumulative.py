@@ -79,7 +79,7 @@ def _logaddexp_jvp(primals, tangents):
 
     def share(x):
         same = x == total  # infinities too
-        return jnp.where(jnp.isneginf(x), 0, jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total))))
+        return jnp.where(jnp.isneginf(x.real), 0, jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total))))
 
     return total, sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
 
@@ -114,7 +114,7 @@ SCANS = {
     "cumprod": (lax.cumprod, lax.mul, lambda dtype: 1),
     "cummax": (lax.cummax, lax.max, lambda dtype: bounds(dtype)[0]),
     "cummin": (lax.cummin, lax.min, lambda dtype: bounds(dtype)[1]),
-    "cumlogsumexp": (_associative(_logaddexp), _logaddexp, lambda dtype: bounds(dtype)[0]),
+    "cumlogsumexp": (_associative(_logaddexp), _logaddexp, lambda dtype: -jnp.inf),
 }
 
 

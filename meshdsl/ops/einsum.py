@@ -11,14 +11,15 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering.run import run
+from meshdsl.lowering.run import run, sums_alike
 from meshdsl.tensor import Tensor
 
 
 def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -> Tensor:
     """The product of the tensors, summed over every dim that is not in `out`.
 
-    Any number of tensors, the same one more than once, and tensors without dims, which scale the result.
+    Any number of tensors, the same one more than once, and tensors without dims, which scale the result. Of bools it is
+    whether any of the products is true, and sums of integers wrap around, as in `jnp.einsum`.
 
     Args:
       out: dims of the result, a tuple of Dims. `...` in it stands for the dims of the first tensor that no other
@@ -39,7 +40,8 @@ def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -
         operands = [item for pair in zip(arrays, terms, strict=True) for item in pair]
         return jnp.einsum(*operands, [number[d] for d in out], precision=precision, preferred_element_type=preferred_element_type)
 
-    return run("einsum", local, tensors, loop=loop, out=out, linear=len(tensors) == 1)
+    linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, preferred_element_type or tensors[0].dtype)
+    return run("einsum", local, tensors, loop=loop, out=out, linear=linear)
 
 
 def _out_dims(tensors, out, loop: Dims) -> Dims:

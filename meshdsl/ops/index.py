@@ -10,7 +10,6 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
-from meshdsl.ops import component
 from meshdsl.tensor import Tensor
 
 
@@ -28,8 +27,6 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
         raise MeshDSLError(f"take: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers")
     if dim in ids.dims:
         raise MeshDSLError(f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it")
-    if x.dtype == bool:  # of which a sum over devices would not be
-        return component.cast(take(component.cast(x, jnp.int32), ids, dim), bool)
     loop = dim_algebra.union("take", [x.dims, ids.dims])
     shared = tuple(d for d in x.dims if d in ids.dims)
     picked = dim_algebra.without(ids.dims, shared)
@@ -38,6 +35,8 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     def local(at: Loop, table, indices):
         indices = indices.astype(jnp.int32) - at.offset(dim)  # a uint8 cannot be compared with a size of 256
         inside = (indices >= 0) & (indices < at.size(dim))
+        if not dim.size:  # something to index, and then to pass over
+            table = jnp.pad(table, [(0, d == dim) for d in x.dims])
         return _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
 
     return run("take", local, (x, ids), loop=loop, out=(*shared, *inner))

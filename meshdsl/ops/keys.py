@@ -1,15 +1,42 @@
-"""What it means that one element is larger than another: bounds, integers that order as the elements do, and shared ties."""
+"""What it means that one element is larger than another: bounds, integers that order as the elements do, and shared ties.
+
+Of complex numbers that with the larger real part is larger, and of equal ones that with the larger imaginary part, as in NumPy.
+"""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dims import Dims
+from meshdsl.dims import Dims, show
+from meshdsl.errors import MeshDSLError
+from meshdsl.tensor import Tensor
 
 
-def bounds(dtype) -> tuple[float | int | bool, float | int | bool]:
+def check_some(name: str, x: Tensor, dims: Dims) -> None:
+    """Raise a MeshDSLError where there is no element over `dims`, of which one is to be chosen."""
+    if not all(d.size for d in dims):
+        raise MeshDSLError(
+            f"{name}: {show(dims)} of {show(x.dims)} has no element to choose; give each of these dims a size of 1 or more"
+        )
+
+
+def check_real(name: str, x: Tensor) -> None:
+    """Raise a MeshDSLError where `x` is complex."""
+    if is_complex(x.dtype):
+        raise MeshDSLError(
+            f"{name}: takes no complex numbers, and {show(x.dims)} is {x.dtype}; use md.real, md.imag or md.abs of it"
+        )
+
+
+def is_complex(dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def bounds(dtype) -> tuple[complex | float | int | bool, complex | float | int | bool]:
     """The lowest and the highest value of a dtype."""
+    if is_complex(dtype):
+        return complex(-jnp.inf, -jnp.inf), complex(jnp.inf, jnp.inf)
     if dtype == bool:
         return False, True
     if jnp.issubdtype(dtype, jnp.integer):
@@ -17,8 +44,10 @@ def bounds(dtype) -> tuple[float | int | bool, float | int | bool]:
     return -jnp.inf, jnp.inf
 
 
-def last(dtype) -> float | int | bool:
+def last(dtype) -> complex | float | int | bool:
     """The value that no other is sorted after: NaN, or the highest."""
+    if is_complex(dtype):
+        return complex(jnp.nan, jnp.nan)
     return jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else bounds(dtype)[1]
 
 
@@ -48,6 +77,11 @@ def from_key(key, dtype, sign: int = 1):
     else:
         a = key.astype(dtype)
     return _negative(a) if sign < 0 else a
+
+
+def parts(a) -> list:
+    """What complex numbers are compared by, the first first. One with a NaN in either part has it in both."""
+    return [jnp.where(jnp.isnan(a), jnp.nan, part) for part in (a.real, a.imag)]
 
 
 def _negative(a):

@@ -157,6 +157,6 @@ def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
         new = sum(d in gone for d in t.dims)
         if t.place is not None and any(t.place.axes[:new]):
             t = moves.in_turn(t, t.dims[:new], op)
-        arrays.append(t.array.reshape(-1, *t.array.shape[new:]))
+        arrays.append(lax.collapse(t.array, 0, new))
     place = t.place and t.place._replace(axes=t.place.axes[new:])
     return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, place)

@@ -18,7 +18,16 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run, run_many
-from meshdsl.ops.keys import bounds, canonical, from_key, last, share_ties, to_key
+from meshdsl.ops.keys import (
+    bounds,
+    canonical,
+    check_real,
+    check_some,
+    from_key,
+    last,
+    share_ties,
+    to_key,
+)
 from meshdsl.tensor import Tensor
 
 _DIGIT = 4  # bits of a key that one round of `_selected` finds
@@ -33,9 +42,10 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
       k: how many; a Dim also names the results' dim.
 
     Raises:
-      MeshDSLError: `dim` has fewer than `k` elements.
+      MeshDSLError: `dim` has fewer than `k` elements, or `x` is complex.
     """
     dim = dim_algebra.find("top_k", x.dims, dim)
+    check_real("top_k", x)
     new = k if isinstance(k, Dim) else Dim(dim.name, k)
     if new.size > dim.size:
         raise MeshDSLError(f"top_k: {new.size} elements along {dim} of {dim_algebra.show(x.dims)}, which has {dim.size}")
@@ -68,7 +78,7 @@ def _top(a, k: int):
 def _gathered(loop: Loop, a, dim: Dim):
     """`a` of every device that splits `dim`, one after the other along the last dimension."""
     parts = jnp.moveaxis(loop.gather(a, dim), 0, -2)
-    return parts.reshape(*parts.shape[:-2], -1)
+    return lax.collapse(parts, parts.ndim - 2)
 
 
 def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
@@ -78,7 +88,7 @@ def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     elements are above each of a few bounds, digit by digit of the result.
 
     Raises:
-      MeshDSLError: `dim` has fewer than `n` elements.
+      MeshDSLError: `dim` has fewer than `n` elements, or `x` is complex.
     """
     return _nth("nth_largest", x, dim, n, largest=True)
 
@@ -90,8 +100,10 @@ def nth_smallest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
 
 def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tensor:
     dim = dim_algebra.find(name, x.dims, dim)
+    check_some(name, x, (dim,))
     if not hasattr(n, "__index__") or not 1 <= n <= dim.size:
         raise MeshDSLError(f"{name}: no element number {quote(n)} along {dim} of {dim_algebra.show(x.dims)}; they count from 1 to {dim.size}")
+    check_real(name, x)
     n = n if largest else dim.size + 1 - n
     at = x.dims.index(dim)
     out = dim_algebra.without(x.dims, (dim,))

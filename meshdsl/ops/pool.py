@@ -14,6 +14,7 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
+from meshdsl.ops.keys import check_real
 from meshdsl.ops.sliding import Window, by_dim, windows
 from meshdsl.tensor import Tensor
 
@@ -31,8 +32,10 @@ def max_pool(x: Tensor, window: Mapping[Dim | str, int], *, stride=None, padding
       padding, into: as in `conv`. Padding is never the maximum.
 
     Raises:
-      MeshDSLError: a dim is missing, a setting is not legal, a window is larger than the padded dim, or has only padding.
+      MeshDSLError: a dim is missing, a setting is not legal, a window is larger than the padded dim or has only padding, or
+        `x` is complex.
     """
+    check_real("max_pool", x)
     inexact = jnp.issubdtype(x.dtype, jnp.inexact)
     lowest = np.array(-np.inf if inexact else x.dtype != bool and jnp.iinfo(x.dtype).min, x.dtype)
 

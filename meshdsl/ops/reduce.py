@@ -19,7 +19,16 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
 from meshdsl.ops import component
-from meshdsl.ops.keys import bounds, from_key, share_ties, to_key
+from meshdsl.ops.keys import (
+    bounds,
+    check_real,
+    check_some,
+    from_key,
+    is_complex,
+    parts,
+    share_ties,
+    to_key,
+)
 from meshdsl.tensor import Tensor
 
 Which = Dim | str | tuple[Dim | str, ...] | None
@@ -35,7 +44,9 @@ def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor
 
 def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """The sum over `dims` (default: all of them). Over split dims it stays pending until it is needed."""
-    return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=True)
+    small = x.dtype.itemsize < jax.dtypes.canonicalize_dtype(int).itemsize  # of integers these are added up in larger ones
+    linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small
+    return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=linear)
 
 
 def mean(x: Tensor, dims: Which = None) -> Tensor:
@@ -52,7 +63,8 @@ def mean(x: Tensor, dims: Which = None) -> Tensor:
 def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     """The variance over `dims` (default: all of them): the sum of squared distances from the mean, over their number less `ddof`."""
     dims = dim_algebra.find_all("var", x.dims, dims)
-    squares = component.FUNCTIONS["square"](x - mean(x, dims))
+    distance = x - mean(x, dims)
+    squares = component.map(lambda d: (d * d.conj()).real, distance) if is_complex(x.dtype) else component.FUNCTIONS["square"](distance)
     if not ddof:
         return mean(squares, dims)
     return sum(squares, dims) / float(builtins.max(dim_algebra.size(dims) - ddof, 0))
@@ -80,10 +92,23 @@ def _float(dtype):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _extremum(sign: int, loop: Loop, at: tuple[int, ...], dims: Dims, a):
+    if is_complex(a.dtype):
+        return _complex_extremum(sign, loop, at, dims, a)
     extremum = (jnp.max if sign > 0 else jnp.min)(a, at)
     if not loop.axes(dims):
         return extremum
     return from_key(loop.pmax(to_key(extremum, sign), dims), a.dtype, sign)
+
+
+def _complex_extremum(sign: int, loop: Loop, at: tuple[int, ...], dims: Dims, a):
+    found, tied = [], True
+    for part in parts(a):
+        key = to_key(part, sign)
+        key = jnp.where(tied, key, jnp.iinfo(key.dtype).min)
+        best = loop.pmax(jnp.max(key, at, keepdims=True), dims)
+        tied = tied & (key == best)
+        found.append(from_key(jnp.squeeze(best, at), part.dtype, sign))
+    return jax.lax.complex(*found)
 
 
 @_extremum.defjvp
@@ -93,15 +118,31 @@ def _extremum_jvp(sign, loop, at, dims, primals, tangents):
 
 
 def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
-    """The largest element over `dims` (default: all of them). Elements that tie share the gradient."""
-    local = lambda loop, a, at, dims: _extremum(1, loop, at, dims, a)  # noqa: E731
-    return _reduce("max", x, dims, local, sums=False, fill=bounds(x.dtype)[0])
+    """The largest element over `dims` (default: all of them). Elements that tie share the gradient.
+
+    Complex numbers are compared by their real parts, and where these are equal by their imaginary parts.
+
+    Raises:
+      MeshDSLError: there is no element over `dims`.
+    """
+    return _chosen("max", x, dims, 1)
 
 
 def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
-    """The smallest element over `dims` (default: all of them). Elements that tie share the gradient."""
-    local = lambda loop, a, at, dims: _extremum(-1, loop, at, dims, a)  # noqa: E731
-    return _reduce("min", x, dims, local, sums=False, fill=bounds(x.dtype)[1])
+    """The smallest element over `dims` (default: all of them). Elements that tie share the gradient.
+
+    Complex numbers are compared by their real parts, and where these are equal by their imaginary parts.
+
+    Raises:
+      MeshDSLError: there is no element over `dims`.
+    """
+    return _chosen("min", x, dims, -1)
+
+
+def _chosen(name: str, x: Tensor, dims: Which, sign: int) -> Tensor:
+    check_some(name, x, dim_algebra.find_all(name, x.dims, dims))
+    local = lambda loop, a, at, dims: _extremum(sign, loop, at, dims, a)  # noqa: E731
+    return _reduce(name, x, dims, local, sums=False, fill=bounds(x.dtype)[sign < 0])
 
 
 def prod(x: Tensor, dims: Which = None) -> Tensor:
@@ -133,7 +174,9 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
         first = jnp.where(key == loop.pmax(key, dims), index + loop.offset(dims[0]), jnp.iinfo(jnp.int32).max)
         return loop.pmin(first, dims)
 
-    return _reduce(name, x, _one(name, x, dim), local, sums=False, fill=bounds(x.dtype)[sign < 0])
+    check_some(name, x, dim_algebra.find_all(name, x.dims, _one(name, x, dim)))
+    check_real(name, x)
+    return _reduce(name, x, dim, local, sums=False, fill=bounds(x.dtype)[sign < 0])
 
 
 def _one(name, x, dim):
@@ -143,18 +186,27 @@ def _one(name, x, dim):
 
 
 def argmax(x: Tensor, dim: Dim | str) -> Tensor:
-    """The index (int32) of the largest element along `dim`; of equal ones the first."""
+    """The index (int32) of the largest element along `dim`; of equal ones the first.
+
+    Raises:
+      MeshDSLError: there is no element along `dim`, or `x` is complex.
+    """
     return _arg("argmax", x, dim, 1)
 
 
 def argmin(x: Tensor, dim: Dim | str) -> Tensor:
-    """The index (int32) of the smallest element along `dim`; of equal ones the first."""
+    """The index (int32) of the smallest element along `dim`; of equal ones the first.
+
+    Raises:
+      MeshDSLError: there is no element along `dim`, or `x` is complex.
+    """
     return _arg("argmin", x, dim, -1)
 
 
 def _shifted_exp(loop: Loop, a, at, dims, *, varies: bool):
     """`exp(a - max)`, its sum and the max, over dims that may be split; both with the reduced dimensions kept."""
-    top = loop.pmax(jnp.max(jax.lax.stop_gradient(a), at, keepdims=True), dims)
+    nothing = {"initial": -jnp.inf} if 0 in a.shape else {}
+    top = loop.pmax(jnp.max(jax.lax.stop_gradient(a).real, at, keepdims=True, **nothing), dims)
     top = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
     e = jnp.exp(a - top)
     return e, loop.psum(jnp.sum(e, at, keepdims=True), dims, varies=varies), top

@@ -100,6 +100,8 @@ def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
             f"reshape: {dim_algebra.show(old)} has {dim_algebra.size(old)} elements and {dim_algebra.show(new)} has "
             f"{dim_algebra.size(new)}, in a tensor {dim_algebra.show(x.dims)}"
         )
+    if not dim_algebra.size(old):
+        return [Group(old, new)]
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         a, b = i, j

@@ -15,6 +15,7 @@ from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
 from meshdsl.ops import component, exact, threefry
 from meshdsl.ops.draws import gumbel
+from meshdsl.ops.keys import check_real, check_some
 from meshdsl.ops.order import nth_largest
 from meshdsl.ops.reduce import argmax
 from meshdsl.tensor import Tensor
@@ -40,6 +41,8 @@ def categorical(
       MeshDSLError: a temperature below 0, a `top_k` that is not between 1 and the size of `dim`, or a `top_p` that is not above 0 and at most 1.
     """
     dim = dim_algebra.find("categorical", logits.dims, dim)
+    check_some("categorical", logits, (dim,))
+    check_real("categorical", logits)
     if not isinstance(temperature, Tensor) and not temperature >= 0:
         raise MeshDSLError(f"categorical: the temperature is at least 0, not {quote(temperature)}")
     if top_k is not None and not 1 <= top_k <= dim.size:

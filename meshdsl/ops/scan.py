@@ -12,7 +12,7 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering import moves
+from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.boundary import (
     each,
@@ -54,7 +54,7 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
         return after, each(lambda t: fixed(t, scope), y)
 
     if scope is not None and scope.uses is not None:  # one step uses what all of them do
-        carry, y = body(carry, uncarried(jax.tree.map(lambda a: a[0], carried(xs))))
+        carry, y = body(carry, uncarried(jax.tree.map(_at_first, carried(xs))))
         ys = jax.tree.map(lambda a: jnp.broadcast_to(a, (dim.size, *a.shape)), carried(y))
     else:
         with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
@@ -67,7 +67,15 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
 def _first(xs, dim: Dim):
     """The first of the elements that a scan hands to its body."""
     xs = each(lambda x: stacked(x, dim, None), xs)
-    return each(lambda x: _element(x, dim), uncarried(jax.tree.map(lambda a: a[0], carried(xs))))
+    firsts = uncarried(jax.tree.map(_at_first, carried(xs)))
+    return each(lambda x: _element(x, dim), firsts)
+
+
+def _at_first(a):
+    """The first element of an array, or one like it where there is none."""
+    if a.shape[0]:
+        return a[0]
+    return collectives.vary(jnp.zeros(a.shape[1:], a.dtype), collectives.varying(a))
 
 
 def stacked(x, dim: Dim, op, name: str = "scan"):

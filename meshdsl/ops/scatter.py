@@ -20,7 +20,7 @@ from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
 from meshdsl.ops import component
 from meshdsl.ops.component import align
-from meshdsl.ops.keys import bounds, from_key, to_key
+from meshdsl.ops.keys import bounds, from_key, is_complex, parts, to_key
 from meshdsl.ops.reduce import Which
 from meshdsl.tensor import Tensor
 
@@ -44,6 +44,8 @@ def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str
     if how not in _HOW:
         raise MeshDSLError(f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}{nearest(str(how), _HOW)}")
     target = _aim("scatter", ids, updates, x.dims, dim)
+    if not dim_algebra.size(target.loop):  # no update, or no element to update
+        return x
     if x.dtype == bool:
         whole = [component.cast(t, jnp.int32) for t in (x, updates)]
         return component.cast(scatter(whole[0], ids, whole[1], dim, how=how), bool)
@@ -150,6 +152,8 @@ def _aligned(target: _Target, updates, dims: Dims):
 def _put(target: _Target, loop: Loop, how: str, index, updates, start):
     """An array with the dims of the result, `start` everywhere but where updates come to it."""
     array = jnp.full([loop.size(d) for d in target.out], start, updates.dtype)
+    if not array.size:
+        return array
     return getattr(array.at[index], how)(updates, mode="promise_in_bounds")
 
 
@@ -169,12 +173,26 @@ def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _largest(loop: Loop, target: _Target, sign: int, dims: Dims, index, inside, updates):
+    updates = _aligned(target, updates, dims)
+    if is_complex(updates.dtype):
+        return _largest_complex(loop, target, sign, index, inside, updates)
     lowest = bounds(updates.dtype)[sign < 0]
-    updates = jnp.where(inside, _aligned(target, updates, dims), jnp.asarray(lowest, updates.dtype))
+    updates = jnp.where(inside, updates, jnp.asarray(lowest, updates.dtype))
     made = _put(target, loop, "max" if sign > 0 else "min", index, updates, lowest)
     if not loop.axes(target.picked):
         return made
     return from_key(loop.pmax(to_key(made, sign), target.picked), updates.dtype, sign)
+
+
+def _largest_complex(loop: Loop, target: _Target, sign: int, index, inside, updates):
+    found, tied = [], inside
+    for part in parts(updates):
+        key, lowest = to_key(part, sign), to_key(jnp.full_like(part, -jnp.inf, shape=()))
+        key = jnp.where(tied, key, lowest)
+        best = loop.pmax(_put(target, loop, "max", index, key, lowest), target.picked)
+        tied = tied & (key == best[index])
+        found.append(from_key(best, part.dtype, sign))
+    return jax.lax.complex(*found)
 
 
 @_largest.defjvp

@@ -11,7 +11,6 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
-from meshdsl.ops import component
 from meshdsl.ops.reshape import rename
 from meshdsl.tensor import Tensor
 
@@ -33,8 +32,6 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
         raise MeshDSLError(f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; it has {along.size} elements")
     rest = dim_algebra.without(x.dims, (a, b))
     dim_algebra.distinct((*rest, new), "diagonal")
-    if x.dtype == bool:
-        return component.cast(diagonal(component.cast(x, jnp.int32), a, b, new), bool)
 
     def local(loop: Loop, array):
         array = jnp.transpose(array, [x.dims.index(d) for d in (*rest, along, across)])
