@@ -15,7 +15,7 @@ import meshdsl as md
 class Draw(Protocol):
     """Where the arguments of an example come from: hypothesis in the test, fixed choices in the docs."""
 
-    def dims(self, *names: str, low: int = 1) -> tuple[md.Dim, ...]:
+    def dims(self, *names: str, low: int = 0) -> tuple[md.Dim, ...]:
         """Dims of drawn sizes, of at least `low`. Names are letters, of which random layouts have rules."""
 
     def tensor(self, *dims: md.Dim, low: float = -1.0, high: float = 1.0) -> md.Tensor:
@@ -50,6 +50,7 @@ class Entry(NamedTuple):
         the law makes of operands and results are not meant.
       mesh_tensorflow: the class of Mesh-TensorFlow that does the same and what that forbids; "" where it has none.
       gradients: whether the example has gradients worth comparing.
+      floats: whether it takes real floating-point numbers only.
     """
 
     op: str
@@ -58,3 +59,4 @@ class Entry(NamedTuple):
     promise: tuple[str, ...] = ()
     mesh_tensorflow: str = ""
     gradients: bool = True
+    floats: bool = False

@@ -50,7 +50,7 @@ class Fixed:
     def __init__(self):
         self.rng = np.random.default_rng(0)
 
-    def dims(self, *names, low=1):
+    def dims(self, *names, low=0):
         return tuple(md.Dim(name, max(8, -(-low // 4) * 4)) for name in names)
 
     def tensor(self, *dims, low=-1.0, high=1.0):

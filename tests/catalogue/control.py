@@ -33,7 +33,7 @@ def _counted(x):
 
 def _map_over(draw):
     a, b = draw.dims("a", "b")
-    batch = draw.pick(None, draw.integer(1, a.size))
+    batch = draw.pick(None, draw.integer(1, max(1, a.size)))
     return Case(lambda x: md.map_over(lambda x: md.softmax(x, b), x, dim=a, batch=batch), (draw.tensor(a, b),), (a,))
 
 
@@ -48,7 +48,7 @@ def _pulled(x):
 
 LOOP = "the body, for one element of the dim after another; the dim is whole"
 ENTRIES = [
-    Entry("scan", _of(lambda x, a, b: md.scan(lambda h, x: (md.tanh(h + x), h * x), md.max(x, a), x, dim=a)), LOOP),
+    Entry("scan", _of(lambda x, a, b: md.scan(lambda h, x: (md.tanh(h + x), h * x), md.sum(x, a), x, dim=a)), LOOP),
     Entry("map_over", _map_over, LOOP),
     Entry("over", _of(lambda x, a, b: md.over(a, lambda x: md.softmax(x, b))(x)), "the function, for all elements of its part at once"),
     Entry("while_loop", _free(_counted), "the body, as often as all others; no gradient, but `jvp`", (),
@@ -61,9 +61,10 @@ ENTRIES = [
     Entry("custom_gradient", _free(md.custom_gradient(lambda x: (md.round(x), lambda ct: ct))), "the function, and the gradient that it brings", (),
           "CustomGradientOperation; a graph is patched"),
     Entry("value_and_grad", _free(md.value_and_grad(_value)), "the function and its backward pass", (),
-          "none: `gradients` builds ops, each class with a gradient of its own"),
-    Entry("vjp", _free(_pulled), "the function, and its backward pass for a cotangent"),
-    Entry("jvp", _free(lambda x: md.jvp(_value, (x,), (md.sin(x),))), "the function, and its derivative along a tangent"),
-    Entry("hvp", _free(lambda x: md.hvp(_value, (x,), (md.sin(x),))), "the derivative of the backward pass along a tangent", gradients=False),
+          "none: `gradients` builds ops, each class with a gradient of its own", floats=True),
+    Entry("vjp", _free(_pulled), "the function, and its backward pass for a cotangent", floats=True),
+    Entry("jvp", _free(lambda x: md.jvp(_value, (x,), (md.sin(x),))), "the function, and its derivative along a tangent", floats=True),
+    Entry("hvp", _free(lambda x: md.hvp(_value, (x,), (md.sin(x),))), "the derivative of the backward pass along a tangent", gradients=False,
+          floats=True),
     Entry("local", _free(lambda x: md.local(jnp.sin, x, out=x.dims)), "any JAX function", mesh_tensorflow="SlicewiseOperation; gradients by hand"),
 ]  # fmt: skip

@@ -26,8 +26,8 @@ def _iota(draw):
 
 def _slice(draw):
     a, b = draw.dims("a", "b")
-    start = draw.integer(0, a.size - 1)
-    new = md.Dim("v", draw.integer(1, a.size - start))
+    start = draw.integer(0, a.size)
+    new = md.Dim("v", draw.integer(0, a.size - start))
     return Case(lambda x: md.slice(x, a, start, new), (draw.tensor(a, b),), (a,))
 
 
@@ -38,8 +38,8 @@ def _pad(draw):
 
 
 def _split(draw):
-    a, b = draw.dims("a", "b", low=2)
-    first = draw.integer(1, a.size - 1)
+    a, b = draw.dims("a", "b")
+    first = draw.integer(0, a.size)
     return Case(lambda x: md.split(x, a, [md.Dim("v", first), md.Dim("w", a.size - first)]), (draw.tensor(a, b),), (a,))
 
 

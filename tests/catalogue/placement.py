@@ -3,15 +3,23 @@
 import meshdsl as md
 from tests.catalogue import Case, Entry
 
-A, B = md.Dim("a", 24), md.Dim("b", 24)
+
+def _dims(draw):
+    return md.Dim("a", draw.pick(24, 24, 24, 0)), md.Dim("b", 24)
 
 
 def _resharded(draw):
+    a, b = _dims(draw)
     split, pending = draw.pick(({"b": "p"}, ()), ({"a": "p"}, ()), ({}, ("p",)))
-    return Case(lambda x: md.reshard(x, split, pending=pending), (draw.tensor(A, B),), (A,))
+    return Case(lambda x: md.reshard(x, split, pending=pending), (draw.tensor(a, b),), (a,))
+
+
+def _replicated(draw):
+    a, b = _dims(draw)
+    return Case(md.replicate, (draw.tensor(a, b),), (a,))
 
 
 ENTRIES = [
     Entry("reshard", _resharded, "nothing", ("all_gather", "all_to_all", "ppermute"), "none: one layout for all, no placement by hand"),
-    Entry("replicate", lambda draw: Case(md.replicate, (draw.tensor(A, B),), (A,)), "nothing", ("all_gather",)),
+    Entry("replicate", _replicated, "nothing", ("all_gather",)),
 ]
