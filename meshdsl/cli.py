@@ -1,7 +1,8 @@
-"""The command line, `meshdsl COMMAND`; the commands are in `meshdsl.commands`, and the program is `meshdsl_start`.
+"""The command line, `meshdsl COMMAND`. The commands are in `meshdsl.commands`.
 
-A mistake of the user is one line on stderr and exit code 2. Modules that load JAX's companions are imported by the
-command that needs them, so `meshdsl layouts` answers at once.
+The program itself is `meshdsl_start`. A mistake of the user is one line on stderr and exit code 2.
+Modules that load JAX's companions are imported by the command that needs them, so
+`meshdsl layouts` answers at once.
 """
 
 from __future__ import annotations

@@ -59,9 +59,10 @@ def test_when_one_fails_all_end_and_it_is_shown_by_its_number(run, monkeypatch, 
     (signal.SIGTERM, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({FOLLOWED} if me else 0))\n", 0),
     (signal.SIGINT, f"signal.signal(signal.SIGINT, lambda *_: sys.exit(130 if me else {FOLLOWED}))\n", 130),
     (signal.SIGTERM, "", 143),
-    (signal.SIGINT, f"{BEGUN}time.sleep(1)\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(130))\nready()\n", 130),
-], ids=["preempted", "interrupted", "preempted before a step", "interrupted before a step", "preempted before it is ready",
-        "interrupted before it is ready"])  # fmt: skip
+    (signal.SIGINT, f"{BEGUN}time.sleep(1)\n"
+     "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\nready()\n", 130),
+], ids=["preempted", "interrupted", "preempted before a step", "interrupted before a step",
+        "preempted before it is ready", "interrupted before it is ready"])  # fmt: skip
 def test_signals_reach_every_process_once(run, capfd, tmp_path, number, code, expected):
     here = signal.getsignal(number)
 
@@ -77,7 +78,8 @@ def test_signals_reach_every_process_once(run, capfd, tmp_path, number, code, ex
 
 
 def test_a_second_ctrl_c_ends_the_launcher_and_all_that_it_started(tmp_path):
-    hangs = f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n{BEGUN}time.sleep(60)".replace("FOLDER", str(tmp_path))
+    hangs = f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n{BEGUN}time.sleep(60)"
+    hangs = hangs.replace("FOLDER", str(tmp_path))
     code = f"""
 import sys
 from meshdsl.commands import launch

@@ -58,7 +58,7 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
     """Run `meshdsl` with `words` in one process for each of `environments`; returns the exit code of the run.
 
     Process 0 has the output of this one. What another one printed is shown if it fails. When one fails all end, and when this process ends, however
-    it does. SIGTERM and Ctrl-C go to all of them; a second Ctrl-C kills them, and ends this process.
+    it does. SIGTERM and Ctrl-C go to all of them; a second Ctrl-C kills them and ends this one.
     """
     pipe, hold = os.pipe()  # nobody writes to it: whoever reads waits for the end of this process
     told = {VARIABLES[0]: f"localhost:{port}", VARIABLES[1]: str(len(environments)), LAUNCHED: str(pipe)}
@@ -86,7 +86,8 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
                         stdout=log if i else None,
                         stderr=log if i else None,
                         pass_fds=[pipe],
-                        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+                        # Ctrl-C reaches this process alone, which passes it on once.
+                        start_new_session=True,
                     )
                 )
         failed = [i for i in _wait(started) if started[i].returncode not in (FOLLOWED, *(-number for number in came))]
@@ -121,7 +122,7 @@ def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
 
 @contextmanager
 def _held_back(number: int) -> Iterator[None]:
-    """Processes that are started in here hear this signal when they unblock it, and not before they are ready."""
+    """Processes that are started in here get this signal when they unblock it, once ready."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield

@@ -77,7 +77,8 @@ def stopping() -> Iterator[Stopping]:
     stop = Stopping()
     key = f"stop/{next(_number)}"
     works = (stop.tell, stop.watch) if store.count() > 1 else ()
-    threads = [threading.Thread(target=work, args=(key,), name="meshdsl stopping", daemon=True) for work in works]
+    how = {"args": (key,), "name": "meshdsl stopping", "daemon": True}
+    threads = [threading.Thread(target=work, **how) for work in works]
     with heard(*REASONS, by=stop.take):
         for thread in threads:
             thread.start()

@@ -135,7 +135,8 @@ class Run:
             state, done, ending = self.steps(step, state, done, stop)
             self.checkpoints.close()  # what is said to be saved is on disk
         if done == self.job.config.steps and stop.wish:  # of this process, perhaps of no other one
-            return hosts.ended(f"meshdsl: {stop.wish} after step {done}, the last one, which is saved", EXIT_CODES[stop.wish])
+            text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
+            return hosts.ended(text, EXIT_CODES[stop.wish])
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
             saved = f"after step {done}, which is saved" if done else "before a first step was saved"
