@@ -19,6 +19,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
+from meshdsl.lowering.hidden import hidden_on_cpu
+
 Axes = tuple[str, ...]
 
 
@@ -87,8 +89,9 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
 
 @_of_elements
 def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
-    """Move the split over `axes` from dim `concat` to dim `split`."""
-    return lax.all_to_all(x, axes, split_axis=split, concat_axis=concat, tiled=True)
+    """Move the split over `axes` from dim `concat` to dim `split`. The transpose moves it back."""
+    moved = lax.all_to_all(hidden_on_cpu(x), axes, split_axis=split, concat_axis=concat, tiled=True)
+    return hidden_on_cpu(moved)  # for the transpose
 
 
 @_of_elements

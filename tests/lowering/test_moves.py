@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from tests.helpers import dims
 from meshdsl import Layout, make_mesh
+from meshdsl.lowering import collectives
 from meshdsl.lowering.moves import perform
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.spmd import partition_spec
@@ -110,3 +112,15 @@ def test_steps_move_real_data_exactly(start, then):
 
     moved = jax.jit(jax.shard_map(move, mesh=mesh, in_specs=partition_spec(split), out_specs=partition_spec(then)))(whole)
     np.testing.assert_array_equal(moved, whole)
+
+
+def test_what_travels_in_an_all_to_all_is_hidden_from_the_compiler_in_both_passes():
+    def loss(x):
+        return jnp.sum(jnp.sin(collectives.all_to_all(x, ("a",), 0, 1)) ** 2)[None]
+
+    spec = PartitionSpec(None, "a")
+    summed = jax.shard_map(jax.grad(lambda x: loss(x)[0]), mesh=make_mesh(Layout(mesh=AXES)), in_specs=spec, out_specs=spec)
+    (body,) = [eqn.params["jaxpr"] for eqn in jax.make_jaxpr(summed)(jnp.ones((4, 4))).eqns]
+    made = {id(var): eqn.primitive.name for eqn in body.eqns for var in eqn.outvars}
+    sent = [made.get(id(eqn.invars[0])) for eqn in body.eqns if eqn.primitive.name == "all_to_all"]
+    assert sent == ["hidden_on_cpu"] * 2
