@@ -49,7 +49,7 @@ def is_float(x) -> bool:
 
 
 def _as_reals(t: md.Tensor) -> md.Tensor:
-    """A float32 Tensor by whose derivative `t` is known: of a complex one both of its parts count, each otherwise."""
+    """A float32 Tensor that depends on all of `t`; of a complex one on both parts, in different ways."""
     if jnp.issubdtype(t.dtype, jnp.complexfloating):
         return md.real(t) + 2 * md.imag(t)
     return md.cast(t, jnp.float32)
@@ -88,7 +88,7 @@ def assert_equal(found, expected, what: str = "result", tolerance: float = TOLER
 
 
 def assert_by_law(tree, layout: md.Layout, mesh, level: str | None = None) -> None:
-    """Every Tensor of `tree` is split as the layout says for its dims; one without elements lies nowhere."""
+    """Every Tensor of `tree` that has elements is split as the layout says for its dims."""
     for t in filter(is_tensor, jax.tree.leaves(tree, is_leaf=is_tensor)):
         if not t.size:
             continue

@@ -3,8 +3,8 @@
 Everything here works on local arrays inside `jax.shard_map` with `check_vma=True`, where the type of an array says
 over which axes it *varies*. That type decides what a collective transposes to, so each function states it.
 
-Of an array without elements nothing travels: a collective is then the shape and the type that it would have made. A sum
-of bools is whether any of them is true, as in `einsum`.
+Of an array without elements nothing travels: a collective then gives the shape and the type that it
+would have given. A sum of bools is whether any of them is true, as in `einsum`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def _of_elements(collective: Callable) -> Callable:
 
 
 def sum_dtype(dtype) -> np.dtype:
-    """The dtype in which arrays of `dtype` are added up over devices: int32 for bools, and for integers of 16 bits, of
-    which NCCL has no sum.
+    """The dtype in which arrays of `dtype` are added up over devices.
+
+    It is int32 for bools, and for integers of 16 bits, of which NCCL has no sum.
     """
     dtype = np.dtype(dtype)
     short = dtype == bool or jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 2

@@ -44,7 +44,8 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
       dims and dtypes of the parameters and, in a lowering, the layout's split for optimizer state (`rules` and all lists below it).
 
     Raises:
-      MeshDSLError: the value has dims or is no floating-point number, `accumulate` is empty or not a dim of any argument, or a dtype is no floating-point one.
+      MeshDSLError: the value has dims or is no real floating-point number, `accumulate` is empty or
+        not a dim of any argument, or a dtype is no floating-point one.
     """
     compute, reduce = _float("compute", compute), _float("reduce", reduce)
 
@@ -54,8 +55,10 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
             shown = dim_algebra.show(value.dims) if is_tensor(value) else type(value).__name__
             raise MeshDSLError(f"value_and_grad: the value is a Tensor without dims, not {shown}; take md.mean or md.sum")
         if not jnp.issubdtype(value.dtype, jnp.floating):
-            advice = "take md.real or md.abs of it" if jnp.issubdtype(value.dtype, jnp.complexfloating) else "cast it"
-            raise MeshDSLError(f"value_and_grad: the value is a floating-point number, not {value.dtype}; {advice}")
+            raise MeshDSLError(
+                f"value_and_grad: the value is a real floating-point number, not {value.dtype}; "
+                "use md.cast, or md.real or md.abs of a complex number"
+            )
         aux = jax.tree.map(lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor)
         value = _settled_result(value)
         return value.array, carried((value, aux))
@@ -75,7 +78,10 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         if accumulate is not None and not any(is_tensor(x) and accumulate in x.dims for x in inputs):
             raise MeshDSLError(f"value_and_grad: no argument has the dim {accumulate} to accumulate over")
         if accumulate is not None and not accumulate.size:
-            raise MeshDSLError(f"value_and_grad: {accumulate} has no microbatch to take a gradient of; give it a size of 1 or more")
+            raise MeshDSLError(
+                f"value_and_grad: {accumulate} has no microbatch to take a gradient of; "
+                "give it a size of 1 or more"
+            )
         if scope is not None:
             tensors = [held(entered(moves.placed(moves.plain(t), scope)), compute, reduce) for t in tensors]
             args = _in_turn(args, accumulate, scope)

@@ -93,7 +93,7 @@ def run_many(
         role = _role(operands)
         return tuple(Tensor(a, dims, role and role.get(dims, Parameter())) for a, dims in zip(results, outs, strict=True))
 
-    if route is not None and not operands[0].size:  # nothing to move: a loop over whole dims will do
+    if route is not None and not operands[0].size:  # there is nothing to move
         route, whole = None, loop
     level, pending = _level(operands), _kept_pending(operands, linear)
     if not pending and any([t.pending for t in operands]):
@@ -168,8 +168,9 @@ def _kept_pending(operands, linear) -> tuple[str, ...]:
 
 
 def sums_alike(dtype, made) -> bool:
-    """Whether sums of `dtype` may be taken after a linear op has made them `made`: those of integers wrap around, and those
-    of bools are no numbers.
+    """Whether sums of `dtype` over devices may be taken after a linear op has made them `made`.
+
+    Sums of integers wrap around, and those of bools are bools: they are taken before it changes.
     """
     return dtype == made or all(jnp.issubdtype(d, jnp.inexact) for d in (dtype, made))
 

@@ -80,7 +80,8 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
         names.add(name)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)  # noqa: E731
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
-        return Tensor(lax.complex(marked(x.array.real), marked(x.array.imag)), x.dims, x.role, x.place)
+        array = lax.complex(marked(x.array.real), marked(x.array.imag))
+        return Tensor(array, x.dims, x.role, x.place)
     return Tensor(marked(x.array), x.dims, x.role, x.place)
 
 

@@ -139,15 +139,20 @@ def _named(fn: Callable, name: str, module: str) -> Callable:
 
 
 def _refused(name: str, operands, why: Exception) -> Exception:
-    """The error for operands of a dtype that JAX's function does not take; `why` itself where all are real numbers."""
-    odd = [t for t in operands if isinstance(t, Tensor) and not jnp.issubdtype(t.dtype, jnp.floating)]
+    """The error for operands of a dtype that JAX's function does not take.
+
+    It is `why` itself where all operands are real floating-point numbers, which all functions take.
+    """
+    tensors = [t for t in operands if isinstance(t, Tensor)]
+    odd = [t for t in tensors if not jnp.issubdtype(t.dtype, jnp.floating)]
     if not odd:
         return why
     shown = " and ".join(f"{dim_algebra.show(t.dims)} of {t.dtype}" for t in odd)
     advice = "md.cast"
     if any(jnp.issubdtype(t.dtype, jnp.complexfloating) for t in odd):
         advice = "md.real, md.imag or md.abs"
-    return MeshDSLError(f"{name}: is not defined for {shown} ({str(why).splitlines()[0]}); use {advice} of it")
+    reason = str(why).splitlines()[0]
+    return MeshDSLError(f"{name}: is not defined for {shown} ({reason}); use {advice} of it")
 
 
 FUNCTIONS = {
@@ -169,7 +174,8 @@ def cast(x: Tensor, dtype) -> Tensor:
     dtype = jnp.dtype(dtype)
     if x.dtype == dtype:
         return x
-    return run("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, linear=sums_alike(x.dtype, dtype), fill=None)
+    how = {"linear": sums_alike(x.dtype, dtype), "fill": None}
+    return run("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, **how)
 
 
 def stop_gradient(x: Tensor) -> Tensor:

@@ -79,7 +79,8 @@ def _logaddexp_jvp(primals, tangents):
 
     def share(x):
         same = x == total  # infinities too
-        return jnp.where(jnp.isneginf(x.real), 0, jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total))))
+        ratio = jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total)))
+        return jnp.where(jnp.isneginf(x.real), 0, ratio)
 
     return total, sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
 

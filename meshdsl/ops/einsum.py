@@ -18,8 +18,9 @@ from meshdsl.tensor import Tensor
 def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -> Tensor:
     """The product of the tensors, summed over every dim that is not in `out`.
 
-    Any number of tensors, the same one more than once, and tensors without dims, which scale the result. Of bools it is
-    whether any of the products is true, and sums of integers wrap around, as in `jnp.einsum`.
+    Any number of tensors, the same one more than once, and tensors without dims, which scale the result.
+    Of bools it is whether any of the products is true, and sums of integers wrap around, as in
+    `jnp.einsum`.
 
     Args:
       out: dims of the result, a tuple of Dims. `...` in it stands for the dims of the first tensor that no other
@@ -40,7 +41,8 @@ def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -
         operands = [item for pair in zip(arrays, terms, strict=True) for item in pair]
         return jnp.einsum(*operands, [number[d] for d in out], precision=precision, preferred_element_type=preferred_element_type)
 
-    linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, preferred_element_type or tensors[0].dtype)
+    made = preferred_element_type or tensors[0].dtype
+    linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, made)
     return run("einsum", local, tensors, loop=loop, out=out, linear=linear)
 
 

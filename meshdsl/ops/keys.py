@@ -1,6 +1,7 @@
-"""What it means that one element is larger than another: bounds, integers that order as the elements do, and shared ties.
+"""What it means that one element is larger than another: bounds, keys that order alike, and ties.
 
-Of complex numbers that with the larger real part is larger, and of equal ones that with the larger imaginary part, as in NumPy.
+Complex numbers are compared by their real parts, and where these are equal by their imaginary
+parts, as in NumPy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ def check_some(name: str, x: Tensor, dims: Dims) -> None:
     """Raise a MeshDSLError where there is no element over `dims`, of which one is to be chosen."""
     if not all(d.size for d in dims):
         raise MeshDSLError(
-            f"{name}: {show(dims)} of {show(x.dims)} has no element to choose; give each of these dims a size of 1 or more"
+            f"{name}: {show(dims)} of {show(x.dims)} has no element to choose; "
+            "give each of these dims a size of 1 or more"
         )
 
 
@@ -25,7 +27,8 @@ def check_real(name: str, x: Tensor) -> None:
     """Raise a MeshDSLError where `x` is complex."""
     if is_complex(x.dtype):
         raise MeshDSLError(
-            f"{name}: takes no complex numbers, and {show(x.dims)} is {x.dtype}; use md.real, md.imag or md.abs of it"
+            f"{name}: takes no complex numbers, and {show(x.dims)} is {x.dtype}; "
+            "use md.real, md.imag or md.abs of it"
         )
 
 
@@ -80,7 +83,7 @@ def from_key(key, dtype, sign: int = 1):
 
 
 def parts(a) -> list:
-    """What complex numbers are compared by, the first first. One with a NaN in either part has it in both."""
+    """The real and then the imaginary parts of complex numbers. A NaN in either part is in both."""
     return [jnp.where(jnp.isnan(a), jnp.nan, part) for part in (a.real, a.imag)]
 
 

@@ -32,8 +32,8 @@ def max_pool(x: Tensor, window: Mapping[Dim | str, int], *, stride=None, padding
       padding, into: as in `conv`. Padding is never the maximum.
 
     Raises:
-      MeshDSLError: a dim is missing, a setting is not legal, a window is larger than the padded dim or has only padding, or
-        `x` is complex.
+      MeshDSLError: a dim is missing, a setting is not legal, a window is larger than the padded dim
+        or has only padding, or `x` is complex.
     """
     check_real("max_pool", x)
     inexact = jnp.issubdtype(x.dtype, jnp.inexact)

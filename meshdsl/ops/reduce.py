@@ -44,8 +44,8 @@ def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor
 
 def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """The sum over `dims` (default: all of them). Over split dims it stays pending until it is needed."""
-    small = x.dtype.itemsize < jax.dtypes.canonicalize_dtype(int).itemsize  # of integers these are added up in larger ones
-    linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small
+    small = x.dtype.itemsize < jax.dtypes.canonicalize_dtype(int).itemsize
+    linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small  # which are added up in larger ones
     return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=linear)
 
 
@@ -64,7 +64,10 @@ def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     """The variance over `dims` (default: all of them): the sum of squared distances from the mean, over their number less `ddof`."""
     dims = dim_algebra.find_all("var", x.dims, dims)
     distance = x - mean(x, dims)
-    squares = component.map(lambda d: (d * d.conj()).real, distance) if is_complex(x.dtype) else component.FUNCTIONS["square"](distance)
+    if is_complex(x.dtype):
+        squares = component.map(lambda d: (d * d.conj()).real, distance, name="square")
+    else:
+        squares = component.FUNCTIONS["square"](distance)
     if not ddof:
         return mean(squares, dims)
     return sum(squares, dims) / float(builtins.max(dim_algebra.size(dims) - ddof, 0))
@@ -118,9 +121,10 @@ def _extremum_jvp(sign, loop, at, dims, primals, tangents):
 
 
 def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
-    """The largest element over `dims` (default: all of them). Elements that tie share the gradient.
+    """The largest element over `dims` (default: all of them).
 
-    Complex numbers are compared by their real parts, and where these are equal by their imaginary parts.
+    Elements that tie share the gradient. Complex numbers are compared by their real parts, and where these are equal by their
+    imaginary parts.
 
     Raises:
       MeshDSLError: there is no element over `dims`.
@@ -129,9 +133,10 @@ def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
 
 
 def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
-    """The smallest element over `dims` (default: all of them). Elements that tie share the gradient.
+    """The smallest element over `dims` (default: all of them).
 
-    Complex numbers are compared by their real parts, and where these are equal by their imaginary parts.
+    Elements that tie share the gradient. Complex numbers are compared by their real parts, and where these are equal by their
+    imaginary parts.
 
     Raises:
       MeshDSLError: there is no element over `dims`.

@@ -31,6 +31,10 @@ def _counted(x):
     return md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, md.sin(c[1])), (md.tensor(0, ()), x))[1]
 
 
+def _scan(x, a, b):
+    return md.scan(lambda h, x: (md.tanh(h + x), h * x), md.sum(x, a), x, dim=a)
+
+
 def _map_over(draw):
     a, b = draw.dims("a", "b")
     batch = draw.pick(None, draw.integer(1, max(1, a.size)))
@@ -48,7 +52,7 @@ def _pulled(x):
 
 LOOP = "the body, for one element of the dim after another; the dim is whole"
 ENTRIES = [
-    Entry("scan", _of(lambda x, a, b: md.scan(lambda h, x: (md.tanh(h + x), h * x), md.sum(x, a), x, dim=a)), LOOP),
+    Entry("scan", _of(_scan), LOOP),
     Entry("map_over", _map_over, LOOP),
     Entry("over", _of(lambda x, a, b: md.over(a, lambda x: md.softmax(x, b))(x)), "the function, for all elements of its part at once"),
     Entry("while_loop", _free(_counted), "the body, as often as all others; no gradient, but `jvp`", (),
@@ -62,9 +66,11 @@ ENTRIES = [
           "CustomGradientOperation; a graph is patched"),
     Entry("value_and_grad", _free(md.value_and_grad(_value)), "the function and its backward pass", (),
           "none: `gradients` builds ops, each class with a gradient of its own", floats=True),
-    Entry("vjp", _free(_pulled), "the function, and its backward pass for a cotangent", floats=True),
-    Entry("jvp", _free(lambda x: md.jvp(_value, (x,), (md.sin(x),))), "the function, and its derivative along a tangent", floats=True),
-    Entry("hvp", _free(lambda x: md.hvp(_value, (x,), (md.sin(x),))), "the derivative of the backward pass along a tangent", gradients=False,
+    Entry("vjp", _free(_pulled), "the function, and its backward pass for a cotangent",
           floats=True),
+    Entry("jvp", _free(lambda x: md.jvp(_value, (x,), (md.sin(x),))),
+          "the function, and its derivative along a tangent", floats=True),
+    Entry("hvp", _free(lambda x: md.hvp(_value, (x,), (md.sin(x),))),
+          "the derivative of the backward pass along a tangent", gradients=False, floats=True),
     Entry("local", _free(lambda x: md.local(jnp.sin, x, out=x.dims)), "any JAX function", mesh_tensorflow="SlicewiseOperation; gradients by hand"),
 ]  # fmt: skip

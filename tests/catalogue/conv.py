@@ -17,7 +17,8 @@ def _conv(fn):
 def _pool(fn):
     def example(draw):
         a, b, c = draw.dims("a", "b", "c")
-        size, stride, padding = draw.integer(1, max(1, b.size)), draw.pick(1, 2, 3), draw.pick("SAME", "VALID")
+        size = draw.integer(1, max(1, b.size))
+        stride, padding = draw.pick(1, 2, 3), draw.pick("SAME", "VALID")
         run = lambda x: fn(x, {b: size}, stride=stride, padding=padding, into={b: "v"})  # noqa: E731
         return Case(run, (draw.tensor(a, b, c),), (b,))
 

@@ -22,7 +22,8 @@ def _draw(fn):
 
 def _categorical(draw):
     a, b = draw.dims("a", "b")
-    how = draw.pick({"top_p": 0.8}, {}, {"top_k": draw.integer(1, max(1, a.size))}, {"temperature": 0.7})
+    k = draw.integer(1, max(1, a.size))
+    how = draw.pick({"top_p": 0.8}, {}, {"top_k": k}, {"temperature": 0.7})
     return Case(lambda x: random.categorical(KEY, x, a, **how), (draw.tensor(a, b, low=-3.0, high=3.0),), (a,))
 
 

@@ -1,5 +1,7 @@
 """Bools, small integers and complex numbers: the same dtype and value whichever dim is split."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,13 @@ from tests.helpers import assert_same, collectives, data, dims, layout
 
 A, B, C = dims(a=4, b=8, c=8)
 RANDOM = np.random.default_rng(0)
-SPLIT = {"contracted": layout("b -> m", mesh={"m": 4}), "scattered": layout("b, c? -> m", mesh={"m": 4})}
+SPLIT = {
+    "contracted": layout("b -> m", mesh={"m": 4}),
+    "scattered": layout("b, c? -> m", mesh={"m": 4}),
+}
 every_split = pytest.mark.parametrize("rules", SPLIT.values(), ids=SPLIT)
-Z = md.tensor(jnp.asarray(RANDOM.normal(size=(4, 8)) + 1j * RANDOM.normal(size=(4, 8)), jnp.complex64), (A, B))
+PARTS = RANDOM.normal(size=(2, 4, 8))
+Z = md.tensor(jnp.asarray(PARTS[0] + 1j * PARTS[1], jnp.complex64), (A, B))
 TIED = md.tensor(jnp.round(Z.array.real) + 1j * jnp.round(Z.array.imag), (A, B))
 
 
@@ -35,13 +41,14 @@ def test_sums_over_devices_keep_dtype_and_value(rules, dtype):
 
 @pytest.mark.parametrize("dtype", [bool, np.int8])
 def test_sums_that_wait_are_taken_before_what_is_not_linear_in_them(dtype):
-    """Twice true is 2 and not 4, and what has wrapped around before it is halved is another number than after."""
+    """Twice true is 2 and not 4, and what wraps around before it is halved is another number."""
     x, y = numbers(A, B, dtype=dtype), numbers(B, C, dtype=dtype)
 
     def run(x, y):
         z = md.einsum(x, y, out=(A, C))
-        return [z * 2, z / 2, md.sum(z, C), md.mean(z, C), z + md.einsum(md.cast(x, "int32"), md.cast(y, "int32"), out=(A, C)),
-                md.einsum(z, out=A, preferred_element_type="int32"), md.cast(z, "float32"), md.transpose(z, (C, A)), z + z]  # fmt: skip
+        larger = md.einsum(md.cast(x, "int32"), md.cast(y, "int32"), out=(A, C))
+        made = [z * 2, z / 2, z + larger, z + z, md.sum(z, C), md.mean(z, C)]
+        return [*made, md.transpose(z, (C, A)), md.einsum(z, out=A, preferred_element_type="int32"), md.cast(z, "float32")]
 
     assert_same(run, x, y, layout=SPLIT["contracted"])
 
@@ -77,14 +84,17 @@ ORDERED = {
 def test_ops_on_complex_numbers_are_those_of_jax():
     for z in (Z, TIED):
         for name, (ours, theirs) in ORDERED.items():
-            np.testing.assert_allclose(ours(z, B).array, theirs(z.array, 1), rtol=2e-5, atol=1e-5, err_msg=name)
+            found, expected = ours(z, B).array, theirs(z.array, 1)
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("rules", [layout("b -> m", mesh={"m": 4}), layout("b, a -> m", mesh={"m": 3}, uneven="pad")])
-def test_complex_numbers_are_the_same_where_their_dim_is_split(rules):
+@pytest.mark.parametrize("devices", [4, 3])
+def test_complex_numbers_are_the_same_where_their_dim_is_split(devices):
+    rules = layout("b, a -> m", mesh={"m": devices}, uneven="pad")
     run = lambda z: {name: ours(z, B) for name, (ours, _) in ORDERED.items()}  # noqa: E731
     assert_same(run, Z, layout=rules, tolerance=2e-5)
-    assert_same(lambda z: [md.max(z, B), md.min(z, B), md.sort(z, B, descending=True)], TIED, layout=rules)
+    ties = lambda z: [md.max(z, B), md.min(z, B), md.sort(z, B, descending=True)]  # noqa: E731
+    assert_same(ties, TIED, layout=rules)
 
 
 @pytest.mark.parametrize("how", ["add", "max", "min", "set"])
@@ -97,13 +107,46 @@ def test_complex_numbers_are_scattered_by_several_devices(how):
 
 def test_a_nan_is_above_every_complex_number():
     z = md.tensor(Z.array.at[0, 3].set(complex(0, np.nan)).at[1, 5].set(np.nan), (A, B))
-    _, (result, _) = assert_same(lambda z: md.max(z, B), z, layout=SPLIT["contracted"], gradients=False)
+    largest = lambda z: md.max(z, B)  # noqa: E731
+    _, (result, _) = assert_same(largest, z, layout=SPLIT["contracted"], gradients=False)
     assert np.isnan(result.array).tolist() == [True, True, False, False]
 
 
-@pytest.mark.parametrize("op", [md.argmax, md.argmin, lambda z, b: md.top_k(z, b, 2), lambda z, b: md.nth_largest(z, b, 2)])
-def test_what_jax_does_not_choose_among_complex_numbers_is_refused_alike(op):
-    for run in (lambda z: op(z, B), md.lower(lambda z: op(z, B), SPLIT["contracted"])):
-        advice = r"takes no complex numbers, and \[a=4, b=8\] is complex64; use md.real, md.imag or md.abs of it"
-        with pytest.raises(md.MeshDSLError, match=advice):
+REFUSING = {
+    "argmax": lambda z: md.argmax(z, B),
+    "argmin": lambda z: md.argmin(z, B),
+    "top_k": lambda z: md.top_k(z, B, 2),
+    "nth_largest": lambda z: md.nth_largest(z, B, 2),
+    "max_pool": lambda z: md.max_pool(z, {B: 2}),
+    "categorical": lambda z: md.random.categorical(jax.random.key(0), z, B),
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_what_has_no_order_of_complex_numbers_refuses_them_alike(name):
+    op = REFUSING[name]
+    expected = f"{name}: takes no complex numbers, and [a=4, b=8] is complex64; use md.real, md.imag or"
+    for run in (op, md.lower(op, SPLIT["contracted"])):
+        with pytest.raises(md.MeshDSLError, match=re.escape(expected)):
             run(Z)
+
+
+def test_component_wise_functions_refuse_dtypes_in_our_words():
+    floor = lambda z: md.floor(z)  # noqa: E731
+    for run in (floor, md.lower(floor, SPLIT["contracted"])):
+        with pytest.raises(md.MeshDSLError, match=r"^floor: is not defined for \[a=4, b=8\] of complex64"):
+            run(Z)
+    with pytest.raises(md.MeshDSLError, match=r"^subtract: .* \[a=4, b=8\] of bool .*; use md.cast"):
+        numbers(A, B, dtype=bool) - numbers(A, B, dtype=bool)
+
+
+def test_a_value_to_differentiate_is_real():
+    for value in (md.sum(Z), md.sum(numbers(A, dtype=np.int32))):
+        expected = f"the value is a real floating-point number, not {value.dtype}; use md.cast"
+        with pytest.raises(md.MeshDSLError, match=expected):
+            md.value_and_grad(lambda z, value=value: value)(Z)
+
+
+def test_a_complex_save_point_is_kept():
+    named = md.checkpoint(lambda z: md.sin(md.checkpoint_name(z * z, "y")), save="y")
+    assert_same(named, Z, layout=SPLIT["contracted"])
