@@ -18,6 +18,7 @@ from tests.helpers import data, dims, integers, weight
 A, B, C, T = dims(a=4, b=8, c=3, t=2)
 X, Y, W, IDS = data(A, B), data(B, C), weight(A, B), integers(A, below=4)
 SCALAR, KEY = md.tensor(1.0, ()), jax.random.key(0)
+EMPTY, COMPLEX = data(md.Dim("n", 0), B), md.cast(X, jnp.complex64)
 MESH = {"data": 2, "model": 4}
 P, V = dims(p=3, v=2)
 IMAGE, KERNEL = data(A, B, C), weight(P, C, V)
@@ -185,6 +186,14 @@ ERRORS = {
     "einsum of nothing": (lambda: md.einsum(out=(A,)), ["einsum", "Tensors"]),
     "einsum, two rests": (lambda: md.einsum(X, Y, out=(..., ...)), ["einsum", "ellipsis"]),
     # Reductions.
+    "the largest of nothing": (
+        lambda: md.max(EMPTY, "n"), ["max", "[n=0] of [n=0, b=8]", "no element", "a size of 1 or more"]),
+    "the largest of complex numbers": (
+        lambda: md.argmax(COMPLEX, A), ["argmax", "[a=4, b=8] is complex64", "md.real", "md.abs"]),
+    "a function of complex numbers": (
+        lambda: md.floor(COMPLEX), ["floor", "not defined for [a=4, b=8] of complex64", "md.real"]),
+    "a function of bools": (
+        lambda: (X > 0) - (X > 1), ["subtract", "[a=4, b=8] of bool and [a=4, b=8] of bool", "md.cast"]),
     "argmax over two dims": (lambda: md.argmax(X, (A, B)), ["argmax", "one dim", "tuple", "[a=4, b=8]"]),
     "argmin of all": (lambda: md.argmin(X, None), ["argmin", "one dim", "None"]),
     # Names and shapes.
@@ -246,6 +255,12 @@ ERRORS = {
     "a value with dims": (lambda: md.value_and_grad(lambda w: w * 2)(W), ["value_and_grad", "not [a=4, b=8]", "md.mean"]),
     "a value that is no tensor": (lambda: md.value_and_grad(lambda w: 2.0)(W), ["value_and_grad", "not float"]),
     "gradients of arrays": (lambda: md.value_and_grad(lambda w: w)(jnp.ones(3)), ["value_and_grad", "pytree of Tensors", "Array"]),
+    "a gradient of whole numbers": (
+        lambda: md.value_and_grad(lambda x: md.count_nonzero(x))(X),
+        ["value_and_grad", "a real floating-point number, not int32", "md.cast"]),
+    "no microbatch": (
+        lambda: md.value_and_grad(lambda w, x: md.sum(w * x), accumulate=EMPTY.dim("n"))(W, EMPTY),
+        ["value_and_grad", "n=0 has no microbatch", "a size of 1 or more"]),
     "nothing to accumulate": (
         lambda: md.value_and_grad(lambda w, x: md.sum(w), accumulate=T)(W, X), ["value_and_grad", "no argument", "t=2"]),
     # Cutting and joining.

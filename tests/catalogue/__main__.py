@@ -22,6 +22,9 @@ Generated from `tests/catalogue` by `python -m tests.catalogue`; a test keeps it
 asks for in the forward pass when a dim that it works along is split over four devices, and when only others are (then there are none, unless the row
 says so). What the layout makes of operands and results comes on top, by the law: see [layouts](layouts.md) and [placements](placements.md). "pending sum" means that the op leaves
 a sum that is taken, or scattered, where the result is needed. Dims that do not divide are exact in every row ([uneven dims](placements.md#dims-that-do-not-divide)).
+Dims of size 0 are legal in every row, and nothing travels along one; what has to choose an element and finds none (`max`, `argmax`) is an error.
+A row gives the same dtype and value as on one device for numbers of any kind: sums of integers wrap around, and an `einsum` of bools is whether any
+product is true. Complex numbers are ordered by their real parts, then by their imaginary parts (`max`, `sort`), or refused where JAX refuses them (`argmax`).
 The last column names the class of Mesh-TensorFlow that does the same, and what that forbids or lacks.
 """
 TAIL = """
