@@ -38,6 +38,7 @@ from meshdsl._types import (
     P,
     Permutes,
     R,
+    Some,
     T,
     Unsure,
     UnsureName,
@@ -78,25 +79,77 @@ def stop_gradient(x: T) -> T: ...
 # Contracting
 
 @overload
-def einsum(*tensors: Tensor, out: UnsureNames, precision: Any = None, preferred_element_type: Any = None) -> Tensor: ...
-@overload
-def einsum(*tensors: Tensor, out: tuple[()], precision: Any = None, preferred_element_type: Any = None) -> Tensor[()]: ...
-@overload
-def einsum(*tensors: Tensor, out: Dim[A] | Dims1[A], precision: Any = None, preferred_element_type: Any = None) -> Tensor[A]: ...
-@overload
-def einsum(*tensors: Tensor, out: Dims2[A, B], precision: Any = None, preferred_element_type: Any = None) -> Tensor[A, B]: ...
-@overload
-def einsum(*tensors: Tensor, out: Dims3[A, B, C], precision: Any = None, preferred_element_type: Any = None) -> Tensor[A, B, C]: ...
-@overload
-def einsum(*tensors: Tensor, out: Dims4[A, B, C, D], precision: Any = None, preferred_element_type: Any = None) -> Tensor[A, B, C, D]: ...
+def einsum(
+    *tensors: Tensor,
+    out: UnsureNames,
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor: ...
 @overload
 def einsum(
-    *tensors: Tensor, out: Dims5[A, B, C, D, E], precision: Any = None, preferred_element_type: Any = None
+    *tensors: Tensor,
+    out: tuple[()],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor[()]: ...
+@overload
+def einsum(
+    *tensors: Tensor,
+    out: Dim[A] | Dims1[A],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor[A]: ...
+@overload
+def einsum(
+    *tensors: Tensor,
+    out: Dims2[A, B],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor[A, B]: ...
+@overload
+def einsum(
+    *tensors: Tensor,
+    out: Dims3[A, B, C],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor[A, B, C]: ...
+@overload
+def einsum(
+    *tensors: Tensor,
+    out: Dims4[A, B, C, D],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor[A, B, C, D]: ...
+@overload
+def einsum(
+    *tensors: Tensor,
+    out: Dims5[A, B, C, D, E],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
 ) -> Tensor[A, B, C, D, E]: ...
 @overload
 def einsum(
-    *tensors: Tensor, out: Dims6[A, B, C, D, E, F], precision: Any = None, preferred_element_type: Any = None
+    *tensors: Tensor,
+    out: Dims6[A, B, C, D, E, F],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
 ) -> Tensor[A, B, C, D, E, F]: ...
+@overload
+def einsum(
+    *tensors: Tensor,
+    out: Elliptic,
+    contract: Some[Tensor],
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor: ...
 @overload
 def einsum(x: Unsure, /, *tensors: Tensor, out: Elliptic, precision: Any = None, preferred_element_type: Any = None) -> Tensor: ...
 @overload
@@ -123,7 +176,13 @@ def einsum(
     x: Tensor[*Ds, X, Y], w: Tensor[X, Y, A], /, *, out: _Rest[Dim[A]], precision: Any = None, preferred_element_type: Any = None
 ) -> Tensor[*Ds, A]: ...
 @overload
-def einsum(*tensors: Tensor, out: Elliptic | Iterable[Dim], precision: Any = None, preferred_element_type: Any = None) -> Tensor: ...
+def einsum(
+    *tensors: Tensor,
+    out: Elliptic | Iterable[Dim],
+    contract: Which[Tensor] = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor: ...
 @reduces
 def sum(x: Tensor, dims: Which[Tensor] = None) -> Tensor: ...
 @reduces

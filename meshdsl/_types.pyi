@@ -121,7 +121,9 @@ class DimOf(Protocol[X_contra]):
 
 Along: TypeAlias = DimOf[T] | str
 """One dim of a tensor. A name is not checked: a `str` may be any."""
-Which: TypeAlias = DimOf[T] | str | tuple[DimOf[T] | str, ...] | Many | None
+Some: TypeAlias = DimOf[T] | str | tuple[DimOf[T] | str, ...] | Many
+"""Some dims of a tensor."""
+Which: TypeAlias = Some[T] | None
 """Some dims of a tensor; `None` is all of them."""
 
 One: TypeAlias = Dim[X] | X

@@ -184,6 +184,18 @@ ERRORS = {
     "einsum, a dim twice": (lambda: md.einsum(X, out=(A, A)), ["einsum", "`a` occurs twice"]),
     "einsum of numbers": (lambda: md.einsum(X, 3.0, out=(A,)), ["einsum", "Tensors", "float"]),
     "einsum of nothing": (lambda: md.einsum(out=(A,)), ["einsum", "Tensors"]),
+    "einsum, a rest that may be of attention": (
+        lambda: md.einsum(data(A, B, C), data(A, B, T), out=(..., B, C, T)),
+        ["einsum", "[a=4, b=8, c=3], [a=4, b=8, t=2] share [a=4]", "`out` does not name", "Write contract=a, less what is to be kept",
+         "`...` stands for all other dims", "one by one, without `...`"]),
+    "einsum, a rest of several": (
+        lambda: md.einsum(IMAGE, data(A, B, T), out=(..., T)), ["share [a=4, b=8]", "contract=(a, b), less"]),
+    "einsum, contract and out": (
+        lambda: md.einsum(X, Y, out=(A, B), contract=(B, C)), ["einsum", "[b=8] cannot be in `out` and in `contract`"]),
+    "einsum, neither contract nor out": (
+        lambda: md.einsum(X, Y, out=(A,), contract=B), ["[c=3] of [a=4, b=8], [b=8, c=3] is neither in `out` nor in `contract`", "write `...`"]),
+    "einsum, contract a dim of nothing": (
+        lambda: md.einsum(X, Y, out=(...,), contract="bb"), ["einsum, contract", "no dim `bb` in [a=4, b=8, c=3]", "did you mean `b`?"]),
     "einsum, two rests": (lambda: md.einsum(X, Y, out=(..., ...)), ["einsum", "ellipsis"]),
     # Reductions.
     "the largest of nothing": (

@@ -15,25 +15,37 @@ from meshdsl.lowering.run import run, sums_alike
 from meshdsl.tensor import Tensor
 
 
-def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -> Tensor:
+def einsum(
+    *tensors: Tensor, out, contract=None, precision=None, preferred_element_type=None
+) -> Tensor:
     """The product of the tensors, summed over every dim that is not in `out`.
 
-    Any number of tensors, the same one more than once, and tensors without dims, which scale the result.
-    Of bools it is whether any of the products is true, and sums of integers wrap around, as in
-    `jnp.einsum`.
+    Any number of tensors, the same one more than once, and tensors without dims, which scale the
+    result. Of bools it is whether any of the products is true, and sums of integers wrap around, as
+    in `jnp.einsum`. `...` in `out` saves naming dims, in two ways:
+
+        einsum(x, up, out=(..., d_ff))                               # a linear map of x
+        einsum(q, k, out=(..., length, memory), contract=head_dim)   # all but head_dim is kept
+
+    With `contract`, `...` stands for every dim of any tensor that neither `contract` nor `out` names,
+    in the order in which they first appear. Without it, `...` stands for the dims that only the first
+    tensor has. Beside it `out` then names dims of the other tensors only, and the one dim that tensors
+    share and `out` does not name is contracted; or there are several, and all are `ins` of parameters
+    among the tensors. Anything else could be meant in two ways and is an error.
 
     Args:
-      out: dims of the result, a tuple of Dims. `...` in it stands for the dims of the first tensor that no other
-        tensor has and `out` does not name.
+      out: dims of the result, a tuple of Dims, with or without `...`.
+      contract: the dims (or names) that are summed over, and no others are.
       precision, preferred_element_type: as in `jnp.einsum`.
 
     Raises:
-      MeshDSLError: one name has two sizes, or `out` has a dim that no tensor has.
+      MeshDSLError: one name has two sizes, `out` or `contract` has a dim that no tensor has, a dim is
+        in both or, where `contract` is given, in neither, or `...` could be meant in two ways.
     """
     if not tensors or not all(isinstance(t, Tensor) for t in tensors):
         raise MeshDSLError(f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]")
     loop = dim_algebra.union("einsum", [t.dims for t in tensors])
-    out = _out_dims(tensors, out, loop)
+    out = _out_dims(tensors, out, contract, loop)
     number = {d: i for i, d in enumerate(loop)}
     terms = [[number[d] for d in t.dims] for t in tensors]
 
@@ -46,17 +58,64 @@ def einsum(*tensors: Tensor, out, precision=None, preferred_element_type=None) -
     return run("einsum", local, tensors, loop=loop, out=out, linear=linear)
 
 
-def _out_dims(tensors, out, loop: Dims) -> Dims:
+def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
     out = (out,) if isinstance(out, Dim) else tuple(out)
+    if contract is not None:
+        contract = dim_algebra.find_all("einsum, contract", loop, contract)
     if ... in out:
         named = {d for d in out if d is not ...}
-        others = {d for t in tensors[1:] for d in t.dims}
-        rest = tuple(d for d in tensors[0].dims if d not in others and d not in named)
+        if contract is None:
+            _check_rest(tensors, named, loop)
+            rest = _own(tensors[0], tensors[1:])
+        else:
+            rest = dim_algebra.without(loop, contract)
         at = out.index(...)
-        out = out[:at] + rest + out[at + 1 :]
+        out = (*out[:at], *dim_algebra.without(rest, named), *out[at + 1 :])
     out = dim_algebra.distinct(out, "einsum")
     for d in out:
         if d not in loop:
-            shown = ", ".join(dim_algebra.show(t.dims) for t in tensors)
-            raise MeshDSLError(f"einsum: out has {d}, which is in none of {shown}{nearest(d.name, [e.name for e in loop])}")
+            known = nearest(d.name, [e.name for e in loop])
+            raise MeshDSLError(f"einsum: out has {d}, which is in none of {_shown(tensors)}{known}")
+    if contract is not None:
+        _check_contract(tensors, out, contract, loop)
     return out
+
+
+def _own(tensor, others) -> Dims:
+    """The dims that `tensor` has and none of `others`."""
+    return dim_algebra.without(tensor.dims, [d for t in others for d in t.dims])
+
+
+def _check_rest(tensors, named: set[Dim], loop: Dims) -> None:
+    """That `...`, without `contract`, leaves no doubt what becomes of the dims that tensors share."""
+    dims = [d for t in tensors for d in t.dims]
+    shared = [d for d in loop if dims.count(d) > 1 and d not in named]
+    ins = {name for t in tensors if t.role for name in t.role.ins}
+    if not shared or all(d.name in ins for d in shared):
+        return
+    kept = [d for d in _own(tensors[0], tensors[1:]) if d in named]
+    if len(shared) == 1 and not kept:
+        return
+    names = ", ".join(d.name for d in shared)
+    raise MeshDSLError(
+        f"einsum: {_shown(tensors)} share {dim_algebra.show(shared)}, which `out` does not name, and "
+        "its `...` does not say whether to keep or to contract that. Write "
+        f"contract={names if len(shared) == 1 else f'({names})'}, less what is to be kept: then `...` "
+        "stands for all other dims. Or write the dims of `out` one by one, without `...`"
+    )
+
+
+def _check_contract(tensors, out: Dims, contract: Dims, loop: Dims) -> None:
+    if both := [d for d in contract if d in out]:
+        raise MeshDSLError(
+            f"einsum: {dim_algebra.show(both)} cannot be in `out` and in `contract`"
+        )
+    if neither := dim_algebra.without(loop, (*out, *contract)):
+        raise MeshDSLError(
+            f"einsum: {dim_algebra.show(neither)} of {_shown(tensors)} is neither in `out` nor in "
+            "`contract`; name it in one of them, or write `...` in `out` to keep it"
+        )
+
+
+def _shown(tensors) -> str:
+    return ", ".join(dim_algebra.show(t.dims) for t in tensors)

@@ -28,18 +28,53 @@ CASES = {
     "one operand": ("abc->ca", lambda x, y, z: md.einsum(x, out=(C, A))),
     "one operand, transposed": ("abc->cba", lambda x, y, z: md.einsum(x, out=(C, B, A))),
     "an operand twice": ("abc,abc->b", lambda x, y, z: md.einsum(x, x, out=B)),
-    "rest of the first": ("abc,bcd->ad", lambda x, y, z: md.einsum(x, y, out=(..., D))),
+    "rest of the first": ("ac,bcd->abd", lambda x, y, z: md.einsum(md.sum(x, B), y, out=(..., B, D))),
+    "rest of all": ("abc,bcd->ad", lambda x, y, z: md.einsum(x, y, out=(..., D), contract=(B, "c"))),
+    "rest of all, shared": ("abc,bcd->abd", lambda x, y, z: md.einsum(x, y, out=(..., D), contract=C)),
+    "rest of another": ("abc,bcd->abd", lambda x, y, z: md.einsum(x, y, out=(A, ...), contract=C)),
+    "nothing contracted, all kept": ("abc,bcd->abcd", lambda x, y, z: md.einsum(x, y, out=(...,), contract=())),
+    "contracted, by name": ("abc,bcd->ad", lambda x, y, z: md.einsum(x, y, out=(A, D), contract=("b", "c"))),
     "rest, and a named one": ("abc,bcd->bad", lambda x, y, z: md.einsum(x, y, out=(B, ..., D))),
-    "rest that is empty": ("abc,bcd->d", lambda x, y, z: md.einsum(md.sum(x, A), y, out=(..., D))),
+    "rest that is empty": ("abc,bcd->d", lambda x, y, z: md.einsum(md.sum(x, (A, B)), md.sum(y, B), out=(..., D))),
 }
 
 
 def test_einsum_is_that_of_jax():
     for name, (formula, fn) in CASES.items():
-        if name != "rest that is empty":
+        if name not in ("rest that is empty", "rest of the first"):
             operands = [X.array, Y.array, Z.array][: formula.count(",") + 1]
             operands = [X.array] * 2 if name == "an operand twice" else operands
             assert distance(fn(X, Y, Z).array, jnp.einsum(formula, *operands)) < 1e-6, name
+
+
+def test_a_rest_contracts_what_parameters_say_that_they_contract():
+    """Several dims of one parameter, dims of a chain, and beside a dim that both have and `out` names."""
+    w, v = weight(B, C, D, ins=(B, C)), weight(D, E, ins=(D,))
+    assert md.einsum(X, w, out=(..., D)).dims == (A, D)
+    assert md.einsum(X, w, v, out=(..., E)).dims == (A, E)
+    assert md.einsum(X, weight(B, C, D, ins=(C,)), out=(A, ..., B, D)).dims == (A, B, D)
+    with pytest.raises(md.MeshDSLError, match="share .b=8, c=2."):
+        md.einsum(X, weight(B, C, D, ins=(C,)), out=(..., D))
+
+
+@pytest.mark.parametrize("leading", [(), ("batch",), ("batch", "beam")], ids=len)
+def test_attention_is_written_for_any_leading_dims(leading):
+    """The recipe of docs/language.md."""
+    length, memory, head_dim = dims(length=4, memory=6, head_dim=2)
+    lead = tuple(md.Dim(name, 2) for name in leading)
+    mesh = {"m": 2, "n": 2}
+    rules = layout("batch? -> m", "length -> m", "memory -> n", "head_dim -> n", mesh=mesh)
+
+    def attention(q, k, v):
+        scores = md.einsum(q, k, out=(..., length, memory), contract=head_dim)
+        return md.einsum(md.softmax(scores, memory), v, out=(..., length, head_dim), contract=memory)
+
+    q, k, v = data(*lead, length, head_dim), data(memory, *lead, head_dim, seed=2), data(*lead, memory, head_dim, seed=3)
+    expected = np.einsum("...qh,...kh->...qk", q.array, md.transpose(k, (*lead, memory, head_dim)).array)
+    expected = np.einsum("...qk,...kh->...qh", jax.nn.softmax(expected, axis=-1), v.array)
+    assert attention(q, k, v).dims == (*lead, length, head_dim)
+    assert distance(attention(q, k, v).array, expected) < 1e-6
+    assert_same(attention, q, k, v, layout=rules)
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
@@ -49,7 +84,7 @@ def test_einsum_is_the_same_lowered(rules):
 
 def test_contracting_again_and_again_is_the_same_lowered():
     def run(x, y, z):
-        h = md.einsum(x, y, out=(..., D))
+        h = md.einsum(x, y, out=(..., D), contract=(B, C))
         h = md.einsum(h, h, md.einsum(y, out=(D, C)), out=(A, C))
         return md.einsum(h, md.tensor(2.0, ()), z, out=(C, E))
 

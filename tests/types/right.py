@@ -124,8 +124,11 @@ reveal_type(md.einsum(x, x, out=()))  # Tensor[]
 reveal_type(md.einsum(x, vector, out=batch))  # Tensor[batch]
 reveal_type(md.einsum(x, up, out=(..., d_ff)))  # Tensor[batch, length, d_ff]
 reveal_type(md.einsum(hidden, up, out=(..., d_model)))  # Tensor[batch, length, d_model]
-reveal_type(md.einsum(md.transpose(x, (length, batch, d_model)), md.one_hot(ids, d_model), out=(..., d_model)))  # Tensor
+reveal_type(md.einsum(md.transpose(x, (length, batch, d_model)), md.one_hot(ids, d_model), out=(..., d_model), contract=()))  # Tensor
 reveal_type(md.einsum(x, up, out=(d_ff, ...)))  # Tensor
+reveal_type(md.einsum(x, up, out=(..., d_ff), contract=d_model))  # Tensor
+reveal_type(md.einsum(x, x, out=(...,), contract=[length, "d_model"]))  # Tensor
+reveal_type(md.einsum(x, up, out=(batch, length, d_ff), contract=(d_model,)))  # Tensor[batch, length, d_ff]
 reveal_type(md.einsum(x, up, out=several))  # Tensor
 reveal_type(md.einsum(x, up, out=[batch, d_ff]))  # Tensor
 reveal_type(md.mean(x))  # Tensor[]
