@@ -27,11 +27,11 @@ def einsum(
         einsum(x, up, out=(..., d_ff))                               # a linear map of x
         einsum(q, k, out=(..., length, memory), contract=head_dim)   # all but head_dim is kept
 
-    With `contract`, `...` stands for every dim of any tensor that neither `contract` nor `out` names,
-    in the order in which they first appear. Without it, `...` stands for the dims that only the first
-    tensor has. Beside it `out` then names dims of the other tensors only, and the one dim that tensors
-    share and `out` does not name is contracted; or there are several, and all are `ins` of parameters
-    among the tensors. Anything else could be meant in two ways and is an error.
+    With `contract`, `...` stands for every dim that neither `contract` nor `out` names, in the
+    order in which they first appear. Without it, `...` stands for the dims that only the first
+    tensor has, and what is contracted must be plain: either tensors share one dim that `out` does
+    not name, and beside `...` `out` names dims of the other tensors only; or all such dims are
+    `ins` of parameters among the tensors. Anything else could be meant in two ways: an error.
 
     Args:
       out: dims of the result, a tuple of Dims, with or without `...`.
@@ -39,8 +39,8 @@ def einsum(
       precision, preferred_element_type: as in `jnp.einsum`.
 
     Raises:
-      MeshDSLError: one name has two sizes, `out` or `contract` has a dim that no tensor has, a dim is
-        in both or, where `contract` is given, in neither, or `...` could be meant in two ways.
+      MeshDSLError: one name has two sizes, `out` or `contract` has a dim that no tensor has, a dim
+        is in both or, where `contract` is given, in neither, or `...` could be meant in two ways.
     """
     if not tensors or not all(isinstance(t, Tensor) for t in tensors):
         raise MeshDSLError(f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]")
@@ -87,7 +87,7 @@ def _own(tensor, others) -> Dims:
 
 
 def _check_rest(tensors, named: set[Dim], loop: Dims) -> None:
-    """That `...`, without `contract`, leaves no doubt what becomes of the dims that tensors share."""
+    """That `...`, without `contract`, leaves no doubt about the dims that tensors share."""
     dims = [d for t in tensors for d in t.dims]
     shared = [d for d in loop if dims.count(d) > 1 and d not in named]
     ins = {name for t in tensors if t.role for name in t.role.ins}
@@ -98,10 +98,10 @@ def _check_rest(tensors, named: set[Dim], loop: Dims) -> None:
         return
     names = ", ".join(d.name for d in shared)
     raise MeshDSLError(
-        f"einsum: {_shown(tensors)} share {dim_algebra.show(shared)}, which `out` does not name, and "
-        "its `...` does not say whether to keep or to contract that. Write "
-        f"contract={names if len(shared) == 1 else f'({names})'}, less what is to be kept: then `...` "
-        "stands for all other dims. Or write the dims of `out` one by one, without `...`"
+        f"einsum: {_shown(tensors)} share {dim_algebra.show(shared)}, which `out` does not name, "
+        "and its `...` does not say whether to keep or to contract that. Write "
+        f"contract={names if len(shared) == 1 else f'({names})'}, less what is to be kept: then "
+        "`...` stands for all other dims. Or write the dims of `out` one by one, without `...`"
     )
 
 
