@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.plan.words import byte_words, columns
 from meshdsl.tensor import Tensor, axes_of, is_tensor
+from meshdsl.values import check_shape
 
 if TYPE_CHECKING:  # who only trains should not wait for the explanations to be imported
     from meshdsl.plan.explain.explanation import TensorView
@@ -83,8 +84,9 @@ def show(tensor: Tensor, name: str = "Tensor") -> Shown:
     array = tensor.array
     if not hasattr(array, "dtype"):
         raise MeshDSLError(f"show: this Tensor holds {quote(array)}, not an array; give it an array or a ShapeDtypeStruct")
+    check_shape("show", tensor)
     mesh = _mesh(tensor)
-    whole = tuple(d.size for d in tensor.dims)
+    whole = tensor.shape
     local = tuple(array.shape) if tensor.place else tuple(array.sharding.shard_shape(whole)) if getattr(array, "sharding", None) else whole
     dims = tuple(DimView(d.name, d.size, n, tuple(axes)) for d, n, axes in zip(tensor.dims, local, axes_of(tensor), strict=True))
     view = TensorView(name, "other", dims, local, str(array.dtype), math.prod(local) * array.dtype.itemsize)

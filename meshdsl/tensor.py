@@ -24,6 +24,7 @@ import numpy as np
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.values import Values, canonical
 
 
 class Parameter(NamedTuple):
@@ -74,11 +75,12 @@ class Place(NamedTuple):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Tensor:
+class Tensor(Values):
     """An array with named dims. Make one with `tensor` or `parameter`; arithmetic follows the names.
 
     Attributes:
       array: the data; its shape is that of `dims` outside a lowering, and the local shape inside.
+        It may be NumPy's: then it stays on the host until an op takes it, as one of JAX.
       stored: the same as it is at rest, where it is used in another dtype, see `Dtypes`.
       dims: the dims, in the order in which they lie in memory.
       role: `Parameter` for parameters and what follows them, else None.
@@ -125,7 +127,12 @@ class Tensor:
     def dtype(self):
         """The dtype of `array`."""
         dtypes = self.place and self.place.dtypes
-        return dtypes.use if dtypes else self.stored.dtype
+        if dtypes:
+            return dtypes.use
+        dtype = self.stored.dtype
+        if isinstance(self.stored, (np.ndarray, np.generic)):
+            return jax.dtypes.canonicalize_dtype(dtype)  # that in which ops take it
+        return dtype
 
     @property
     def size(self) -> int:
@@ -146,10 +153,6 @@ class Tensor:
         """The dim called `name`."""
         return dim_algebra.find("Tensor.dim", self.dims, name)
 
-    def item(self):
-        """The value of a tensor with one element, as a Python number."""
-        return self.array.item()
-
     def local_shards(self) -> list[tuple[jax.Device, np.ndarray]]:
         """What each device of this process holds: pairs of a device and its part of the array."""
         if not isinstance(self.array, jax.Array) or isinstance(self.array, jax.core.Tracer):
@@ -159,12 +162,11 @@ class Tensor:
     def __repr__(self):
         pending = f" pending({', '.join(self.pending)})" if self.pending else ""
         dtype = getattr(self.array, "dtype", type(self.array).__name__)
-        return f"Tensor{notation(self.dims, axes_of(self))} {dtype} {tuple(d.size for d in self.dims)}{pending}"
-
-    def __bool__(self):
-        if self.dims or self.place:
-            raise MeshDSLError(f"a Tensor {dim_algebra.show(self.dims)} has no truth value; use md.cond, or md.where per element")
-        return bool(self.array)
+        text = f"Tensor{notation(self.dims, axes_of(self))} {dtype} {self.shape}{pending}"
+        shape = getattr(self.stored, "shape", None)
+        if shape is not None and tuple(shape) != self._expected_shape():
+            return f"{text}, but its array has shape {tuple(shape)}"
+        return text + self._shown_values()
 
     __hash__ = object.__hash__
 
@@ -196,9 +198,16 @@ def tensor(array, dims) -> Tensor:
       MeshDSLError: a name occurs twice, or the shape is not that of the dims.
     """
     dims = dim_algebra.distinct(dims, "tensor")
+    if isinstance(array, Tensor):
+        raise MeshDSLError(
+            f"tensor: this is a Tensor {dim_algebra.show(array.dims)} already; md.rename gives its "
+            "dims other names, md.transpose another order"
+        )
     array = array if hasattr(array, "shape") and hasattr(array, "dtype") else jnp.asarray(array)
     if tuple(array.shape) != tuple(d.size for d in dims):
         raise MeshDSLError(f"tensor: an array of shape {tuple(array.shape)} cannot have dims {dim_algebra.show(dims)}")
+    if isinstance(array, (np.ndarray, np.generic)):
+        array = canonical("tensor", array, dims)
     return Tensor(array, dims)
 
 

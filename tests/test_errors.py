@@ -76,6 +76,12 @@ ERRORS = {
     "names for dims": (lambda: md.tensor(np.zeros(4), ("a",)), ["tensor", "Dim('batch', 8)", "'a'"]),
     "a number for dims": (lambda: md.tensor(np.zeros(4), 4), ["tensor", "not 4"]),
     "a parameter that contracts another": (lambda: md.parameter(np.zeros(4), (A,), ins=(B,)), ["parameter", "no dim `b`", "[a=4]"]),
+    "a tensor of a tensor": (
+        lambda: md.tensor(X, (A, B)), ["tensor", "a Tensor [a=4, b=8] already", "md.rename"]),
+    "an array that lost a dim": (
+        lambda: md.sum(jax.tree.map(lambda v: v[0], X), "a"),
+        ["sum", "[a=4, b=8] needs an array of shape (4, 8)", "holds an array of shape (8,)",
+         "jax.tree.map", "md.tensor(array, dims)"]),
     "no such dim": (lambda: X.dim("aa"), ["no dim `aa`", "[a=4, b=8]", "did you mean `a`?"]),
     "nothing like it": (lambda: md.sum(X, "heads"), ["sum", "no dim `heads`", "known: `a`, `b`"]),
     "a number for a dim": (lambda: md.sum(X, 0), ["sum", "a Dim or by its name", "not 0", "[a=4, b=8]"]),
@@ -186,16 +192,21 @@ ERRORS = {
     "einsum of nothing": (lambda: md.einsum(out=(A,)), ["einsum", "Tensors"]),
     "einsum, a rest that may be of attention": (
         lambda: md.einsum(data(A, B, C), data(A, B, T), out=(..., B, C, T)),
-        ["einsum", "[a=4, b=8, c=3], [a=4, b=8, t=2] share [a=4]", "`out` does not name", "Write contract=a, less what is to be kept",
-         "`...` stands for all other dims", "one by one, without `...`"]),
+        ["einsum", "[a=4, b=8, c=3], [a=4, b=8, t=2] share [a=4]", "`out` does not name",
+         "Write contract=a, less what is to be kept", "`...` stands for all other dims",
+         "one by one, without `...`"]),
     "einsum, a rest of several": (
-        lambda: md.einsum(IMAGE, data(A, B, T), out=(..., T)), ["share [a=4, b=8]", "contract=(a, b), less"]),
+        lambda: md.einsum(IMAGE, data(A, B, T), out=(..., T)),
+        ["share [a=4, b=8]", "contract=(a, b), less"]),
     "einsum, contract and out": (
-        lambda: md.einsum(X, Y, out=(A, B), contract=(B, C)), ["einsum", "[b=8] cannot be in `out` and in `contract`"]),
+        lambda: md.einsum(X, Y, out=(A, B), contract=(B, C)),
+        ["einsum", "[b=8] cannot be in `out` and in `contract`"]),
     "einsum, neither contract nor out": (
-        lambda: md.einsum(X, Y, out=(A,), contract=B), ["[c=3] of [a=4, b=8], [b=8, c=3] is neither in `out` nor in `contract`", "write `...`"]),
+        lambda: md.einsum(X, Y, out=(A,), contract=B),
+        ["[c=3] of [a=4, b=8], [b=8, c=3] is neither in `out` nor in `contract`", "write `...`"]),
     "einsum, contract a dim of nothing": (
-        lambda: md.einsum(X, Y, out=(...,), contract="bb"), ["einsum, contract", "no dim `bb` in [a=4, b=8, c=3]", "did you mean `b`?"]),
+        lambda: md.einsum(X, Y, out=(...,), contract="bb"),
+        ["einsum, contract", "no dim `bb` in [a=4, b=8, c=3]", "did you mean `b`?"]),
     "einsum, two rests": (lambda: md.einsum(X, Y, out=(..., ...)), ["einsum", "ellipsis"]),
     # Reductions.
     "the largest of nothing": (

@@ -36,20 +36,43 @@ def test_a_tensor_is_a_pytree_with_one_leaf_and_a_name():
     assert jax.eval_shape(lambda t: t, tree)["w"].array.shape == (4, 8)
 
 
+def kept(x, rules):
+    return md.lower(lambda x: x, rules, dims="ab")(x)
+
+
+LARGE = data(*dims(b=8, l=16))
 SHOWN = {
-    "whole": (lambda: X, "Tensor[a, b] float32 (4, 8)"),
-    "split": (lambda: md.lower(lambda x: x, SPLIT)(X), "Tensor[a_data, b_model] float32 (4, 8)"),
+    "large": (lambda: LARGE, "Tensor[b, l] float32 (8, 16)"),
+    "split": (lambda: kept(LARGE, SPLIT), "Tensor[b_model, l] float32 (8, 16)"),
     "two axes": (
-        lambda: md.lower(lambda x: x, layout("b -> data, model", mesh={"data": 2, "model": 4}))(X),
-        "Tensor[a, b_data_model] float32 (4, 8)",
+        lambda: kept(LARGE, layout("b -> data, model", mesh={"data": 2, "model": 4})),
+        "Tensor[b_data_model, l] float32 (8, 16)",
     ),
-    "no dims": (lambda: md.sum(md.cast(X, jnp.int32)), "Tensor[] int32 ()"),
+    "no dims": (lambda: md.tensor(np.int32(7), ()), "Tensor[] int32 () 7"),
+    "small": (lambda: md.tensor(np.arange(4.0), A), "Tensor[a] float32 (4,) [0. 1. 2. 3.]"),
+    "of two dims": (
+        lambda: md.tensor([[1, 2], [3, 4]], dims(p=2, q=2)),
+        "Tensor[p, q] int32 (2, 2)\n[[1 2]\n [3 4]]",
+    ),
+    "small and split": (
+        lambda: kept(md.tensor(np.arange(4), A), SPLIT), "Tensor[a_data] int32 (4,) [0 1 2 3]"),
+    "without values": (lambda: jax.eval_shape(lambda: X), "Tensor[a, b] float32 (4, 8)"),
+    "keys": (
+        lambda: md.tensor(jax.random.split(jax.random.key(0), 4), A), "Tensor[a] key<fry> (4,)"),
 }
 
 
 @pytest.mark.parametrize("make, text", SHOWN.values(), ids=SHOWN)
-def test_repr_shows_the_split_and_no_values(make, text):
+def test_repr_shows_the_split_and_the_values_of_small_tensors(make, text):
     assert repr(make()) == text
+
+
+def test_repr_of_what_is_traced_or_gone_shows_no_values():
+    shown = []
+    jax.jit(lambda x: shown.append(repr(md.sum(x))) or x.array)(X)
+    gone = md.tensor(jnp.ones(4), A)
+    gone.array.delete()
+    assert [*shown, repr(gone)] == ["Tensor[] float32 ()", "Tensor[a] float32 (4,) (deleted)"]
 
 
 def test_inside_a_lowering_repr_shows_what_is_pending():

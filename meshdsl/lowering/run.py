@@ -24,6 +24,7 @@ from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.scope import common
 from meshdsl.plan.record import Op
 from meshdsl.tensor import Dtypes, Parameter, Place, Tensor
+from meshdsl.values import array_of
 
 
 def run(
@@ -89,7 +90,7 @@ def run_many(
     """
     scope = common(name, operands) or (like.place.scope if like is not None and like.place else None)
     if scope is None:
-        results = local(Loop(dict.fromkeys(loop, ())), *[t.array for t in operands])
+        results = local(Loop(dict.fromkeys(loop, ())), *[array_of(name, t) for t in operands])
         role = _role(operands)
         return tuple(Tensor(a, dims, role and role.get(dims, Parameter())) for a, dims in zip(results, outs, strict=True))
 
@@ -119,7 +120,8 @@ def run_many(
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
-        array = moves.bring(t, at.split(t.dims), loop_axes, scope, op, why).array
+        brought = moves.bring(t, at.split(t.dims), loop_axes, scope, op, why)
+        array = array_of(name, brought)
         arrays.append(at.masked(array, t.dims, value) if op.waste or carried else array)
     with jax.named_scope(op.tag):
         results = local(at, *arrays)

@@ -13,6 +13,7 @@ from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import moves
 from meshdsl.plan.record import Recorder
 from meshdsl.tensor import Tensor
+from meshdsl.values import other_shape
 
 
 class TakesParts(Exception):
@@ -38,6 +39,7 @@ class Scope:
         self._padded: dict = {}
         self._parts: dict = {}
         self._wastes: dict = {}
+        self._shapes: dict = {}
 
     def split(self, dims: Dims, level: str = "value") -> tuple[tuple[str, ...], ...]:
         """For each of `dims` the axes that split it by the law; a dim that neither divides nor may be padded is an error.
@@ -72,6 +74,14 @@ class Scope:
         if key not in self._parts:
             self._parts[key] = self.padded(dim, axes) // self.parts(axes)
         return self._parts[key]
+
+    def local_shape(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+        """The shape that an array of `dims` has on each device when `axes` split it."""
+        key = (dims, axes)
+        if key not in self._shapes:
+            parts = [self.part(d, a) if a else d.size for d, a in zip(dims, axes, strict=True)]
+            self._shapes[key] = tuple(parts)
+        return self._shapes[key]
 
     def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
         """The work on padding, as a fraction of the work on elements, of a loop over `dims` split over `axes`."""
@@ -129,11 +139,22 @@ class Scope:
 
 
 def common(name: str, tensors) -> Scope | None:
-    """The scope that the tensors share, or None when none of them lives in a lowering."""
+    """The scope that the tensors share, or None when none of them lives in a lowering.
+
+    Every op asks for it, so here is where a Tensor whose array has not its dims is found out.
+    """
     scope = None
     for t in tensors:
-        if t.place is not None and t.place.scope is not scope:
-            if scope is not None:
-                raise MeshDSLError(f"{name}: the operands come from two different lowerings")
-            scope = t.place.scope
+        place = t.place
+        if place is None:
+            expected = tuple([d.size for d in t.dims])
+        else:
+            if place.scope is not scope:
+                if scope is not None:
+                    raise MeshDSLError(f"{name}: the operands come from two different lowerings")
+                scope = place.scope
+            expected = scope.local_shape(t.dims, place.axes)
+        found = getattr(t.stored, "shape", None)
+        if found != expected:
+            raise other_shape(name, t, expected, found)
     return scope

@@ -22,6 +22,7 @@ from meshdsl.lowering.scope import Scope, TakesParts
 from meshdsl.mesh import make_mesh
 from meshdsl.plan.program import Program
 from meshdsl.tensor import Place, Tensor, is_tensor
+from meshdsl.values import check_shape
 
 
 def partition_spec(split: moves.Split) -> PartitionSpec:
@@ -58,6 +59,10 @@ class Lowered:
         self._scope: Scope | None = None
         self._takes_parts = False
         self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
+
+    def __repr__(self):
+        mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.shape.items()) or "of one device"
+        return f"<`{self._name}`, lowered by {self.layout.name} for the mesh {mesh}>"
 
     def __call__(self, *args):
         if isinstance(self.mesh, AbstractMesh) and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
@@ -240,19 +245,22 @@ def _check_whole(x: Tensor, name: str, level: str) -> None:
     shape = getattr(x.array, "shape", None)
     if x.place is not None:
         raise MeshDSLError(f"{name}: an argument belongs to another lowering; call lowered functions from outside of it")
-    if shape is not None and tuple(shape) != tuple(d.size for d in x.dims):
-        advice = "; an optimizer that keeps other shapes than its parameters (adafactor) "
-        advice += "runs outside of the lowering"
+    if shape is None:
+        return
+    if level == "optimizer" and tuple(shape) != tuple(d.size for d in x.dims):
         raise MeshDSLError(
-            f"{name}: an argument of shape {tuple(shape)} has dims {show(x.dims)}"
-            f"{advice if level == 'optimizer' else ''}"
+            f"{name}: the state of the optimizer has an array of shape {tuple(shape)} for a Tensor "
+            f"{show(x.dims)}; an optimizer that keeps other shapes than its parameters (adafactor) "
+            "runs outside of the lowering"
         )
+    check_shape(f"{name}, an argument", x)
 
 
 def _leave(x, scope: Scope):
     """A result split by the law, evenly, with a type that says that it is equal along all other axes."""
     if not is_tensor(x):
         return x
+    check_shape(f"{scope.recorder.name}, a result", x)
     x = moves.placed(x, scope, level_of(x))
     x = moves.settle(x, split=scope.at_rest(x.dims, x.place.level))
     loose = collectives.varying(x.array) - {a for axes in x.place.axes for a in axes}

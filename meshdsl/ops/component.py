@@ -103,7 +103,9 @@ def as_tensor(x, name: str) -> Tensor:
     if getattr(x, "shape", None) == ():
         return Tensor(jnp.asarray(x), ())
     got = f"an array of shape {tuple(x.shape)}" if hasattr(x, "shape") else type(x).__name__
-    raise MeshDSLError(f"{name}: operands are Tensors and numbers, not {got}; give it dims with md.tensor")
+    has_elements = hasattr(x, "shape") or isinstance(x, (list, tuple))
+    advice = "; give it dims with md.tensor" if has_elements else ""
+    raise MeshDSLError(f"{name}: operands are Tensors and numbers, not {got}{advice}")
 
 
 @jax.custom_jvp
@@ -200,6 +202,15 @@ def _binary(name: str, swapped: bool = False) -> Callable:
     return method
 
 
+def _not_with_none(comparison: Callable) -> Callable:
+    """Python itself compares with None: `t == None` is False."""
+
+    def method(self, other):
+        return NotImplemented if other is None else comparison(self, other)
+
+    return method
+
+
 _OPERATORS = {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
     "mod": "mod", "pow": "power", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
@@ -212,5 +223,7 @@ for _python, _name in _OPERATORS.items():
     setattr(Tensor, f"__r{_python}__", _binary(_name, swapped=True))
 for _python, _name in _COMPARISONS.items():
     setattr(Tensor, f"__{_python}__", _binary(_name))
+for _python in ("eq", "ne"):
+    setattr(Tensor, f"__{_python}__", _not_with_none(_binary(_COMPARISONS[_python])))
 for _python, _name in _UNARY.items():
     setattr(Tensor, f"__{_python}__", FUNCTIONS[_name])

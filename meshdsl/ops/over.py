@@ -16,6 +16,7 @@ from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.boundary import fixed, lying_as, scope_of, varied
 from meshdsl.tensor import Place, Tensor, is_tensor
+from meshdsl.values import array_of
 
 
 def over(dim: Dim, fn: Callable) -> Callable:
@@ -66,7 +67,8 @@ def over(dim: Dim, fn: Callable) -> Callable:
             return [t.array for t in made]
 
         with scope.spending(axes, dim) if scope else nullcontext():
-            arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*[x.array for x, h in zip(entered, has, strict=True) if h])
+            given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
+            arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
         out_tree, kinds = results
         return jax.tree.unflatten(out_tree, [_left(a, *kind, dim, axes) for a, kind in zip(arrays, kinds, strict=True)])
 

@@ -99,6 +99,14 @@ class Program:
         self.arguments = tuple(argument for one in each for argument in one)
         self.donated = tuple(i in donated for i, one in enumerate(each) for _ in one)
 
+    def __repr__(self) -> str:
+        mesh = ", ".join(f"{a}={n}" for a, n in self.axis_sizes.items()) or "of one device"
+        moves = sum(len(op.moves) for op in self.ops)
+        return (
+            f"<program of {len(self.ops)} ops with {moves} moves, by {self.layout.name} for the "
+            f"mesh {mesh}; .table() lists them>"
+        )
+
     @cached_property
     def collectives(self) -> list[Collective]:
         """Every collective of one call, forward and backward, as JAX will hand it to the compiler."""

@@ -124,11 +124,12 @@ reveal_type(md.einsum(x, x, out=()))  # Tensor[]
 reveal_type(md.einsum(x, vector, out=batch))  # Tensor[batch]
 reveal_type(md.einsum(x, up, out=(..., d_ff)))  # Tensor[batch, length, d_ff]
 reveal_type(md.einsum(hidden, up, out=(..., d_model)))  # Tensor[batch, length, d_model]
-reveal_type(md.einsum(md.transpose(x, (length, batch, d_model)), md.one_hot(ids, d_model), out=(..., d_model), contract=()))  # Tensor
+reordered = md.transpose(x, (length, batch, d_model))
+reveal_type(md.einsum(reordered, md.one_hot(ids, d_model), out=(..., d_model), contract=()))  # Tensor
 reveal_type(md.einsum(x, up, out=(d_ff, ...)))  # Tensor
 reveal_type(md.einsum(x, up, out=(..., d_ff), contract=d_model))  # Tensor
 reveal_type(md.einsum(x, x, out=(...,), contract=[length, "d_model"]))  # Tensor
-reveal_type(md.einsum(x, up, out=(batch, length, d_ff), contract=(d_model,)))  # Tensor[batch, length, d_ff]
+reveal_type(md.einsum(x, up, out=(length, d_ff), contract=(batch, d_model)))  # Tensor[length, d_ff]
 reveal_type(md.einsum(x, up, out=several))  # Tensor
 reveal_type(md.einsum(x, up, out=[batch, d_ff]))  # Tensor
 reveal_type(md.mean(x))  # Tensor[]
@@ -291,6 +292,9 @@ reveal_type(md.value_and_grad(lambda w: (md.sum(w), {"w": w}), has_aux=True)(up)
 reveal_type(md.value_and_grad(partial(loss, scale=2.0), accumulate=None)(weights, x))  # tuple[Tensor[], dict[str, Tensor]]
 reveal_type(md.checkpoint(mlp, "dots")(x, up, down))  # Tensor[batch, length, d_model]
 layout = md.Layout(["batch -> data"], mesh={"data": 1})
+nothing = None
+reveal_type(x == nothing)  # bool
+reveal_type(x.ndim)  # int
 lowered = md.lower(mlp, layout, dims=("batch",))
 reveal_type(lowered(x, up, down))  # Tensor[batch, length, d_model]
 reveal_type(md.lower(md.value_and_grad(loss), layout)(weights, x))  # tuple[Tensor[], dict[str, Tensor]]

@@ -42,6 +42,10 @@ x + md.random.normal(key, (batch, d_ff))  # error: Operator "+" not supported
 # What is no operand
 x + "1"  # error: Operator "+" not supported
 x + None  # error: Operator "+" not supported
+x @ up  # error: Operator "@" not supported
+x[0]  # error: __getitem__
+len(x)  # error: Argument of type
+jnp.sin(x)  # error: Argument of type
 md.exp(2.0)  # error: No overloads
 md.exp(x, x)  # error: No overloads
 md.add(x)  # error: No overloads
