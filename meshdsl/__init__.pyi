@@ -484,7 +484,15 @@ def hvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any])
 
 # Lowering
 
-def lower(fn: Callable[P, R], layout: Layout, mesh: Mesh | None = None, *, dims: Iterable[Dim | str] = ()) -> Lowered[P, R]: ...
+def lower(
+    fn: Callable[P, R],
+    layout: Layout,
+    mesh: Mesh | None = None,
+    *,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Lowered[P, R]: ...
 @overload
 def local(fn: Callable[..., Any], *tensors: Tensor, out: UnsureNames, whole: Which[Tensor] = (), name: str | None = None) -> Tensor: ...
 @overload

@@ -24,7 +24,7 @@ import numpy as np
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.values import Values, canonical
+from meshdsl.values import Values, canonical, check_shape
 
 
 class Parameter(NamedTuple):
@@ -129,7 +129,9 @@ class Tensor(Values):
         dtypes = self.place and self.place.dtypes
         if dtypes:
             return dtypes.use
-        dtype = self.stored.dtype
+        dtype = getattr(self.stored, "dtype", None)
+        if dtype is None:
+            check_shape("Tensor.dtype", self)  # it holds no array, and this says so
         if isinstance(self.stored, (np.ndarray, np.generic)):
             return jax.dtypes.canonicalize_dtype(dtype)  # that in which ops take it
         return dtype

@@ -208,7 +208,7 @@ def test_an_array_that_lost_a_dim_is_found_where_it_is_used(name):
 
 def test_a_number_for_an_array_is_found_too():
     with pytest.raises(
-        md.MeshDSLError, match=r"sum: .* needs an array of shape \(2, 4\) and holds a float\."
+        md.MeshDSLError, match=r".* needs an array of shape \(2, 4\) and holds a float\."
     ):
         md.sum(jax.tree.map(lambda v: 1.5, X))
 
