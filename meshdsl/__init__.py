@@ -1,5 +1,7 @@
 """meshdsl: models with named dims, run on any mesh by the rules of a layout file."""
 
+from importlib.metadata import version as _version
+
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
@@ -52,6 +54,8 @@ from meshdsl.show import show
 from meshdsl.tensor import Tensor, from_local, parameter, tensor
 
 globals().update(_FUNCTIONS)
+
+__version__ = _version("meshdsl")
 
 __all__ = [
     "Dim", "Layout", "MeshDSLError", "Tensor", "all", "any", "argmax", "argmin", "argsort", "bincount", "broadcast", "cast",

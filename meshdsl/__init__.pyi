@@ -61,6 +61,7 @@ from meshdsl.tensor import parameter as parameter
 from meshdsl.tensor import tensor as tensor
 
 __all__: list[str]
+__version__: str
 
 _Rest: TypeAlias = tuple[EllipsisType, X]
 _Rest2: TypeAlias = tuple[EllipsisType, X, Y]

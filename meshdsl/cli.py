@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from meshdsl import __version__
 from meshdsl.commands import checkpoint, compare, compile, explain, generate, launch, layouts, plot, tokenizer, train
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import ended
@@ -59,6 +60,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="meshdsl", description="Write a model once, choose in a file how it is split over a mesh.")
+    parser.add_argument("--version", action="version", version=f"meshdsl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in _COMMANDS:
         module.add(commands)

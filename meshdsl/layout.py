@@ -24,8 +24,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from meshdsl import layouts
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.errors import MeshDSLError, nearest, quote
 
 LEVELS = ("value", "parameter", "gradient", "optimizer")
 UNEVEN = ("error", "pad")
@@ -93,12 +94,15 @@ class Layout:
 
     @classmethod
     def load(cls, path: str | Path) -> Layout:
-        """Read a layout file (TOML).
+        """Read a layout file (TOML), or one that comes with meshdsl, by its name: `Layout.load("fsdp")`.
+
+        A file of that name in the working directory goes before the one that comes with meshdsl.
 
         Raises:
-          MeshDSLError: the file cannot be read, is not TOML, has an unknown key or a malformed rule.
+          MeshDSLError: there is no such file and no such name, the file cannot be read, is not TOML, has an unknown key
+            or a malformed rule.
         """
-        path = Path(path)
+        path = _found(path)
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as e:
@@ -264,6 +268,23 @@ class Layout:
         for rule in self.parsed:
             if rule.axis not in axes:
                 raise MeshDSLError(f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}")
+
+
+def shipped() -> dict[str, Path]:
+    """The layout files that come with meshdsl, by name."""
+    return {path.stem: path for path in sorted(Path(layouts.__path__[0]).glob("*.toml"))}
+
+
+def _found(path: str | Path) -> Path:
+    """The file that `path` means: the one that is there, else the shipped one of that name."""
+    if not isinstance(path, (str, Path)):
+        raise MeshDSLError(f"layout: a file, or the name of a shipped layout such as 'fsdp', not {quote(path)}")
+    known = shipped()
+    if isinstance(path, Path) or path.endswith(".toml") or Path(path).is_file():
+        return Path(path)
+    if path not in known:
+        raise MeshDSLError(f"layout {path}: no such file, and no shipped layout of that name{nearest(path, known)}")
+    return known[path]
 
 
 def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:

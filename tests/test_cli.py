@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import meshdsl
 from meshdsl import cli
 from meshdsl.commands.find import devices_of_mesh
 from meshdsl.layout import Layout
@@ -106,6 +107,15 @@ def test_an_existing_run_is_never_overwritten(run, capsys, data):
     assert cli.main(["train", "--out", str(run), "--resume", "auto"]) == 0
     assert f"{run} is finished, at step 3 of 3" in capsys.readouterr().out
     assert contents(run) == before
+
+
+def test_the_version_is_said_once(capsys):
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"meshdsl {declared}\n"
+    assert meshdsl.__version__ == declared
 
 
 def test_layouts_are_listed_with_what_they_are(capsys):

@@ -86,6 +86,16 @@ def test_a_file_is_what_its_lines_say(tmp_path):
     assert [len(layout.at(level)) for level in LEVELS] == [1, 2, 2, 3]
 
 
+def test_a_shipped_layout_is_loaded_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path(md.__file__).parents[1] / "layouts" / "fsdp.toml"
+    assert md.Layout.load("fsdp") == md.Layout.load(str(path)) == md.Layout.load(path)
+    Path("fsdp").write_text('[mesh]\ndata = 2\n[layout]\nrules = ["mine -> data"]')
+    assert md.Layout.load("fsdp").rules == ["mine -> data"]  # what is there goes before what is shipped
+    with pytest.raises(md.MeshDSLError, match="layout fspd: no such file, and no shipped layout of that name; did you mean `fsdp`?"):
+        md.Layout.load("fspd")
+
+
 def test_gradients_stand_between_parameters_and_optimizer():
     def at(**how):
         return md.Layout(["batch -> data"], ["d_model -> data"], ["d_ff -> model"], gradients=["d_model -> model"], **how).split((D, FF), "gradient")

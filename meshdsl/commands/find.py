@@ -5,21 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from meshdsl import hosts, layouts
-from meshdsl.errors import MeshDSLError, nearest
+from meshdsl import hosts
+from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 
 _REST = 8  # virtual devices for a mesh that takes as many as there are
-
-
-def shipped() -> dict[str, Path]:
-    """The layout files that come with meshdsl, by name."""
-    return {path.stem: path for path in sorted(Path(layouts.__path__[0]).glob("*.toml"))}
 
 
 def find_layout(layout: str | Mapping[str, Any]) -> Layout:
@@ -28,15 +22,10 @@ def find_layout(layout: str | Mapping[str, Any]) -> Layout:
     Raises:
       MeshDSLError: neither exists, or the file or table is no layout.
     """
-    if isinstance(layout, Mapping):
-        rest = {key: value for key, value in layout.items() if key not in ("name", "mesh")}
-        return Layout.from_dict({"mesh": layout.get("mesh", {}), "layout": rest}, name=str(layout.get("name", "layout")))
-    known = shipped()
-    if layout in known and not Path(layout).is_file():
-        return Layout.load(known[layout])
-    if not Path(layout).is_file() and not layout.endswith(".toml"):
-        raise MeshDSLError(f"layout {layout}: no such file, and no shipped layout of that name{nearest(layout, known)}")
-    return Layout.load(layout)
+    if not isinstance(layout, Mapping):
+        return Layout.load(layout)
+    rest = {key: value for key, value in layout.items() if key not in ("name", "mesh")}
+    return Layout.from_dict({"mesh": layout.get("mesh", {}), "layout": rest}, name=str(layout.get("name", "layout")))
 
 
 def as_table(layout: Layout) -> dict[str, Any]:

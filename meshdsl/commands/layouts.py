@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from meshdsl.commands.find import devices_of_mesh, find_layout, shipped
+from meshdsl.commands.find import devices_of_mesh, find_layout
 from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
+from meshdsl.layout import shipped
 
 
 def add(commands) -> None:
