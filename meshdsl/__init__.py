@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
@@ -67,3 +68,5 @@ __all__ = [
     "stack", "std", "stop_gradient", "sum", "switch", "take", "tensor", "top_k", "transpose", "tril", "triu", "unstack",
     "value_and_grad", "var", "vjp", "while_loop", *_FUNCTIONS,
 ]  # fmt: skip
+
+_hold(set(__all__) - set(_FUNCTIONS), globals())

@@ -14,7 +14,7 @@ from types import GenericAlias
 
 import jax
 
-from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
 
 
 @jax.tree_util.register_static
@@ -30,8 +30,9 @@ class Dim:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise MeshDSLError(f"Dim: a name is an identifier such as `d_model`, not {quote(self.name)}")
-        if not hasattr(self.size, "__index__") or self.size < 0:
-            raise MeshDSLError(f"Dim: the size of `{self.name}` is a whole number of at least 0, not {quote(self.size)}")
+        object.__setattr__(
+            self, "size", whole_number(f"Dim: the size of `{self.name}`", self.size, 0)
+        )
 
     def __repr__(self):
         return f"{self.name}={self.size}"
@@ -49,9 +50,17 @@ def size(dims: Iterable[Dim]) -> int:
     return math.prod(d.size for d in dims)
 
 
+def listed(given) -> tuple:
+    """What is given as one or as several, as a tuple; whoever looks at an element refuses it."""
+    several = (
+        isinstance(given, Iterable) and not isinstance(given, str) and not hasattr(given, "dtype")
+    )
+    return tuple(given) if several else (given,)
+
+
 def distinct(dims: Dim | Iterable[Dim], where: str) -> Dims:
     """`dims` (or one Dim) as a tuple, after checking that no name occurs twice."""
-    dims = (dims,) if isinstance(dims, Dim) or not isinstance(dims, Iterable) else tuple(dims)
+    dims = listed(dims)
     for d in dims:
         if not isinstance(d, Dim):
             raise MeshDSLError(f"{where}: dims are Dims such as Dim('batch', 8), not {quote(d)}")
@@ -98,9 +107,7 @@ def find_all(where: str, dims: Dims, wanted: Dim | str | Iterable[Dim | str] | N
     """The dims of `dims` that `wanted` means; `None` means all of them."""
     if wanted is None:
         return dims
-    if isinstance(wanted, (Dim, str)) or not isinstance(wanted, Iterable):
-        wanted = (wanted,)
-    return distinct([find(where, dims, w) for w in wanted], where)
+    return distinct([find(where, dims, w) for w in listed(wanted)], where)
 
 
 def without(dims: Dims, gone: Iterable[Dim]) -> Dims:

@@ -7,6 +7,7 @@ be legal. Array values never appear in it. `assert` is for our own invariants, t
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable
 
 
@@ -27,4 +28,38 @@ def quote(value) -> str:
     """What was given, for a message: names and numbers as they are written, anything else by its type."""
     if isinstance(value, (str, int, float, type(None))):
         return repr(value)
-    return f"of type {type(value).__name__}"
+    kind = type(value).__name__
+    return "a value that is being traced" if kind.endswith("Tracer") else f"of type {kind}"
+
+
+def either(words: list[str]) -> str:
+    """`a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+LEAKED = (
+    "a Tensor or array was kept from a traced function that has ended; return it from there, "
+    "and give it here as an argument"
+)
+COMPUTED = "it is known before the program runs; md.take picks elements at computed indices"
+
+
+def is_whole(value) -> bool:
+    """Whether `value` is a whole number that is known now: no fraction, no True, not traced."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def whole_number(what: str, value, least: int | None = None) -> int:
+    """`value` as an int, or an error that begins with `what`: "conv: the stride along b=8"."""
+    if not is_whole(value) or (least is not None and value < least):
+        raise MeshDSLError(
+            f"{what} is a whole number{'' if least is None else f' of at least {least}'}, not "
+            f"{quote(value)}"
+        )
+    return operator.index(value)

@@ -26,7 +26,7 @@ from typing import Any
 
 from meshdsl import layouts
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.errors import MeshDSLError, either, nearest, quote
 
 LEVELS = ("value", "parameter", "gradient", "optimizer")
 UNEVEN = ("error", "pad")
@@ -81,26 +81,32 @@ class Layout:
     spent: frozenset[str] = frozenset()
 
     def __post_init__(self):
+        if not isinstance(self.name, str):
+            raise MeshDSLError(f"layout: its name is what messages call it, not {quote(self.name)}")
         check_mesh(self.mesh, f"{self.name}, mesh")
+        if not isinstance(self.dcn, (list, tuple)) or not all(
+            isinstance(axis, str) for axis in self.dcn
+        ):
+            raise MeshDSLError(f"{self.name}, mesh.dcn: a list of axes, not {quote(self.dcn)}")
         if tuple(self.mesh)[: len(self.dcn)] != tuple(self.dcn):
             raise MeshDSLError(
                 f"{self.name}, mesh.dcn: axes across slices, [{', '.join(self.dcn)}], stand first in the mesh, which is [{', '.join(self.mesh)}]"
             )
         if not isinstance(self.strict, bool):
-            raise MeshDSLError(f"{self.name}: strict is true or false, not {self.strict!r}")
-        _check_word(self.name, "uneven", self.uneven, UNEVEN)
-        _check_word(self.name, "gather", self.gather, GATHER)
+            raise MeshDSLError(f"{self.name}: strict is true or false, not {quote(self.strict)}")
+        check_word(self.name, "uneven", self.uneven, UNEVEN)
+        check_word(self.name, "gather", self.gather, GATHER)
         self.parsed  # a malformed rule is an error now, not at first use
 
     @classmethod
     def load(cls, path: str | Path) -> Layout:
-        """Read a layout file (TOML), or one that comes with meshdsl, by its name: `Layout.load("fsdp")`.
+        """Read a layout file (TOML), or by its name one that comes with meshdsl: `load("fsdp")`.
 
         A file of that name in the working directory goes before the one that comes with meshdsl.
 
         Raises:
-          MeshDSLError: there is no such file and no such name, the file cannot be read, is not TOML, has an unknown key
-            or a malformed rule.
+          MeshDSLError: there is no such file and no such name, the file cannot be read, is not
+            TOML, has an unknown key or a malformed rule.
         """
         path = _found(path)
         try:
@@ -142,7 +148,10 @@ class Layout:
         for key, level in _LISTS.items():
             lines = getattr(self, key)
             if not isinstance(lines, (list, tuple)) or not all(isinstance(line, (str, Mapping)) for line in lines):
-                raise MeshDSLError(f'{self.name}, {key}: a list of strings such as ["batch -> data"], not {lines!r}')
+                raise MeshDSLError(
+                    f'{self.name}, {key}: a list of strings such as ["batch -> data"], not '
+                    f'{quote(lines)}'
+                )
             for i, line in enumerate(lines):
                 found += self._parse(key, level, i + 1, line)
         return tuple(found)
@@ -153,11 +162,15 @@ class Layout:
         if isinstance(line, Mapping):
             _known_keys(where, "", line, ("rule", "uneven"))
             uneven, line = line.get("uneven", uneven), line.get("rule", "")
-            _check_word(where, "uneven", uneven, UNEVEN)
+            check_word(where, "uneven", uneven, UNEVEN)
         match = _RULE.fullmatch(line) if isinstance(line, str) else None
         if not match:
-            raise MeshDSLError(f'{where}: {line!r} is not of the form "dim, ... -> axis, ..."')
+            raise MeshDSLError(f'{where}: {quote(line)} is not of the form "dim, ... -> axis, ..."')
         dims, axes = ([w.strip() for w in group.split(",")] for group in match.groups())
+        names = [d.rstrip("?") for d in dims]
+        for dim in names:
+            if names.count(dim) > 1:
+                raise MeshDSLError(f"{where}: dim `{dim}` is named twice in {line!r}")
         for axis in axes:
             if axes.count(axis) > 1:
                 raise MeshDSLError(f"{where}: axis `{axis}` is named twice in {line!r}")
@@ -252,7 +265,11 @@ class Layout:
             if dim.size % count and dim.name not in self.padded:
                 over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
                 legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
-                advice = f"use a `{axes[-1]}` of {_either(legal)}" if len(axes) == 1 else "use axes whose product divides it"
+                advice = (
+                    f"use a `{axes[-1]}` of {either(legal)}"
+                    if len(axes) == 1
+                    else "use axes whose product divides it"
+                )
                 raise MeshDSLError(f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; {advice}, or uneven = \"pad\"")
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
@@ -278,38 +295,50 @@ def shipped() -> dict[str, Path]:
 def _found(path: str | Path) -> Path:
     """The file that `path` means: the one that is there, else the shipped one of that name."""
     if not isinstance(path, (str, Path)):
-        raise MeshDSLError(f"layout: a file, or the name of a shipped layout such as 'fsdp', not {quote(path)}")
+        raise MeshDSLError(
+            f"layout: a file, or the name of a shipped layout such as 'fsdp', not {quote(path)}"
+        )
     known = shipped()
     if isinstance(path, Path) or path.endswith(".toml") or Path(path).is_file():
         return Path(path)
     if path not in known:
-        raise MeshDSLError(f"layout {path}: no such file, and no shipped layout of that name{nearest(path, known)}")
+        raise MeshDSLError(
+            f"layout {path}: no such file, and no shipped layout of that name{nearest(path, known)}"
+        )
     return known[path]
 
 
 def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:
     """Raise a MeshDSLError unless `sizes` says for each axis a whole number, or for one of them "rest"."""
     if not isinstance(sizes, Mapping):
-        raise MeshDSLError(f'{where}: a size for each axis, such as {{"data": 4}}, not {sizes!r}')
+        raise MeshDSLError(
+            f'{where}: a size for each axis, such as {{"data": 4}}, not {quote(sizes)}'
+        )
     for axis, count in sizes.items():
-        if count != "rest" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise MeshDSLError(f'{where}: the size of axis `{axis}` is a whole number of at least 1 or "rest", not {count!r}')
+        if not isinstance(axis, str):
+            raise MeshDSLError(f"{where}: an axis has a name such as 'data', not {quote(axis)}")
+        if not (isinstance(count, str) and count == "rest") and (
+            not isinstance(count, int) or isinstance(count, bool) or count < 1
+        ):
+            raise MeshDSLError(
+                f'{where}: the size of axis `{axis}` is a whole number of at least 1 or "rest", '
+                f'not {quote(count)}'
+            )
     if list(sizes.values()).count("rest") > 1:
         raise MeshDSLError(f'{where}: only one axis can be "rest", not {dict(sizes)}')
 
 
-def _check_word(where: str, what: str, word, legal: Sequence[str]) -> None:
-    if word not in legal:
-        raise MeshDSLError(f"{where}: {what} is {_either([repr(w) for w in legal])}, not {word!r}{nearest(str(word), legal)}")
-
-
-def _either(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def check_word(where: str, what: str, word, legal: Sequence[str]) -> None:
+    if not isinstance(word, str) or word not in legal:
+        raise MeshDSLError(
+            f"{where}: {what} is {either([repr(w) for w in legal])}, not "
+            f"{quote(word)}{nearest(str(word), legal)}"
+        )
 
 
 def _known_keys(name: str, prefix: str, table: Mapping, known: Sequence[str]) -> None:
     if not isinstance(table, Mapping):
-        raise MeshDSLError(f"{name}: `{prefix.rstrip('.')}` is a table, not {table!r}")
-    for key in table:
+        raise MeshDSLError(f"{name}: `{prefix.rstrip('.')}` is a table, not {quote(table)}")
+    for key in map(str, table):
         if key not in known:
             raise MeshDSLError(f"{name}: unknown key `{prefix}{key}`{nearest(key, known)}")

@@ -11,7 +11,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.dims import listed
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout, check_mesh
 
 
@@ -34,6 +35,17 @@ def axis_sizes(sizes: Mapping[str, int | str], devices: int, name: str = "mesh")
             f'use {fixed}, or set one axis to "rest"'
         )
     return dict(sizes)
+
+
+def axis_names(where: str, given) -> tuple[str, ...]:
+    """One axis or several, as a tuple of their names."""
+    axes = listed(given)
+    for axis in axes:
+        if not isinstance(axis, str):
+            raise MeshDSLError(
+                f"{where}: an axis of the mesh is given by its name, not {quote(axis)}"
+            )
+    return axes
 
 
 def make_mesh(layout: Layout | Mapping[str, int | str], devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -14,16 +14,19 @@ two arrays: the one that it is differentiated by, and that of `whole`, a copy fo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from types import GenericAlias
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.mesh import axis_names
 from meshdsl.values import Values, canonical, check_shape
 
 
@@ -177,6 +180,16 @@ def is_tensor(x) -> bool:
     return isinstance(x, Tensor)
 
 
+def is_value(x) -> bool:
+    """Whether `x` is a Tensor, an array or a number: what a JAX program takes and returns."""
+    array = x.stored if is_tensor(x) else x
+    if isinstance(array, (np.ndarray, np.generic)):
+        return array.dtype.kind not in "OSUMm"
+    return isinstance(array, (jax.Array, float, complex)) or (
+        isinstance(array, int) and -(2**63) <= array < 2**63
+    )
+
+
 def notation(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> str:
     """`[batch_data, length, d_model]`: each dim with the axes that split it."""
     return f"[{', '.join('_'.join((d.name, *a)) for d, a in zip(dims, axes, strict=True))}]"
@@ -200,12 +213,18 @@ def tensor(array, dims) -> Tensor:
       MeshDSLError: a name occurs twice, or the shape is not that of the dims.
     """
     dims = dim_algebra.distinct(dims, "tensor")
-    if isinstance(array, Tensor):
+    if is_tensor(array):
         raise MeshDSLError(
             f"tensor: this is a Tensor {dim_algebra.show(array.dims)} already; md.rename gives its "
             "dims other names, md.transpose another order"
         )
-    array = array if hasattr(array, "shape") and hasattr(array, "dtype") else jnp.asarray(array)
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        try:
+            array = jnp.asarray(array)
+        except (TypeError, ValueError, OverflowError):
+            raise MeshDSLError(
+                f"tensor: an array of numbers gets dims, not {quote(array)}"
+            ) from None
     if tuple(array.shape) != tuple(d.size for d in dims):
         raise MeshDSLError(f"tensor: an array of shape {tuple(array.shape)} cannot have dims {dim_algebra.show(dims)}")
     if isinstance(array, (np.ndarray, np.generic)):
@@ -226,7 +245,7 @@ def parameter(array, dims, *, ins=()) -> Tensor:
     return made
 
 
-def from_local(shards, dims, mesh, split) -> Tensor:
+def from_local(shards, dims, mesh: Mesh, split: Mapping) -> Tensor:
     """A whole Tensor from the parts that this process's devices hold: the inverse of `local_shards`.
 
     Args:
@@ -239,7 +258,10 @@ def from_local(shards, dims, mesh, split) -> Tensor:
       MeshDSLError: a dim or axis is unknown, or a part has the wrong shape.
     """
     dims = dim_algebra.distinct(dims, "from_local")
-    by_dim = {dim_algebra.find("from_local", dims, d): (a,) if isinstance(a, str) else tuple(a) for d, a in split.items()}
+    by_dim = {
+        dim_algebra.find("from_local", dims, d): axis_names("from_local", a)
+        for d, a in split.items()
+    }
     for dim, axes in by_dim.items():
         for axis in axes:
             if axis not in mesh.shape:
@@ -250,7 +272,20 @@ def from_local(shards, dims, mesh, split) -> Tensor:
     whole = tuple(d.size for d in dims)
     local = sharding.shard_shape(whole)
     arrays = []
+    if not isinstance(shards, Mapping) and not (
+        isinstance(shards, Sequence)
+        and all(isinstance(s, (tuple, list)) and len(s) == 2 for s in shards)
+    ):
+        raise MeshDSLError(
+            "from_local: the shards are pairs of a device and its part, or a dict from device "
+            f"to part, not {quote(shards)}"
+        )
     for device, part in dict(shards).items():
+        if not isinstance(device, jax.Device):
+            raise MeshDSLError(
+                "from_local: each part comes with its device, one of jax.devices(), not with "
+                f"{quote(device)}"
+            )
         if np.shape(part) != local:
             raise MeshDSLError(f"from_local: the part on {device} has shape {np.shape(part)}; {dim_algebra.show(dims)} needs {local}")
         arrays.append(jax.device_put(part, device))

@@ -25,7 +25,9 @@ def find_layout(layout: str | Mapping[str, Any]) -> Layout:
     if not isinstance(layout, Mapping):
         return Layout.load(layout)
     rest = {key: value for key, value in layout.items() if key not in ("name", "mesh")}
-    return Layout.from_dict({"mesh": layout.get("mesh", {}), "layout": rest}, name=str(layout.get("name", "layout")))
+    return Layout.from_dict(
+        {"mesh": layout.get("mesh", {}), "layout": rest}, name=str(layout.get("name", "layout"))
+    )
 
 
 def as_table(layout: Layout) -> dict[str, Any]:

@@ -50,10 +50,20 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
     compute, reduce = _float("compute", compute), _float("reduce", reduce)
 
     def scalar(params, *args):
-        value, aux = fn(params, *args) if has_aux else (fn(params, *args), ())
+        made = fn(params, *args)
+        if has_aux and (not isinstance(made, tuple) or len(made) != 2):
+            got = dim_algebra.show(made.dims) if is_tensor(made) else quote(made)
+            raise MeshDSLError(
+                f"value_and_grad: with has_aux the function returns (value, aux), not {got}"
+            )
+        value, aux = made if has_aux else (made, ())
         if not is_tensor(value) or value.dims:
-            shown = dim_algebra.show(value.dims) if is_tensor(value) else type(value).__name__
-            raise MeshDSLError(f"value_and_grad: the value is a Tensor without dims, not {shown}; take md.mean or md.sum")
+            shown = dim_algebra.show(value.dims) if is_tensor(value) else quote(value)
+            several = isinstance(value, tuple)
+            advice = "set has_aux=True to return more" if several else "take md.mean or md.sum"
+            raise MeshDSLError(
+                f"value_and_grad: the value is a Tensor without dims, not {shown}; {advice}"
+            )
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise MeshDSLError(
                 f"value_and_grad: the value is a real floating-point number, not {value.dtype}; "
@@ -73,6 +83,7 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         if len(tensors) != len(leaves) or not tensors:
             others = sorted({type(t).__name__ for t in leaves if not is_tensor(t)})
             raise MeshDSLError(f"value_and_grad: the first argument is a pytree of Tensors, but it has {', '.join(others) or 'none'}")
+        _check_floats(params)
         inputs = jax.tree.leaves(args, is_leaf=is_tensor)
         scope = common("value_and_grad", [*tensors, *filter(is_tensor, inputs)])
         if accumulate is not None and not any(is_tensor(x) and accumulate in x.dims for x in inputs):
@@ -105,6 +116,18 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
     return value_and_gradients
 
 
+def _check_floats(params) -> None:
+    """Raise a MeshDSLError for a parameter of whole numbers, with its path."""
+    for path, t in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_tensor):
+        if not jnp.issubdtype(t.dtype, jnp.inexact):
+            at = jax.tree_util.keystr(path, simple=True, separator=".")
+            what = f"`{at}`" if at else "the first argument"
+            raise MeshDSLError(
+                f"value_and_grad: {what} {dim_algebra.show(t.dims)} is of {t.dtype}, which has no "
+                "gradient; give it as another argument, or cast it"
+            )
+
+
 def entered(t: Tensor) -> Tensor:
     """`t`, to be differentiated by. Inside `over` each element has a derivative of its own, so nothing is summed over
     the axes that its dim is split over: `t` is made whole, and varying, over these beforehand.
@@ -128,7 +151,7 @@ def _float(name: str, dtype):
         return None
     try:
         found = jnp.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
         raise MeshDSLError(f"value_and_grad: {name} is a floating-point dtype such as bfloat16, not {quote(dtype)}")

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from meshdsl.dims import Dim, Dims
+from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
-from meshdsl.lowering import moves
+from meshdsl.lowering import collectives, moves
 from meshdsl.plan.record import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -138,16 +138,23 @@ class Scope:
                 self.uses[i] = self.uses.get(i, frozenset(axes)) & frozenset(axes)
 
 
-def common(name: str, tensors) -> Scope | None:
+def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
     """The scope that the tensors share, or None when none of them lives in a lowering.
 
     Every op asks for it, so here is where a Tensor whose array has not its dims is found out.
+
+    Args:
+      scope: that in which they must live.
+
+    Raises:
+      MeshDSLError: they live in different ones; an array has not the shape that its dims say; or
+        one that has no scope, and so should be whole, is what one device holds.
     """
-    scope = None
+    free = False
     for t in tensors:
         place = t.place
         if place is None:
-            expected = tuple([d.size for d in t.dims])
+            free, expected = True, tuple([d.size for d in t.dims])
         else:
             if place.scope is not scope:
                 if scope is not None:
@@ -157,4 +164,19 @@ def common(name: str, tensors) -> Scope | None:
         found = getattr(t.stored, "shape", None)
         if found != expected:
             raise other_shape(name, t, expected, found)
+    if free and scope is not None:
+        for t in tensors:
+            if t.place is None:
+                check_alike(f"{name}: an operand {show(t.dims)}", t.stored, scope)
     return scope
+
+
+def check_alike(what: str, array, scope: Scope) -> None:
+    """Raise a MeshDSLError for an array without a place that differs between devices."""
+    if differs := scope.in_mesh_order(collectives.varying(array) - scope.layout.spent):
+        raise MeshDSLError(
+            f"{what} is an array that differs between devices along "
+            f"{' and '.join(f'`{a}`' for a in differs)}: what a device holds of a "
+            "Tensor, a part of it or a term of a sum that is pending; use the Tensor itself, or "
+            "md.replicate(x).array, which is settled and whole"
+        )

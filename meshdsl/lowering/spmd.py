@@ -7,21 +7,22 @@ by the law and results leave split by it. `jax.jit` around it makes the moves of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from meshdsl.dims import Dim, Dims, show
-from meshdsl.errors import MeshDSLError, quote
-from meshdsl.layout import Layout
+from meshdsl.dims import Dim, Dims, listed, show
+from meshdsl.errors import LEAKED, MeshDSLError, quote
+from meshdsl.layout import LEVELS, Layout, check_word
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.parts import check_parts
-from meshdsl.lowering.scope import Scope, TakesParts
+from meshdsl.lowering.scope import Scope, TakesParts, check_alike, common
 from meshdsl.mesh import make_mesh
 from meshdsl.plan.program import Program
-from meshdsl.tensor import Place, Tensor, is_tensor
+from meshdsl.tensor import Place, Tensor, is_tensor, is_value
 from meshdsl.values import check_shape
 
 
@@ -55,7 +56,7 @@ class Lowered:
         self.layout, self.mesh = layout, mesh
         self._fn = fn
         self._name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
-        self._dims = [d if isinstance(d, str) else d.name for d in dims]
+        self._dims = _names(dims)
         self._scope: Scope | None = None
         self._takes_parts = False
         self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
@@ -67,15 +68,48 @@ class Lowered:
     def __call__(self, *args):
         if isinstance(self.mesh, AbstractMesh) and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
             raise MeshDSLError(f"{self._name}: lowered for a mesh without devices, so it can be planned and not run; lower it for `make_mesh(layout)`")
-        return self._jit(*args)
+        with self._explaining(args, runs=True):
+            return self._jit(*args)
 
     def lower(self, *args):
         """JAX's own ahead-of-time object for these arguments (`ShapeDtypeStruct`s will do): `.compile()`, `.as_text()`."""
-        return self._jit.lower(*args)
+        with self._explaining(args):
+            return self._jit.lower(*args)
 
     def trace(self, *args):
         """JAX's own traced object for these arguments, always from a fresh trace: `.jaxpr`, `.lower()`."""
-        return jax.jit(lambda *args: self._spmd(*args)).trace(*args)
+        with self._explaining(args):
+            return jax.jit(lambda *args: self._spmd(*args)).trace(*args)
+
+    @contextmanager
+    def _explaining(self, args, runs: bool = False):
+        """What JAX says of arguments, or of what was kept from another function, in our words.
+
+        Other errors stay as they are.
+
+        Args:
+          runs: the function is to be run, so shapes will not do.
+        """
+        try:
+            yield
+        except jax.errors.UnexpectedTracerError as error:
+            raise MeshDSLError(f"{self._name}: {LEAKED}") from error
+        except TakesParts:  # where JAX takes the arrays out of the arguments: inside, `_spmd` sees to it
+            raise MeshDSLError(
+                f"{self._name}: an argument belongs to another lowering; call lowered functions "
+                "from outside of it"
+            ) from None
+        except (TypeError, OverflowError):
+            for path, x in jax.tree_util.tree_leaves_with_path(args, is_leaf=is_tensor):
+                shape = isinstance(x.stored if is_tensor(x) else x, jax.ShapeDtypeStruct)
+                if is_value(x) or (shape and not runs):
+                    continue
+                advice = "arguments are pytrees of Tensors, arrays and numbers"
+                if shape:
+                    advice = "a shape without data; `lower` and `program` take it"
+                what = f"{self._name}: `{_path('argument', path)}` is {quote(x)}"
+                raise MeshDSLError(f"{what}; {advice}") from None
+            raise
 
     def program(self, *args) -> Program:
         """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
@@ -95,6 +129,11 @@ class Lowered:
         return self._scope.recorder.ops
 
     def _spmd(self, *args):
+        if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
+            raise MeshDSLError(
+                f"{self._name}: is called inside of another lowering; call lowered functions "
+                "from outside of it"
+            )
         scope = Scope(self.layout, self.mesh.shape, self._name, parts=self._takes_parts)
         self._scope = scope
         leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
@@ -113,8 +152,10 @@ class Lowered:
                 Tensor(array, t.dims, t.role, Place(scope, split, (), at)) if is_tensor(t) else array
                 for array, t, split, at in zip(arrays, leaves, splits, levels, strict=True)
             ]
-            outs, out_tree = jax.tree.flatten(self._fn(*jax.tree.unflatten(tree, placed)), is_leaf=is_tensor)
-            outs = [_leave(out, scope) for out in outs]
+            made = self._fn(*jax.tree.unflatten(tree, placed))
+            outs, out_tree = jax.tree_util.tree_flatten_with_path(made, is_leaf=is_tensor)
+            names = [f"{self._name}: `{_path('result', path)}`" for path, _ in outs]
+            outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
             self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
             result[:] = [out_tree, [(t.dims, t.role) if is_tensor(t) else None for t in outs]]
             out_specs[:] = [partition_spec(t.place.axes) if is_tensor(t) else PartitionSpec() for t in outs]
@@ -162,7 +203,7 @@ class Lowered:
 def lower(
     fn: Callable,
     layout: Layout,
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     *,
     dims: Iterable[Dim | str] = (),
     optimizer_argnums: int | Iterable[int] = (),
@@ -208,13 +249,15 @@ def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -
     return Lowered(gather_updated, layout, mesh, dims, optimizer=(0,))
 
 
-def shardings(tree, layout: Layout, mesh: Mesh, level: str | None = None):
+def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None = None):
     """The sharding of every Tensor in `tree` by the law, as the same tree with a NamedSharding for each array.
 
     Args:
       tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
       level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter or a value.
     """
+    if level is not None:
+        check_word("shardings", "level", level, LEVELS)
     scope = Scope(layout, mesh.shape, "shardings")
 
     def sharding(leaf):
@@ -243,8 +286,6 @@ def _of_shape(dims: Dims, split, shape):
 
 def _check_whole(x: Tensor, name: str, level: str) -> None:
     shape = getattr(x.array, "shape", None)
-    if x.place is not None:
-        raise MeshDSLError(f"{name}: an argument belongs to another lowering; call lowered functions from outside of it")
     if shape is None:
         return
     if level == "optimizer" and tuple(shape) != tuple(d.size for d in x.dims):
@@ -256,11 +297,33 @@ def _check_whole(x: Tensor, name: str, level: str) -> None:
     check_shape(f"{name}, an argument", x)
 
 
-def _leave(x, scope: Scope):
+def _names(dims) -> list[str]:
+    for d in (dims := listed(dims)):
+        if not isinstance(d, (str, Dim)):
+            raise MeshDSLError(f"lower: `dims` are Dims, or their names, not {quote(d)}")
+    return [d if isinstance(d, str) else d.name for d in dims]
+
+
+def _path(root: str, path) -> str:
+    """`result[0].loss`"""
+    return root + jax.tree_util.keystr(path)
+
+
+def _leave(x, scope: Scope, what: str):
     """A result split by the law, evenly, with a type that says that it is equal along all other axes."""
+    if not is_value(x):
+        raise MeshDSLError(
+            f"{what} is {quote(x)}; results are pytrees of Tensors, arrays and numbers"
+        )
     if not is_tensor(x):
+        check_alike(what, x, scope)
         return x
-    check_shape(f"{scope.recorder.name}, a result", x)
+    if x.place is not None and x.place.scope is not scope:
+        raise MeshDSLError(
+            f"{what} belongs to another lowering, where it was kept; return it from that one and "
+            "give it to this one as an argument"
+        )
+    common(what, [x], scope)
     x = moves.placed(x, scope, level_of(x))
     x = moves.settle(x, split=scope.at_rest(x.dims, x.place.level))
     loose = collectives.varying(x.array) - {a for axes in x.place.axes for a in axes}

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, moves
-from meshdsl.lowering.scope import Scope, common
+from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.plan.record import Move, op_count
-from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
 def leaves_of(tree) -> list:
@@ -28,6 +28,24 @@ def leaves_of(tree) -> list:
 def each(fn: Callable, tree, *others):
     """`fn` of every Tensor and array of a tree."""
     return jax.tree.map(fn, tree, *others, is_leaf=is_tensor)
+
+
+def arrays_in(name: str, what: str, tree, scope: Scope | None = None):
+    """`tree`, after checking that it has Tensors, arrays and numbers and nothing else.
+
+    Args:
+      what: what the tree is, for the message: `carry`, `result`.
+      scope: of a lowering, in which arrays are the same on all devices.
+    """
+    for x in leaves_of(tree):
+        if not is_value(x):
+            raise MeshDSLError(
+                f"{name}: the {what} is a pytree of Tensors, arrays and numbers, and has one "
+                f"leaf {quote(x)}"
+            )
+        if scope is not None and not is_tensor(x):
+            check_alike(f"{name}: a leaf of the {what}", x, scope)
+    return tree
 
 
 def scope_of(name: str, tree) -> Scope | None:

@@ -15,6 +15,7 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.boundary import (
     agreed,
+    arrays_in,
     each,
     kind,
     lying_as,
@@ -32,8 +33,8 @@ def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
     Raises:
       MeshDSLError: the predicate has dims, or the branches return different structures, dims or dtypes.
     """
-    if not is_tensor(predicate) or predicate.dims:
-        got = dim_algebra.show(predicate.dims) if is_tensor(predicate) else quote(predicate)
+    if predicate.dims:
+        got = dim_algebra.show(predicate.dims)
         raise MeshDSLError(f"cond: the predicate is a Tensor without dims, not {got}; use md.any, md.all, or md.where per element")
     return _choose("cond", predicate, (if_true, if_false), operands)
 
@@ -48,21 +49,31 @@ def switch(index: Tensor, branches: Sequence[Callable], *operands):
       MeshDSLError: the index has dims or is no whole number, there is no branch, or the branches return different
         structures, dims or dtypes.
     """
-    if not is_tensor(index) or index.dims or not jnp.issubdtype(index.dtype, jnp.integer):
-        raise MeshDSLError(f"switch: the index is a Tensor of whole numbers without dims, not {shown(index) if is_tensor(index) else quote(index)}")
-    if not branches:
-        raise MeshDSLError("switch: there is no branch to choose; give one function or more")
+    if index.dims or not jnp.issubdtype(index.dtype, jnp.integer):
+        raise MeshDSLError(
+            f"switch: the index is a Tensor of whole numbers without dims, not {shown(index)}"
+        )
+    if not branches or not all(map(callable, branches)):
+        got = ", ".join(quote(branch) for branch in branches if not callable(branch))
+        raise MeshDSLError(
+            f"switch: there is {f'a branch {got}' if got else 'no branch to choose'}; give one "
+            "function or more"
+        )
     return _choose("switch", index, tuple(branches), operands)
 
 
 def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands):
+    arrays_in(name, "operand", operands)
     scope = scope_of(name, (choice, operands))
     scope = scope or scope_within(name, lambda: [branch(*operands) for branch in branches])
     first: list = []
 
     def alike(fn):
         def run(operands):
-            leaves, tree = jax.tree.flatten(each(lambda t: value(t, scope), fn(*operands)), is_leaf=is_tensor)
+            made = arrays_in(name, "result of a branch", fn(*operands), scope)
+            leaves, tree = jax.tree.flatten(
+                each(lambda t: value(t, scope), made), is_leaf=is_tensor
+            )
             if not first:
                 first.extend([tree, leaves])
             if tree != first[0] or [kind(x) for x in leaves] != [kind(x) for x in first[1]]:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
+from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import moves
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.boundary import scope_of
-from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.ops.boundary import arrays_in, scope_of
+from meshdsl.tensor import Tensor
 
 POLICIES = {
     "full": None,
@@ -38,7 +39,13 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
     """
     if policy not in POLICIES:
         raise MeshDSLError(f"checkpoint: no policy {quote(policy)}{nearest(str(policy), POLICIES)}")
-    save, offload = ((names,) if isinstance(names, str) else tuple(names) for names in (save, offload))
+    save, offload = (dim_algebra.listed(names) for names in (save, offload))
+    for name in (*save, *offload):
+        if not isinstance(name, str):
+            raise MeshDSLError(
+                "checkpoint: save points are called by names, see checkpoint_name, not "
+                f"{quote(name)}"
+            )
     if both := set(save) & set(offload):
         raise MeshDSLError(f"checkpoint: `{min(both)}` is to be saved and to be offloaded; name it once")
     known: set[str] = set()
@@ -47,7 +54,7 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
         found: set[str] = set()
         token = _marked.set((*_marked.get(), found))
         try:
-            out = fn(*args)
+            out = arrays_in("checkpoint", "result", fn(*args))
         finally:
             _marked.reset(token)
         for name in (*save, *offload):
@@ -60,7 +67,7 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
     remembered = jax.checkpoint(carrying(marking), policy=_policy(policy, save, offload))
 
     def checkpointed(*args):
-        scope = scope_of("checkpoint", args)
+        scope = scope_of("checkpoint", arrays_in("checkpoint", "argument", args))
         if scope is not None and scope.uses is not None:
             return fn(*args)
         out = uncarried(remembered(*carried(args)))
@@ -73,8 +80,6 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
 
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """`x`, as a save point of the `checkpoint`s around it. A sum that it waits for is taken, so that it is what is kept."""
-    if not is_tensor(x) or not isinstance(name, str):
-        raise MeshDSLError(f"checkpoint_name: marks a Tensor with a name, not {type(x).__name__} with {quote(name)}")
     x = moves.settle(x)
     for names in _marked.get():
         names.add(name)

@@ -13,8 +13,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
+from meshdsl.checked import checked
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.run import run, sums_alike
@@ -137,7 +139,7 @@ def _named(fn: Callable, name: str, module: str) -> Callable:
 
     op.__name__ = op.__qualname__ = name
     op.__doc__ = f"Component-wise `{module}.{name}`; operands broadcast by name, see `map`."
-    return op
+    return checked(op)
 
 
 def _refused(name: str, operands, why: Exception) -> Exception:
@@ -171,7 +173,7 @@ def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -
     return run(name, fn, (x,), loop=x.dims, out=x.dims, linear=sums_alike(x.dtype, made), fill=None)
 
 
-def cast(x: Tensor, dtype) -> Tensor:
+def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     """`x` in another dtype. Between floating-point types a pending sum keeps waiting, and is taken in the new type."""
     dtype = jnp.dtype(dtype)
     if x.dtype == dtype:
@@ -193,6 +195,9 @@ def _binary(name: str, swapped: bool = False) -> Callable:
             if _is_number(other) and not (swapped and name == "divide"):
                 return scale(self, other, name=name, inverse=name == "divide")
             return op(other, self) if swapped else op(self, other)
+
+        method.__name__ = name
+        method = checked(method)
 
     else:
 

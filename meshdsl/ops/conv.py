@@ -128,8 +128,6 @@ def conv_transpose(
 
 def _taps(name: str, x: Tensor, kernel: Tensor, over: Over) -> tuple[dict[Dim, Dim], Dims]:
     """`over` with the dims that it means, and all dims of both operands."""
-    if not all(isinstance(t, Tensor) for t in (x, kernel)):
-        raise MeshDSLError(f"{name}: the operands are Tensors, not [{type(x).__name__}, {type(kernel).__name__}]")
     taps = {d: dim_algebra.find(f"{name}, kernel", kernel.dims, k) for d, k in by_dim(f"{name}, over", over, x.dims).items()}
     dim_algebra.distinct(taps.values(), f"{name}, kernel")
     loop = dim_algebra.union(name, [x.dims, kernel.dims])
@@ -167,11 +165,10 @@ def _run(name: str, x: Tensor, kernel: Tensor, taps: dict[Dim, Dim], become: Seq
 
 
 def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim], out) -> Dims:
-    out = (out,) if isinstance(out, Dim) else tuple(out)
-    out = tuple(spatial.get(d, d) for d in out)
-    if ... in out:
+    out = tuple(spatial.get(d, d) if isinstance(d, Dim) else d for d in dim_algebra.listed(out))
+    if any(d is ... for d in out):
         rest = tuple(spatial.get(d, d) for d in x.dims if d not in kernel.dims)
-        at = out.index(...)
+        at = next(i for i, d in enumerate(out) if d is ...)
         out = (*out[:at], *[d for d in rest if d not in out], *out[at + 1 :])
     out = dim_algebra.distinct(out, name)
     legal = [spatial.get(d, d) for d in dim_algebra.union(name, [x.dims, kernel.dims]) if d not in taps.values()]

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
 from meshdsl.lowering import window
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run, run_many
-from meshdsl.tensor import Tensor
+from meshdsl.ops.keys import bounds
+from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
 def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # noqa: A001
@@ -27,7 +29,11 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # 
       MeshDSLError: the slice reaches beyond the dim.
     """
     dim = dim_algebra.find("slice", x.dims, dim)
-    new = size if isinstance(size, Dim) else Dim(dim.name, size)
+    new = (
+        size
+        if isinstance(size, Dim)
+        else Dim(dim.name, whole_number(f"slice: `size` along {dim}", size, 0))
+    )
     if start < 0 or start + new.size > dim.size:
         raise MeshDSLError(f"slice: elements {start} to {start + new.size} reach beyond {dim} of {dim_algebra.show(x.dims)}")
     return windowed("slice", x, dim, new, start)
@@ -43,12 +49,36 @@ def pad(x: Tensor, dim: Dim | str, before: int = 0, after: int = 0, value=0, *, 
       MeshDSLError: a negative width (`slice` is what cuts), or `out` has another size.
     """
     dim = dim_algebra.find("pad", x.dims, dim)
+    check_fits("pad", x, value)
     if before < 0 or after < 0:
         raise MeshDSLError(f"pad: {before} and {after} around {dim}; widths are at least 0, use `slice` to cut")
     new = _called(dim.name if out is None else out, before + dim.size + after)
     if new.size != before + dim.size + after:
         raise MeshDSLError(f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, not {new}")
     return windowed("pad", x, dim, new, -before, value)
+
+
+def check_fits(name: str, x: Tensor, value) -> None:
+    """Raise a MeshDSLError unless `value` is a number that the dtype of `x` can hold."""
+    if (
+        not is_value(value)
+        or is_tensor(value)
+        or np.ndim(value)
+        or isinstance(value, jax.core.Tracer)
+    ):
+        raise MeshDSLError(
+            f"{name}: {dim_algebra.show(x.dims)} is filled up with a number, not {quote(value)}"
+        )
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        fits = np.isrealobj(value) or jnp.issubdtype(x.dtype, jnp.complexfloating)
+    else:
+        low, high = bounds(x.dtype)
+        fits = np.isrealobj(value) and low <= value <= high and value == int(value)
+    if not fits:
+        raise MeshDSLError(
+            f"{name}: {dim_algebra.show(x.dims)} of {x.dtype} cannot hold {quote(value)}; use "
+            "another number, or md.cast"
+        )
 
 
 def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> Tensor:
@@ -73,11 +103,14 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
       MeshDSLError: the sizes do not add up.
     """
     dim = dim_algebra.find("split", x.dims, dim)
-    if isinstance(sizes, int):
+    if is_whole(sizes):
         if sizes < 1 or dim.size % sizes:
             raise MeshDSLError(f"split: {dim} does not split into {sizes} equal parts")
         sizes = [dim.size // sizes] * sizes
-    new = [s if isinstance(s, Dim) else Dim(dim.name, s) for s in sizes]
+    new = [
+        s if isinstance(s, Dim) else Dim(dim.name, whole_number(f"split: a part of {dim}", s, 0))
+        for s in sizes
+    ]
     if sum(d.size for d in new) != dim.size:
         raise MeshDSLError(f"split: the parts {dim_algebra.show(new)} do not add up to {dim}")
     at = x.dims.index(dim)
@@ -169,7 +202,7 @@ def _called(dim: Dim | str, size: int) -> Dim:
 
 
 def _check_tensors(name: str, tensors) -> None:
-    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
+    if len(tensors) == 0 or not all(isinstance(t, Tensor) for t in tensors):
         raise MeshDSLError(f"{name}: needs one Tensor or more, not {[type(t).__name__ for t in tensors]}")
 
 

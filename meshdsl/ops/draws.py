@@ -20,13 +20,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
-from meshdsl.ops import exact, threefry
+from meshdsl.ops import component, exact, threefry
 from meshdsl.tensor import Tensor
 
 _ROOT2 = 2**0.5
@@ -45,7 +46,15 @@ def bits(key, dims: Dims, *, like: Tensor | None = None) -> Tensor:
     return _draw("bits", key, dims, like, threefry.bits)
 
 
-def uniform(key, dims: Dims, dtype=jnp.float32, *, low=0.0, high=1.0, like: Tensor | None = None) -> Tensor:
+def uniform(
+    key,
+    dims: Dims,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    low=0.0,
+    high=1.0,
+    like: Tensor | None = None,
+) -> Tensor:
     """Uniform in [low, high): `jax.random.uniform` in float32, between 0 and 1 to the bit and elsewhere but for rounding."""
     return _draw("uniform", key, dims, like, lambda *part: _between(*part, dtype, low, high))
 
@@ -61,12 +70,22 @@ def _of_uniform(u, dtype) -> jax.Array:
     return exact.apart(exact.erf_inv(u) * _ROOT2).astype(dtype)
 
 
-def normal(key, dims: Dims, dtype=jnp.float32, *, like: Tensor | None = None) -> Tensor:
+def normal(
+    key, dims: Dims, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
+) -> Tensor:
     """Standard normal: `jax.random.normal` but for rounding. In other dtypes than float32 it is rounded from that."""
     return _draw("normal", key, dims, like, lambda *part: _of_uniform(_between(*part, jnp.float32, _ABOVE, 1), dtype))
 
 
-def truncated_normal(key, dims: Dims, lower: float, upper: float, dtype=jnp.float32, *, like: Tensor | None = None) -> Tensor:
+def truncated_normal(
+    key,
+    dims: Dims,
+    lower: float,
+    upper: float,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    like: Tensor | None = None,
+) -> Tensor:
     """Standard normal between `lower` and `upper`, neither included: `jax.random.truncated_normal` but for rounding.
 
     Raises:
@@ -91,9 +110,11 @@ def gumbel(key, dims: Dims, *, like: Tensor | None = None) -> Tensor:
     return _draw("gumbel", key, dims, like, part)
 
 
-def bernoulli(key, probability: float, dims: Dims, *, like: Tensor | None = None) -> Tensor:
+def bernoulli(
+    key, probability: float | Tensor | jax.Array, dims: Dims, *, like: Tensor | None = None
+) -> Tensor:
     """True with the given probability: `jax.random.bernoulli`, exactly."""
-    return uniform(key, dims, like=like) < probability
+    return component.map(jnp.less, uniform(key, dims, like=like), probability, name="bernoulli")
 
 
 def randint(key, dims: Dims, low: int, high: int, *, like: Tensor | None = None) -> Tensor:

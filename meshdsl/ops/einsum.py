@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dim, Dims
+from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.run import run, sums_alike
 from meshdsl.tensor import Tensor
@@ -59,18 +59,18 @@ def einsum(
 
 
 def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
-    out = (out,) if isinstance(out, Dim) else tuple(out)
+    out = dim_algebra.listed(out)
     if contract is not None:
         contract = dim_algebra.find_all("einsum, contract", loop, contract)
-    if ... in out:
-        named = {d for d in out if d is not ...}
+    if any(d is ... for d in out):
+        named = [d for d in out if d is not ...]
         if contract is None:
             _check_rest(tensors, named, loop)
             rest = _own(tensors[0], tensors[1:])
         else:
             rest = dim_algebra.without(loop, contract)
-        at = out.index(...)
-        out = (*out[:at], *dim_algebra.without(rest, named), *out[at + 1 :])
+        at = next(i for i, d in enumerate(out) if d is ...)
+        out = (*out[:at], *[d for d in rest if d not in named], *out[at + 1 :])
     out = dim_algebra.distinct(out, "einsum")
     for d in out:
         if d not in loop:
@@ -86,7 +86,7 @@ def _own(tensor, others) -> Dims:
     return dim_algebra.without(tensor.dims, [d for t in others for d in t.dims])
 
 
-def _check_rest(tensors, named: set[Dim], loop: Dims) -> None:
+def _check_rest(tensors, named: list[Dim], loop: Dims) -> None:
     """That `...`, without `contract`, leaves no doubt about the dims that tensors share."""
     dims = [d for t in tensors for d in t.dims]
     shared = [d for d in loop if dims.count(d) > 1 and d not in named]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -56,7 +57,7 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
     return jnp.where(inside, found, jnp.zeros((), found.dtype))
 
 
-def one_hot(ids: Tensor, dim: Dim, dtype=jnp.float32) -> Tensor:
+def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     """One where the index along the new dim `dim` equals `ids`, zero elsewhere; dims of `ids`, then `dim`."""
     if dim.name in [d.name for d in ids.dims]:
         raise MeshDSLError(f"one_hot: {dim_algebra.show(ids.dims)} has a dim `{dim.name}` already")
@@ -67,7 +68,7 @@ def one_hot(ids: Tensor, dim: Dim, dtype=jnp.float32) -> Tensor:
     return run("one_hot", local, (ids,), loop=out, out=out)
 
 
-def iota(dim: Dim, dtype=jnp.int32, *, like: Tensor | None = None) -> Tensor:
+def iota(dim: Dim, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) -> Tensor:
     """The index of each element of `dim`.
 
     Args:

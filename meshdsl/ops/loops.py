@@ -11,11 +11,12 @@ from jax import lax
 from jax.custom_derivatives import linear_call
 
 from meshdsl.dims import Dim
-from meshdsl.errors import MeshDSLError, quote
+from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.ops.boundary import (
     agreed,
+    arrays_in,
     each,
     leaves_of,
     matching,
@@ -25,7 +26,7 @@ from meshdsl.ops.boundary import (
     value,
 )
 from meshdsl.ops.over import over
-from meshdsl.ops.scan import restacked, scan, stacked
+from meshdsl.ops.scan import restacked, scan_as, stacked
 from meshdsl.plan.record import Move
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -48,7 +49,7 @@ def while_loop(cond: Callable, body: Callable, init):
         is asked for.
     """
     scope = scope_of("while_loop", init) or scope_within("while_loop", lambda: (cond(init), body(init)))
-    init = each(lambda t: value(t, scope), init)
+    init = each(lambda t: value(t, scope), arrays_in("while_loop", "carry", init))
 
     def goes_on(carry):
         found = cond(uncarried(carry))
@@ -59,7 +60,8 @@ def while_loop(cond: Callable, body: Callable, init):
 
     def step(carry):
         carry = uncarried(carry)
-        after = matching("while_loop", each(lambda t: value(t, scope), body(carry)), carry)
+        made = arrays_in("while_loop", "carry that comes back", body(carry), scope)
+        after = matching("while_loop", each(lambda t: value(t, scope), made), carry)
         return carried(after)
 
     init = carried(init)
@@ -97,6 +99,7 @@ def _step_or_wait(carry, step: Callable, goes_on: Callable, going: Callable):
 
 def _no_gradient(array):
     """`array`, through which a derivative can go forwards and not back."""
+    array = array if hasattr(array, "dtype") else jnp.asarray(array)  # JAX gives numbers back as such
     return linear_call(lambda _, x: x, _refuse, (), array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
 
 
@@ -122,9 +125,8 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
     if others := sorted({type(x).__name__ for x in leaves_of(xs) if not is_tensor(x)}):
         raise MeshDSLError(f"map_over: maps over Tensors that have {dim}, not {', '.join(others)}; close over what is shared")
     if batch is None:
-        return scan(lambda _, x: ((), fn(*x)), (), xs, dim=dim)[1]
-    if not isinstance(batch, int) or batch < 1:
-        raise MeshDSLError(f"map_over: a batch is a whole number of at least 1, not {quote(batch)}")
+        return scan_as("map_over", lambda _, x: ((), fn(*x)), (), xs, dim)[1]
+    whole_number("map_over: a batch", batch, 1)
     scope = scope_of("map_over", xs)
     op = scope.recorder.begin("map_over", (dim,), ((),)) if scope else None
     xs = each(lambda x: stacked(x, dim, op, "map_over"), xs)
@@ -133,7 +135,7 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
     made = []
     if turns:
         cut = each(lambda x: _cut(x, 0, (turn, part)), xs)
-        made.append(scan(lambda _, x: ((), over(part, fn)(*x)), (), cut, dim=turn)[1])
+        made.append(scan_as("map_over", lambda _, x: ((), over(part, fn)(*x)), (), cut, turn)[1])
     if left or not turns:
         made.append(over(rest, fn)(*each(lambda x: _cut(x, turns * batch, (rest,)), xs)))
     return each(lambda *ts: restacked(_joined(ts, (turn, part, rest), op), dim, "map_over"), *made)

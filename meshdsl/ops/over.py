@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, quote
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import moves
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.scope import Scope
@@ -38,8 +38,6 @@ def over(dim: Dim, fn: Callable) -> Callable:
     Raises:
       MeshDSLError: no argument has `dim`, or `fn` returns something that is no Tensor.
     """
-    if not isinstance(dim, Dim):
-        raise MeshDSLError(f"over: `dim` is the Dim to map over, not {quote(dim)}")
 
     def mapped(*args):
         leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)

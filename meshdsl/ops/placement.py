@@ -14,6 +14,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.placing import place
+from meshdsl.mesh import axis_names
 from meshdsl.tensor import Tensor
 
 
@@ -69,4 +70,4 @@ def replicate(x: Tensor) -> Tensor:
 
 
 def _axes(axes: str | Iterable[str]) -> tuple[str, ...]:
-    return (axes,) if isinstance(axes, str) else tuple(axes)
+    return axis_names("reshard", axes)

@@ -21,7 +21,14 @@ from meshdsl.tensor import Tensor
 NOTHING: Mapping = MappingProxyType({})
 
 
-def max_pool(x: Tensor, window: Mapping[Dim | str, int], *, stride=None, padding="VALID", into=NOTHING) -> Tensor:
+def max_pool(
+    x: Tensor,
+    window: Mapping[Dim | str, int],
+    *,
+    stride=None,
+    padding="VALID",
+    into: Mapping = NOTHING,
+) -> Tensor:
     """The largest element of each window. Of elements that tie, the first has the gradient.
 
         max_pool(image, {height: 3, width: 3}, stride=2, padding="SAME")
@@ -45,7 +52,14 @@ def max_pool(x: Tensor, window: Mapping[Dim | str, int], *, stride=None, padding
     return _pool("max_pool", x, window, stride, padding, into, local, lowest)
 
 
-def mean_pool(x: Tensor, window: Mapping[Dim | str, int], *, stride=None, padding="VALID", into=NOTHING) -> Tensor:
+def mean_pool(
+    x: Tensor,
+    window: Mapping[Dim | str, int],
+    *,
+    stride=None,
+    padding="VALID",
+    into: Mapping = NOTHING,
+) -> Tensor:
     """The mean of each window over its elements of `x`: padding is not counted, so a constant stays the constant.
 
     Args and errors: as in `max_pool`. To count padding as zeros, `pad` first.

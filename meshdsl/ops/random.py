@@ -1,5 +1,6 @@
 """`md.random`: everything that is drawn with a key."""
 
+from meshdsl.checked import hold
 from meshdsl.ops.draws import (
     bernoulli,
     bits,
@@ -17,3 +18,5 @@ __all__ = [
     "bernoulli", "bits", "categorical", "dropout", "exponential", "gumbel", "normal", "permutation", "permute", "randint",
     "truncated_normal", "uniform",
 ]  # fmt: skip
+
+hold(__all__, globals())

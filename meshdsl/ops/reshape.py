@@ -29,9 +29,8 @@ def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) ->
     Raises:
       MeshDSLError: no dim `old`, another size, or the new name is taken.
     """
-    pairs = old if isinstance(old, Mapping) else {old: new}
     renamed: dict[Dim, Dim] = {}
-    for key, value in pairs.items():
+    for key, value in old.items() if isinstance(old, Mapping) else [(old, new)]:
         dim = dim_algebra.find("rename", x.dims, key)
         value = Dim(value, dim.size) if isinstance(value, str) else value
         if not isinstance(value, Dim) or value.size != dim.size:

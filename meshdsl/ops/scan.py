@@ -15,6 +15,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, moves
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.boundary import (
+    arrays_in,
     each,
     fixed,
     lying_as,
@@ -41,16 +42,34 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
     Raises:
       MeshDSLError: a Tensor in `xs` lacks `dim`, or a carry changes its dims or dtype.
     """
-    if not isinstance(dim, Dim):
-        raise MeshDSLError(f"scan: `dim` is the Dim to run over, not {quote(dim)}")
-    scope = scope_of("scan", (carry, xs)) or scope_within("scan", lambda: fn(carry, _first(xs, dim)))
+    return scan_as("scan", fn, carry, xs, dim, reverse=reverse, unroll=unroll)
+
+
+def scan_as(
+    name: str, fn: Callable, carry, xs, dim: Dim, *, reverse: bool = False, unroll: int = 1
+):
+    """`scan`, for the op that errors are to call `name`."""
+    if unroll < 0:
+        raise MeshDSLError(
+            f"{name}: `unroll` is the number of steps that a turn makes, at least 0, not {unroll}"
+        )
+    arrays_in(name, "carry", carry)
+    arrays_in(name, "input", xs)
+    scope = scope_of(name, (carry, xs)) or scope_within(
+        name, lambda: fn(carry, _first(xs, dim, name))
+    )
     carry = each(lambda t: value(t, scope), carry)
     op = scope.recorder.begin("scan", (dim,), ((),)) if scope else None
-    xs = each(lambda x: stacked(x, dim, op), xs)
+    xs = each(lambda x: stacked(x, dim, op, name), xs)
 
     def body(carry, x):
-        after, y = fn(carry, each(lambda t: _element(t, dim), x))
-        after = matching("scan", each(lambda t: value(t, scope), after), carry)
+        made = fn(carry, each(lambda t: _element(t, dim), x))
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise MeshDSLError(
+                f"{name}: the body returns the carry and a result, `(carry, y)`, not {quote(made)}"
+            )
+        after, y = arrays_in(name, "result of the body", made, scope)
+        after = matching(name, each(lambda t: value(t, scope), after), carry)
         return after, each(lambda t: fixed(t, scope), y)
 
     if scope is not None and scope.uses is not None:  # one step uses what all of them do
@@ -61,12 +80,12 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
             how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
             carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
             carry = uncarried(carry)
-    return carry, each(lambda t: restacked(t, dim), uncarried(ys))
+    return carry, each(lambda t: restacked(t, dim, name), uncarried(ys))
 
 
-def _first(xs, dim: Dim):
+def _first(xs, dim: Dim, name: str):
     """The first of the elements that a scan hands to its body."""
-    xs = each(lambda x: stacked(x, dim, None), xs)
+    xs = each(lambda x: stacked(x, dim, None, name), xs)
     firsts = uncarried(jax.tree.map(_at_first, carried(xs)))
     return each(lambda x: _element(x, dim), firsts)
 
@@ -78,7 +97,7 @@ def _at_first(a):
     return collectives.vary(jnp.zeros(a.shape[1:], a.dtype), collectives.varying(a))
 
 
-def stacked(x, dim: Dim, op, name: str = "scan"):
+def stacked(x, dim: Dim, op, name: str):
     """`x` with `dim` whole and in front, as `lax.scan` wants it, and each element split by the law."""
     if not is_tensor(x):
         if jnp.shape(x)[:1] != (dim.size,):
@@ -99,7 +118,7 @@ def _element(x, dim: Dim):
     return x.replace(dims=x.dims[1:], place=place, whole=None if x.whole is None else _element(x.whole, dim))
 
 
-def restacked(x, dim: Dim, name: str = "scan"):
+def restacked(x, dim: Dim, name: str):
     """The inverse of `_element` for all elements together, split by the law."""
     if not is_tensor(x):
         return x

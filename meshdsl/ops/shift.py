@@ -9,13 +9,14 @@ from meshdsl.dims import Dim
 from meshdsl.lowering import window
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
-from meshdsl.ops.cut import windowed
+from meshdsl.ops.cut import check_fits, windowed
 from meshdsl.tensor import Tensor
 
 
 def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
     """`x` with element `i` of `dim` at `i + by`; what leaves the dim is dropped, and `fill` stands where nothing arrives."""
     dim = dim_algebra.find("shift", x.dims, dim)
+    check_fits("shift", x, fill)
     return windowed("shift", x, dim, dim, -by, fill)
 
 

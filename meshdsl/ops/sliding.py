@@ -17,7 +17,7 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.errors import MeshDSLError, is_whole, nearest, quote, whole_number
 from meshdsl.lowering.loop import Loop
 
 PADDINGS = ("SAME", "VALID")
@@ -162,8 +162,7 @@ def _settings(name, taps, stride, dilation, padding, into):
     stride, dilation = (_each(name, what, given, taps, 1) for what, given in (("stride", stride), ("dilation", dilation)))
     for what, given in (("window", taps), ("stride", stride), ("dilation", dilation)):
         for d, n in given.items():
-            if not _is_count(n) or n < 1:
-                raise MeshDSLError(f"{name}: the {what} along {d} is a whole number of at least 1, not {quote(n)}")
+            whole_number(f"{name}: the {what} along {d}", n, 1)
     padding = _each(name, "padding", padding, taps, "VALID")
     into = by_dim(f"{name}, into", into, taps)
     return [(d, n, stride[d], dilation[d], padding[d], into.get(d)) for d, n in taps.items()]
@@ -177,23 +176,29 @@ def _each(name, what, given, taps, default) -> dict:
 
 def by_dim(where: str, given: Mapping, known: Iterable[Dim]) -> dict:
     """A mapping from dims, or their names, with each key as the dim of `known` that it means."""
-    if not isinstance(given, Mapping):
-        raise MeshDSLError(f"{where}: a mapping such as {{height: ...}} from dims, not {quote(given)}")
     return dict(zip(dim_algebra.find_all(where, tuple(known), given), given.values(), strict=True))
 
 
 def _padding(name: str, dim: Dim, padding, size: int, stride: int, reach: int) -> tuple[int, int]:
     """How much padding `size` elements get before and after. "SAME" puts the odd one after, as in TensorFlow and JAX."""
-    if padding == "VALID":
+    if isinstance(padding, str) and padding == "VALID":
         return 0, 0
-    if padding == "SAME":
+    if isinstance(padding, str) and padding == "SAME":
         total = max((-(-size // stride) - 1) * stride + reach - size, 0)
         return total // 2, total - total // 2
     if isinstance(padding, str):
         raise MeshDSLError(f"{name}: no padding {padding!r} for {dim}{nearest(padding, PADDINGS)}")
-    pair = (padding, padding) if _is_count(padding) else padding
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(_is_count(p) and p >= 0 for p in pair):
-        shown = str(pair) if isinstance(pair, (tuple, list)) else quote(padding)
+    pair = (padding, padding) if is_whole(padding) else padding
+    if (
+        not isinstance(pair, (tuple, list))
+        or len(pair) != 2
+        or not all(is_whole(p) and p >= 0 for p in pair)
+    ):
+        shown = (
+            f"({', '.join(map(quote, pair))})"
+            if isinstance(pair, (tuple, list))
+            else quote(padding)
+        )
         raise MeshDSLError(
             f'{name}: the padding of {dim} is "SAME", "VALID", a number of at least 0 or a pair of them, not {shown}; `slice` cuts'
         )
@@ -209,7 +214,3 @@ def _renamed(name: str, dims: Dims, dim: Dim, wanted: Dim | str | None, sizes) -
     if new.name != dim.name and new.name in [d.name for d in dims]:
         raise MeshDSLError(f"{name}: {dim} cannot become `{new.name}`, which {dim_algebra.show(dims)} has already")
     return new
-
-
-def _is_count(n) -> bool:
-    return hasattr(n, "__index__") and not isinstance(n, bool)

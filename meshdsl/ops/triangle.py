@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
@@ -71,7 +72,7 @@ def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]
     return a, b
 
 
-def eye(a: Dim, b: Dim, dtype=jnp.float32, *, like: Tensor | None = None) -> Tensor:
+def eye(a: Dim, b: Dim, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None) -> Tensor:
     """One where the indices along `a` and `b` are equal, zero elsewhere.
 
     Args:
