@@ -91,8 +91,8 @@ def test_a_shipped_layout_is_loaded_by_its_name(tmp_path, monkeypatch):
     path = Path(md.__file__).parents[1] / "layouts" / "fsdp.toml"
     assert md.Layout.load("fsdp") == md.Layout.load(str(path)) == md.Layout.load(path)
     Path("fsdp").write_text('[mesh]\ndata = 2\n[layout]\nrules = ["mine -> data"]')
-    assert md.Layout.load("fsdp").rules == ["mine -> data"]  # what is there goes before what is shipped
-    with pytest.raises(md.MeshDSLError, match="layout fspd: no such file, and no shipped layout of that name; did you mean `fsdp`?"):
+    assert md.Layout.load("fsdp").rules == ["mine -> data"]  # what is there goes first
+    with pytest.raises(md.MeshDSLError, match="no shipped layout of that name; did you mean `fsdp`?"):
         md.Layout.load("fspd")
 
 

@@ -94,7 +94,7 @@ class Lowered:
             yield
         except jax.errors.UnexpectedTracerError as error:
             raise MeshDSLError(f"{self._name}: {LEAKED}") from error
-        except TakesParts:  # where JAX takes the arrays out of the arguments: inside, `_spmd` sees to it
+        except TakesParts:  # raised here it is of the arguments; inside, `_spmd` sees to it
             raise MeshDSLError(
                 f"{self._name}: an argument belongs to another lowering; call lowered functions "
                 "from outside of it"

@@ -99,7 +99,8 @@ def _step_or_wait(carry, step: Callable, goes_on: Callable, going: Callable):
 
 def _no_gradient(array):
     """`array`, through which a derivative can go forwards and not back."""
-    array = array if hasattr(array, "dtype") else jnp.asarray(array)  # JAX gives numbers back as such
+    if not hasattr(array, "dtype"):  # a number that JAX gives back as such
+        array = jnp.asarray(array)
     return linear_call(lambda _, x: x, _refuse, (), array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
 
 
