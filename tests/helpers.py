@@ -107,10 +107,13 @@ def assert_explained(program, compiled_text: str, mesh) -> None:
 
 
 def in_a_row(program, collective) -> bool:
-    """Whether a row of the record says that its op moves this, in the forward or the backward pass."""
+    """Whether a row of the record says that its op moves this, forwards or backwards."""
     op = program.op_of(collective)
-    rows = {(name, live_axes(m.axes, program.axis_sizes)) for m in op.moves for name in (m.operation, m.backward)} if op else set()
-    return (collective.operation, collective.axes) in rows
+    return op is not None and any(
+        collective.operation in (m.operation, m.backward)
+        and collective.axes == live_axes(m.axes, program.axis_sizes)
+        for m in op.moves
+    )
 
 
 def with_gradients(fn, args: Sequence):

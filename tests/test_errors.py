@@ -109,7 +109,8 @@ ERRORS = {
     "reshard over an axis twice": (lambda: md.reshard(X, {"a": "data"}, pending="data"), ["reshard", "`data` is named twice", "pending"]),
     "reshard to an axis that is spent": (
         lambda: spent(lambda row: md.reshard(row, {"b": "data"})),
-        ["reshard: axis `data` splits a=4, which `over` maps along", "[b=8] can neither be split", "use `model`", "outside of `over`"],
+        ["reshard: axis `data` splits a=4, which `over` maps along", "[b=8] can neither be split",
+         "use `model`", "outside of `over`"],
     ),
     "reshard with a sum over an axis that is spent": (
         lambda: spent(lambda row: md.reshard(row, {}, pending=("model", "data"))),
@@ -120,7 +121,9 @@ ERRORS = {
         ["reshard: axis `model` splits b=8, which `over` maps along", "no other axis is free"],
     ),
     "reshard with a sum of truths": (
-        lambda: md.reshard(X > 0, {}, pending="data"), ["reshard: [a=4, b=8] is bool", "pending", "md.cast"]),
+        lambda: md.reshard(X > 0, {}, pending="data"),
+        ["reshard: [a=4, b=8] is bool", "pending", "md.cast"],
+    ),
     "reshard unevenly": (
         lambda: lower(lambda y: md.reshard(y, {"c": "model"}), Y), ["reshard", "`c`=3 does not divide over `model`=4", 'uneven = "pad"']),
     "an unknown table": (lambda: file("[layuot]\nrules = []"), ["layout dp.toml", "unknown key `layuot`", "did you mean `layout`?"]),

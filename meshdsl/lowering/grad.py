@@ -42,6 +42,8 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
     Returns:
       A function of the same arguments, giving `(value, gradients)` or `((value, aux), gradients)`. Gradients have the
       dims and dtypes of the parameters and, in a lowering, the layout's split for optimizer state (`rules` and all lists below it).
+      What `aux` has is no gradient: it is split as a value, or as a parameter where it comes from
+      parameters alone.
 
     Raises:
       MeshDSLError: the value has dims or is no real floating-point number, `accumulate` is empty or
@@ -137,7 +139,7 @@ def entered(t: Tensor) -> Tensor:
 
 
 def _settled_result(x: Tensor) -> Tensor:
-    """A result of the function that is differentiated. It is no gradient, though it may come from what is held as one is."""
+    """What a differentiated function returns, settled; no gradient, whatever it comes from."""
     if x.place is None:
         return x
     x.place.scope.note_use(x.place.origin, ())
@@ -196,7 +198,10 @@ def _in_turn(args, dim: Dim | None, scope):
     if dim is None:
         return args
     op = scope.recorder.begin("accumulate", (dim,), ((),))
-    turn = lambda x: moves.in_turn(x, (dim,), op) if is_tensor(x) and dim in x.dims else x  # noqa: E731
+
+    def turn(x):
+        return moves.in_turn(x, (dim,), op) if is_tensor(x) and dim in x.dims else x
+
     return jax.tree.map(turn, args, is_leaf=is_tensor)
 
 

@@ -65,13 +65,14 @@ def perform(
     with jax.named_scope(op.tag):
         if missing:
             if not constant:
-                record(op, scope, "vary", missing, nbytes(array), "the loop is split over it", "psum")
+                why_vary = "the loop is split over it"
+                record(op, scope, "vary", missing, nbytes(array), why_vary, "psum")
             array = collectives.vary(array, missing)
         for step in steps:
             if step.operation in ("slice", "psum_scatter", "all_to_all") and not axes[step.dim]:
                 array = resized(array, step.dim, scope.padded(dims[step.dim], then[step.dim]))
-            # In the backward pass a slice is free over axes that the array varies over, and an all_gather over others;
-            # over some of both at once it would be a psum of the whole.
+            # In the backward pass a slice is free over axes that the array varies over, and an
+            # all_gather over others; over some of both at once it would be a psum of the whole.
             cut = step.operation == "slice"
             for run in runs_alike(step.axes, collectives.varying(array)) if cut else [step.axes]:
                 array = _recorded(array, step._replace(axes=run), scope, op, varies, why, constant)
@@ -271,7 +272,7 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
 
 
 def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
-    """`x` with `dims` whole and the others split by the law for one element along them, for a loop over `dims`."""
+    """`x` for a loop over `dims`: these whole, and the others split by the law for one element."""
     if x.place is None:
         return x
     rest = iter(x.place.scope.split(without(x.dims, dims), x.place.level))
@@ -281,7 +282,8 @@ def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
     if x.place.axes == split:
         return x if x.whole is None else x.replace(whole=in_turn(x.whole, dims, op))
     names = ", ".join(f"`{d.name}`" for d in dims)
-    return bring(x, split, frozenset(), x.place.scope, op, lambda _: f"a loop over {names} needs it whole")
+    why = lambda _: f"a loop over {names} needs it whole"  # noqa: E731
+    return bring(x, split, frozenset(), x.place.scope, op, why)
 
 
 def _remembered(x: Tensor, key) -> Tensor | None:

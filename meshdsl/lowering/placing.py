@@ -1,8 +1,8 @@
-"""A tensor brought to any placement that a program names, pending sums included, whatever the law says.
+"""A tensor brought to any placement that a program names, pending sums included.
 
-The law leaves a sum pending where an op makes one. Here a sum is made pending of a tensor that needs none, and that costs
-nothing: of an axis over which the devices hold copies, all devices but the first hold zeros from then on; of an axis that
-splits a dim, each device puts its part among zeros.
+The law leaves a sum pending where an op makes one. Here a sum is made pending of a tensor that
+needs none, and that costs nothing: of an axis over which the devices hold copies, all devices but
+the first hold zeros from then on; of an axis that splits a dim, each puts its part among zeros.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _WHY = "placed by hand"
 def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     """`x` in this split and with exactly these sums pending, recorded as an op `reshard`.
 
-    A dim that loses an axis to a pending sum keeps it as the innermost of its axes until everything else has moved, so that
-    all that is put among zeros is a part of a part. Where padding lets the parts not lie within each other in this way, the
-    dim is first put among zeros as a whole.
+    A dim that loses an axis to a pending sum keeps it as the innermost of its axes until everything
+    else has moved: then each device puts its part among zeros that stand for the rest of a larger
+    part. Where padding keeps the smaller parts from lying within the larger ones, the dim is put
+    among zeros as a whole, before anything moves.
     """
     now = x.place
     if now.axes == split and now.pending == pending:
@@ -33,13 +34,15 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     scope, added = now.scope, [a for a in pending if a not in now.pending]
     op = scope.recorder.begin("reshard", x.dims, split)
     array, start, placed = _unnested_made_whole(x, split, added, scope, op)
-    between = tuple((*then, *(a for a in have if a in added)) for have, then in zip(start, split, strict=True))
-    steps = moves.route(x.dims, start, between, scope, tuple(a for a in now.pending if a not in pending))
+    own = [tuple(a for a in axes if a in added) for axes in start]
+    between = tuple((*then, *inner) for then, inner in zip(split, own, strict=True))
+    summed = tuple(a for a in now.pending if a not in pending)
+    steps = moves.route(x.dims, start, between, scope, summed)
     array = _moved(array, steps, x, start, between, op)
-    for i, dim in enumerate(x.dims):
-        if own := between[i][len(split[i]) :]:
-            array = _among_zeros(array, i, own, scope.part(dim, split[i]), scope, op)
-            placed += own
+    for i, inner in enumerate(own):
+        if inner:
+            array = _among_zeros(array, i, inner, scope.part(x.dims[i], split[i]), scope, op)
+            placed += inner
     held = tuple(a for a in added if a not in placed)
     for run in moves.runs_alike(held, collectives.varying(array)):
         array = _first_alone(array, run, scope, op)
@@ -49,7 +52,7 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
 def _unnested_made_whole(
     x: Tensor, split: Split, added: list[str], scope: Scope, op: Op
 ) -> tuple[jax.Array, Split, tuple[str, ...]]:
-    """The array of `x` in which dims are whole whose parts, `added` axes innermost, are no parts of the parts in `split`.
+    """The array of `x`, where those dims are whole that have to be put among zeros as a whole.
 
     Returns:
       The array, its split, and those of the axes `added` over which it is a sum by then.
@@ -92,11 +95,14 @@ def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Arra
         return jnp.where(collectives.position(axes) == 0, array, jnp.zeros((), array.dtype))
 
 
-def _among_zeros(array, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op) -> jax.Array:
-    """`size` elements at position `at`, all zero but for this device's part, which lies where `axes` say."""
+def _among_zeros(
+    array, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op
+) -> jax.Array:
+    """`size` elements at position `at`: this device's part, placed by `axes`, and zeros."""
     with jax.named_scope(op.tag):
         start = collectives.position(axes) * array.shape[at]
-        shape = [array.shape[at] * scope.parts(axes) if i == at else n for i, n in enumerate(array.shape)]
+        shape = list(array.shape)
+        shape[at] *= scope.parts(axes)
         zeros = collectives.vary(jnp.zeros(shape, array.dtype), collectives.varying(array))
         array = moves.resized(lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size)
     moves.record(op, scope, "place", axes, moves.nbytes(array), _WHY, "")

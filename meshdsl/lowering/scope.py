@@ -34,7 +34,7 @@ class Scope:
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] | None = None  # see `looking_for_uses`
         self._parts_allowed = parts
-        self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # the dims that an `over` maps along here, and their axes
+        self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
         self._splits: dict = {}
         self._padded: dict = {}
         self._parts: dict = {}
@@ -113,7 +113,7 @@ class Scope:
 
     @contextmanager
     def spending(self, axes: tuple[str, ...], dim: Dim):
-        """Inside, `axes` are spent: they split `dim`, along which everything there is mapped, see `over`."""
+        """Inside, `axes` are spent: they split `dim`, along which `over` maps everything there."""
         outer = self.layout, self._splits, self.mapped
         self.layout, self._splits = replace(self.layout, spent=self.layout.spent.union(axes)), {}
         self.mapped = (*self.mapped, (dim, axes))

@@ -94,9 +94,10 @@ def value(t, scope: Scope | None):
 
 
 def agreed(t: Tensor) -> Tensor:
-    """`t`, by which all devices decide what to run next: settled, and by its type equal where it is equal.
+    """`t`, by which devices decide what to run next, settled.
 
-    So a parameter that it is computed from is not made to vary for the sake of its gradient; what is chosen would too.
+    A parameter that it is computed from is not made to vary for the sake of its gradient: by their
+    type the results of what is run would vary too.
     """
     if t.place is not None:
         t.place.scope.note_use(t.place.origin, ())

@@ -153,7 +153,7 @@ def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
 def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
     """The parts one after another in front, under the names of one element.
 
-    The law may have split the dims in front, which are `gone` then: of a parameter, any dim that divides.
+    The law may have split the dims in front, `gone` afterwards: of a parameter, any that divides.
     """
     arrays = []
     for t in parts:

@@ -29,9 +29,9 @@ def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pendin
       pending: axes over which the devices' arrays are to add up to `x`; `x.pending` says over which they do.
 
     Raises:
-      MeshDSLError: a dim that `x` lacks; an axis that the mesh lacks, that is named twice, or that splits the dim which
-        an `over` around it maps along; a dim that does not divide over its axes where the layout does not let it be
-        padded; or a sum to wait for of what cannot be added up, such as booleans.
+      MeshDSLError: a dim that `x` lacks; an axis that the mesh lacks, that is named twice, or that
+        splits the dim which an `over` around it maps along; a dim that does not divide over its
+        axes where the layout does not let it be padded; or a sum of what cannot be added up.
     """
     axes = {dim_algebra.find("reshard", x.dims, d): _axes(a) for d, a in split.items()}
     waits = _axes(pending)
@@ -41,8 +41,8 @@ def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pendin
             raise MeshDSLError(f"reshard: axis `{axis}` is named twice; it can split one dim, or be pending")
     if waits and not jnp.issubdtype(x.dtype, jnp.number):
         raise MeshDSLError(
-            f"reshard: {dim_algebra.show(x.dims)} is {x.dtype}, which cannot be the sum of what devices hold,"
-            " so nothing of it can be pending; leave out `pending`, or cast it with md.cast"
+            f"reshard: {dim_algebra.show(x.dims)} is {x.dtype}, which cannot be added up over"
+            " devices, so nothing of it can be pending; leave out `pending`, or cast it with md.cast"
         )
     if x.place is None:
         return x
@@ -52,10 +52,11 @@ def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pendin
             raise MeshDSLError(f"reshard: no axis `{axis}` in the mesh{nearest(axis, scope.sizes)}")
         if along := [d for d, spent in scope.mapped if axis in spent]:
             free = ", ".join(f"`{a}`" for a in scope.sizes if a not in scope.layout.spent)
+            advice = f"use {free}" if free else "no other axis is free"
             raise MeshDSLError(
-                f"reshard: axis `{axis}` splits {along[0]}, which `over` maps along, so inside of it"
-                f" {dim_algebra.show(x.dims)} can neither be split over it nor wait for a sum over it;"
-                f" {f'use {free}' if free else 'no other axis is free'}, or reshard outside of `over`"
+                f"reshard: axis `{axis}` splits {along[0]}, which `over` maps along, so inside of"
+                f" it {dim_algebra.show(x.dims)} can neither be split over it nor wait for a sum"
+                f" over it; {advice}, or reshard outside of `over`"
             )
     for dim, over in axes.items():
         if dim.size % scope.parts(over) and dim.name not in scope.layout.padded:

@@ -119,7 +119,8 @@ def test_what_travels_in_an_all_to_all_is_hidden_from_the_compiler_in_both_passe
         return jnp.sum(jnp.sin(collectives.all_to_all(x, ("a",), 0, 1)) ** 2)[None]
 
     spec = PartitionSpec(None, "a")
-    summed = jax.shard_map(jax.grad(lambda x: loss(x)[0]), mesh=make_mesh(Layout(mesh=AXES)), in_specs=spec, out_specs=spec)
+    grad, mesh = jax.grad(lambda x: loss(x)[0]), make_mesh(Layout(mesh=AXES))
+    summed = jax.shard_map(grad, mesh=mesh, in_specs=spec, out_specs=spec)
     (body,) = [eqn.params["jaxpr"] for eqn in jax.make_jaxpr(summed)(jnp.ones((4, 4))).eqns]
     made = {id(var): eqn.primitive.name for eqn in body.eqns for var in eqn.outvars}
     sent = [made.get(id(eqn.invars[0])) for eqn in body.eqns if eqn.primitive.name == "all_to_all"]

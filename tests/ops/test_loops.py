@@ -140,21 +140,25 @@ def test_maps_in_batches_are_the_same_lowered(rules):
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_a_batched_map_over_a_parameter_that_lies_split_along_the_mapped_dim(batch):
-    """Dims of 3 do not divide over 2, so at rest the mapped dim is split, and the results of a batch come out so."""
+    """Dims of 3 do not divide over 2, so at rest the mapped dim is split, and results of batches."""
     n, o, k = dims(n=3, o=3, k=2)
     rules = layout("o? -> y", mesh={"y": 2}, uneven="pad")
-    assert_same(lambda w: map_over(md.relu, w, dim=k, batch=batch), weight(n, o, k), layout=rules)
-    assert_same(lambda w: map_over(md.replicate, w, dim=k, batch=batch), weight(n, o, k), layout=rules)
+    for fn in (md.relu, md.replicate):
+        run = lambda w, fn=fn: map_over(fn, w, dim=k, batch=batch)  # noqa: E731
+        assert_same(run, weight(n, o, k), layout=rules)
 
 
 @pytest.mark.parametrize("batch", [None, 2])
 def test_a_choice_by_a_parameter_in_a_map_and_parameters_in_its_branches(batch):
-    """The parameter that decides has no gradient, and what was chosen by it is to be of a type with what was not."""
-    square, mean = lambda w: md.einsum(w * w, out=()), lambda w: md.mean(md.broadcast(w, (E, B)))
+    """What a parameter chooses is of a type with what does not depend on it."""
 
     def run(scores, w):
-        chosen = lambda v: md.cond(md.sum(v) > 0, lambda: square(w), lambda: mean(w))  # noqa: E731
-        return map_over(lambda v: chosen(v) + md.softplus(w), scores, dim=T, batch=batch)
+        def one(v):
+            square = lambda: md.einsum(w * w, out=())  # noqa: E731
+            mean = lambda: md.mean(md.broadcast(w, (E, B)))  # noqa: E731
+            return md.cond(md.sum(v) > 0, square, mean) + md.softplus(w)
+
+        return map_over(one, scores, dim=T, batch=batch)
 
     for rules in (layout(mesh={"m": 2, "n": 2}), LAYOUTS["uneven"]):
         assert_same(run, weight(T, B), weight(B, seed=2), layout=rules, dims="abt")

@@ -161,11 +161,12 @@ def test_padding_of_the_dim_behaves_like_an_element():
     assert_same(lambda n, yes: over(A, lambda n, yes: md.where(yes, collatz(n), 0))(n, yes), counts, yes, layout=rules, dims=NAMES)
 
 
-@pytest.mark.parametrize("mesh", [{"x": 3, "y": 2}, {"y": 2, "x": 3}], ids=lambda mesh: "-".join(mesh))
+@pytest.mark.parametrize("mesh", [{"x": 3, "y": 2}, {"y": 2, "x": 3}], ids="-".join)
 def test_parts_that_are_all_padding_travel_with_the_others(mesh):
-    """Three rows over six devices: XLA:CPU gives a piece of zeros another layout in memory than a piece of rows."""
+    """Three rows over six: a piece of zeros, to XLA:CPU, is laid out otherwise than one of rows."""
     d, n = dims(d=3, n=4)
-    assert_same(over(d, lambda v: v * 2.0), data(n, d), layout=layout("d -> y, x", mesh=mesh, uneven="pad"))
+    rules = layout("d -> y, x", mesh=mesh, uneven="pad")
+    assert_same(over(d, lambda v: v * 2.0), data(n, d), layout=rules)
 
 
 def test_keys_may_be_mapped():

@@ -124,20 +124,25 @@ def test_a_dim_that_does_not_divide_is_padded_where_the_layout_lets_it():
     assert_same(run, x, layout=rules)
 
 
+SQUARE = {"x": 2, "y": 2}
 UNNESTED = {
-    "rows of a part that are no part of the new one": ({"h": "y"}, "x", dims(h=2, o=3), "h -> x", ["place", "slice"]),
+    "rows of a part that are no part of the new one": (
+        {"h": "y"}, "x", dims(h=2, o=3), "h -> x", ["place", "slice"]),
     "rows of six": ({"h": "x"}, "y", dims(h=6), "h -> y", ["place", "slice"]),
-    "the outer axis waits": ({"h": "y"}, "x", dims(h=9, o=3), "h -> x, y", ["all_gather", "place", "slice"]),
-    "the inner axis waits": ({"h": "x"}, "y", dims(h=9, o=3), "h -> x, y", ["all_gather", "slice", "mask"]),
-    "one waits, and another dim takes the other": ({"o": "x"}, "y", dims(h=9, o=4), "h -> y, x", ["all_gather", "place", "slice"]),
-}
+    "the outer axis waits": (
+        {"h": "y"}, "x", dims(h=9, o=3), "h -> x, y", ["all_gather", "place", "slice"]),
+    "the inner axis waits": (
+        {"h": "x"}, "y", dims(h=9, o=3), "h -> x, y", ["all_gather", "slice", "mask"]),
+    "one waits, and another dim takes the other": (
+        {"o": "x"}, "y", dims(h=9, o=4), "h -> y, x", ["all_gather", "place", "slice"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNNESTED)
 def test_a_sum_is_made_pending_of_parts_that_do_not_lie_within_each_other(name):
     split, pending, sizes, rule, moves = UNNESTED[name]
     run = lambda x: reshard(md.sin(x), split, pending=pending)  # noqa: E731
-    program, _ = assert_same(run, data(*sizes), layout=layout(rule, mesh={"x": 2, "y": 2}, uneven="pad"))
+    program, _ = assert_same(run, data(*sizes), layout=layout(rule, mesh=SQUARE, uneven="pad"))
     assert [m.operation for op in program.ops if op.name == "reshard" for m in op.moves] == moves
 
 

@@ -21,8 +21,9 @@ from meshdsl.plan.program import Program
 
 # Their result is the memory of their operand, seen otherwise. A transpose is one: the layout of what it feeds takes it in.
 _RENAMES = frozenset(
-    "bitcast_convert_type copy copy_p expand_dims hidden_on_cpu name optimization_barrier pbroadcast pcast pvary"
-    " random_unwrap random_wrap reshape sharding_constraint squeeze stop_gradient transpose".split()
+    "bitcast_convert_type copy copy_p expand_dims hidden_on_cpu name optimization_barrier"
+    " pbroadcast pcast pvary random_unwrap random_wrap reshape sharding_constraint squeeze stop_gradient"
+    " transpose".split()
 )
 _LOOPS = {"scan", "while"}
 _NOT_WALKED = ("scatter", "reduce", "argm", "sort", "pallas_call", "select_and", "custom_root", "custom_linear")
