@@ -203,7 +203,7 @@ WRONG = {
     ),
     "shapes alone": (
         lambda: md.sum(shape(A, B), B),
-        ["sum", "ShapeDtypeStruct", "no data", "jax.eval_shape"],
+        ["sum", "[a=4, b=8] has no values", "ShapeDtypeStruct", "jax.eval_shape"],
     ),
     "checkpoint, a number as a name": (
         lambda: md.checkpoint(md.sin, save=3),

@@ -141,6 +141,12 @@ WRONG = {
         lambda: md.lower(twice, LAYOUT, donate_argnums=["x"]),
         ["lower: donate_argnums are positions of arguments", "not 'x'"],
     ),
+    "the state of an optimizer, of other shapes": (
+        lambda: md.lower(lambda w, state: w, LAYOUT, dims=["a", "b"], optimizer_argnums=1)(
+            W, jax.tree.map(lambda array: array[:1], W)
+        ),
+        ["the state of the optimizer has an array of shape (1, 8)", "[a=4, b=8]", "adafactor"],
+    ),
     "a result of another lowering": (
         lambda: lowered(lambda x, kept=leaked(): kept),
         ["`result` belongs to another lowering"],
@@ -157,10 +163,10 @@ WRONG = {
         lambda: lowered(lambda x, t=kept(): x * t),
         ["was kept from a traced function", "as an argument"],
     ),
-    "item of many": (lambda: X.item(), ["item: [a=4, b=8] has 32 elements"]),
+    "item of many": (lambda: X.item(), ["item: a Tensor [a=4, b=8] has 32 elements"]),
     "item inside": (
         lambda: lowered(lambda x: md.sum(x).item()),
-        ["item: a value that is being traced", "md.cond or md.where"],
+        ["item: inside of a lowering a Tensor [] has no value yet", "ops on it"],
     ),
     # What functions that are handed over take and return.
     "a body that is none": (lambda: md.scan(3, X, X, dim=A), ["scan: `fn` is a function, not 3"]),
@@ -202,7 +208,7 @@ WRONG = {
     ),
     "the gradient of a whole number": (
         lambda: md.value_and_grad(lambda w: md.sum(md.cast(w, "int32")))(W),
-        ["the value is a floating-point number, not int32", "cast"],
+        ["the value is a real floating-point number, not int32", "cast"],
     ),
     "no microbatch": (
         lambda: md.value_and_grad(md.sum, accumulate=NONE)(W, data(NONE)),
