@@ -138,13 +138,6 @@ def _translated(name: str, error: Exception, arguments, calls: bool) -> MeshDSLE
     of_the_call = error.__traceback__.tb_next is None  # an argument too many, or one too few
     if of_the_call or isinstance(error, MeshDSLError):
         return None
-    leaves = jax.tree.leaves(arguments, is_leaf=is_tensor)
-    arrays = [x.stored if is_tensor(x) else x for x in leaves]
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
-        return MeshDSLError(
-            f"{name}: a ShapeDtypeStruct has a shape and no data; jax.eval_shape computes with "
-            "shapes alone"
-        )
     if calls or isinstance(error, AttributeError):
         return None
     operands = " and ".join(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.dims import Dim, Dims, without
+from meshdsl.dims import Dims, without
 from meshdsl.lowering import collectives
 from meshdsl.lowering.backward import cast_and_moved, with_derivative_of
 from meshdsl.lowering.own import own_part

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dims
+from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.run import run, sums_alike
 from meshdsl.tensor import Tensor
