@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -63,7 +64,16 @@ def page(titles: Mapping[str, str]) -> str:
         parts += [f"\n## {titles[family]}\n"]
         parts += _component_wise() if family == "component" else []
         parts += [_function(name) for name in sorted(set(names)) if name not in FUNCTIONS]
-    return "\n".join(parts) + "\n"
+    return "\n".join(line for part in parts for line in _wrapped(part)) + "\n"
+
+
+def _wrapped(part: str) -> list[str]:
+    """A part of the page, its list items in lines that an editor shows whole."""
+    if not part.startswith("- "):
+        return [part]
+    return textwrap.wrap(
+        part, 98, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _function(name: str) -> str:
