@@ -37,7 +37,7 @@ def test_a_tensor_is_a_pytree_with_one_leaf_and_a_name():
 
 
 def kept(x, rules):
-    return md.lower(lambda x: x, rules, dims="ab")(x)
+    return md.lower(lambda x: x, rules, dims=["a", "b"])(x)
 
 
 LARGE = data(*dims(b=8, l=16))

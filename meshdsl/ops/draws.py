@@ -15,7 +15,7 @@ and nothing that it is fused with changes a bit of a draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dims
+from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.loop import Loop
 from meshdsl.lowering.run import run
@@ -41,14 +41,14 @@ def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     return run(f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like)
 
 
-def bits(key, dims: Dims, *, like: Tensor | None = None) -> Tensor:
+def bits(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Uniform random uint32: `jax.random.bits`, to the bit."""
     return _draw("bits", key, dims, like, threefry.bits)
 
 
 def uniform(
     key,
-    dims: Dims,
+    dims: Dim | Iterable[Dim],
     dtype: DTypeLike = jnp.float32,
     *,
     low=0.0,
@@ -71,7 +71,7 @@ def _of_uniform(u, dtype) -> jax.Array:
 
 
 def normal(
-    key, dims: Dims, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
+    key, dims: Dim | Iterable[Dim], dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
 ) -> Tensor:
     """Standard normal: `jax.random.normal` but for rounding. In other dtypes than float32 it is rounded from that."""
     return _draw("normal", key, dims, like, lambda *part: _of_uniform(_between(*part, jnp.float32, _ABOVE, 1), dtype))
@@ -79,7 +79,7 @@ def normal(
 
 def truncated_normal(
     key,
-    dims: Dims,
+    dims: Dim | Iterable[Dim],
     lower: float,
     upper: float,
     dtype: DTypeLike = jnp.float32,
@@ -99,25 +99,31 @@ def truncated_normal(
     return _draw("truncated_normal", key, dims, like, part)
 
 
-def exponential(key, dims: Dims, *, like: Tensor | None = None) -> Tensor:
+def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Exponential with mean 1: `jax.random.exponential` but for rounding."""
     return _draw("exponential", key, dims, like, lambda *part: -exact.log(1 - threefry.unit(*part, jnp.float32)))
 
 
-def gumbel(key, dims: Dims, *, like: Tensor | None = None) -> Tensor:
+def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Standard Gumbel, whose largest of `logits + gumbel` is a sample of `softmax(logits)`: `jax.random.gumbel` but for rounding."""
     part = lambda *part: -exact.log(-exact.log(jnp.maximum(_TINY, threefry.unit(*part, jnp.float32))))  # noqa: E731
     return _draw("gumbel", key, dims, like, part)
 
 
 def bernoulli(
-    key, probability: float | Tensor | jax.Array, dims: Dims, *, like: Tensor | None = None
+    key,
+    probability: float | Tensor | jax.Array,
+    dims: Dim | Iterable[Dim],
+    *,
+    like: Tensor | None = None,
 ) -> Tensor:
     """True with the given probability: `jax.random.bernoulli`, exactly."""
     return component.map(jnp.less, uniform(key, dims, like=like), probability, name="bernoulli")
 
 
-def randint(key, dims: Dims, low: int, high: int, *, like: Tensor | None = None) -> Tensor:
+def randint(
+    key, dims: Dim | Iterable[Dim], low: int, high: int, *, like: Tensor | None = None
+) -> Tensor:
     """Whole numbers (int32) from `low` to below `high`: `jax.random.randint`, exactly.
 
     Raises:

@@ -20,7 +20,7 @@ MESHES = (
     {"p": 2, "q": 2, "r": 2},
     {"p": 1, "q": 3},
 )
-NAMES = "abc"
+NAMES = ["a", "b", "c"]
 SIZES = st.one_of(st.integers(1, 9), st.integers(0, 2))
 HOW = dict(tolerance=2e-5, floor=1.0)
 few = settings(max_examples=4 if settings.default.max_examples < 100 else 300)

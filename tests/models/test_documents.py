@@ -10,7 +10,7 @@ import pytest
 
 import meshdsl as md
 from tests.models import common
-from tests.models.test_parity import by_path, quick_compiles  # noqa: F401
+from tests.models.test_parity import by_path
 
 CONFIGS = {style: dataclasses.replace(config, dropout=0.0) for style, config in common.CONFIGS.items()}
 CUTS = ((8,), (1, 8), (16,), (3, 6, 10), (7,), (15,), (2, 4), (11, 12))  # where the documents of each row end, but for the last

@@ -13,7 +13,7 @@ from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Checkpoint
 from meshdsl.train.step import TrainStep
 from tests.models import common
-from tests.models.test_parity import by_path, quick_compiles, value_and_grad  # noqa: F401
+from tests.models.test_parity import by_path, value_and_grad
 
 CONFIGS = {
     "llama": Config(style="llama", layers=2, d_model=32, heads=10, kv_heads=5, head_dim=8, d_ff=60, vocab=67, length=18, dropout=0.1),

@@ -185,7 +185,7 @@ def test_uneven_dims_contract_exactly():
         return md.einsum(x, y, out=(a, c)), md.einsum(x, y, out=()), md.einsum(x, x, y, out=(c, b)), md.einsum(x, out=b)
 
     for rules in (["b -> m"], ["b -> m", "c -> m", "a -> n"], ["a -> n, m", "c -> m"]):
-        assert_same(run, data(a, b), data(b, c), layout=layout(*rules, mesh={"m": 2, "n": 4}, uneven="pad"), dims="abc")
+        assert_same(run, data(a, b), data(b, c), layout=layout(*rules, mesh={"m": 2, "n": 4}, uneven="pad"), dims=["a", "b", "c"])
 
 
 def test_precision_is_handed_on():

@@ -161,7 +161,7 @@ def test_a_choice_by_a_parameter_in_a_map_and_parameters_in_its_branches(batch):
         return map_over(one, scores, dim=T, batch=batch)
 
     for rules in (layout(mesh={"m": 2, "n": 2}), LAYOUTS["uneven"]):
-        assert_same(run, weight(T, B), weight(B, seed=2), layout=rules, dims="abt")
+        assert_same(run, weight(T, B), weight(B, seed=2), layout=rules, dims=["a", "b", "t"])
 
 
 def test_a_map_over_a_split_dim_moves_it_once():
