@@ -149,7 +149,9 @@ class Lowered:
 
         def local(*arrays):
             placed = [
-                Tensor(array, t.dims, t.role, Place(scope, split, (), at)) if is_tensor(t) else array
+                Tensor(_part(array), t.dims, t.role, Place(scope, split, (), at))
+                if is_tensor(t)
+                else array
                 for array, t, split, at in zip(arrays, leaves, splits, levels, strict=True)
             ]
             made = self._fn(*jax.tree.unflatten(tree, placed))
@@ -295,6 +297,17 @@ def _check_whole(x: Tensor, name: str, level: str) -> None:
             "runs outside of the lowering"
         )
     check_shape(f"{name}, an argument", x)
+
+
+def _part(array):
+    """A device's part of an argument.
+
+    One without elements is made anew. XLA makes constants of such arguments, and then refuses a
+    program that has no other ones and whose results are split.
+    """
+    if array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    return collectives.vary(jnp.zeros(array.shape, array.dtype), collectives.varying(array))
 
 
 def _names(dims) -> list[str]:

@@ -113,6 +113,12 @@ def test_scattered_into_or_by_nothing(how):
     np.testing.assert_array_equal(by(Y).array, Y.array)
 
 
+def test_a_split_result_of_arguments_without_elements():
+    """XLA makes constants of them all, and a program needs something to begin with."""
+    fn = lambda x, y: md.einsum(y, x, out=(B,))  # noqa: E731
+    assert_same(fn, X, data(NONE), layout=layout("b -> m", mesh={"m": 4}))
+
+
 @pytest.mark.parametrize("op", [md.max, md.min, md.argmax, md.argmin])
 def test_what_has_no_identity_refuses_alike(op):
     texts = []
