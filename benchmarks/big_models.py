@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from meshdsl.commands.planned import Plan
-from meshdsl.plan.compiled.topology import compile_only
-from meshdsl.plan.words import byte_words
+from meshdsl.commands.analysis import Plan
+from meshdsl.compiled.topology import compile_only
+from meshdsl.figures import byte_words
 
 from .measure import table
 from .plan_accuracy import Case

@@ -24,11 +24,11 @@ import jax
 from rich.console import Console
 
 import meshdsl as md
-from meshdsl.commands.find import find_layout, pick_devices
+from meshdsl.commands.lookup import find_layout, pick_devices
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Checkpoint, Config
 from meshdsl.train.data import open_data
-from meshdsl.train.data.place import rows_here
+from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job

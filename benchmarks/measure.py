@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from meshdsl.plan import Collective, from_hlo
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.record import Collective
 
 from .program import Program
 

@@ -13,15 +13,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.commands.find import find_layout
-from meshdsl.commands.planned import Plan
+from meshdsl.commands.lookup import find_layout
+from meshdsl.commands.analysis import Plan
 from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.mesh import make_mesh
-from meshdsl.plan.compiled.topology import compile_only, target_devices
-from meshdsl.plan.compiled.oom import parse_oom
-from meshdsl.plan.hardware import Network, find_target
-from meshdsl.plan.hlo.schedule import replay
+from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.compiled.out_of_memory import parse_oom
+from meshdsl.machine import Network, find_target
+from meshdsl.compiled.replay import replay
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 

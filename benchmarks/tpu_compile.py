@@ -18,7 +18,7 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 import jax  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 
-from meshdsl.plan import summary  # noqa: E402
+from meshdsl.record import summary  # noqa: E402
 
 from . import cases, measure  # noqa: E402
 from .against_handwritten import IMPLEMENTATIONS  # noqa: E402

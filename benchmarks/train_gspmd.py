@@ -6,7 +6,7 @@ The model is `benchmarks/llama.py`, parameters in float32 and products in bfloat
 state lie as the shipped layout file says. `jit, usual` constrains parameters, gradients and the residual stream; `jit, annotated` also every intermediate
 and every weight where it is used. Each implementation takes two steps on 8 CPU devices first, on a small model, and must have meshdsl's losses and parameters.
 
-The compiler gets the same options for all. Times are replayed from the compiled schedule (`meshdsl.plan.hlo.schedule`).
+The compiler gets the same options for all. Times are replayed from the compiled schedule (`meshdsl.compiled.replay`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.commands.find import find_layout
+from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
-from meshdsl.commands.planned import Plan
-from meshdsl.plan import from_hlo, summary
-from meshdsl.plan.compiled.options import default_options, parse_options
-from meshdsl.plan.compiled.topology import compile_only, target_devices
-from meshdsl.plan.hardware import Network, find_target
-from meshdsl.plan.hlo.schedule import replay
+from meshdsl.commands.analysis import Plan
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.record import summary
+from meshdsl.compiled.options import default_options, parse_options
+from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.machine import Network, find_target
+from meshdsl.compiled.replay import replay
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 

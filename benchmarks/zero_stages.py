@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.commands.find import find_layout
-from meshdsl.plan.collective import Collective, summary
-from meshdsl.plan.compiled.topology import compile_only, target_devices
-from meshdsl.plan.hardware import find_target
+from meshdsl.commands.lookup import find_layout
+from meshdsl.record.collective import Collective, summary
+from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.machine import find_target
 from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job

@@ -6,8 +6,9 @@ from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
-from meshdsl.lowering.grad import value_and_grad
-from meshdsl.lowering.spmd import lower, shardings
+from meshdsl.lowering.gradients import value_and_grad
+from meshdsl.lowering.lower import lower
+from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.ops import random
 from meshdsl.ops.branch import cond, switch
@@ -18,13 +19,13 @@ from meshdsl.ops.component import cast, map, stop_gradient
 from meshdsl.ops.conv import conv, conv_transpose
 from meshdsl.ops.cumulative import cumlogsumexp, cummax, cummin, cumprod, cumsum
 from meshdsl.ops.custom_gradient import custom_gradient
-from meshdsl.ops.cut import concat, pad, slice, split, stack, unstack
-from meshdsl.ops.draws import dropout
+from meshdsl.ops.slicing import concat, pad, slice, split, stack, unstack
+from meshdsl.ops.distributions import dropout
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.index import iota, one_hot, take
 from meshdsl.ops.local import local
 from meshdsl.ops.loops import map_over, while_loop
-from meshdsl.ops.order import argsort, nth_largest, nth_smallest, searchsorted, sort, top_k
+from meshdsl.ops.sorting import argsort, nth_largest, nth_smallest, searchsorted, sort, top_k
 from meshdsl.ops.over import over
 from meshdsl.ops.placement import replicate, reshard
 from meshdsl.ops.pool import max_pool, mean_pool
@@ -51,7 +52,7 @@ from meshdsl.ops.scan import scan
 from meshdsl.ops.scatter import bincount, scatter, segment_sum
 from meshdsl.ops.shift import flip, roll, shift
 from meshdsl.ops.triangle import diagonal, eye, tril, triu
-from meshdsl.show import show
+from meshdsl.report.show import show
 from meshdsl.tensor import Tensor, from_local, parameter, tensor
 
 globals().update(_FUNCTIONS)

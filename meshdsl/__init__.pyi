@@ -50,11 +50,11 @@ from meshdsl._types import (
 from meshdsl.dims import Dim as Dim
 from meshdsl.errors import MeshDSLError as MeshDSLError
 from meshdsl.layout import Layout as Layout
-from meshdsl.lowering.spmd import shardings as shardings
+from meshdsl.lowering.shardings import shardings as shardings
 from meshdsl.mesh import make_mesh as make_mesh
 from meshdsl.ops import random as random
 from meshdsl.ops.random import dropout as dropout
-from meshdsl.show import show as show
+from meshdsl.report.show import show as show
 from meshdsl.tensor import Tensor as Tensor
 from meshdsl.tensor import from_local as from_local
 from meshdsl.tensor import parameter as parameter

@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import TypeVarTuple
 
 from meshdsl.dims import Dim
-from meshdsl.lowering import spmd
+from meshdsl.lowering import lower
 from meshdsl.tensor import Tensor
 
 A = TypeVar("A")
@@ -131,7 +131,7 @@ Only: TypeAlias = One[X] | tuple[One[X]]
 Pair: TypeAlias = tuple[One[X] | One[Y], One[X] | One[Y]]
 Three: TypeAlias = tuple[One[X] | One[Y] | One[Z], One[X] | One[Y] | One[Z], One[X] | One[Y] | One[Z]]
 
-class Lowered(spmd.Lowered, Generic[P, R]):
+class Lowered(lower.Lowered, Generic[P, R]):
     """What `lower` gives: a function with the arguments and results of the one that was lowered."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import numpy as np
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -35,3 +36,22 @@ def quick_compiles():
     jax.config.update("jax_disable_most_optimizations", os.environ.get("HYPOTHESIS_PROFILE") != "nightly")
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+# Hundreds of programs are compiled in these folders to run once each.
+_RUN_ONCE = ("tests.lowering.", "tests.models.", "tests.ops.", "tests.splits.")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_to_run_once(request):
+    """A module that is to be compiled as users compile has a fixture `quick_compiles` of its own."""
+    if request.module.__name__.startswith(_RUN_ONCE):
+        request.getfixturevalue("quick_compiles")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A file of 9,000 letters."""
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
+    return str(path)

@@ -10,9 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 import meshdsl as md
-from meshdsl.lowering.spmd import level_of, partition_spec
-from meshdsl.plan import from_hlo, summary
-from meshdsl.plan.collective import live_axes
+from meshdsl.lowering.shardings import level_of, partition_spec
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.record import summary
+from meshdsl.record.collective import live_axes
 from meshdsl.tensor import is_tensor
 
 TOLERANCE = 1e-5

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.spmd import Lowered
+from meshdsl.lowering.lower import Lowered
 from meshdsl.mesh import abstract_mesh, arrange, check_slices
 from tests import wrong_arguments, wrong_programs
 from tests.helpers import data, dims, integers, weight

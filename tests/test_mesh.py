@@ -10,8 +10,8 @@ import pytest
 import meshdsl as md
 from meshdsl import MeshDSLError
 from meshdsl.mesh import axis_sizes, check_slices
-from meshdsl.plan.hardware import find_target, fit_mesh
-from meshdsl.plan.hardware.places import places
+from meshdsl.machine import find_target, fit_mesh
+from meshdsl.machine.coordinates import places
 
 SIZES = {
     "all named": ({"data": 2, "model": 4}, 8, {"data": 2, "model": 4}),

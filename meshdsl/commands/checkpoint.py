@@ -42,19 +42,19 @@ def add(commands) -> None:
 
 
 def _ls(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.plan.words import columns
-    from meshdsl.train.checkpoints import shelf
+    from meshdsl.figures import columns
+    from meshdsl.train.checkpoints import folders
 
     folder = _folder(arguments.run, settings)
-    rows = [("step", "size", "written", "whole"), *(_row(folder, step) for step in shelf.steps(folder))]
+    rows = [("step", "size", "written", "whole"), *(_row(folder, step) for step in folders.steps(folder))]
     print("\n".join(columns(rows, right=(0, 1), indent=0)))
-    for path in shelf.aside(folder):
+    for path in folders.aside(folder):
         print(f"{path.name}: was damaged, and set aside when the run went on from an older one")
     return 0
 
 
 def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
-    from meshdsl.plan.words import byte_words
+    from meshdsl.figures import byte_words
     from meshdsl.train.checkpoints import record
 
     try:
@@ -70,8 +70,8 @@ def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
 
 
 def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.plan.words import byte_words, columns
-    from meshdsl.train.checkpoints import record, tensors
+    from meshdsl.figures import byte_words, columns
+    from meshdsl.train.checkpoints import record, safetensors_files
 
     folder = _folder(arguments.run, settings)
     step = _step(folder, arguments.step)
@@ -81,17 +81,17 @@ def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
         raise MeshDSLError(f"{folder}: the checkpoint of step {step} is damaged: {damage}") from None
     print(f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(record.bytes_of(found))}\n")
     stored = {name: said for name, said in found["state"].items() if "dtype" in said}
-    rows = [(name, said["is"].rpartition(" ")[0], said["dtype"], byte_words(tensors.size(said))) for name, said in stored.items()]
+    rows = [(name, said["is"].rpartition(" ")[0], said["dtype"], byte_words(safetensors_files.size(said))) for name, said in stored.items()]
     print("\n".join(columns(rows, right=(3,), indent=0)))
     return 0
 
 
 def _verify(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.train.checkpoints import shelf
-    from meshdsl.train.checkpoints.stored import verify
+    from meshdsl.train.checkpoints import folders
+    from meshdsl.train.checkpoints.arrays import verify
 
     folder, bad = _folder(arguments.run, settings), 0
-    for step in shelf.steps(folder):
+    for step in folders.steps(folder):
         damage = verify(folder / str(step))
         if damage and not (folder / str(step)).is_dir():
             continue  # the run, which goes on, has replaced it meanwhile
@@ -116,9 +116,9 @@ def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 
 def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.plan.compiled.topology import compile_only
-    from meshdsl.train.checkpoints.shelf import making
-    from meshdsl.train.checkpoints.tensors import TensorFiles
+    from meshdsl.compiled.topology import compile_only
+    from meshdsl.train.checkpoints.folders import making
+    from meshdsl.train.checkpoints.safetensors_files import TensorFiles
     from meshdsl.train.checkpoints.transfer import take
     from meshdsl.train.config import Config
     from meshdsl.train.folder import RunFolder
@@ -172,11 +172,11 @@ def _stored_config(run: Path) -> Config:
 
 
 def _step(folder: Path, step: int | None) -> int:
-    from meshdsl.train.checkpoints import shelf
+    from meshdsl.train.checkpoints import folders
 
-    known = shelf.steps(folder)
+    known = folders.steps(folder)
     if step is not None and step not in known:
-        raise MeshDSLError(f"--step {step}: there is no such checkpoint; {shelf.words(known)}")
+        raise MeshDSLError(f"--step {step}: there is no such checkpoint; {folders.words(known)}")
     return known[-1] if step is None else step
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdsl.commands.find import find_layout
+from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.flags import add_planned, count
 from meshdsl.errors import MeshDSLError
 
 if TYPE_CHECKING:
-    from meshdsl.commands.planned import Plan
-    from meshdsl.plan.compare import Row
+    from meshdsl.commands.analysis import Plan
+    from meshdsl.report.compare import Row
 
 NOTHING_FITS = 3  # the exit code
 
@@ -35,10 +35,10 @@ def add(commands) -> None:
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     if arguments.target is None:
         raise MeshDSLError("say for which machine, with --target, for example --target v5p:4x4x4")
-    from meshdsl.commands.planned import configured
-    from meshdsl.plan.compare import best_first, table
-    from meshdsl.plan.compiled.topology import compile_only, target_devices
-    from meshdsl.plan.hardware import find_target
+    from meshdsl.commands.analysis import configured
+    from meshdsl.report.compare import best_first, table
+    from meshdsl.compiled.topology import compile_only, target_devices
+    from meshdsl.machine import find_target
 
     compile_only()
     for name in arguments.layouts:
@@ -59,8 +59,8 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 def _rows(arguments: argparse.Namespace, settings: list[str]) -> Iterator[tuple[Row, Plan | None]]:
     """A row for each layout and mesh, with the plan behind it; one that cannot be used has none."""
-    from meshdsl.commands.planned import resolve
-    from meshdsl.plan.compare import Row
+    from meshdsl.commands.analysis import resolve
+    from meshdsl.report.compare import Row
 
     for layout in arguments.layouts:
         for mesh in arguments.mesh or [None]:
@@ -74,7 +74,7 @@ def _rows(arguments: argparse.Namespace, settings: list[str]) -> Iterator[tuple[
 
 def _judged(row: Row, plan: Plan) -> Row:
     """The row as the compiler sees it."""
-    from meshdsl.plan.compare import Row
+    from meshdsl.report.compare import Row
 
     try:
         return Row.compiled(row.layout, plan.sizes, plan.compile()[0])

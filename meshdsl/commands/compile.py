@@ -30,10 +30,10 @@ def add(commands) -> None:
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     if arguments.target is None:
         raise MeshDSLError("say for which machine, with --target, for example --target v5p:4x4x4")
-    from meshdsl.commands.planned import resolve
-    from meshdsl.plan.compiled.options import parse_options
-    from meshdsl.plan.compiled.text import describe
-    from meshdsl.plan.compiled.topology import compile_only
+    from meshdsl.commands.analysis import resolve
+    from meshdsl.compiled.options import parse_options
+    from meshdsl.report.compiled_text import describe
+    from meshdsl.compiled.topology import compile_only
 
     compile_only()
     plan = resolve(arguments, settings, arguments.layout, arguments.mesh)
@@ -41,7 +41,7 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
         print(f"compiling for {plan.target}; a large model takes minutes", file=sys.stderr)
     report, explanation, job, executable = plan.compile(parse_options(arguments.option))
     if arguments.html:
-        from meshdsl.plan.page import page
+        from meshdsl.report.page import page
 
         write(arguments.html, page(report.explained(explanation)))
     if arguments.save and executable is not None:

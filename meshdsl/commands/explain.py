@@ -21,14 +21,14 @@ def add(commands) -> None:
 
 
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.commands.planned import resolve
-    from meshdsl.plan.compiled.topology import compile_only
-    from meshdsl.plan.explain.text import describe
+    from meshdsl.commands.analysis import resolve
+    from meshdsl.compiled.topology import compile_only
+    from meshdsl.report.explanation_text import describe
 
     compile_only()
     explanation = resolve(arguments, settings, arguments.layout, arguments.mesh, arguments.devices).explain()
     if arguments.html:
-        from meshdsl.plan.page import page
+        from meshdsl.report.page import page
 
         write(arguments.html, page(explanation))
     print(json.dumps(explanation.to_dict()) if arguments.json else describe(explanation))

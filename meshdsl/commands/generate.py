@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshdsl import hosts
-from meshdsl.commands.find import find_layout, pick_devices
+from meshdsl.commands.lookup import find_layout, pick_devices
 from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
 

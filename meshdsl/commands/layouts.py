@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from meshdsl.commands.find import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh, find_layout
 from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import shipped
@@ -43,7 +43,7 @@ def _summary(path: Path) -> str:
 def _check(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.commands.settings import model_values
     from meshdsl.mesh import abstract_mesh, axis_sizes
-    from meshdsl.plan.compiled.topology import compile_only
+    from meshdsl.compiled.topology import compile_only
     from meshdsl.train import report
     from meshdsl.train.config import Config
     from meshdsl.train.settings import override

@@ -37,11 +37,11 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
         raise MeshDSLError(f"--out {out}: expected a name that ends in {' or '.join(_ENDINGS)}")
     drawn = panels(read_runs(arguments.runs), dict.fromkeys(arguments.metric), arguments.x, arguments.smooth)
     if out.suffix.lower() == ".html":
-        from meshdsl.train.watch.page import page
+        from meshdsl.train.watch.curves_page import page
 
         write(out, page(drawn))
         return 0
-    from meshdsl.train.watch.picture import save_png
+    from meshdsl.train.watch.curves_png import save_png
 
     save_png(drawn, out)
     print(f"wrote {out}", file=sys.stderr)

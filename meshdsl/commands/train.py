@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl import hosts
-from meshdsl.commands.find import as_table, find_layout, pick_devices
+from meshdsl.commands.lookup import as_table, find_layout, pick_devices
 from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import REASONS, heard
@@ -46,7 +46,7 @@ def add(commands) -> None:
 
 
 def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.train.commented import commented_toml
+    from meshdsl.train.commented_toml import commented_toml
     from meshdsl.train.folder import RunFolder
 
     folder, resume = _folder(arguments)

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
-from meshdsl.lowering.hidden import hidden_on_cpu
+from meshdsl.lowering.cpu_barrier import hidden_on_cpu
 
 Axes = tuple[str, ...]
 

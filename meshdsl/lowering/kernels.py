@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
-from meshdsl.plan.jaxpr import body_of, sub_jaxprs
+from meshdsl.record.jaxpr import body_of, sub_jaxprs
 
 _OPAQUE = Primitive("local_kernel")
 _OPAQUE.multiple_results = True

@@ -10,8 +10,8 @@ from dataclasses import replace
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
-from meshdsl.lowering import collectives, moves
-from meshdsl.plan.record import Recorder
+from meshdsl.lowering import collectives, resharding
+from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
 
@@ -105,11 +105,11 @@ class Scope:
         """`x` as JAX gets it for a leaf of a pytree, see `moves.leaf`."""
         if not self._parts_allowed:
             raise TakesParts
-        return moves.leaf(x)
+        return resharding.leaf(x)
 
     def unleaf(self, x: Tensor) -> Tensor:
         """What JAX has put together of a leaf and the structure that `leaf` gave it."""
-        return moves.unleaf(x)
+        return resharding.unleaf(x)
 
     @contextmanager
     def spending(self, axes: tuple[str, ...], dim: Dim):

@@ -13,17 +13,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.boundary import (
-    agreed,
-    arrays_in,
-    each,
-    kind,
-    lying_as,
-    scope_of,
-    scope_within,
-    shown,
-    value,
-)
+from meshdsl.ops.bodies import agreed, arrays_in, each, kind, lying_as, scope_of, scope_within, shown, value
 from meshdsl.tensor import Tensor, is_tensor
 
 

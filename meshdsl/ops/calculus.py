@@ -14,18 +14,9 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering import collectives, grad, moves
+from meshdsl.lowering import collectives, gradients, resharding
 from meshdsl.lowering.scope import Scope
-from meshdsl.ops.boundary import (
-    fixed,
-    kind,
-    leaves_of,
-    lying_as,
-    scope_of,
-    scope_within,
-    shown,
-    varied,
-)
+from meshdsl.ops.bodies import fixed, kind, leaves_of, lying_as, scope_of, scope_within, shown, varied
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -76,9 +67,9 @@ def vjp(fn: Callable, *primals):
     scope = scope_of("vjp", leaves) or scope_within("vjp", lambda: fn(*primals))
     uses = [()] * len(leaves)
     if scope is not None:
-        leaves = [grad.entered(fixed(x, scope)) for x in leaves]
-        uses = grad.find_uses(lambda args: (_results("vjp", fn(*args), scope),), leaves, tree, (), scope)
-        leaves = [grad.varied(x, axes, scope) for x, axes in zip(leaves, uses, strict=True)]
+        leaves = [gradients.entered(fixed(x, scope)) for x in leaves]
+        uses = gradients.find_uses(lambda args: (_results("vjp", fn(*args), scope),), leaves, tree, (), scope)
+        leaves = [gradients.varied(x, axes, scope) for x, axes in zip(leaves, uses, strict=True)]
     run, result = _of_arrays("vjp", fn, leaves, tree, scope)
     arrays, pull = jax.vjp(run, [x.array for x in leaves])
     out = result(arrays)
@@ -128,8 +119,8 @@ def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
         return Tensor(ct.array, x.dims, x.role)
     if ct.place is not None:
         scope.note_use(ct.place.origin, ())
-    ct = moves.placed(ct, scope)
-    ct = moves.settle(Tensor(ct.array, ct.dims, x.role, ct.place._replace(level=x.place.level, origin=frozenset())), split=x.place.axes)
+    ct = resharding.placed(ct, scope)
+    ct = resharding.settle(Tensor(ct.array, ct.dims, x.role, ct.place._replace(level=x.place.level, origin=frozenset())), split=x.place.axes)
     return varied(ct, collectives.varying(x.array))
 
 
@@ -138,7 +129,7 @@ def _summed(array, x: Tensor, axes) -> Tensor:
     if x.place is None:
         return Tensor(array, x.dims, x.role)
     level = "value" if x.place.level == "value" else "optimizer"
-    return grad.gradient(Tensor(array, x.dims, x.role, x.place._replace(origin=frozenset())), axes, level)
+    return gradients.gradient(Tensor(array, x.dims, x.role, x.place._replace(origin=frozenset())), axes, level)
 
 
 def _floats(name: str, tree, what: str):

@@ -11,9 +11,9 @@ from jax import ad_checkpoint, lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering import moves
+from meshdsl.lowering import resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.boundary import arrays_in, scope_of
+from meshdsl.ops.bodies import arrays_in, scope_of
 from meshdsl.tensor import Tensor
 
 POLICIES = {
@@ -80,7 +80,7 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
 
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """`x`, as a save point of the `checkpoint`s around it. A sum that it waits for is taken, so that it is what is kept."""
-    x = moves.settle(x)
+    x = resharding.settle(x)
     for names in _marked.get():
         names.add(name)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)  # noqa: E731

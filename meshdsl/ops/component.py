@@ -19,7 +19,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.checked import checked
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.run import run, sums_alike
+from meshdsl.lowering.law import run, sums_alike
 from meshdsl.tensor import Tensor
 
 NUMPY = (

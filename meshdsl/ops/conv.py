@@ -23,9 +23,9 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
-from meshdsl.ops.sliding import Window, by_dim, windows, windows_onto
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
+from meshdsl.ops.sliding_windows import Window, by_dim, windows, windows_onto
 from meshdsl.tensor import Tensor
 
 Over = Mapping[Dim | str, Dim | str]

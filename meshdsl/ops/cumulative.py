@@ -17,10 +17,10 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
 from meshdsl.ops import component
-from meshdsl.ops.keys import bounds
+from meshdsl.ops.comparison import bounds
 from meshdsl.tensor import Tensor
 
 

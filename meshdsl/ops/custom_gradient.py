@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.scope import Scope
-from meshdsl.ops.boundary import fixed, kind, scope_of, shown
+from meshdsl.ops.bodies import fixed, kind, scope_of, shown
 from meshdsl.ops.calculus import as_cotangent
 from meshdsl.tensor import Tensor, is_tensor
 

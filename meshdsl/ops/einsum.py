@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering.run import run, sums_alike
+from meshdsl.lowering.law import run, sums_alike
 from meshdsl.tensor import Tensor
 
 

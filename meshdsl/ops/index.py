@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
 from meshdsl.tensor import Tensor
 
 

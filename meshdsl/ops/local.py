@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshdsl import dims as dim_algebra
 from meshdsl.lowering import kernels
-from meshdsl.lowering.run import run
+from meshdsl.lowering.law import run
 from meshdsl.tensor import Tensor
 
 

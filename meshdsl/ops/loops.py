@@ -12,22 +12,12 @@ from jax.custom_derivatives import linear_call
 
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote, whole_number
-from meshdsl.lowering import collectives, moves
+from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.ops.boundary import (
-    agreed,
-    arrays_in,
-    each,
-    leaves_of,
-    matching,
-    scope_of,
-    scope_within,
-    shown,
-    value,
-)
+from meshdsl.ops.bodies import agreed, arrays_in, each, leaves_of, matching, scope_of, scope_within, shown, value
 from meshdsl.ops.over import over
 from meshdsl.ops.scan import restacked, scan_as, stacked
-from meshdsl.plan.record import Move
+from meshdsl.record.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -159,7 +149,7 @@ def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
     for t in parts:
         new = sum(d in gone for d in t.dims)
         if t.place is not None and any(t.place.axes[:new]):
-            t = moves.in_turn(t, t.dims[:new], op)
+            t = resharding.in_turn(t, t.dims[:new], op)
         arrays.append(lax.collapse(t.array, 0, new))
     place = t.place and t.place._replace(axes=t.place.axes[new:])
     return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, place)

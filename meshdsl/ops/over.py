@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering import moves
-from meshdsl.lowering.loop import Loop
+from meshdsl.lowering import resharding
+from meshdsl.lowering.device_loop import Loop
 from meshdsl.lowering.scope import Scope
-from meshdsl.ops.boundary import fixed, lying_as, scope_of, varied
+from meshdsl.ops.bodies import fixed, lying_as, scope_of, varied
 from meshdsl.tensor import Place, Tensor, is_tensor
 from meshdsl.values import array_of
 
@@ -93,10 +93,10 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
     if x.place is not None:
         own = {a for split in x.place.axes for a in split}.union(axes)
         scope.note_use(x.place.origin, set(scope.sizes) - own)  # being cut over an axis is no use that varies over it
-    x = moves.settle(x)
+    x = resharding.settle(x)
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
-        x = moves.bring(x, split, scope.layout.spent, scope, op, lambda _: f"one element of `{dim.name}` is split so")
+        x = resharding.bring(x, split, scope.layout.spent, scope, op, lambda _: f"one element of `{dim.name}` is split so")
     return Tensor(_filled(x.array, Loop({dim: axes}, scope, op), dim), x.dims, x.role, x.place)
 
 
@@ -121,4 +121,4 @@ def _left(array, dims: Dims, role, place: Place | None, dim: Dim, axes) -> Tenso
     dims = dim_algebra.distinct((dim, *dims), "over")
     if place is None:
         return Tensor(array, dims, role)
-    return moves.settle(varied(Tensor(array, dims, role, place._replace(axes=(axes, *place.axes))), axes))
+    return resharding.settle(varied(Tensor(array, dims, role, place._replace(axes=(axes, *place.axes))), axes))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering.placing import place
+from meshdsl.lowering.placement import place
 from meshdsl.mesh import axis_names
 from meshdsl.tensor import Tensor
 

@@ -12,10 +12,10 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
-from meshdsl.ops.keys import check_real
-from meshdsl.ops.sliding import Window, by_dim, windows
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
+from meshdsl.ops.comparison import check_real
+from meshdsl.ops.sliding_windows import Window, by_dim, windows
 from meshdsl.tensor import Tensor
 
 NOTHING: Mapping = MappingProxyType({})

@@ -16,19 +16,10 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
 from meshdsl.ops import component
-from meshdsl.ops.keys import (
-    bounds,
-    check_real,
-    check_some,
-    from_key,
-    is_complex,
-    parts,
-    share_ties,
-    to_key,
-)
+from meshdsl.ops.comparison import bounds, check_real, check_some, from_key, is_complex, parts, share_ties, to_key
 from meshdsl.tensor import Tensor
 
 Which = Dim | str | tuple[Dim | str, ...] | None

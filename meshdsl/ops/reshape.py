@@ -16,10 +16,10 @@ from einops.parsing import ParsedExpression
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering import regroup
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
-from meshdsl.lowering.regroup import Group
+from meshdsl.splits import regrouping
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
+from meshdsl.splits.regrouping import Group
 from meshdsl.tensor import Tensor
 
 
@@ -133,10 +133,10 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
             for at, group in enumerate(groups):
                 if have[at] != want[at]:
                     dim = next(d for d in group.old if loop.axes(d))
-                    a = loop.exchange(a, at, dim, regroup.runs(group, have[at], want[at], loop.parts(dim)), want[at])
+                    a = loop.exchange(a, at, dim, regrouping.runs(group, have[at], want[at], loop.parts(dim)), want[at])
         return jnp.transpose(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
 
-    route = lambda now, then, scope: regroup.route(now, then, x.dims, out, groups, scope)  # noqa: E731
+    route = lambda now, then, scope: regrouping.best_splits(now, then, x.dims, out, groups, scope)  # noqa: E731
     return run(name, local, (x,), loop=x.dims, out=out, route=route, linear=True, sums=False, fill=None)
 
 

@@ -11,12 +11,12 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
-from meshdsl.ops import component, exact, threefry
-from meshdsl.ops.draws import gumbel
-from meshdsl.ops.keys import check_real, check_some
-from meshdsl.ops.order import nth_largest
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
+from meshdsl.ops import component, bitwise, threefry
+from meshdsl.ops.distributions import gumbel
+from meshdsl.ops.comparison import check_real, check_some
+from meshdsl.ops.sorting import nth_largest
 from meshdsl.ops.reduce import argmax
 from meshdsl.tensor import Tensor
 
@@ -62,8 +62,8 @@ def categorical(
 def _colder(logits: Tensor, temperature: float | Tensor) -> Tensor:
     """`logits / temperature`, rounded before anything is added."""
     if isinstance(temperature, Tensor):
-        return component.map(lambda a, t: exact.apart(a / t), logits, component.cast(temperature, jnp.float32), name="divide")
-    return component.map(lambda a: exact.apart(a * (1 / temperature)), logits, name="multiply") if temperature != 1 else logits
+        return component.map(lambda a, t: bitwise.apart(a / t), logits, component.cast(temperature, jnp.float32), name="divide")
+    return component.map(lambda a: bitwise.apart(a * (1 / temperature)), logits, name="multiply") if temperature != 1 else logits
 
 
 def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
@@ -78,7 +78,7 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
     def local(loop: Loop, a):
         a = jnp.moveaxis(a, at, -1)
         top = loop.pmax(jnp.max(a, -1), dim)
-        likelihood = exact.exp(a - jnp.where(jnp.isfinite(top), top, 0)[..., None])  # 1 for the likeliest
+        likelihood = bitwise.exp(a - jnp.where(jnp.isfinite(top), top, 0)[..., None])  # 1 for the likeliest
         parts = jnp.round(likelihood * 2.0 ** (2 * word)).astype(jnp.uint32)
         halves = jnp.stack([parts >> word, parts & (2**word - 1)])
         ordered = lax.bitcast_convert_type(likelihood, jnp.uint32)  # of numbers that are not negative, the bits order as they do

@@ -12,18 +12,9 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering import collectives, moves
+from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.boundary import (
-    arrays_in,
-    each,
-    fixed,
-    lying_as,
-    matching,
-    scope_of,
-    scope_within,
-    value,
-)
+from meshdsl.ops.bodies import arrays_in, each, fixed, lying_as, matching, scope_of, scope_within, value
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -105,7 +96,7 @@ def stacked(x, dim: Dim, op, name: str):
         return x
     at = x.dims.index(dim_algebra.find(name, x.dims, dim))
     if op is not None:
-        x = moves.in_turn(x, (dim,), op)
+        x = resharding.in_turn(x, (dim,), op)
     return lying_as(x, (x.dims[at], *x.dims[:at], *x.dims[at + 1 :]))
 
 
@@ -125,4 +116,4 @@ def restacked(x, dim: Dim, name: str):
     dims = dim_algebra.distinct((dim, *x.dims), name)
     if x.place is None:
         return Tensor(x.array, dims, x.role)
-    return moves.settle(Tensor(x.array, dims, x.role, x.place._replace(axes=((), *x.place.axes))))
+    return resharding.settle(Tensor(x.array, dims, x.role, x.place._replace(axes=((), *x.place.axes))))

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
 from meshdsl.ops import component
 from meshdsl.ops.component import align
-from meshdsl.ops.keys import bounds, from_key, is_complex, parts, to_key
+from meshdsl.ops.comparison import bounds, from_key, is_complex, parts, to_key
 from meshdsl.ops.reduce import Which
 from meshdsl.tensor import Tensor
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.lowering import window
-from meshdsl.lowering.loop import Loop
-from meshdsl.lowering.run import run
-from meshdsl.ops.cut import check_fits, windowed
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
+from meshdsl.ops.slicing import check_fits, windowed
+from meshdsl.splits import windows
 from meshdsl.tensor import Tensor
 
 
@@ -33,7 +33,7 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
             return jnp.roll(a, by, at)
         size = loop.size(dim)
         ahead, wrapped = ([j * size - by + turn for j in range(loop.parts(dim))] for turn in (0, dim.size))
-        pieces = window.pieces(ahead, size, size, dim.size - by) + window.pieces(wrapped, size, size, dim.size)
+        pieces = windows.pieces(ahead, size, size, dim.size - by) + windows.pieces(wrapped, size, size, dim.size)
         return loop.exchange(a, at, dim, pieces, size)
 
     return run("roll", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)

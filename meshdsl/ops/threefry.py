@@ -8,7 +8,7 @@ from jax.extend.random import threefry_2x32
 
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.loop import Loop
+from meshdsl.lowering.device_loop import Loop
 from meshdsl.tensor import Tensor
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.models.transformer import Transformer
-from meshdsl.train.data.place import place
+from meshdsl.train.data.device_batches import place
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.precision import cast
 

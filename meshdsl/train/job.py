@@ -16,10 +16,10 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.models.transformer import Transformer
-from meshdsl.plan.compiled import saved
-from meshdsl.plan.program import Program
+from meshdsl.compiled import saved
+from meshdsl.record.program import Program
 from meshdsl.train.config import Config
-from meshdsl.train.data.place import place
+from meshdsl.train.data.device_batches import place
 from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep

@@ -21,15 +21,15 @@ import meshdsl as md
 from meshdsl import hosts
 from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.models.sizes import step_flops
-from meshdsl.plan.hardware import chip_of
+from meshdsl.machine import chip_of
 from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.config import Config
 from meshdsl.train.data import Corpus, open_data
 from meshdsl.train.data.batches import Batches
-from meshdsl.train.data.place import rows_here
+from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.guard import Nonfinite, Watchdog, check_folder
+from meshdsl.train.safeguards import Nonfinite, Watchdog, check_folder
 from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.optimizer import make_schedule, peak

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from meshdsl.layout import Layout
-from meshdsl.plan.collective import Collective, summary
-from meshdsl.plan.words import byte_words
+from meshdsl.record.collective import Collective, summary
+from meshdsl.figures import byte_words
 from meshdsl.tensor import axes_of, notation
 from meshdsl.train.checkpoints import named
 

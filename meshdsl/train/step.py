@@ -22,10 +22,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
-from meshdsl.lowering import moves
-from meshdsl.lowering.spmd import gather_updated, shardings
-from meshdsl.plan.compiled.options import default_options
-from meshdsl.plan.program import Program
+from meshdsl.lowering import resharding
+from meshdsl.lowering.lower import gather_updated
+from meshdsl.lowering.shardings import shardings
+from meshdsl.compiled.options import default_options
+from meshdsl.record.program import Program
 from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.train.config import Precision
 from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
@@ -134,7 +135,7 @@ class TrainStep:
     def program(self, state: State, batch: dict[str, Tensor]) -> Program:
         """The recorded program of the step, with every collective of it."""
         # Here, because who only trains should not wait for it.
-        from meshdsl.plan.explain.drawn import DrawnProgram
+        from meshdsl.report.drawn_program import DrawnProgram
 
         traced = jax.jit(lambda *args: self._one_step(*args)).trace(state, batch)
         return DrawnProgram([*self._gradients.record, *self._to_rest.record], traced.jaxpr, self.layout, dict(self.mesh.shape), (state, batch), (0,))
@@ -222,7 +223,7 @@ def global_norms(*trees) -> list[Tensor]:
         found = list(powers.values())
         if pending and len(found) > 1:
             dim = Dim("norms", len(found))
-            found = md.unstack(moves.settle(md.stack(found, dim)), dim)
+            found = md.unstack(resharding.settle(md.stack(found, dim)), dim)
         for i, power in zip(powers, found, strict=True):
             totals[i].append(power)
     return [md.sqrt(sum(rest, start=first)) for first, *rest in totals]

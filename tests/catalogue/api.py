@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.lowering.spmd import Lowered
+from meshdsl.lowering.lower import Lowered
 from meshdsl.ops.component import FUNCTIONS, LAX, NN, NUMPY
-from meshdsl.plan.program import Program
-from meshdsl.show import Shown
+from meshdsl.record.program import Program
+from meshdsl.report.show import Shown
 from tests.catalogue.read import families
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"

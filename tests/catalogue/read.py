@@ -9,7 +9,7 @@ import jax
 
 import meshdsl as md
 import tests.catalogue
-from meshdsl.plan.record import Move, Op
+from meshdsl.record.recorder import Move, Op
 from meshdsl.tensor import is_tensor
 from tests.catalogue import Case, Entry
 

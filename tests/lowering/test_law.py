@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.spmd import gather_updated
-from meshdsl.plan import summary
+from meshdsl.lowering.lower import gather_updated
+from meshdsl.record import summary
 from tests.helpers import assert_same, data, dims, layout, weight
 
 BATCH, LENGTH, D, FF, HEADS, KEY, LAYERS, MICRO = dims(

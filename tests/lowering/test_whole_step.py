@@ -6,9 +6,9 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.spmd import shardings
-from meshdsl.plan.explain import explain
-from meshdsl.plan.hardware import find_target
+from meshdsl.lowering.shardings import shardings
+from meshdsl.report import explain
+from meshdsl.machine import find_target
 from meshdsl.tensor import is_tensor
 from tests.helpers import assert_by_law, assert_equal, assert_explained, data, dims, weight
 

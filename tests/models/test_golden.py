@@ -13,8 +13,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.mesh import axis_sizes
-from meshdsl.plan.collective import summary
-from meshdsl.plan.hlo import from_hlo
+from meshdsl.record.collective import summary
+from meshdsl.compiled.collectives import from_hlo
 from meshdsl.train.step import TrainStep
 from tests.models import common
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.plan.jaxpr import sub_jaxprs
+from meshdsl.record.jaxpr import sub_jaxprs
 from meshdsl.tensor import is_tensor
 from tests.models import common
 

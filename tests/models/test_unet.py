@@ -11,8 +11,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models.unet import Config, UNet
-from meshdsl.plan import from_hlo, summary
-from meshdsl.plan.jaxpr import sub_jaxprs
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.record import summary
+from meshdsl.record.jaxpr import sub_jaxprs
 from tests.helpers import assert_equal, data, dims, layout
 
 CONFIG = Config(levels=2, channels=4, colors=3, outputs=2)

@@ -10,7 +10,8 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl import conv, conv_transpose
-from meshdsl.plan import from_hlo, summary
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.record import summary
 from tests.helpers import assert_equal, assert_same, collectives, data, dims, distance, integers, layout, weight
 
 N, H, W, C, O, P, Q, G = dims(n=2, h=8, w=16, c=4, o=8, p=3, q=5, g=2)

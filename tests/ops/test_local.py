@@ -6,8 +6,8 @@ import pytest
 from jax.experimental import pallas as pl
 
 import meshdsl as md
-from meshdsl.plan.compiled.topology import target_devices
-from meshdsl.plan.hardware import find_target
+from meshdsl.compiled.topology import target_devices
+from meshdsl.machine import find_target
 from tests.helpers import assert_same, data, dims, integers, layout, weight
 
 A, B = dims(a=8, b=16)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.commands.find import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh, find_layout
 from meshdsl.train.config import Config
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.job import Job

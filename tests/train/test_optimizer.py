@@ -11,7 +11,7 @@ import pytest
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
-from meshdsl.lowering.spmd import shardings
+from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import parameter
 from meshdsl.train.config import Optimizer, Schedule

@@ -8,11 +8,11 @@ import pytest
 
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
-from meshdsl.lowering.spmd import shardings
+from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
-from meshdsl.plan.collective import Collective
+from meshdsl.record.collective import Collective
 from meshdsl.tensor import parameter
-from meshdsl.plan.words import byte_words
+from meshdsl.figures import byte_words
 from meshdsl.train.report import describe
 
 REPORT = """\

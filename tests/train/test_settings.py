@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.commented import commented_toml
+from meshdsl.train.commented_toml import commented_toml
 from meshdsl.train.config import OPTIMIZERS, Config, Source
 from meshdsl.train.optimizer import TABLE
 from meshdsl.train.settings import leaves, override, read, to_toml

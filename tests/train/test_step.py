@@ -11,8 +11,9 @@ import pytest
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.plan import from_hlo, summary
-from meshdsl.plan.explain.memory import argument_bytes
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.record import summary
+from meshdsl.estimate.memory.peak import argument_bytes
 from meshdsl.tensor import is_tensor
 from meshdsl.train import precision as precision_module
 from meshdsl.train.config import Precision

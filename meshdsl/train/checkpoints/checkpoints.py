@@ -13,10 +13,10 @@ import numpy as np
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import names, record, shelf
+from meshdsl.train.checkpoints import names, record, folders
 from meshdsl.train.checkpoints.clock import Clock
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.search import Found, newest_good, newest_record
+from meshdsl.train.checkpoints.newest import Found, newest_good, newest_record
 from meshdsl.train.checkpoints.writer import Writer
 from meshdsl.train.config import Checkpoint
 
@@ -45,7 +45,7 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The step of the newest checkpoint by its name, good or damaged; or None."""
         self._settle()
-        return max(hosts.first_does(lambda: shelf.steps(self.folder)), default=None)
+        return max(hosts.first_does(lambda: folders.steps(self.folder)), default=None)
 
     @property
     def kept(self) -> int:
@@ -54,7 +54,7 @@ class Checkpoints:
         So `keep + 1 - kept` more have to fit on the disk. This process alone looks, and reads nothing but names.
         """
         every = self._settings.keep_every
-        whole = set(shelf.steps(self.folder)) - self._damaged
+        whole = set(folders.steps(self.folder)) - self._damaged
         return min(self._settings.keep, sum(not (every and step % every == 0) for step in whole))
 
     def check(self, state: Any) -> int | None:
@@ -160,15 +160,15 @@ class Checkpoints:
     def _make_room(self) -> None:
         """What stands in the way of the next checkpoint goes: leftovers of killed processes, and the names of damaged ones."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        shelf.sweep(self.folder)
-        shelf.set_aside(self.folder, self._damaged)
+        folders.sweep(self.folder)
+        folders.set_aside(self.folder, self._damaged)
         self._damaged.clear()
 
     def _finish(self, writer: Writer) -> None:
         """In a thread of its own: waits until the checkpoint is whole, and then removes those that need not be kept any more."""
         writer.wait()
         if jax.process_index() == 0:
-            shelf.remove(self.folder, shelf.surplus(shelf.steps(self.folder), self._settings.keep, self._settings.keep_every))
+            folders.remove(self.folder, folders.surplus(folders.steps(self.folder), self._settings.keep, self._settings.keep_every))
 
     def _settle(self) -> None:
         """The writer is ours again: what it was writing is whole."""
@@ -180,6 +180,6 @@ class Checkpoints:
                 raise self._unwritten(step, error) from error
 
     def _unwritten(self, step: int, error: Exception) -> MeshDSLError:
-        whole = max(set(shelf.steps(self.folder)) - self._damaged, default=None)
+        whole = max(set(folders.steps(self.folder)) - self._damaged, default=None)
         there = "there is none before it" if whole is None else f"the newest whole one, of step {whole}, is still there"
         return MeshDSLError(f"{self.folder}: the checkpoint of step {step} could not be written: {record.reason(error)}; {there}")

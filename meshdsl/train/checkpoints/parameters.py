@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import names, shelf
-from meshdsl.train.checkpoints.search import newest_good
-from meshdsl.train.checkpoints.tensors import TensorFiles
+from meshdsl.train.checkpoints import names, folders
+from meshdsl.train.checkpoints.newest import newest_good
+from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 
 PREFIX = "params."
 
@@ -84,7 +84,7 @@ def read_params(folder: Path, like_params: Any, step: int | None = None, report:
 
 def folder_of(path: Path) -> Path | None:
     """The checkpoints at `path`, the folder of a run; None where there are none."""
-    return next((folder for folder in (path / "checkpoints", path) if shelf.steps(folder)), None)
+    return next((folder for folder in (path / "checkpoints", path) if folders.steps(folder)), None)
 
 
 def parameters_of(record: dict[str, Any]) -> dict[str, dict[str, Any]]:

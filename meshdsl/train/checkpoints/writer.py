@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from meshdsl.train.checkpoints.stored import CHUNK
+from meshdsl.train.checkpoints.arrays import CHUNK
 
 
 class _Handler(ocp.PyTreeCheckpointHandler):

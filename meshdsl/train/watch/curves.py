@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.train.watch.file import Record, read_records
+from meshdsl.train.watch.metrics_file import Record, read_records
 from meshdsl.train.watch.units import unit
 
 _TIMES = ((2 * 3600, 3600, "hours"), (2 * 60, 60, "minutes"), (0, 1, "seconds"))  # from how many seconds on, in one, its name

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from meshdsl.train.watch.file import Record
+from meshdsl.train.watch.metrics_file import Record
 
 Show = Callable[[Record], None]
 

@@ -20,7 +20,7 @@ import numpy as np
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.names import arrays
 from meshdsl.train.checkpoints.record import Damaged
-from meshdsl.train.checkpoints.stored import Stored
+from meshdsl.train.checkpoints.arrays import Stored
 from tests.train.checkpoints.states import FSDP, make_state, opened
 
 said, due = [], []

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
-from meshdsl.lowering.spmd import shardings
+from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import parameter
 from meshdsl.train.checkpoints import Checkpoints

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import named, record, shelf, writer
+from meshdsl.train.checkpoints import named, record, folders, writer
 from tests.train.checkpoints.states import (
     FSDP,
     ONE,
@@ -55,7 +55,7 @@ def test_a_step_that_overwrites_the_arrays_does_not_reach_the_checkpoint(tmp_pat
 )
 def test_the_newest_are_kept_and_those_that_are_kept_for_good(tmp_path, settings, kept):
     saved(tmp_path, dict.fromkeys(range(1, 6), make_state(FSDP)), **settings)
-    assert shelf.steps(tmp_path / "checkpoints") == kept
+    assert folders.steps(tmp_path / "checkpoints") == kept
     assert opened(tmp_path).latest == 5
 
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypat
     said = "the checkpoint of step 2 could not be written: No space left on device; the newest whole one, of step 1, is still there"
     with pytest.raises(MeshDSLError, match=said):
         checkpoints.close()
-    assert shelf.steps(tmp_path / "checkpoints") == [1]
+    assert folders.steps(tmp_path / "checkpoints") == [1]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("No space left on device [source locations='x']")])

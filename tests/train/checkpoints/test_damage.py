@@ -5,9 +5,9 @@ import random
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import record, shelf
+from meshdsl.train.checkpoints import record, folders
 from meshdsl.train.checkpoints.record import FILE
-from meshdsl.train.checkpoints.stored import verify
+from meshdsl.train.checkpoints.arrays import verify
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -151,4 +151,4 @@ def test_a_run_goes_on_from_an_older_one_and_sets_the_damaged_aside(tmp_path):
 def test_there_is_nothing_to_restore_in_an_empty_folder(tmp_path):
     with pytest.raises(MeshDSLError, match="there is no checkpoint"):
         opened(tmp_path).restore(make_state(FSDP))
-    assert shelf.steps(tmp_path) == []
+    assert folders.steps(tmp_path) == []

@@ -8,7 +8,7 @@ import safetensors.numpy
 
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.spmd import shardings
+from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import parameter
 from meshdsl.train.checkpoints import read_params, warm_start

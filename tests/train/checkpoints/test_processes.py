@@ -12,7 +12,7 @@ import pytest
 
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.names import arrays
-from meshdsl.train.checkpoints.stored import verify
+from meshdsl.train.checkpoints.arrays import verify
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,

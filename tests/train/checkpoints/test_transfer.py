@@ -12,9 +12,9 @@ import safetensors
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import parameter
-from meshdsl.train.checkpoints import names, stored, transfer, warm_start
-from meshdsl.train.checkpoints.stored import verify
-from meshdsl.train.checkpoints.tensors import TensorFiles
+from meshdsl.train.checkpoints import names, arrays, transfer, warm_start
+from meshdsl.train.checkpoints.arrays import verify
+from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -89,7 +89,7 @@ def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path)
 
 
 def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "on_host", lambda *args: 1)
+    monkeypatch.setattr(arrays, "on_host", lambda *args: 1)
     with pytest.raises(MeshDSLError, match="the checkpoint of step 5 is damaged: `params.scale` is not what was saved; choose another by --step"):
         export(run, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
@@ -98,7 +98,7 @@ def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeyp
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A parameter of 16 MB that one device saved, in chunks of 256 kB."""
-    for module in (stored, transfer, __import__("meshdsl.train.checkpoints.writer", fromlist=["CHUNK"])):
+    for module in (arrays, transfer, __import__("meshdsl.train.checkpoints.writer", fromlist=["CHUNK"])):
         monkeypatch.setattr(module, "CHUNK", 1 << 18)
     array = np.random.default_rng(0).normal(size=(3, 1000, 1400)).astype(np.float32)
     saved(tmp_path / "run", {5: {"params": {"w": parameter(jnp.asarray(array), (Dim("layers", 3), Dim("d_model", 1000), Dim("d_ff", 1400)))}}})

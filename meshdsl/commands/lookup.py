@@ -1,0 +1,76 @@
+"""Layouts and devices by what the user calls them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from meshdsl import hosts
+from meshdsl.errors import MeshDSLError
+from meshdsl.layout import Layout
+
+_REST = 8  # virtual devices for a mesh that takes as many as there are
+
+
+def find_layout(layout: str | Mapping[str, Any]) -> Layout:
+    """The layout in a file, the shipped one of a name, or the one that a table holds, see `as_table`.
+
+    Raises:
+      MeshDSLError: neither exists, or the file or table is no layout.
+    """
+    if not isinstance(layout, Mapping):
+        return Layout.load(layout)
+    rest = {key: value for key, value in layout.items() if key not in ("name", "mesh")}
+    return Layout.from_dict(
+        {"mesh": layout.get("mesh", {}), "layout": rest}, name=str(layout.get("name", "layout"))
+    )
+
+
+def as_table(layout: Layout) -> dict[str, Any]:
+    """`layout` as one table, with its name: what a run's configuration keeps, so that it needs no other file."""
+    table = {"mesh": layout.mesh_table}
+    for field in dataclasses.fields(Layout):
+        value = getattr(layout, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if value != default and field.name not in ("mesh", "dcn"):
+            table[field.name] = list(value) if isinstance(value, tuple) else value
+    return table
+
+
+def devices_of_mesh(layout: Layout) -> int:
+    """How many devices the mesh of `layout` asks for; about 8 where it takes as many as there are."""
+    sizes = layout.mesh.values()
+    fixed = math.prod(size for size in sizes if size != "rest")
+    return math.ceil(_REST / fixed) * fixed if "rest" in sizes else fixed
+
+
+def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> list[jax.Device]:
+    """The devices to run on: as many as the user `asked` for, else the `usual` number, or for 0 what the mesh of `layout` asks for.
+
+    Accelerators are used where there are any, all of them by default. Otherwise virtual CPU devices are made, which
+    JAX can do until its first computation: no environment variable is needed. Several processes use all devices that they have together.
+
+    Raises:
+      MeshDSLError: there are fewer devices than wanted.
+    """
+    from meshdsl.compiled.topology import ask_for_virtual, without_tpu
+
+    wanted = asked or usual
+    number = wanted or devices_of_mesh(layout)
+    without_tpu()
+    if hosts.count() > 1:
+        found = jax.devices()
+        if asked not in (None, len(found)):
+            raise MeshDSLError(f"--devices {asked}: {hosts.count()} processes use all of their {len(found)} devices")
+        return found
+    ask_for_virtual(number)
+    found = jax.devices()
+    if found[0].platform != "cpu" and not wanted:
+        return found
+    if len(found) < number:
+        raise MeshDSLError(f"{number} devices are wanted, and there are {len(found)} ({found[0].platform})")
+    return found[:number]

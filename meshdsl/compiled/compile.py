@@ -1,0 +1,223 @@
+"""Compiling a step for a machine that is not at hand, and reading what the compiler made of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.mesh import slice_parts
+from meshdsl.compiled.buffers import Held, largest
+from meshdsl.compiled.match import match
+from meshdsl.compiled.out_of_memory import OutOfMemory, parse_oom
+from meshdsl.compiled.report import ChipMemory, CompiledReport, measured
+from meshdsl.estimate.explanation import Explanation, TensorView, TimeView
+from meshdsl.estimate.remedies import remedies
+from meshdsl.machine import Network, Target
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.compiled.replay import Replay, replay
+from meshdsl.compiled.hlo_text import Module
+from meshdsl.record.program import Program
+from meshdsl.record.recorder import where
+from meshdsl.figures import byte_words
+
+LARGEST = 8  # arrays named
+_HOSTS = "the hosts exchange what goes over {} from slice to slice: the replay does not time it"
+
+
+def compile_for(
+    lowered: Any,
+    program: Program,
+    target: Target,
+    explanation: Explanation,
+    *,
+    options: Mapping[str, str],
+    given: Iterable[str] = (),
+    model_flops: tuple[float, float] | None = None,
+) -> tuple[CompiledReport, Any]:
+    """Compiles for `target`; returns the report and the executable, which is None where the program does not fit.
+
+    Args:
+      lowered: what `TrainStep.lower` gave for a mesh of the target's devices.
+      program: the record of the same step.
+      explanation: of the same program on the same target: what the compiler leaves unsaid of a program that does not fit is estimated.
+      options: of the compiler, and which of them were `given` by the user.
+      model_flops: of the model per device, causal attention counted half, and in full.
+
+    Raises:
+      MeshDSLError: the compiler refuses an option, or fails for another reason than memory.
+    """
+    known = {
+        "title": explanation.title,
+        "layout": explanation.layout,
+        "target": str(target),
+        "axes": dict(program.axis_sizes),
+        "options": dict(options),
+        "given": tuple(given),
+        "tokens": explanation.tokens,
+    }
+    start = time.perf_counter()
+    try:
+        executable = lowered.compile(compiler_options=dict(options) or None)
+    except Exception as error:  # JAX has no class of its own for what a compiler says
+        verdict = parse_oom(str(error))
+        if verdict is None:
+            raise _refusal(error, target, options) from error
+        return _too_large(verdict, program, explanation, known | {"compile_seconds": time.perf_counter() - start}), None
+    return _read(executable, program, target, explanation, model_flops, known | {"compile_seconds": time.perf_counter() - start}), executable
+
+
+def _too_large(verdict: OutOfMemory, program: Program, explanation: Explanation, known: dict[str, Any]) -> CompiledReport:
+    memory = _memory_short(verdict, explanation)
+    words = _short_words(memory.needed, verdict.available)
+    return CompiledReport(**known, fits=False, verdict=words, memory=memory, remedies=_remedies(memory, explanation, program))
+
+
+def _read(
+    executable: Any, program: Program, target: Target, explanation: Explanation, model_flops: tuple[float, float] | None, known: dict[str, Any]
+) -> CompiledReport:
+    text, unread = _text(executable)
+    module = Module(text)
+    arrays = largest(module, text, LARGEST)
+    memory = _memory(executable.memory_analysis(), tuple(_view(held, program) for held in arrays), target)
+    # Of TPU programs the compiler is the judge; that of GPUs doesn't say.
+    fits = None if memory.capacity is None else target.chip.kind == "tpu" or memory.needed <= memory.capacity
+    replayed, collectives = _collectives(module, program, target)
+    between = _between_slices(target, program.axis_sizes)
+    found, absent = match(program, collectives, between)
+    return CompiledReport(
+        **known,
+        fits=fits,
+        verdict=_verdict(fits, memory),
+        memory=memory,
+        collectives=found,
+        absent=absent,
+        time=_time(replayed, target, model_flops) if replayed and model_flops else None,
+        remedies=_remedies(memory, explanation, program) if fits is False else (),
+        unread=module.unread.kinds() if text else (),
+        notes=tuple(note for note in (unread, _HOSTS.format(", ".join(between)) if between else "") if note),
+    )
+
+
+def _verdict(fits: bool | None, memory: ChipMemory) -> str:
+    if fits is None:
+        return f"compiles: needs {byte_words(memory.needed)} per device"
+    if not fits:
+        return _short_words(memory.needed, memory.capacity)
+    free = memory.capacity - memory.needed
+    left = f", {byte_words(free)} free" if free > 0 else ""
+    return f"fits: needs {byte_words(memory.needed)} of {byte_words(memory.capacity)} per device{left}"
+
+
+def _short_words(needed: int, capacity: int) -> str:
+    return f"does NOT fit: needs {byte_words(needed)} of {byte_words(capacity)} per device, {byte_words(needed - capacity)} too much"
+
+
+def _refusal(error: Exception, target: Target, options: Mapping[str, str]) -> MeshDSLError:
+    reason = " ".join(str(error).split())
+    if "No such compile option" in reason:
+        name = reason.rpartition("'")[0].rpartition("'")[2]
+        return MeshDSLError(f"option `{name}`: the compiler for {target} has no such option")
+    refused = next((f"option `{key}={value}`: " for key, value in options.items() if key in reason), "")
+    return MeshDSLError(f"{refused}the compiler for {target} fails: {reason[:400]}")
+
+
+def _text(executable: Any) -> tuple[str, str]:
+    """The program's text; a reason where it cannot be read."""
+    try:
+        text = executable.as_text()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:160]
+    else:
+        if text:
+            return text, ""
+        reason = "the compiler gives no text"
+    pair = 'libtpu and jaxlib may be of different times; pip install "meshdsl[tpu]" brings a pair'
+    unknown = "the compiled program cannot be read, so its collectives and time are not known"
+    return "", f"{unknown} ({pair}): {reason}"
+
+
+# -- memory ------------------------------------------------------------------------------------------------------
+
+
+def _memory(stats: Any, arrays: tuple[TensorView, ...], target: Target) -> ChipMemory:
+    arguments, outputs, aliased, temporaries, code = (
+        getattr(stats, f"{what}_size_in_bytes") for what in ("argument", "output", "alias", "temp", "generated_code")
+    )
+    return ChipMemory(
+        needed=arguments + outputs - aliased + temporaries + code,
+        capacity=target.chip.hbm,
+        arguments=arguments,
+        outputs=outputs,
+        aliased=aliased,
+        temporaries=temporaries,
+        code=code,
+        peak=getattr(stats, "peak_memory_in_bytes", None) if target.chip.kind == "tpu" else None,  # others leave temporaries out
+        largest=arrays,
+    )
+
+
+def _memory_short(verdict: OutOfMemory, explanation: Explanation) -> ChipMemory:
+    """Of a program that does not fit."""
+    arguments = explanation.memory.arguments if verdict.arguments is None else verdict.arguments
+    views = {op.tag: op for op in explanation.ops}
+    named = []
+    for one in verdict.largest[:LARGEST]:
+        op = views.get(one.tag)
+        name, source = (op.notation, op.source) if op else (one.label or one.what, "")
+        named.append(TensorView(name, "activation", (), (), one.shape.partition("{")[0], one.bytes, source))
+    return ChipMemory(
+        needed=verdict.needed,
+        capacity=verdict.available,
+        arguments=arguments,
+        temporaries=verdict.needed - arguments,
+        largest=tuple(named) or explanation.memory.largest,
+    )
+
+
+def _remedies(memory: ChipMemory, explanation: Explanation, program: Program) -> tuple[str, ...]:
+    return remedies(measured(explanation.memory, memory), explanation.ops, program.axis_sizes)
+
+
+def _view(held: Held, program: Program) -> TensorView:
+    op = program.op_tagged(held.tag)
+    name = str(op) if op else held.tail or "made by the compiler"
+    return TensorView(name, "activation", (), held.array.shape, held.array.dtype, held.bytes, where(op) if op else "")
+
+
+# -- time --------------------------------------------------------------------------------------------------------
+
+
+def _collectives(
+    module: Module, program: Program, target: Target
+) -> tuple[Replay | None, Iterable[Any]]:
+    """The replayed schedule, and the collectives in it; without times where the target has none."""
+    if not module.entry:
+        return None, ()
+    if not target.timed:
+        return None, from_hlo(module, program.axis_sizes)
+    replayed = replay(module, target.chip, Network(target, program.axis_sizes), program.axis_sizes)
+    return replayed, replayed.collectives
+
+
+def _between_slices(target: Target, axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes that go from slice to slice: as `meshdsl.mesh.arrange` lays them, the most major ones."""
+    parts = slice_parts(tuple(axis_sizes.values()), target.slices)
+    return tuple(axis for axis, part in zip(axis_sizes, parts, strict=True) if part > 1)
+
+
+def _time(replayed: Replay, target: Target, model_flops: tuple[float, float]) -> TimeView:
+    communication = math.fsum(replayed.communication.values())
+    return TimeView(
+        compute=replayed.compute,
+        communication=communication,
+        step=replayed.step,
+        serial=replayed.compute + replayed.copies + communication,
+        exposed=replayed.exposed,
+        model_flops=model_flops[0],
+        model_flops_full=model_flops[1],
+        peak_flops=target.chip.flops,
+        spans=replayed.spans,
+    )

@@ -1,0 +1,109 @@
+"""What the compiler made of a step, as plain data: what `meshdsl compile` prints, and what a saved page and `compare` show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from meshdsl.compiled.match import Absent, Compiled
+from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView, TimeView
+from meshdsl.compiled.unread import Kind, unread_words
+from meshdsl.figures import byte_words
+
+
+@dataclass(frozen=True)
+class ChipMemory:
+    """Memory of one device in bytes, as the compiler counts it.
+
+    Attributes:
+      arguments, outputs, temporaries, code: each on its own; `aliased` of the outputs take the memory of arguments. None where it says nothing.
+      needed: all of them together; of a program that does not fit, what the compiler says that it would need.
+      peak: the most that lives at once.
+      capacity: what programs may use; None for virtual devices.
+      largest: the largest arrays at that moment, arguments aside.
+    """
+
+    needed: int
+    capacity: int | None
+    arguments: int | None = None
+    outputs: int | None = None
+    aliased: int | None = None
+    temporaries: int | None = None
+    code: int | None = None
+    peak: int | None = None
+    largest: tuple[TensorView, ...] = ()
+
+
+@dataclass(frozen=True)
+class CompiledReport:
+    """One step of a program, compiled for a machine. Everything is of one device and one step.
+
+    Attributes:
+      fits: None where the memory of the machine is not known.
+      verdict: in words.
+      collectives: of the compiled program, surprises first; absent: those that were recorded and are not in it.
+      options: of the compiler, those that differ from its own defaults.
+      given: those of them that the user gave.
+      time: the replayed schedule; None for a machine without figures, and for a program that does not fit.
+      tokens: of one step, on all devices.
+      remedies: what to split where it does not fit.
+      unread: what of the compiler's text is not understood, by kind. What is said of time,
+        collectives and arrays is without it.
+    """
+
+    title: str
+    layout: str
+    target: str
+    axes: Mapping[str, int]
+    fits: bool | None
+    verdict: str
+    memory: ChipMemory
+    options: Mapping[str, str]
+    given: tuple[str, ...]
+    compile_seconds: float
+    tokens: int
+    collectives: tuple[Compiled, ...] = ()
+    absent: tuple[Absent, ...] = ()
+    time: TimeView | None = None
+    remedies: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unread: tuple[Kind, ...] = ()
+
+    @property
+    def surprises(self) -> tuple[Compiled, ...]:
+        return tuple(row for row in self.collectives if row.surprise)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, strings and numbers: what `--json` prints."""
+        shares = {"mfu": self.time.mfu, "mfu_full": self.time.mfu_full, "exposed_share": self.time.exposed_share} if self.time else {}
+        return asdict(self) | shares | {"surprises": [asdict(row) for row in self.surprises]}
+
+    def explained(self, explanation: Explanation) -> Explanation:
+        """`explanation`, which was made from the same program, with the compiler's memory and time in place of the estimates.
+
+        What was called a surprise stands in its notes, so the page shows it, and so does what
+        could not be read.
+        """
+        memory = measured(explanation.memory, self.memory)
+        unread = [words] if (words := unread_words(self.unread)) else []
+        found = (*unread, *map(surprise_words, self.surprises), *self.notes)
+        notes = (f"compiled for {self.target}: {self.verdict}", *found, *explanation.notes)
+        return replace(explanation, title=f"{self.title}, compiled", memory=memory, time=self.time or explanation.time, remedies=self.remedies, notes=notes)
+
+
+def measured(estimate: MemoryView, memory: ChipMemory) -> MemoryView:
+    """`estimate` with what the compiler counted in its place."""
+    return replace(
+        estimate,
+        arguments=estimate.arguments if memory.arguments is None else memory.arguments,
+        peak=memory.needed if memory.peak is None else memory.peak,
+        largest=memory.largest or estimate.largest,
+        capacity=memory.capacity,
+    )
+
+
+def surprise_words(row: Compiled) -> str:
+    """A collective that no record explains, in one line."""
+    about = f"near {row.op} ({row.source})" if row.op else "of no recorded op"
+    return f"surprise: {row.count:,} x {row.operation}({', '.join(row.axes)}) of {byte_words(row.bytes)} in {row.dtype}, {row.phase}, {about}"

@@ -1,0 +1,83 @@
+"""Functions of local arrays that state their own derivative, where JAX's own would move too much.
+
+A device's part of an array that is whole is a slice, and by itself that transposes to a full-size psum of mostly zeros: here its
+transpose is one all_gather. A parameter that is cast and moved in the forward pass has its gradient summed in a dtype of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+from jax import lax
+from jax.custom_derivatives import linear_call
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters import batching
+
+from meshdsl.lowering.collectives import Axes, all_gather, position, varying
+from meshdsl.tensor import Dtypes
+
+
+def linear(fn: Callable, transpose: Callable, x) -> jax.Array:
+    """`fn(x)`, and `transpose` of a cotangent in the backward pass."""
+    return linear_call(lambda _, x: fn(x), lambda _, ct: transpose(ct), (), x)
+
+
+def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts, num_res):
+    """What JAX lacks: `linear_call` under vmap. Ours has one operand, and neither constants nor residuals."""
+    assert num_callee_consts == num_res == 0 and len(operands) == 1
+    (x,), (at,) = operands, batch_dims
+    over = lambda closed: jax.vmap(lambda x: jaxpr_as_fun(closed)(x)[0], in_axes=at, out_axes=at)  # noqa: E731
+    return [linear(over(callee), lambda ct: over(transpose_thunk()[0])(ct), x)], [at]
+
+
+(_LINEAR_CALL,) = {eqn.primitive for eqn in jax.make_jaxpr(lambda x: linear(lambda x: x, lambda x: x, x))(0.0).eqns}
+batching.primitive_batchers[_LINEAR_CALL] = _batched
+
+
+def own_part(x, axes: Axes, dim: int, sizes) -> jax.Array:
+    """This device's part along `dim`, of equal parts over `axes`. The transpose is free where `x` varies over `axes`."""
+    parts = math.prod(sizes[a] for a in axes)
+    size = x.shape[dim] // parts
+    cut = lambda x: lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)  # noqa: E731
+    if not varying(x).isdisjoint(axes):
+        return cut(x)
+    return linear(cut, lambda ct: all_gather(ct, axes, dim, varies=False), x)
+
+
+def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Array:
+    """`move` of `x` cast to the dtype of use.
+
+    By itself JAX would sum the gradient over devices in that dtype, and round the sum to it. Cast and move are one linear
+    function instead: its transpose casts to the dtype of sums, moves back, and casts to the dtype of `x`.
+
+    Args:
+      move, again: the same linear function, run in the forward pass (once) and transposed in the backward pass.
+    """
+    like = jax.typeof(x).update(dtype=dtypes.sums)
+
+    def transpose(ct):
+        (made,) = jax.linear_transpose(again, like)(to_sum(ct, dtypes.sums))
+        return made.astype(x.dtype)
+
+    return linear(lambda x: move(x.astype(dtypes.use)), transpose, x)
+
+
+def to_sum(x, dtype) -> jax.Array:
+    """`x` in the dtype in which it is to be summed; a TPU's compiler would sum what was cast up just before in the dtype that it had."""
+    return x if x.dtype == dtype else lax.optimization_barrier(x.astype(dtype))
+
+
+def with_derivative_of(value, fn: Callable, x) -> jax.Array:
+    """`value`, which is `fn(x)` come by at less cost, with the derivative by `x` that `fn` has.
+
+    `fn` runs in forward mode only; in reverse mode only its transpose does.
+    """
+
+    @jax.custom_jvp
+    def same(value, x):
+        return value
+
+    same.defjvp(lambda primals, tangents: (primals[0], fn(tangents[1])))
+    return same(value, x)

@@ -1,0 +1,180 @@
+"""Loop: a split loop nest as one device sees it, and all that the local function of an op may ask of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl.dims import Dim, Dims, show
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering import collectives, resharding, window_arrays
+from meshdsl.splits import windows
+from meshdsl.splits.changes import Split
+from meshdsl.splits.exchanges import at_home, exchanges
+from meshdsl.lowering.scope import Scope
+from meshdsl.record.collective import crossed
+from meshdsl.record.recorder import Move, Op
+
+
+class Loop:
+    """A split loop nest, seen from one device."""
+
+    def __init__(self, axes: Mapping[Dim, tuple[str, ...]], scope: Scope | None = None, op: Op | None = None):
+        self._axes = axes  # of dims of the results too, where the loop carries their split
+        self._scope = scope
+        self._op = op
+        self.result = self  # the loop of the result, for an op with a `route`, whose result may be split otherwise
+
+    @property
+    def lowered(self) -> bool:
+        """Whether this runs on one device of a lowering; outside of one, arrays are whole."""
+        return self._scope is not None
+
+    def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
+        """The axes that split `dims`."""
+        dims = (dims,) if isinstance(dims, Dim) else dims
+        return tuple(a for d in dims for a in self._axes.get(d, ()))
+
+    def split(self, dims: Dims) -> Split:
+        """For each of `dims` the axes that split it."""
+        return tuple([self._axes.get(d, ()) for d in dims])
+
+    def parts(self, dim: Dim) -> int:
+        """Into how many parts `dim` is split."""
+        return self._scope.parts(self.axes(dim)) if self._scope else 1
+
+    def size(self, dim: Dim) -> int:
+        """The size of the part of `dim` on this device. All parts together may be larger than the dim: see `padding`."""
+        return self._scope.part(dim, self._axes.get(dim, ())) if self._scope else dim.size
+
+    def padding(self, dim: Dim) -> int:
+        """How many elements the parts of `dim` hold beyond its end; they are the last ones."""
+        return self.size(dim) * self.parts(dim) - dim.size
+
+    def fitting(self, array, dims: Dims, name: str):
+        """`array`, after checking that it has the shape of the part of `dims` on this device."""
+        shape = tuple([self.size(d) for d in dims])
+        if jnp.shape(array) != shape:
+            raise MeshDSLError(f"{name}: the function gives an array of shape {jnp.shape(array)}; the part of {show(dims)} has {shape}")
+        return array
+
+    def masked(self, array, dims: Dims, fill):
+        """`array`, which has `dims`, with its padding replaced by `fill`; as it is where `fill` is None."""
+        padded = [d for d in dims if self.padding(d)] if fill is not None else []
+        if not padded:
+            return array
+        return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
+
+    def inside(self, dims: Dims) -> jax.Array:
+        """Which elements of this device's part of `dims` are not padding: booleans, shaped to broadcast against it."""
+        inside = jnp.ones((1,) * len(dims), bool)
+        for i, d in enumerate(dims):
+            if self.padding(d):
+                inside = inside & (self.indices(d) < d.size).reshape([-1 if j == i else 1 for j in range(len(dims))])
+        return inside
+
+    def offset(self, dim: Dim):
+        """The index, in the whole dim, of the first element on this device."""
+        axes = self.axes(dim)
+        return collectives.position(axes) * self.size(dim) if axes else 0
+
+    def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
+        """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
+        exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32  # bfloat16 would round the part and the sum
+        return (jnp.arange(self.size(dim), dtype=exact) + jnp.asarray(self.offset(dim), exact)).astype(dtype)
+
+    def psum(self, x, dims, *, varies: bool = False) -> jax.Array:
+        """Sum over the devices that split `dims`.
+
+        Args:
+          varies: the result goes on to meet values of those devices, so that its cotangent is to be summed too.
+        """
+        total = self._reduce("psum", collectives.psum, x, dims, backward="psum" if varies else "")
+        if not varies or not self.axes(dims):
+            return total
+        with jax.named_scope(self._op.tag):
+            return collectives.vary(total, self.axes(dims))
+
+    def pmax(self, x, dims) -> jax.Array:
+        """Maximum over the devices that split `dims`; has no derivative."""
+        return self._reduce("pmax", collectives.pmax, x, dims)
+
+    def pmin(self, x, dims) -> jax.Array:
+        """Minimum over the devices that split `dims`; has no derivative."""
+        return self._reduce("pmin", collectives.pmin, x, dims)
+
+    def _reduce(self, operation, collective, x, dims, backward=""):
+        axes = self._scope.in_mesh_order(self.axes(dims)) if self._scope else ()
+        if not axes:
+            return x
+        self._record(operation, axes, resharding.nbytes(x), backward)
+        with jax.named_scope(self._op.tag):
+            return collective(x, axes)
+
+    def gather(self, x, dims, *, varies: bool = False) -> jax.Array:
+        """`x` of every device that splits `dims`, stacked along a first dimension in order of the dims' indices.
+
+        Args:
+          varies: as in `psum`.
+        """
+        axes = self.axes(dims)
+        x = jnp.expand_dims(x, 0)
+        if not axes:
+            return x
+        self._record("all_gather", axes, resharding.nbytes(x) * self._scope.parts(axes), "psum_scatter" if varies else "")
+        with jax.named_scope(self._op.tag):
+            return collectives.all_gather(x, axes, 0, varies=varies)
+
+    def all_to_all(self, x, dim: Dim, split: int, concat: int) -> jax.Array:
+        """`x` cut along position `split` into one piece for each device that splits `dim`, and what a device gets put together
+        along position `concat`, in order of the devices' parts. With `concat` where `dim` lies it is whole afterwards.
+        """
+        axes = self.axes(dim)
+        self._record("all_to_all", axes, resharding.nbytes(x), "all_to_all")
+        with jax.named_scope(self._op.tag):
+            return collectives.all_to_all(x, axes, split, concat)
+
+    def fetch(self, x, at: int, dim: Dim, starts: Sequence[int], length: int, *, stop: int | None = None, fill=0) -> jax.Array:
+        """A window of `dim` for each of its parts: elements `starts[j]` to `starts[j] + length` of the whole for part j.
+
+        Only the elements that a device lacks travel, by `ppermute`. Padding of `x` must hold `fill` already.
+
+        Args:
+          x: what this device has; `dim` lies at position `at`.
+          starts: one static index for each of `parts(dim)` parts; may be negative or beyond the dim.
+          stop: elements from this index on are not needed (by default those outside of the dim).
+          fill: the value of elements before 0 and from `stop` on.
+
+        Returns:
+          The window, with `length` elements at position `at`.
+        """
+        parts, end = self.parts(dim), dim.size
+        if parts == 1:
+            return window_arrays.whole(x, at, starts[0], length, end if stop is None else min(stop, end), fill)
+        assert len(starts) == parts
+        if stop is None or stop >= end:
+            stop = parts * self.size(dim)  # padding holds `fill`, and blocks of one size are joined without a mask
+        return self.exchange(x, at, dim, windows.pieces(starts, length, self.size(dim), stop), length, fill=fill)
+
+    def exchange(self, x, at: int, dim: Dim, pieces: Sequence[windows.Piece], length: int, *, fill=0) -> jax.Array:
+        """`length` elements at position `at`, where each of `pieces` brings a run of them from a part of `dim`; `fill` elsewhere."""
+        axes, parts = self.axes(dim), self.parts(dim)
+        part = collectives.position(axes) if axes else 0
+        own = [p for p in pieces if p.source == p.target]
+        arrived = [(group, window_arrays.read(x, at, group, part, parts)) for group in at_home(own)]
+        for group in exchanges([p for p in pieces if p.source != p.target]):
+            piece = window_arrays.read(x, at, group, part, parts)
+            pairs = [(p.source, p.target) for p in group]
+            self._record("ppermute", crossed(pairs, axes, self._scope.sizes), resharding.nbytes(piece), "ppermute")
+            with jax.named_scope(self._op.tag):
+                arrived.append((group, collectives.ppermute(piece, axes, pairs)))
+        shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
+        empty = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
+        return window_arrays.assemble(empty, arrived, at, part, parts)
+
+    def _record(self, operation, axes, size, backward):
+        if self._scope.parts(axes) > 1 and size:
+            dims = ", ".join(f"`{d.name}`" for d, a in self._axes.items() if set(a) & set(axes))
+            self._op.moves.append(Move(operation, axes, size, f"{self._op.name} along {dims}", backward))

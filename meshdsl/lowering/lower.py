@@ -1,0 +1,302 @@
+"""`lower`: from a function of whole Tensors to one program for every device of a mesh.
+
+The function is traced once, inside one `jax.shard_map`, on the local parts of its arguments. Arguments arrive split
+by the law and results leave split by it. `jax.jit` around it makes the moves of arguments that arrive otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+
+from meshdsl.dims import Dim, listed, show
+from meshdsl.errors import LEAKED, MeshDSLError, quote
+from meshdsl.layout import Layout
+from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.leaf_check import check_parts
+from meshdsl.lowering.scope import Scope, TakesParts, check_alike, common
+from meshdsl.lowering.shardings import level_of, partition_spec, shardings
+from meshdsl.mesh import make_mesh
+from meshdsl.record.program import Program
+from meshdsl.tensor import Place, Tensor, is_tensor, is_value
+from meshdsl.values import check_shape
+
+
+class Lowered:
+    """A function lowered for a mesh under a layout. Call it with (pytrees of) whole Tensors and arrays.
+
+    Attributes:
+      layout, mesh: what it was lowered for.
+    """
+
+    def __init__(
+        self,
+        fn: Callable,
+        layout: Layout,
+        mesh: Mesh,
+        dims: Iterable[Dim | str] = (),
+        *,
+        optimizer: Iterable[int] = (),
+        donate: Iterable[int] = (),
+    ):
+        layout.check_axes(mesh.shape)
+        self._optimizer, self._donate = frozenset(optimizer), tuple(donate)
+        self.layout, self.mesh = layout, mesh
+        self._fn = fn
+        self._name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
+        self._dims = _names(dims)
+        self._scope: Scope | None = None
+        self._takes_parts = False
+        self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
+
+    def __repr__(self):
+        mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.shape.items()) or "of one device"
+        return f"<`{self._name}`, lowered by {self.layout.name} for the mesh {mesh}>"
+
+    def __call__(self, *args):
+        if isinstance(self.mesh, AbstractMesh) and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+            raise MeshDSLError(f"{self._name}: lowered for a mesh without devices, so it can be planned and not run; lower it for `make_mesh(layout)`")
+        with self._explaining(args, runs=True):
+            return self._jit(*args)
+
+    def lower(self, *args):
+        """JAX's own ahead-of-time object for these arguments (`ShapeDtypeStruct`s will do): `.compile()`, `.as_text()`."""
+        with self._explaining(args):
+            return self._jit.lower(*args)
+
+    def trace(self, *args):
+        """JAX's own traced object for these arguments, always from a fresh trace: `.jaxpr`, `.lower()`."""
+        with self._explaining(args):
+            return jax.jit(lambda *args: self._spmd(*args)).trace(*args)
+
+    @contextmanager
+    def _explaining(self, args, runs: bool = False):
+        """What JAX says of arguments, or of what was kept from another function, in our words.
+
+        Other errors stay as they are.
+
+        Args:
+          runs: the function is to be run, so shapes will not do.
+        """
+        try:
+            yield
+        except jax.errors.UnexpectedTracerError as error:
+            raise MeshDSLError(f"{self._name}: {LEAKED}") from error
+        except TakesParts:  # raised here it is of the arguments; inside, `_spmd` sees to it
+            raise MeshDSLError(
+                f"{self._name}: an argument belongs to another lowering; call lowered functions "
+                "from outside of it"
+            ) from None
+        except (TypeError, OverflowError):
+            for path, x in jax.tree_util.tree_leaves_with_path(args, is_leaf=is_tensor):
+                shape = isinstance(x.stored if is_tensor(x) else x, jax.ShapeDtypeStruct)
+                if is_value(x) or (shape and not runs):
+                    continue
+                advice = "arguments are pytrees of Tensors, arrays and numbers"
+                if shape:
+                    advice = "a shape without data; `lower` and `program` take it"
+                what = f"{self._name}: `{_path('argument', path)}` is {quote(x)}"
+                raise MeshDSLError(f"{what}; {advice}") from None
+            raise
+
+    def program(self, *args) -> Program:
+        """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
+        from meshdsl.report.drawn_program import DrawnProgram  # who only runs the function should not wait for it
+
+        jaxpr = self.trace(*args).jaxpr
+        split = self._as_split(args)
+        sizes = dict(self.mesh.shape)
+        how = split, self._donate, self._optimizer
+        return DrawnProgram(self.record, jaxpr, self.layout, sizes, *how)
+
+    @property
+    def record(self):
+        """The ops of the latest trace of this function."""
+        if self._scope is None:
+            raise MeshDSLError(f"{self._name}: not traced yet; call it, or ask for `program(*args)`")
+        return self._scope.recorder.ops
+
+    def _spmd(self, *args):
+        if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
+            raise MeshDSLError(
+                f"{self._name}: is called inside of another lowering; call lowered functions "
+                "from outside of it"
+            )
+        scope = Scope(self.layout, self.mesh.shape, self._name, parts=self._takes_parts)
+        self._scope = scope
+        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
+        arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in leaves]
+        levels = self._levels(args)
+        splits = [scope.at_rest(t.dims, at) if is_tensor(t) else () for t, at in zip(leaves, levels, strict=True)]
+        for leaf, level in zip(leaves, levels, strict=True):
+            if is_tensor(leaf):
+                _check_whole(leaf, self._name, level)
+                scope.recorder.names.update(d.name for d in leaf.dims)
+        out_specs: list[PartitionSpec] = []  # filled in by the trace: the law needs the dims of the results
+        result: list = []
+
+        def local(*arrays):
+            placed = [
+                Tensor(_part(array), t.dims, t.role, Place(scope, split, (), at))
+                if is_tensor(t)
+                else array
+                for array, t, split, at in zip(arrays, leaves, splits, levels, strict=True)
+            ]
+            made = self._fn(*jax.tree.unflatten(tree, placed))
+            outs, out_tree = jax.tree_util.tree_flatten_with_path(made, is_leaf=is_tensor)
+            names = [f"{self._name}: `{_path('result', path)}`" for path, _ in outs]
+            outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
+            self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
+            result[:] = [out_tree, [(t.dims, t.role) if is_tensor(t) else None for t in outs]]
+            out_specs[:] = [partition_spec(t.place.axes) if is_tensor(t) else PartitionSpec() for t in outs]
+            return [t.array if is_tensor(t) else t for t in outs]
+
+        in_specs = tuple(partition_spec(split) for split in splits)
+        mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        if self._takes_parts:
+            closed = jax.make_jaxpr(mapped)(*arrays)
+            check_parts(closed, self.mesh.shape, self._name)
+            arrays = jaxpr_as_fun(closed)(*arrays)
+        else:
+            try:
+                arrays = mapped(*arrays)
+            except TakesParts:  # from now on its program is read before it is used
+                self._takes_parts = True
+                return self._spmd(*args)
+        out_tree, kinds = result
+        outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
+        return jax.tree.unflatten(out_tree, outs)
+
+    def _levels(self, args) -> list[str]:
+        """For each leaf of the arguments the rules that split it; none for a plain array."""
+        found = []
+        for i, arg in enumerate(args):
+            for x in jax.tree.leaves(arg, is_leaf=is_tensor):
+                if not is_tensor(x):
+                    found.append("")
+                else:
+                    found.append("optimizer" if i in self._optimizer else level_of(x))
+        return found
+
+    def _as_split(self, args) -> tuple:
+        """`args` as shapes, split as the lowered function wants them."""
+        levels = ["optimizer" if i in self._optimizer else None for i in range(len(args))]
+        pairs = zip(args, levels, strict=True)
+        split = tuple(shardings(arg, self.layout, self.mesh, level) for arg, level in pairs)
+
+        def shape(x, sharding):
+            return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=sharding)
+
+        return jax.tree.map(shape, args, split)
+
+
+def lower(
+    fn: Callable,
+    layout: Layout,
+    mesh: Mesh | AbstractMesh | None = None,
+    *,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Lowered:
+    """Lower a function of Tensors to one program for all devices of `mesh`, split by `layout`.
+
+    Args:
+      fn: takes and returns pytrees of Tensors and arrays. Arrays are the same on every device.
+      mesh: by default `make_mesh(layout)`.
+      dims: dims (or names) that the layout may have rules for although no Tensor in `fn` has them.
+        A rule for a dim that nothing has is an error, because it may be misspelt. Where `fn` is
+        only a part of the model that the layout is for, `dims` are those of the whole model.
+      optimizer_argnums: positions of arguments that hold the state of an optimizer. Their Tensors
+        are split by all four lists of the layout, as gradients are (ZeRO-1).
+      donate_argnums: positions of arguments whose memory is used for results, as in `jax.jit`.
+
+    Raises:
+      MeshDSLError: the layout names an axis that the mesh lacks; when called: a rule for a dim that nothing has, a
+        dim that does not divide over its axes, and every error of the ops in `fn`.
+    """
+    mesh = make_mesh(layout) if mesh is None else mesh
+    state = _positions("optimizer_argnums", optimizer_argnums)
+    donated = _positions("donate_argnums", donate_argnums)
+    return Lowered(fn, layout, mesh, dims, optimizer=state, donate=donated)
+
+
+def _positions(what: str, given: int | Iterable[int]) -> tuple[int, ...]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found):
+        shown = ", ".join(map(quote, found))
+        raise MeshDSLError(f"lower: {what} are positions of arguments, from 0, not {shown}")
+    return found
+
+
+def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -> Lowered:
+    """A lowered function from parameters split as optimizer state is to the same parameters split as at rest (ZeRO-1)."""
+
+    def gather_updated(parameters):
+        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))  # noqa: E731
+        return jax.tree.map(to_rest, parameters, is_leaf=is_tensor)
+
+    return Lowered(gather_updated, layout, mesh, dims, optimizer=(0,))
+
+
+def _check_whole(x: Tensor, name: str, level: str) -> None:
+    shape = getattr(x.array, "shape", None)
+    if shape is None:
+        return
+    if level == "optimizer" and tuple(shape) != tuple(d.size for d in x.dims):
+        raise MeshDSLError(
+            f"{name}: the state of the optimizer has an array of shape {tuple(shape)} for a Tensor "
+            f"{show(x.dims)}; an optimizer that keeps other shapes than its parameters (adafactor) "
+            "runs outside of the lowering"
+        )
+    check_shape(f"{name}, an argument", x)
+
+
+def _part(array):
+    """A device's part of an argument.
+
+    One without elements is made anew. XLA makes constants of such arguments, and then refuses a
+    program that has no other ones and whose results are split.
+    """
+    if array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    return collectives.vary(jnp.zeros(array.shape, array.dtype), collectives.varying(array))
+
+
+def _names(dims) -> list[str]:
+    for d in (dims := listed(dims)):
+        if not isinstance(d, (str, Dim)):
+            raise MeshDSLError(f"lower: `dims` are Dims, or their names, not {quote(d)}")
+    return [d if isinstance(d, str) else d.name for d in dims]
+
+
+def _path(root: str, path) -> str:
+    """`result[0].loss`"""
+    return root + jax.tree_util.keystr(path)
+
+
+def _leave(x, scope: Scope, what: str):
+    """A result split by the law, evenly, with a type that says that it is equal along all other axes."""
+    if not is_value(x):
+        raise MeshDSLError(
+            f"{what} is {quote(x)}; results are pytrees of Tensors, arrays and numbers"
+        )
+    if not is_tensor(x):
+        check_alike(what, x, scope)
+        return x
+    if x.place is not None and x.place.scope is not scope:
+        raise MeshDSLError(
+            f"{what} belongs to another lowering, where it was kept; return it from that one and "
+            "give it to this one as an argument"
+        )
+    common(what, [x], scope)
+    x = resharding.placed(x, scope, level_of(x))
+    x = resharding.settle(x, split=scope.at_rest(x.dims, x.place.level))
+    loose = collectives.varying(x.array) - {a for axes in x.place.axes for a in axes}
+    assert not loose, f"{x} varies over {loose}"
+    return x

@@ -1,0 +1,109 @@
+"""A tensor brought to any placement that a program names, pending sums included.
+
+The law leaves a sum pending where an op makes one. Here a sum is made pending of a tensor that
+needs none, and that costs nothing: of an axis over which the devices hold copies, all devices but
+the first hold zeros from then on; of an axis that splits a dim, each puts its part among zeros.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.scope import Scope
+from meshdsl.splits.changes import Split, changes, padded_changes
+from meshdsl.record.recorder import Op
+from meshdsl.tensor import Tensor
+
+_WHY = "placed by hand"
+
+
+def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
+    """`x` in this split and with exactly these sums pending, recorded as an op `reshard`.
+
+    A dim that loses an axis to a pending sum keeps it as the innermost of its axes until everything
+    else has moved: then each device puts its part among zeros that stand for the rest of a larger
+    part. Where padding keeps the smaller parts from lying within the larger ones, the dim is put
+    among zeros as a whole, before anything moves.
+    """
+    now = x.place
+    if now.axes == split and now.pending == pending:
+        return x
+    scope, added = now.scope, [a for a in pending if a not in now.pending]
+    op = scope.recorder.begin("reshard", x.dims, split)
+    array, start, placed = _unnested_made_whole(x, split, added, scope, op)
+    own = [tuple(a for a in axes if a in added) for axes in start]
+    between = tuple((*then, *inner) for then, inner in zip(split, own, strict=True))
+    summed = tuple(a for a in now.pending if a not in pending)
+    steps = padded_changes(x.dims, start, between, scope, summed)
+    array = _moved(array, steps, x, start, between, op)
+    for i, inner in enumerate(own):
+        if inner:
+            array = _among_zeros(array, i, inner, scope.part(x.dims[i], split[i]), scope, op)
+            placed += inner
+    held = tuple(a for a in added if a not in placed)
+    for run in resharding.runs_alike(held, collectives.varying(array)):
+        array = _first_alone(array, run, scope, op)
+    return Tensor(array, x.dims, x.role, now._replace(axes=split, pending=pending))
+
+
+def _unnested_made_whole(
+    x: Tensor, split: Split, added: list[str], scope: Scope, op: Op
+) -> tuple[jax.Array, Split, tuple[str, ...]]:
+    """The array of `x`, where those dims are whole that have to be put among zeros as a whole.
+
+    Returns:
+      The array, its split, and those of the axes `added` over which it is a sum by then.
+    """
+    now = x.place.axes
+
+    def nests(i: int) -> bool:
+        own = tuple(a for a in now[i] if a in added)
+        splits = [s for s in (now[i], (*split[i], *own), split[i]) if s]
+        return not own or len({scope.padded(x.dims[i], s) for s in splits}) == 1
+
+    unnested = [i for i in range(len(now)) if not nests(i)]
+    if not unnested:
+        return x.array, now, ()
+    outer = tuple(_leading(axes, added) if i in unnested else axes for i, axes in enumerate(now))
+    array = _moved(x.array, changes(now, outer), x, now, outer, op)
+    for i in unnested:
+        if outer[i]:
+            array = _among_zeros(array, i, outer[i], x.dims[i].size, scope, op)
+    start = tuple(() if i in unnested else axes for i, axes in enumerate(outer))
+    return array, start, tuple(a for i in unnested for a in outer[i])
+
+
+def _moved(array, steps, x: Tensor, now: Split, then: Split, op: Op) -> jax.Array:
+    how = dict(dims=x.dims, now=now, then=then, varies=frozenset(), why=lambda _: _WHY)
+    return resharding.perform(array, steps, x.place.scope, op, **how)
+
+
+def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
+    """The longest run of `axes` from the first on that are all `wanted`."""
+    length = next((n for n, a in enumerate(axes) if a not in wanted), len(axes))
+    return axes[:length]
+
+
+def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Array:
+    """The array on the first device along `axes`, zeros on the others."""
+    backward = "psum" if collectives.varying(array).isdisjoint(axes) else ""
+    resharding.record(op, scope, "mask", axes, resharding.nbytes(array), _WHY, backward)
+    with jax.named_scope(op.tag):
+        return jnp.where(collectives.position(axes) == 0, array, jnp.zeros((), array.dtype))
+
+
+def _among_zeros(
+    array, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op
+) -> jax.Array:
+    """`size` elements at position `at`: this device's part, placed by `axes`, and zeros."""
+    with jax.named_scope(op.tag):
+        start = collectives.position(axes) * array.shape[at]
+        shape = list(array.shape)
+        shape[at] *= scope.parts(axes)
+        zeros = collectives.vary(jnp.zeros(shape, array.dtype), collectives.varying(array))
+        array = resharding.resized(lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size)
+    resharding.record(op, scope, "place", axes, resharding.nbytes(array), _WHY, "")
+    return array

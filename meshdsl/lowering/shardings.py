@@ -1,0 +1,55 @@
+"""Where arrays lie outside of a lowering: the JAX shardings that the law gives."""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from meshdsl.dims import Dims
+from meshdsl.layout import LEVELS, Layout, check_word
+from meshdsl.lowering.scope import Scope
+from meshdsl.splits.changes import Split
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def partition_spec(split: Split) -> PartitionSpec:
+    return PartitionSpec(*(axes if axes else None for axes in split))
+
+
+def level_of(x: Tensor) -> str:
+    return "value" if x.role is None else "parameter"
+
+
+def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None = None):
+    """The sharding of every Tensor in `tree` by the law, as the same tree with a NamedSharding for each array.
+
+    Args:
+      tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
+      level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter or a value.
+    """
+    if level is not None:
+        check_word("shardings", "level", level, LEVELS)
+    scope = Scope(layout, mesh.shape, "shardings")
+
+    def sharding(leaf):
+        if not is_tensor(leaf):
+            return NamedSharding(mesh, PartitionSpec())
+        if not jax.tree.leaves(leaf):
+            return leaf  # optax masked it out: nothing to place
+        split = scope.at_rest(leaf.dims, level or level_of(leaf))
+        split = _of_shape(leaf.dims, split, getattr(leaf.array, "shape", ()))
+        return Tensor(NamedSharding(mesh, partition_spec(split)), leaf.dims, leaf.role)
+
+    return jax.tree.map(sharding, tree, is_leaf=is_tensor)
+
+
+def _of_shape(dims: Dims, split, shape):
+    """The split of an array that optax derived from a parameter: the dims that its shape still has, in order.
+
+    adafactor keeps one number per row or per column of a matrix. Where the shape does not tell which dims are left,
+    the array is replicated.
+    """
+    if len(shape) == len(dims) and all(n in (d.size, 1) for n, d in zip(shape, dims, strict=True)):
+        return tuple(axes if n == d.size else () for n, d, axes in zip(shape, dims, split, strict=True))
+    kept = [i for i in range(len(dims)) if tuple(d.size for d in dims[:i] + dims[i + 1 :]) == tuple(shape)]
+    return split[: kept[0]] + split[kept[0] + 1 :] if len(kept) == 1 else ((),) * len(shape)

@@ -1,0 +1,61 @@
+"""How a mesh axis lies on the machine, in words."""
+
+from __future__ import annotations
+
+from meshdsl.machine.network_levels import Lay, Level, Part
+from meshdsl.machine.target import Target
+
+
+def words(lay: Lay, target: Target) -> str:
+    """Each level of `lay`, inner first: `ring of 16 along x of the torus, 2 links, 180 GB/s both ways`."""
+    if lay.size == 1:
+        return "one device"
+    if target.chip.kind == "cpu":
+        return f"{lay.size} virtual devices of one machine"
+    return "; then ".join(_level(level, target) for level in lay.levels)
+
+
+def _level(level: Level, target: Target) -> str:
+    rate = f"{level.bandwidth / 1e9:.4g} GB/s"
+    if level.kind == "cores":
+        return f"the {level.size} devices of a chip, {rate} one way"
+    if level.kind == "switch":
+        return f"{level.size} GPUs of a node, NVLink, {rate} one way"
+    if level.kind == "scale-out":
+        over, what = ("the data-centre network", "slices") if target.chip.kind == "tpu" else ("InfiniBand", "nodes")
+        return f"{level.size} {what}, {over}, {rate} one way"
+    if not level.parts:
+        return f"{level.size} chips that fill no block of the torus, up to {level.step_hops} hops apart, {rate}"
+    return f"{_block(level, target)}, {level.links} link{'s' * (level.links > 1)}, {rate}{' both ways' * level.ring}{_gathers(level)}"
+
+
+def _block(level: Level, target: Target) -> str:
+    along = [_along(p, target) for p in level.parts]
+    kinds = ["ring" if p.ring else "line" for p in level.parts]
+    sizes = " by ".join(str(p.size) for p in level.parts)
+    if len(along) == 1:
+        return f"{kinds[0]} of {sizes} along {along[0]} of the torus"
+    if level.one_ring:
+        return f"one ring through {sizes} chips along {_list(along)} of the torus"
+    if len(set(kinds)) == 1:
+        return f"{sizes}, {kinds[0]}s along {_list(along)} of the torus"
+    return f"{sizes}, {_list([f'a {kind} along {dim}' for kind, dim in zip(kinds, along, strict=True)])} of the torus"
+
+
+def _gathers(level: Level) -> str:
+    return f" (gathers {level.gather_bandwidth / 1e9:.4g} GB/s)" if level.gather_bandwidth < level.bandwidth else ""
+
+
+def _along(part: Part, target: Target) -> str:
+    """`x`, and in brackets what makes it less than a ring of its own."""
+    wraps = target.wraps["xyz".index(part.dim)]
+    notes = [f"{part.size} of its {part.of} chips"] if part.size < part.of else []
+    if part.step > 1:
+        notes.append(f"one in {part.step}, 1/{part.step} of the bandwidth")
+    if not part.ring:
+        notes.append("no ring, half the bandwidth" if wraps else "no wrap-around")
+    return part.dim + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _list(items: list[str]) -> str:
+    return f"{', '.join(items[:-1])} and {items[-1]}"

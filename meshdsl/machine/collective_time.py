@@ -1,0 +1,76 @@
+"""How long a collective takes on the levels of network that its devices lie on.
+
+Times are alpha-beta (latency of the steps, and bytes by bandwidth) with the algorithms of "How to Scale Your Model", chapter
+Sharded Matrices (https://jax-ml.github.io/scaling-book/sharding). With n devices, V the bytes of the whole array that is gathered or
+reduced, B the bytes on one device and W the bandwidth of a level, both ways of the links that are used:
+
+    all_gather, psum_scatter   V (n - 1) / n / W
+    psum, pmax, pmin           2 V (n - 1) / n / W
+    all_to_all                 B n / (4 W) on a torus, n and W of the dim where it is longest; B (n - 1) / n / W through a switch
+    ppermute                   B / W one way
+
+Over several levels the outer ones work on what the inner ones leave for them: each device moves its own part. Through a switch the
+steps are those of recursive doubling (Thakur, Rabenseifner and Gropp, 2005: "Optimization of Collective Communication Operations in
+MPICH").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshdsl.machine.network_levels import Level
+
+
+def seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
+    """Seconds of one collective alone on its links; 0 for what moves nothing, such as `slice`.
+
+    Args:
+      operation: as in `Collective.operation`.
+      levels: where its devices lie, inner first.
+      bytes: the larger of operand and result on one device.
+      efficiency: what it reaches of the bandwidth.
+    """
+    rule = _SECONDS.get(operation)
+    return rule(levels, bytes, efficiency) if rule else 0.0
+
+
+def _gather(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
+    total = 0.0
+    for level in levels:
+        total += bytes * (level.size - 1) / level.size / (level.gather_bandwidth * efficiency) + level.gather_hops * level.latency
+        bytes /= level.size
+    return total
+
+
+def _reduce(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
+    total = 0.0
+    for level in levels:
+        total += 2 * (bytes * (level.size - 1) / level.size / (level.bandwidth * efficiency) + level.hops * level.latency)
+        bytes /= level.size
+    return total
+
+
+def _all_to_all(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
+    total = 0.0
+    for level in levels:
+        if level.kind == "torus":
+            beta = bytes / 4 * max((p.size / p.bandwidth for p in level.parts), default=level.size / level.bandwidth)
+        else:
+            beta = bytes * (level.size - 1) / level.size / level.bandwidth
+        total += beta / efficiency + level.hops * level.latency
+    return total
+
+
+def _permute(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
+    return max((bytes / (level.one_way * efficiency) + level.step_hops * level.latency for level in levels), default=0.0)
+
+
+_SECONDS: dict[str, Callable[[tuple[Level, ...], float, float], float]] = {
+    "all_gather": _gather,
+    "psum_scatter": _gather,
+    "psum": _reduce,
+    "pmax": _reduce,
+    "pmin": _reduce,
+    "all_to_all": _all_to_all,
+    "ppermute": _permute,
+}

@@ -1,0 +1,137 @@
+"""What crosses the boundary of a body: of a loop, of a branch, of a mapped or a differentiated function.
+
+It is settled: split by the law for its own dims, with nothing pending, and of a type that varies over the axes that
+split it and no others. So the carry of a loop has one split from step to step, the branches of a choice agree, and a
+cotangent has the type of what it belongs to. Inside of `over` everything also varies over the axes that are spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dims
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.scope import Scope, check_alike, common
+from meshdsl.record.recorder import Move, op_count
+from meshdsl.tensor import Tensor, is_tensor, is_value
+
+
+def leaves_of(tree) -> list:
+    return jax.tree.leaves(tree, is_leaf=is_tensor)
+
+
+def each(fn: Callable, tree, *others):
+    """`fn` of every Tensor and array of a tree."""
+    return jax.tree.map(fn, tree, *others, is_leaf=is_tensor)
+
+
+def arrays_in(name: str, what: str, tree, scope: Scope | None = None):
+    """`tree`, after checking that it has Tensors, arrays and numbers and nothing else.
+
+    Args:
+      what: what the tree is, for the message: `carry`, `result`.
+      scope: of a lowering, in which arrays are the same on all devices.
+    """
+    for x in leaves_of(tree):
+        if not is_value(x):
+            raise MeshDSLError(
+                f"{name}: the {what} is a pytree of Tensors, arrays and numbers, and has one "
+                f"leaf {quote(x)}"
+            )
+        if scope is not None and not is_tensor(x):
+            check_alike(f"{name}: a leaf of the {what}", x, scope)
+    return tree
+
+
+def scope_of(name: str, tree) -> Scope | None:
+    return common(name, [t for t in leaves_of(tree) if is_tensor(t)])
+
+
+def scope_within(name: str, body: Callable) -> Scope | None:
+    """The scope of tensors that a body closes over, where nothing that it is given has one: that of its results."""
+    found = []
+    seen = op_count()
+    jax.eval_shape(lambda: found.append(scope_of(name, body())))
+    scope = found[0]
+    if scope is not None:
+        scope.recorder.forget(seen)  # the body will be traced, and recorded, again
+    return scope
+
+
+def varied(t: Tensor, axes) -> Tensor:
+    """`t` with a type that varies over `axes` too; recorded, because the backward pass sums over them."""
+    scope = t.place.scope
+    missing = scope.in_mesh_order(set(axes) - collectives.varying(t.array))
+    if not missing:
+        return t
+    op = scope.recorder.begin("vary", t.dims, t.place.axes)
+    if scope.parts(missing) > 1:
+        op.moves.append(Move("vary", missing, resharding.nbytes(t.array), "what it meets differs between devices", "psum"))
+    with jax.named_scope(op.tag):
+        return Tensor(collectives.vary(t.array, missing), t.dims, t.role, t.place)
+
+
+def fixed(t, scope: Scope | None):
+    """Settled, and with the type that a boundary asks for."""
+    if scope is None or not is_tensor(t):
+        return t
+    t = resharding.plain(resharding.settle(resharding.placed(t, scope)))
+    return varied(t, {a for axes in t.place.axes for a in axes} | scope.layout.spent)
+
+
+def value(t, scope: Scope | None):
+    """`t` as `fixed` makes it, and a value even where it was a parameter: what it meets may make it one at any step."""
+    if not is_tensor(t):
+        return t
+    if t.place is not None:
+        scope.note_use(t.place.origin, ())
+    return fixed(t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())), scope)
+
+
+def agreed(t: Tensor) -> Tensor:
+    """`t`, by which devices decide what to run next, settled.
+
+    A parameter that it is computed from is not made to vary for the sake of its gradient: by their
+    type the results of what is run would vary too.
+    """
+    if t.place is not None:
+        t.place.scope.note_use(t.place.origin, ())
+    return resharding.settle(t)
+
+
+def lying_as(x: Tensor, dims: Dims) -> Tensor:
+    """`x` with its dims in the order of `dims`."""
+    if x.dims == dims:
+        return x
+    order = tuple(x.dims.index(d) for d in dims)
+    place = x.place and x.place._replace(axes=tuple(x.place.axes[i] for i in order))
+    whole = None if x.whole is None else lying_as(x.whole, dims)
+    return x.replace(array=jnp.transpose(x.stored, order), dims=dims, place=place, whole=whole)
+
+
+def kind(x):
+    """What a leaf must have in common with one that takes its place."""
+    return (frozenset(x.dims) if is_tensor(x) else jnp.shape(x)), x.dtype if is_tensor(x) else jnp.result_type(x)
+
+
+def shown(x) -> str:
+    dims, dtype = kind(x)
+    return f"{dim_algebra.show(x.dims) if is_tensor(x) else f'array of shape {dims}'} of {dtype}"
+
+
+def matching(name: str, after, before):
+    """The carry `after` a step with each Tensor's dims lying as in `before`; one that changed is an error."""
+    if jax.tree.structure(after, is_leaf=is_tensor) != jax.tree.structure(before, is_leaf=is_tensor):
+        raise MeshDSLError(f"{name}: the carry that the body returns has another structure than the one that it was given")
+
+    def match(a, b):
+        if is_tensor(a) != is_tensor(b) or kind(a) != kind(b):
+            raise MeshDSLError(f"{name}: a carry {shown(b)} comes back as {shown(a)}")
+        return lying_as(a, b.dims) if is_tensor(a) else a
+
+    return each(match, after, before)

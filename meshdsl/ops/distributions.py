@@ -1,0 +1,160 @@
+"""Draws of random numbers that do not depend on the layout.
+
+The bits of an element are threefry's of the key and the element's index in the whole tensor (row-major in the dims'
+order), so a device draws its own part without asking anyone, and every layout draws the same numbers. They are also
+those of `jax.random` for an array of that shape (with `jax_threefry_partitionable`, JAX's default). All functions take
+
+    key: a JAX PRNG key (threefry), an array or a Tensor without dims; the same on every device.
+    dims: dims of the result.
+    like: any tensor of the computation, so that each device draws its own part only; see `iota`.
+
+The arithmetic that makes other distributions of uniform numbers is that of `ops/exact.py`: no layout, no version of JAX
+and nothing that it is fused with changes a bit of a draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run
+from meshdsl.ops import component, bitwise, threefry
+from meshdsl.tensor import Tensor
+
+_ROOT2 = 2**0.5
+_ABOVE = float(np.nextafter(np.float32(-1), np.float32(0)))  # the lowest number above -1
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
+    """A tensor of `of(loop, key, dims)`, the part on each device."""
+    dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
+    return run(f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like)
+
+
+def bits(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
+    """Uniform random uint32: `jax.random.bits`, to the bit."""
+    return _draw("bits", key, dims, like, threefry.bits)
+
+
+def uniform(
+    key,
+    dims: Dim | Iterable[Dim],
+    dtype: DTypeLike = jnp.float32,
+    *,
+    low=0.0,
+    high=1.0,
+    like: Tensor | None = None,
+) -> Tensor:
+    """Uniform in [low, high): `jax.random.uniform` in float32, between 0 and 1 to the bit and elsewhere but for rounding."""
+    return _draw("uniform", key, dims, like, lambda *part: _between(*part, dtype, low, high))
+
+
+def _between(loop: Loop, key, dims: Dims, dtype, low, high) -> jax.Array:
+    """Uniform in [low, high)."""
+    low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    return jnp.maximum(low, bitwise.apart(threefry.unit(loop, key, dims, dtype) * (high - low)) + low)
+
+
+def _of_uniform(u, dtype) -> jax.Array:
+    """Normal numbers of numbers that are uniform between -1 and 1."""
+    return bitwise.apart(bitwise.erf_inv(u) * _ROOT2).astype(dtype)
+
+
+def normal(
+    key, dims: Dim | Iterable[Dim], dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
+) -> Tensor:
+    """Standard normal: `jax.random.normal` but for rounding. In other dtypes than float32 it is rounded from that."""
+    return _draw("normal", key, dims, like, lambda *part: _of_uniform(_between(*part, jnp.float32, _ABOVE, 1), dtype))
+
+
+def truncated_normal(
+    key,
+    dims: Dim | Iterable[Dim],
+    lower: float,
+    upper: float,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    like: Tensor | None = None,
+) -> Tensor:
+    """Standard normal between `lower` and `upper`, neither included: `jax.random.truncated_normal` but for rounding.
+
+    Raises:
+      MeshDSLError: `lower` is not below `upper`.
+    """
+    if not lower < upper:
+        raise MeshDSLError(f"truncated_normal: lower is below upper, but {quote(lower)} is not below {quote(upper)}")
+    ends = [min(max(math.erf(end * 0.5**0.5), _ABOVE), -_ABOVE) for end in (lower, upper)]
+    inside = np.nextafter(np.float32(lower), np.float32(np.inf)), np.nextafter(np.float32(upper), -np.float32(np.inf))
+    part = lambda *part: jnp.clip(_of_uniform(_between(*part, jnp.float32, *ends), jnp.float32), *inside).astype(dtype)  # noqa: E731
+    return _draw("truncated_normal", key, dims, like, part)
+
+
+def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
+    """Exponential with mean 1: `jax.random.exponential` but for rounding."""
+    return _draw("exponential", key, dims, like, lambda *part: -bitwise.log(1 - threefry.unit(*part, jnp.float32)))
+
+
+def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
+    """Standard Gumbel, whose largest of `logits + gumbel` is a sample of `softmax(logits)`: `jax.random.gumbel` but for rounding."""
+    part = lambda *part: -bitwise.log(-bitwise.log(jnp.maximum(_TINY, threefry.unit(*part, jnp.float32))))  # noqa: E731
+    return _draw("gumbel", key, dims, like, part)
+
+
+def bernoulli(
+    key,
+    probability: float | Tensor | jax.Array,
+    dims: Dim | Iterable[Dim],
+    *,
+    like: Tensor | None = None,
+) -> Tensor:
+    """True with the given probability: `jax.random.bernoulli`, exactly."""
+    return component.map(jnp.less, uniform(key, dims, like=like), probability, name="bernoulli")
+
+
+def randint(
+    key, dims: Dim | Iterable[Dim], low: int, high: int, *, like: Tensor | None = None
+) -> Tensor:
+    """Whole numbers (int32) from `low` to below `high`: `jax.random.randint`, exactly.
+
+    Raises:
+      MeshDSLError: `low` is not below `high`, or either is no int32.
+    """
+    if not all(isinstance(n, int) for n in (low, high)) or not -(2**31) <= low < high <= 2**31 - 1:
+        raise MeshDSLError(f"randint: from a whole number to a larger one, both int32, not from {quote(low)} to {quote(high)}")
+    span = high - low
+
+    def part(loop, key, dims):
+        coarse, fine = (threefry.bits(loop, half, dims) for half in threefry.split(key))
+        offset = (coarse % jnp.uint32(span) * jnp.uint32((2**16 % span) ** 2 % 2**32 % span) + fine % jnp.uint32(span)) % jnp.uint32(span)
+        return jnp.int32(low) + offset.astype(jnp.int32)
+
+    return _draw("randint", key, dims, like, part)
+
+
+def dropout(x: Tensor, rate: float, key) -> Tensor:
+    """`x` with each element zeroed with probability `rate`, and the others divided by `1 - rate`.
+
+    Raises:
+      MeshDSLError: a rate outside [0, 1).
+    """
+    if not 0 <= rate < 1:
+        raise MeshDSLError(f"dropout: the rate is at least 0 and less than 1, not {quote(rate)}")
+    if rate == 0:
+        return x
+    data = threefry.key_data(key)
+
+    def local(loop, a):
+        keep = threefry.unit(loop, data, x.dims, jnp.float32) >= rate
+        return jnp.where(keep, a / (1 - rate), jnp.zeros((), a.dtype)).astype(a.dtype)
+
+    return run("dropout", local, (x,), loop=x.dims, out=x.dims)

@@ -1,0 +1,214 @@
+"""Ops that cut and join tensors along a dim.
+
+Along a split dim a device fetches the elements that its part of the result lacks, by `ppermute`, and no others travel. The
+result comes out with the split of the dim that was cut; where the law wants another, what moves is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run, run_many
+from meshdsl.ops.comparison import bounds
+from meshdsl.splits import windows
+from meshdsl.tensor import Tensor, is_tensor, is_value
+
+
+def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # noqa: A001
+    """`size` elements of `x` along `dim`, from the static index `start` on. A Dim as `size` also names the result's dim.
+
+    Raises:
+      MeshDSLError: the slice reaches beyond the dim.
+    """
+    dim = dim_algebra.find("slice", x.dims, dim)
+    new = (
+        size
+        if isinstance(size, Dim)
+        else Dim(dim.name, whole_number(f"slice: `size` along {dim}", size, 0))
+    )
+    if start < 0 or start + new.size > dim.size:
+        raise MeshDSLError(f"slice: elements {start} to {start + new.size} reach beyond {dim} of {dim_algebra.show(x.dims)}")
+    return windowed("slice", x, dim, new, start)
+
+
+def pad(x: Tensor, dim: Dim | str, before: int = 0, after: int = 0, value=0, *, out: Dim | str | None = None) -> Tensor:
+    """`x` with `before` and `after` elements of `value` put around `dim`.
+
+    Args:
+      out: the dim of the result, or its name; by default that of `dim`.
+
+    Raises:
+      MeshDSLError: a negative width (`slice` is what cuts), or `out` has another size.
+    """
+    dim = dim_algebra.find("pad", x.dims, dim)
+    check_fits("pad", x, value)
+    if before < 0 or after < 0:
+        raise MeshDSLError(f"pad: {before} and {after} around {dim}; widths are at least 0, use `slice` to cut")
+    new = _called(dim.name if out is None else out, before + dim.size + after)
+    if new.size != before + dim.size + after:
+        raise MeshDSLError(f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, not {new}")
+    return windowed("pad", x, dim, new, -before, value)
+
+
+def check_fits(name: str, x: Tensor, value) -> None:
+    """Raise a MeshDSLError unless `value` is a number that the dtype of `x` can hold."""
+    if (
+        not is_value(value)
+        or is_tensor(value)
+        or np.ndim(value)
+        or isinstance(value, jax.core.Tracer)
+    ):
+        raise MeshDSLError(
+            f"{name}: {dim_algebra.show(x.dims)} is filled up with a number, not {quote(value)}"
+        )
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        fits = np.isrealobj(value) or jnp.issubdtype(x.dtype, jnp.complexfloating)
+    else:
+        low, high = bounds(x.dtype)
+        fits = np.isrealobj(value) and low <= value <= high and value == int(value)
+    if not fits:
+        raise MeshDSLError(
+            f"{name}: {dim_algebra.show(x.dims)} of {x.dtype} cannot hold {quote(value)}; use "
+            "another number, or md.cast"
+        )
+
+
+def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> Tensor:
+    """Elements `start` to `start + new.size` of `x` along `dim`, as the dim `new`; `value` outside of `dim`."""
+    out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), name)
+    if out == x.dims and start == 0:
+        return x
+    at = x.dims.index(dim)
+
+    def local(loop: Loop, a):
+        size = loop.size(new)
+        starts = [start + j * size for j in range(loop.parts(new))]
+        return loop.fetch(a, at, dim, starts, size, stop=start + new.size, fill=value)
+
+    return run(name, local, (x,), loop=x.dims, out=out, carried={new: dim}, linear=value == 0, fill=value)
+
+
+def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[Tensor, ...]:
+    """`x` cut along `dim`, into `sizes` equal parts or into parts of the given sizes (or Dims).
+
+    Raises:
+      MeshDSLError: the sizes do not add up.
+    """
+    dim = dim_algebra.find("split", x.dims, dim)
+    if is_whole(sizes):
+        if sizes < 1 or dim.size % sizes:
+            raise MeshDSLError(f"split: {dim} does not split into {sizes} equal parts")
+        sizes = [dim.size // sizes] * sizes
+    new = [
+        s if isinstance(s, Dim) else Dim(dim.name, whole_number(f"split: a part of {dim}", s, 0))
+        for s in sizes
+    ]
+    if sum(d.size for d in new) != dim.size:
+        raise MeshDSLError(f"split: the parts {dim_algebra.show(new)} do not add up to {dim}")
+    at = x.dims.index(dim)
+    outs = [dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (d,)), "split") for d in new]
+
+    def local(loop: Loop, a):
+        if not loop.axes(dim):
+            return jax.lax.split(a, [d.size for d in new], axis=at)
+        lengths = [loop.size(d) for d in new]
+        pieces, first, place = [], 0, 0
+        for d, length in zip(new, lengths, strict=True):
+            starts = [first + j * length for j in range(loop.parts(dim))]
+            first += d.size
+            pieces += [p._replace(write=place + p.write) for p in windows.pieces(starts, length, loop.size(dim), first)]
+            place += length
+        return jax.lax.split(loop.exchange(a, at, dim, pieces, place), lengths, axis=at)
+
+    carried = dict.fromkeys(new, dim)
+    return run_many("split", local, (x,), loop=x.dims, outs=outs, carried=carried, linear=True, sums=False, fill=None)
+
+
+def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None) -> Tensor:
+    """The tensors put together along `dim`, which may have another size in each.
+
+    Args:
+      dim: the dim's name, or the Dim of the result.
+      out: the Dim of the result, or its name, where it is not to be called as those of the tensors are.
+
+    Raises:
+      MeshDSLError: the other dims differ, or the sizes do not add up.
+    """
+    _check_tensors("concat", tensors)
+    name = getattr(dim, "name", dim)
+    along = [dim_algebra.find("concat", t.dims, name) for t in tensors]
+    count = sum(d.size for d in along)
+    total = _called(dim if out is None else out, count)
+    if total.size != count:
+        raise MeshDSLError(f"concat: the parts {dim_algebra.show(along)} do not add up to {total}; together they have {count}")
+    others = [dim_algebra.without(t.dims, (d,)) for t, d in zip(tensors, along, strict=True)]
+    rest = _same_dims("concat", tensors, others, f" in more than `{name}`")
+    dims = dim_algebra.distinct(dim_algebra.replace(tensors[0].dims, along[0], (total,)), "concat")
+    orders = [[t.dims.index(d if e == total else e) for e in dims] for t, d in zip(tensors, along, strict=True)]
+    at, joint = dims.index(total), Dim(name, count)
+
+    def local(loop: Loop, *arrays):
+        joined = jnp.concatenate([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)], at)
+        if not loop.axes(joint):
+            return joined
+        length, pieces, first, place = loop.size(total), [], 0, 0
+        for d in along:
+            starts = [j * length - first for j in range(loop.parts(joint))]
+            pieces += [p._replace(read=place + p.read) for p in windows.pieces(starts, length, loop.size(d), d.size)]
+            first += d.size
+            place += loop.size(d)
+        return loop.exchange(joined, at, joint, pieces, length)
+
+    carried = dict.fromkeys((*along, total), joint)
+    return run("concat", local, tensors, loop=(*rest, joint), out=dims, carried=carried, linear=True, sums=False, fill=None)
+
+
+def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
+    """The tensors, which have the same dims, put together along a new dim `dim`, which lies in front."""
+    _check_tensors("stack", tensors)
+    new = _called(dim, len(tensors))
+    if new.size != len(tensors):
+        raise MeshDSLError(f"stack: {new} for {len(tensors)} tensors")
+    rest = _same_dims("stack", tensors, [t.dims for t in tensors])
+    out = dim_algebra.distinct((new, *tensors[0].dims), "stack")
+    orders = [[t.dims.index(d) for d in out[1:]] for t in tensors]
+    local = lambda _, *arrays: jnp.stack([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)])  # noqa: E731
+    return run("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
+
+
+def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
+    """The elements of `dim`, a tensor without `dim` for each.
+
+    Whoever holds an element of a split dim is the only one, and all devices need it: that is one all_gather, or one
+    all_to_all where the axes pass on to another dim.
+    """
+    dim = dim_algebra.find("unstack", x.dims, dim)
+    at = x.dims.index(dim)
+    outs = [dim_algebra.without(x.dims, (dim,))] * dim.size
+    local = lambda _, a: [jax.lax.index_in_dim(a, i, at, keepdims=False) for i in range(dim.size)]  # noqa: E731
+    return run_many("unstack", local, (x,), loop=x.dims, outs=outs, whole=(dim,), linear=True, fill=None)
+
+
+def _called(dim: Dim | str, size: int) -> Dim:
+    return dim if isinstance(dim, Dim) else Dim(dim, size)
+
+
+def _check_tensors(name: str, tensors) -> None:
+    if len(tensors) == 0 or not all(isinstance(t, Tensor) for t in tensors):
+        raise MeshDSLError(f"{name}: needs one Tensor or more, not {[type(t).__name__ for t in tensors]}")
+
+
+def _same_dims(name: str, tensors: Sequence[Tensor], dims: Sequence[Dims], how: str = "") -> Dims:
+    """The dims that all have; an error where one of them lacks any."""
+    every = dim_algebra.union(name, dims)
+    if not all(len(have) == len(every) for have in dims):
+        raise MeshDSLError(f"{name}: {' and '.join(dim_algebra.show(t.dims) for t in tensors)} differ{how}")
+    return every

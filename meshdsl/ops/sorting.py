@@ -1,0 +1,288 @@
+"""Ops that order elements along a dim: sort, argsort, top_k, nth_largest, nth_smallest and searchsorted.
+
+All of them order elements alike: -0 equals 0, a NaN is larger than any number, and of equal elements the one with the
+lowest index comes first. So a result does not depend on how the dim is split, and neither does a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.law import run, run_many
+from meshdsl.ops.comparison import bounds, canonical, check_real, check_some, from_key, last, share_ties, to_key
+from meshdsl.tensor import Tensor
+
+_DIGIT = 4  # bits of a key that one round of `_selected` finds
+
+
+def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
+    """The `k` largest elements of `x` along `dim`, largest first, and their indices (int32).
+
+    Where `dim` is split, each device finds the `k` largest of its part, and only these are gathered.
+
+    Args:
+      k: how many; a Dim also names the results' dim.
+
+    Raises:
+      MeshDSLError: `dim` has fewer than `k` elements, or `x` is complex.
+    """
+    dim = dim_algebra.find("top_k", x.dims, dim)
+    check_real("top_k", x)
+    new = k if isinstance(k, Dim) else Dim(dim.name, k)
+    if new.size > dim.size:
+        raise MeshDSLError(f"top_k: {new.size} elements along {dim} of {dim_algebra.show(x.dims)}, which has {dim.size}")
+    if new == dim:
+        return _sort("top_k", x, dim, True, (0, 1))
+    at = x.dims.index(dim)
+    out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), "top_k")
+
+    def local(loop: Loop, a):
+        a = jnp.moveaxis(a, at, -1)
+        if new.size >= loop.size(dim):  # every element is a candidate, and known by its place
+            values, indices = _top(_gathered(loop, a, dim), new.size)
+        else:
+            values, indices = _top(a, new.size)
+            if loop.axes(dim):
+                indices = _gathered(loop, indices + loop.offset(dim), dim)
+                values, chosen = _top(_gathered(loop, values, dim), new.size)  # parts are in order of index, so are ties
+                indices = jnp.take_along_axis(indices, chosen, -1)
+        return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
+
+    return run_many("top_k", local, (x,), loop=x.dims, outs=(out, out), sums=False, fill=bounds(x.dtype)[0])
+
+
+def _top(a, k: int):
+    """The `k` largest (or all that there are) along the last dimension, and their positions."""
+    _, chosen = lax.top_k(canonical(lax.stop_gradient(a)), min(k, a.shape[-1]))
+    return jnp.take_along_axis(a, chosen, -1), chosen
+
+
+def _gathered(loop: Loop, a, dim: Dim):
+    """`a` of every device that splits `dim`, one after the other along the last dimension."""
+    parts = jnp.moveaxis(loop.gather(a, dim), 0, -2)
+    return lax.collapse(parts, parts.ndim - 2)
+
+
+def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
+    """The `n`th largest element along `dim`; the first is the maximum. Elements equal to it share the gradient.
+
+    Where `dim` is split, either the `n` largest of each part are gathered, or, where that is less, devices count how many
+    elements are above each of a few bounds, digit by digit of the result.
+
+    Raises:
+      MeshDSLError: `dim` has fewer than `n` elements, or `x` is complex.
+    """
+    return _nth("nth_largest", x, dim, n, largest=True)
+
+
+def nth_smallest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
+    """The `n`th smallest element along `dim`; otherwise as `nth_largest`."""
+    return _nth("nth_smallest", x, dim, n, largest=False)
+
+
+def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tensor:
+    dim = dim_algebra.find(name, x.dims, dim)
+    check_some(name, x, (dim,))
+    if not hasattr(n, "__index__") or not 1 <= n <= dim.size:
+        raise MeshDSLError(f"{name}: no element number {quote(n)} along {dim} of {dim_algebra.show(x.dims)}; they count from 1 to {dim.size}")
+    check_real(name, x)
+    n = n if largest else dim.size + 1 - n
+    at = x.dims.index(dim)
+    out = dim_algebra.without(x.dims, (dim,))
+    local = lambda loop, a: _nth_of(loop, dim, n, jnp.moveaxis(a, at, -1))  # noqa: E731
+    return run(name, local, (x,), loop=x.dims, out=out, sums=False, fill=bounds(x.dtype)[0])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _nth_of(loop: Loop, dim: Dim, n: int, a):
+    if not loop.axes(dim):
+        return lax.sort(a)[..., a.shape[-1] - n]
+    key = to_key(a)
+    candidates, counts = min(n, loop.size(dim)) * loop.parts(dim), (2**_DIGIT - 1) * key.dtype.itemsize * 8 // _DIGIT
+    if candidates <= counts:
+        return _top(_gathered(loop, _top(a, n)[0], dim), n)[0][..., -1]
+    return from_key(_selected(loop, key, dim, n), a.dtype)
+
+
+@_nth_of.defjvp
+def _nth_of_jvp(loop, dim, n, primals, tangents):
+    nth = _nth_of(loop, dim, n, *primals)
+    return nth, share_ties(loop, (dim,), (primals[0].ndim - 1,), primals[0], nth, tangents[0])
+
+
+def _selected(loop: Loop, key, dim: Dim, n: int):
+    """The `n`th largest of integers along their last dimension, by radix selection: each round fixes some bits, the highest first."""
+    dtype = jnp.dtype(f"uint{key.dtype.itemsize * 8}")
+    bits = dtype.itemsize * 8
+    flip = jnp.array(1 << (bits - 1), dtype) if jnp.issubdtype(key.dtype, jnp.signedinteger) else jnp.array(0, dtype)
+    unsigned = lax.bitcast_convert_type(key, dtype) ^ flip
+    found = jnp.zeros(key.shape[:-1], dtype)
+    for shift in range(bits - _DIGIT, -1, -_DIGIT):
+        candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=dtype) << shift)
+        above = jnp.sum(unsigned[..., None, :] >= candidates[..., None], -1, dtype=jnp.int32)
+        digit = jnp.sum(loop.psum(above, dim) >= n, -1).astype(dtype)  # the counts fall as the candidates rise
+        found = found | (digit << shift)
+    return lax.bitcast_convert_type(found ^ flip, key.dtype)
+
+
+def sort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
+    """`x` with its elements along `dim` in order: a NaN after every number, or before where `descending`.
+
+    A split dim is never gathered. Where `x` has enough rows, an all_to_all gives each device some of them whole, and another
+    brings them back: each moves the size of a part. Else the parts are sorted and then merged in pairs, by Batcher's network
+    (Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M): m(m + 1)/2 rounds for up to 2^m parts, and each
+    moves a part. Of the two, the one that moves less.
+    """
+    return _sort("sort", x, dim, descending, (0,))[0]
+
+
+def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
+    """The indices (int32) that would put the elements of `x` along `dim` in order; see `sort`. Equal elements keep their order."""
+    return _sort("argsort", x, dim, descending, (1,))[0]
+
+
+def _sort(name: str, x: Tensor, dim: Dim | str, descending: bool, wanted: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The `wanted` ones of: the elements in order, and their indices."""
+    dim = dim_algebra.find(name, x.dims, dim)
+    at = x.dims.index(dim)
+
+    def local(loop: Loop, a):
+        a = jnp.moveaxis(a, at, -1)
+        made = (_values(loop, dim, descending, a),) if wanted == (0,) else _sorted(loop, dim, descending, wanted, a)
+        return [jnp.moveaxis(b, -1, at) for b in made]
+
+    return run_many(name, local, (x,), loop=x.dims, outs=(x.dims,) * len(wanted), fill=_end(x.dtype, descending))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _values(loop: Loop, dim: Dim, descending: bool, a):
+    """Sorted along the last dimension. Indices only travel where a derivative asks which of equal elements came where."""
+    if _rows_are_cheaper(loop, dim, a):
+        return _by_rows(loop, dim, a, lambda a: _arranged([a], descending))[0]
+    return _merged(loop, dim, [a], descending)[0]
+
+
+@_values.defjvp
+def _values_jvp(loop, dim, descending, primals, tangents):
+    return jax.jvp(lambda a: _sorted(loop, dim, descending, (0,), a)[0], primals, tangents)
+
+
+def _sorted(loop: Loop, dim: Dim, descending: bool, wanted: tuple[int, ...], a):
+    """The wanted ones of `a` sorted along the last dimension, and its indices there; of equal elements the first comes first."""
+    a = a if 0 in wanted else lax.stop_gradient(a)
+    turned = (lambda i: ~i) if descending else (lambda i: i)  # the order of indices is never turned around
+
+    def whole(a):
+        indices = jnp.broadcast_to(jnp.arange(a.shape[-1], dtype=jnp.int32), a.shape)
+        values, indices = _arranged([a, turned(indices)], descending)
+        return [(values, turned(indices))[i] for i in wanted]
+
+    if _rows_are_cheaper(loop, dim, a):
+        return _by_rows(loop, dim, a, whole)
+    indices = jnp.broadcast_to(loop.indices(dim), a.shape)
+    values, indices = _merged(loop, dim, [a, turned(indices)], descending)
+    return [(values, turned(indices))[i] for i in wanted]
+
+
+def _arranged(operands, descending: bool):
+    """The operands sorted together along their last dimension; each breaks the ties of those before it."""
+    made = lax.sort(operands, dimension=-1, num_keys=len(operands))
+    return [jnp.flip(a, -1) for a in made] if descending else made
+
+
+def _end(dtype, descending: bool):
+    """What is sorted after everything else."""
+    return bounds(dtype)[0] if descending else last(dtype)
+
+
+def _rows_are_cheaper(loop: Loop, dim: Dim, a) -> bool:
+    parts, rows = loop.parts(dim), math.prod(a.shape[:-1])
+    return 2 * (parts - 1) * -(-rows // parts) < len(_rounds(parts)) * rows
+
+
+def _by_rows(loop: Loop, dim: Dim, a, fn):
+    """The results of `fn`, which works on rows that are whole, for rows that are split along `dim`."""
+    rows = a.reshape(-1, a.shape[-1])
+    shared = jnp.pad(rows, [(0, -len(rows) % loop.parts(dim)), (0, 0)])
+    results = fn(loop.all_to_all(shared, dim, 0, 1))
+    return [loop.all_to_all(b, dim, 1, 0)[: len(rows)].reshape(a.shape) for b in results]
+
+
+def _merged(loop: Loop, dim: Dim, operands, descending: bool):
+    """As `_arranged`, where the last dimension is split along `dim`."""
+    operands = _arranged(operands, descending)
+    size, parts = loop.size(dim), loop.parts(dim)
+    part = loop.offset(dim) // size if parts > 1 else 0
+    for partners in _rounds(parts):
+        partner = jnp.asarray(partners)[part]
+        starts = [p * size for p in partners]
+        # Padding stays where it is, at the end: every pair leaves the later elements in its later part.
+        theirs = [loop.fetch(a, a.ndim - 1, dim, starts, size, fill=_end(a.dtype, descending)) for a in operands]
+        both = _arranged([jnp.concatenate(pair, -1) for pair in zip(operands, theirs, strict=True)], descending)
+        kept = [jnp.where(part < partner, a[..., :size], a[..., size:]) for a in both]
+        operands = [jnp.where(part == partner, a, b) for a, b in zip(operands, kept, strict=True)]
+    return operands
+
+
+def _rounds(parts: int) -> list[list[int]]:
+    """Batcher's merge exchange: for each round the partner of each part, which is itself where it has none."""
+    rounds = []
+    spans = [1 << i for i in range((parts - 1).bit_length())]
+    for span in spans:
+        for gap in reversed([g for g in spans if g <= span]):
+            partners = list(range(parts))
+            for start in range(gap % span, parts - gap, 2 * gap):
+                for i in range(start, min(start + gap, parts - gap)):
+                    if i // (2 * span) == (i + gap) // (2 * span):
+                        partners[i], partners[i + gap] = i + gap, i
+            rounds.append(partners)
+    return rounds
+
+
+def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str = "left") -> Tensor:
+    """How many elements of `ordered`, which is sorted along `dim`, come before each of `values` (int32).
+
+    Dims that the two share go together. Where `dim` is split, each device counts in its part and the counts are summed.
+
+    Args:
+      side: "left" counts the elements below a value, "right" also those equal to it. A NaN is above every number.
+
+    Raises:
+      MeshDSLError: `values` have `dim` themselves, or `side` is neither.
+    """
+    dim = dim_algebra.find("searchsorted", ordered.dims, dim)
+    if side not in ("left", "right"):
+        raise MeshDSLError(f"searchsorted: side is 'left' or 'right', not {quote(side)}")
+    if dim in values.dims:
+        raise MeshDSLError(f"searchsorted: the values {dim_algebra.show(values.dims)} have the dim {dim} that is searched; rename it")
+    loop = dim_algebra.union("searchsorted", [ordered.dims, values.dims])
+    shared = tuple(d for d in values.dims if d in ordered.dims)
+    rows = dim_algebra.without(ordered.dims, (*shared, dim))
+    wanted = dim_algebra.without(values.dims, shared)
+
+    def local(at: Loop, table, v):
+        table = jnp.transpose(table, _order(ordered.dims, (*shared, *rows, dim)))
+        v = jnp.transpose(v, _order(values.dims, (*shared, *wanted)))
+        real = jnp.clip(dim.size - at.offset(dim), 0, at.size(dim))
+        search = lambda row, v: jnp.minimum(jnp.searchsorted(row, v, side=side), real).astype(jnp.int32)  # noqa: E731
+        for _ in rows:
+            search = jax.vmap(search, (0, None))
+        for _ in shared:
+            search = jax.vmap(search)
+        return search(table, v)
+
+    fill = (last(ordered.dtype), None)
+    return run("searchsorted", local, (ordered, values), loop=loop, out=(*shared, *rows, *wanted), fill=fill)
+
+
+def _order(dims: Dims, target: Dims) -> tuple[int, ...]:
+    return tuple(dims.index(d) for d in target)

@@ -1,6 +1,0 @@
-"""A plan as pictures: `page` is one HTML file, `program_html` and `tensor_html` are fragments for notebooks."""
-
-from meshdsl.plan.page.document import page, program_html
-from meshdsl.plan.page.tensor import tensor_html
-
-__all__ = ["page", "program_html", "tensor_html"]

@@ -1,0 +1,119 @@
+"""Layouts side by side: a row for each, the best first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from meshdsl.compiled.report import CompiledReport
+from meshdsl.estimate.explanation import Explanation
+from meshdsl.figures import byte_words, columns, time_words
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one layout on one mesh comes to, on one device and for one step.
+
+    Attributes:
+      fits: the peak is below the chip's memory; None where that is not known. peak, capacity: bytes.
+      step, exposed: seconds, and the share of them that waits for collectives; None where the machine has no figures.
+      moved: bytes of collectives by axis.
+      by: who judged: `estimate`, or `compiler`.
+      unread: instructions of the compiled program that are not understood; the step lacks them.
+      error: why the layout cannot be used; then there is nothing else.
+    """
+
+    layout: str
+    mesh: str
+    fits: bool | None = False
+    peak: int = 0
+    capacity: int | None = None
+    step: float | None = None
+    mfu: float | None = None
+    exposed: float | None = None
+    moved: tuple[tuple[str, int], ...] = ()
+    by: str = "estimate"
+    unread: int = 0
+    error: str = ""
+
+    @classmethod
+    def of(cls, layout: str, sizes: Mapping[str, int], e: Explanation, by: str = "estimate") -> Row:
+        """The row of an explanation."""
+        return cls(
+            layout=layout,
+            mesh=_mesh(sizes),
+            fits=e.memory.fits,
+            peak=e.memory.peak,
+            capacity=e.memory.capacity,
+            step=e.time.step if e.time else None,
+            mfu=e.time.mfu if e.time else None,
+            exposed=e.time.exposed_share if e.time else None,
+            moved=tuple((a.name, a.bytes) for a in e.axes),
+            by=by,
+        )
+
+    @classmethod
+    def compiled(cls, layout: str, sizes: Mapping[str, int], report: CompiledReport) -> Row:
+        """The row of what the compiler made of it."""
+        moved = dict.fromkeys(sizes, 0)
+        for row in report.collectives:
+            for axis in row.axes:
+                moved[axis] += row.count * row.bytes
+        time = report.time
+        return cls(
+            layout=layout,
+            mesh=_mesh(sizes),
+            fits=report.fits,
+            peak=report.memory.needed,
+            capacity=report.memory.capacity,
+            step=time.step if time else None,
+            mfu=time.mfu if time else None,
+            exposed=time.exposed_share if time else None,
+            moved=tuple(moved.items()),
+            by="compiler",
+            unread=sum(kind.count for kind in report.unread),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"moved": dict(self.moved)}
+
+
+def _mesh(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def best_first(rows: Iterable[Row]) -> list[Row]:
+    """What fits by its step time, then what does not by its peak, then what cannot be used at all; what the compiler judged before what is estimated."""
+
+    def order(row: Row):
+        step = row.step if row.fits is not False and row.step is not None else math.inf
+        return (bool(row.error), row.fits is False, row.by != "compiler", step, row.peak)
+
+    return sorted(rows, key=order)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text; an unusable layout says why."""
+    lines = [("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")]
+    for r in rows:
+        if r.error:
+            lines.append((r.layout, r.mesh, "-", *[""] * 5, r.error))
+            continue
+        moved = ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none"
+        fits = "?" if r.fits is None else "yes" if r.fits else f"no, by {byte_words(r.peak - (r.capacity or 0))}"
+        lines.append(
+            (
+                r.layout,
+                r.mesh,
+                fits,
+                byte_words(r.peak),
+                time_words(r.step) if r.step is not None else "",
+                f"{r.mfu:.1%}" if r.mfu is not None else "",
+                f"{r.exposed:.0%}" if r.exposed is not None else "",
+                moved,
+                f"{r.by}, {r.unread:,} instructions not understood" if r.unread else r.by,
+            )
+        )
+    return "\n".join(columns(lines, right=(3, 4, 5, 6), indent=0))

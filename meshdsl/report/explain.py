@@ -1,0 +1,173 @@
+"""`explain`: from a recorded program to everything that one step of it will do on one device.
+
+Nothing is run or compiled. The collectives are those of the jaxpr, so they are exact; FLOPs and bytes of what is at rest are exact too. The peak
+of memory and all times are estimates, see `memory` and `timing`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from meshdsl.record.collective import Collective
+from meshdsl.report.advice import advice, idle_axes, unused
+from meshdsl.estimate.explanation import AxisView, Explanation, MoveView, OpView, TimeView, dim_views
+from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.memory.holdings import memory_view
+from meshdsl.estimate.kernels import Graph
+from meshdsl.estimate.remedies import remedies
+from meshdsl.report.explanation_text import describe
+from meshdsl.estimate.time.step import estimate, seconds_by_tag
+from meshdsl.machine import Network, Target, find_target, fit_mesh
+from meshdsl.record.program import Program
+from meshdsl.record.recorder import Op, where
+
+_PHASES = {"gradient": "gradient", "gather_updated": "optimizer"}  # of ops that stand for a part of the step
+
+
+class Explained(Explanation):
+    """An explanation that prints itself as text and draws itself in a notebook."""
+
+    def __str__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        from meshdsl.report.page import program_html
+
+        return program_html(self)
+
+
+def explain(
+    program: Program,
+    *,
+    title: str = "",
+    target: Target | str | None = None,
+    tokens: int = 0,
+    model_flops: tuple[float, float] | None = None,
+) -> Explanation:
+    """What one call of `program` does on one device.
+
+    Args:
+      title: what was explained, in words.
+      target: the machine, or its name; without one there are no times.
+      tokens: of one call, on all devices.
+      model_flops: of the model per device, causal attention counted half, and in full; without them there is no MFU.
+
+    Raises:
+      MeshDSLError: the program's mesh does not fit the target.
+    """
+    sizes = program.axis_sizes
+    target = find_target(target) if isinstance(target, str) else target
+    if target is not None:
+        fit_mesh(target, sizes, program.layout.name)
+    network = Network(target, sizes) if target is not None and target.chip.timed else None
+    graph = build(program)
+    time = estimate(graph, target, network, *(model_flops or (0.0, 0.0))) if network else None
+    ops = _ops(program, graph, network, time)
+    memory = memory_view(program, graph, target)
+    return Explained(
+        title=title,
+        layout=program.layout.name,
+        target=target.name if target else "",
+        axes=_axes(program, ops, network),
+        ops=ops,
+        memory=memory,
+        time=time,
+        tokens=tokens,
+        notes=unused(program),
+        remedies=remedies(memory, ops, sizes),
+    )
+
+
+def phase_of(collective: Collective, op: Op | None) -> str:
+    """`forward`, `recompute`, `backward`, `gradient` or `optimizer`."""
+    return _PHASES.get(op.name if op else "", collective.phase)
+
+
+def _ops(program: Program, graph: Graph, network: Network | None, time: TimeView | None) -> tuple[OpView, ...]:
+    moves: dict[str, list[MoveView]] = defaultdict(list)
+    for c in program.collectives:
+        op = program.op_of(c)
+        moves[op.tag if op else ""].append(_move(c, op, network))
+    flops: dict[str, dict[str, float]] = defaultdict(dict)
+    for (tag, phase), count in graph.flops.items():
+        flops[tag or ""][phase] = count
+    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    for (tag, phase), took in (seconds_by_tag(time) if time else {}).items():
+        seconds[tag][phase] = took
+    found = []
+    for op in program.ops:
+        idle = idle_axes(op, program.axis_sizes) if op.dims and flops[op.tag] else ()
+        found.append(
+            OpView(
+                tag=op.tag,
+                name=op.name,
+                dims=dim_views(op.dims, op.axes, program.axis_sizes),
+                count=op.count,
+                loops=op.loops,
+                source=where(op),
+                flops=dict(flops[op.tag]),
+                moves=_together(moves[op.tag]),
+                seconds=dict(seconds[op.tag]),
+                idle=idle,
+                advice=advice(op, idle, program),
+                waste=op.waste,
+            )
+        )
+    if work := flops[""].get("optimizer"):  # element by element outside of the lowered function, so no op of the model
+        found.append(OpView("", "optimizer", (), 1, (), "", {"optimizer": work}, (), seconds={p: t for p, t in seconds[""].items() if p == "optimizer"}))
+    if moves[""]:  # asked for by JAX code of the user's own, in `md.local` say
+        found.append(OpView("", "not recorded", (), 1, (), "", {}, _together(moves[""])))
+    return tuple(found)
+
+
+def _move(c: Collective, op: Op | None, network: Network | None) -> MoveView:
+    phase = phase_of(c, op)
+    return MoveView(
+        operation=c.operation,
+        axes=c.axes,
+        phase=phase,
+        count=c.count,
+        bytes=c.bytes,
+        dtype=c.dtype,
+        why=_why(c, op, phase),
+        seconds=network.seconds(c.operation, c.axes, c.bytes) if network else None,
+    )
+
+
+def _why(c: Collective, op: Op | None, phase: str) -> str:
+    """The rule behind a collective: that of the recorded move that it is, or whose transpose it is."""
+    if op is None:
+        return ""
+    backward = phase == "backward"
+    same = [m for m in op.moves if (m.backward if backward else m.operation) == c.operation and set(m.axes) == set(c.axes)]
+    alike = same or [m for m in op.moves if set(m.axes) & set(c.axes)]
+    return alike[0].why if alike else ""
+
+
+def _together(moves: list[MoveView]) -> tuple[MoveView, ...]:
+    """Equal collectives counted together, in the order in which the first of each runs."""
+    counts: dict[MoveView, int] = {}
+    for move in moves:
+        key = MoveView(**{**vars(move), "count": 0})
+        counts[key] = counts.get(key, 0) + move.count
+    return tuple(MoveView(**{**vars(key), "count": count}) for key, count in counts.items())
+
+
+def _axes(program: Program, ops: tuple[OpView, ...], network: Network | None) -> tuple[AxisView, ...]:
+    views = []
+    used = {a for op in program.ops for split in op.axes for a in split}
+    for axis, size in program.axis_sizes.items():
+        over = [c for c in program.collectives if axis in c.axes]
+        seconds = sum(c.count * network.seconds(c.operation, c.axes, c.bytes) for c in over) if network else None
+        views.append(
+            AxisView(
+                name=axis,
+                size=size,
+                count=sum(c.count for c in over),
+                bytes=sum(c.total_bytes for c in over),
+                lies=network.words(axis) if network else "",
+                seconds=seconds,
+                idle=size > 1 and axis not in used,
+            )
+        )
+    return tuple(views)

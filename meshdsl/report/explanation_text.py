@@ -1,0 +1,138 @@
+"""An explanation as text, for the terminal: the verdict first, then axes, ops, memory, time, and what is done more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView, TensorView
+from meshdsl.figures import byte_words, columns, flop_words, rule_words, time_words
+
+_SHOWN = 12  # parameters and redundant ops listed by name
+_SLOWEST = 8  # ops listed by the time that they compute
+_MATTERS = 1e-4  # the share of the FLOPs from which on work that is done twice is worth a line
+
+
+def describe(explanation: Explanation) -> str:
+    """All of it, a line for each op and each collective."""
+    parts = [_head(explanation), _axes(explanation), _ops(explanation), _redundant(explanation), _memory(explanation), _time(explanation)]
+    if explanation.notes:
+        parts.append(["notes", *(f"  {note}" for note in explanation.notes)])
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _head(e: Explanation) -> list[str]:
+    mesh = " ".join(f"{a.name}={a.size}" for a in e.axes)
+    on = f" on {e.target}" if e.target else ""
+    lines = [e.title, f"{e.layout}, mesh {mesh}, {e.devices} device{'s' * (e.devices > 1)}{on}"]
+    if e.memory.capacity is not None:
+        verdict = "fits" if e.memory.fits else f"does NOT fit, by {byte_words(e.memory.peak - e.memory.capacity)}"
+        lines.append(f"{verdict}: estimated peak {byte_words(e.memory.peak)} of {byte_words(e.memory.capacity)} per device")
+    lines += [f"  {remedy}" for remedy in e.remedies]
+    if e.time:
+        lines.append(
+            f"estimated step {time_words(e.time.step)}"
+            + (f", MFU {e.time.mfu:.1%} (causal attention counted in full: {e.time.mfu_full:.1%})" if e.time.model_flops else "")
+            + (f", {e.tokens_per_second:,.0f} tokens/s" if e.tokens else "")
+        )
+    return lines
+
+
+def _axes(e: Explanation) -> list[str]:
+    if not e.axes:
+        return []
+    rows = [("axis", "size", "collectives", "bytes", "alone", "lies")]
+    for a in e.axes:
+        rows.append((a.name, str(a.size), f"{a.count:,}", byte_words(a.bytes), time_words(a.seconds) if a.seconds is not None else "", a.lies))
+    return ["axes: collectives of one step on one device", *columns(rows, right=(1, 2, 3, 4))]
+
+
+# -- ops ---------------------------------------------------------------------------------------------------------
+
+
+def _ops(e: Explanation) -> list[str]:
+    lines = ["ops: FLOPs per device of one execution; under each op its collectives"]
+    for loops, ops in groupby(e.ops, key=lambda op: op.loops):
+        inside = bool(loops)
+        if inside:
+            lines.append("  " + " ".join(f"{count} x {what}" for what, count in loops))
+        lines += _op_lines(list(ops), e.layout, indent=4 if inside else 2)
+    return lines
+
+
+def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
+    rows = [(op.notation + (f" +{op.waste:.0%} padding" if op.waste else ""), "x".join(str(d.local) for d in op.dims), _flops(op), op.source) for op in ops]
+    for op, line in zip(ops, columns(rows, indent=indent), strict=True):
+        yield line
+        cells = [_move(m, op, layout) for m in op.moves]
+        yield from columns(cells, right=(2, 3, 4), indent=indent + 4)
+
+
+def _flops(op: OpView) -> str:
+    """`forward 1.1 TFLOP, backward 2.2 TFLOP`; what is not worth a word is left out."""
+    parts = [f"{phase} {flop_words(op.flops[phase] / op.count)}" for phase in PHASES if op.flops.get(phase)]
+    return ", ".join(parts)
+
+
+def _move(m: MoveView, op: OpView, layout: str) -> tuple[str, ...]:
+    times = m.count // op.count if op.count and m.count % op.count == 0 else m.count
+    alone = time_words(m.seconds) if m.seconds is not None else ""
+    return (m.phase, f"{m.operation}({', '.join(m.axes)})", f"{times} x" if times > 1 else "", byte_words(m.bytes), alone, rule_words(m.why, layout))
+
+
+def _redundant(e: Explanation) -> list[str]:
+    """The ops whose work is done several times over, those with most work first; without those that are too small to matter."""
+    sizes = {a.name: a.size for a in e.axes}
+    total = sum(sum(op.flops.values()) for op in e.ops) or 1.0
+    found = sorted((op for op in e.ops if op.idle and sum(op.flops.values()) > _MATTERS * total), key=lambda op: -sum(op.flops.values()))
+    if not found:
+        return []
+    rows = []
+    for op in found[:_SHOWN]:
+        copies = 1
+        for axis in op.idle:
+            copies *= sizes[axis]
+        share = sum(op.flops.values()) / total
+        rows.append((op.notation, f"{copies} times", f"{share:.2%} of the FLOPs", f"`{op.advice}` would split it" if op.advice else "", op.source))
+    more = [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    return ["done more than once: every device along the unused axes does the same", *columns(rows), *more]
+
+
+# -- memory and time ---------------------------------------------------------------------------------------------
+
+
+def _memory(e: Explanation) -> list[str]:
+    m = e.memory
+    rows = [(what, byte_words(m.total(kind))) for what, kind in _KINDS if m.total(kind)]
+    rows.append(("arguments of the step", f"{byte_words(m.arguments)}, in whole tiles of the chip"))
+    rows.append(("estimated peak", f"{byte_words(m.peak)}{f', at {m.at_peak}' if m.at_peak else ''}"))
+    lines = ["memory of one device", *columns(rows), "  largest at the peak", *columns([_held(t) for t in m.largest], indent=4)]
+    parameters = [t for t in m.at_rest if t.kind == "parameter"]
+    lines += ["  parameters at rest", *columns([_held(t) for t in parameters[:_SHOWN]], indent=4)]
+    if len(parameters) > _SHOWN:
+        lines.append(f"    and {len(parameters) - _SHOWN} more")
+    return lines
+
+
+_KINDS = (("parameters", "parameter"), ("gradients", "gradient"), ("optimizer state", "optimizer"), ("batch", "batch"))
+
+
+def _held(t: TensorView) -> tuple[str, ...]:
+    return (t.notation, "x".join(map(str, t.shape)), t.dtype, byte_words(t.bytes), t.source)
+
+
+def _time(e: Explanation) -> list[str]:
+    t = e.time
+    if t is None:
+        return []
+    rows = [
+        ("compute", time_words(t.compute)),
+        ("collectives, one after the other", time_words(t.communication)),
+        ("step, nothing overlapped", time_words(t.serial)),
+        ("step, overlapped", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives"),
+    ]
+    if t.model_flops:
+        rows.append(("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"))
+    slowest = sorted((op for op in e.ops if op.seconds), key=lambda op: -sum(op.seconds.values()))[:_SLOWEST]
+    spent = [(op.notation, time_words(sum(op.seconds.values())), f"{sum(op.seconds.values()) / (t.compute or 1.0):.0%}", op.source) for op in slowest]
+    return ["estimated time of one step", *columns(rows), "  ops that compute longest, all passes and layers", *columns(spent, right=(1, 2), indent=4)]

@@ -1,0 +1,95 @@
+"""How a mesh axis looks: its colour, its pattern and its letters, the same in every picture of a page.
+
+Colour means an axis and nothing else. Whoever cannot tell two colours apart has the pattern and the letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from meshdsl.estimate.explanation import AxisView, DimView
+from meshdsl.report.page.markup import Markup, join, tag
+
+STYLES = 6  # colours in base.css
+
+# Strokes and dots on a tile of 8 x 8, one pattern for each colour.
+_PATTERNS = (
+    tag("path", d="M-2 2 2-2M0 8 8 0M6 10 10 6", class_="stroke"),
+    tag("path", d="M-2 6 2 10M0 0 8 8M6-2 10 2", class_="stroke"),
+    join([tag("circle", cx="2", cy="2", r="1.3", class_="dot"), tag("circle", cx="6", cy="6", r="1.3", class_="dot")]),
+    tag("path", d="M2 0V8M6 0V8", class_="stroke"),
+    tag("path", d="M0 2H8M0 6H8", class_="stroke"),
+    tag("path", d="M0 0 8 8M8 0 0 8", class_="stroke"),
+)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a mesh, in its order; `prefix` keeps the ids of several pictures in one document apart."""
+
+    sizes: dict[str, int]
+    prefix: str = "p"
+
+    @classmethod
+    def of(cls, views: Iterable[AxisView], prefix: str = "p") -> Axes:
+        return cls({view.name: view.size for view in views}, prefix)
+
+    def index(self, name: str) -> int:
+        return list(self.sizes).index(name) % STYLES if name in self.sizes else STYLES - 1
+
+    def pieces(self, dim: DimView) -> int:
+        """In how many parts the axes cut a dim."""
+        return prod(self.sizes.get(axis, 1) for axis in dim.axes)
+
+    def css(self, names: Sequence[str]) -> str:
+        """The classes that colour something by up to two axes; `none` without any."""
+        if not names:
+            return "none"
+        return f"a{self.index(names[0])}" + (f" b{self.index(names[1])}" if len(names) > 1 else "")
+
+    def fill(self, name: str) -> str:
+        """The pattern of an axis, for `fill`."""
+        return f"url(#{self.prefix}-{self.index(name)})"
+
+    def letters(self, name: str) -> str:
+        """The shortest beginning of its name, at most three letters, that no other axis has."""
+        others = [other for other in self.sizes if other != name]
+        for n in (1, 2, 3):
+            if not any(other[:n].lower() == name[:n].lower() for other in others):
+                break
+        return name[:n].capitalize()
+
+    def patterns(self) -> Markup:
+        """The definitions that `fill` points to; once in a document."""
+        made = [
+            tag("pattern", _PATTERNS[i], id=f"{self.prefix}-{i}", class_=f"a{i}", width="8", height="8", patternUnits="userSpaceOnUse")
+            for i in sorted({self.index(name) for name in self.sizes})
+        ]
+        return tag("svg", tag("title", "patterns of the axes"), tag("defs", made), class_="defs", width="0", height="0", aria_hidden="true")
+
+    def mark(self, name: str) -> Markup:
+        """The letters of an axis on its colour."""
+        return tag("b", self.letters(name), class_=f"mark {self.css((name,))}", aria_hidden="true")
+
+    def chip(self, name: str) -> Markup:
+        """The axis by mark and name."""
+        return tag("span", self.mark(name), tag("span", name), class_=f"axis {self.css((name,))}")
+
+    def chips(self, names: Sequence[str]) -> Markup:
+        return join([self.chip(name) for name in names], between=" ")
+
+    def dim(self, view: DimView) -> Markup:
+        """`d_model_data`, the axes in their colours."""
+        return join([view.name, [tag("span", f"_{axis}", class_=f"by {self.css((axis,))}") for axis in view.axes]])
+
+    def notation(self, name: str, dims: Sequence[DimView], *, bare: bool = False) -> Markup:
+        """`einsum[batch_data, length]`; a `bare` name without dims has no brackets."""
+        name, bracket, rest = name.partition("[")
+        head = tag("span", join(name.replace(".", ".\0").split("\0"), between=tag("wbr")), class_="name")  # a path may break after its dots
+        return tag("code", head, bracket + rest) if bare and not dims else join([tag("code", head), self.nest(dims)])
+
+    def nest(self, dims: Sequence[DimView]) -> Markup:
+        """`[batch_data, length]`."""
+        return tag("code", "[", join([self.dim(dim) for dim in dims], between=Markup(", <wbr>")), "]")

@@ -1,0 +1,129 @@
+"""One tensor as a block, cut along its dims by the axes of the mesh.
+
+At most three dims have a direction: across, down and into the page. Those that are cut come first, then the largest; the others
+are named below the picture. Lengths are not to scale (a dim of 128,256 beside one of 32 would leave nothing to see), cuts are:
+as many pieces as devices along the axis, up to a number that can still be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+from meshdsl.estimate.explanation import DimView
+from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.markup import Markup, svg, tag
+
+_MOST = 16  # pieces that are drawn along a dim
+_SLANT = 0.5
+
+
+def block_picture(name: str, dims: Sequence[DimView], axes: Axes) -> Markup:
+    """The block of a tensor of `dims`; the piece of the first device is filled."""
+    across, down, into = _directions(dims)
+    wide = _length(across, 60, 136) if across else 40
+    high = _length(down, 44, 112) if down else 26
+    deep = _length(into, 14, 40) if into else 10
+    left, top = 10, deep * _SLANT + 24
+    dx, dy = deep * _SLANT * 1.4, deep * _SLANT
+    parts = [
+        tag("path", d=f"M{left} {top}l{dx:.1f} {-dy:.1f}h{wide}l{-dx:.1f} {dy:.1f}z", class_="face top"),
+        tag("path", d=f"M{left + wide} {top}l{dx:.1f} {-dy:.1f}v{high}l{-dx:.1f} {dy:.1f}z", class_="face side"),
+        tag("rect", x=left, y=top, width=wide, height=high, class_="face"),
+        _piece(left, top, wide, high, across, down, into, (dx, dy), axes),
+    ]
+    if across:
+        parts += _cuts(across, axes, lambda t: f"M{left + t * wide:.1f} {top + high:.1f}v{-high}l{dx:.1f} {-dy:.1f}")
+    if down:
+        parts += _cuts(down, axes, lambda t: f"M{left} {top + t * high:.1f}h{wide}l{dx:.1f} {-dy:.1f}")
+    if into:
+        parts += _cuts(into, axes, lambda t: f"M{left + t * dx:.1f} {top - t * dy:.1f}h{wide}v{high}")
+    front = f"M{left} {top}h{wide}v{high}h{-wide}z"
+    behind = f"M{left} {top}l{dx:.1f} {-dy:.1f}h{wide}l{-dx:.1f} {dy:.1f}m{dx:.1f} {-dy:.1f}v{high}l{-dx:.1f} {dy:.1f}"
+    parts.append(tag("path", d=front + behind, class_="outline"))
+    labels, right = _labels(across, down, into, left, top, wide, high, dx, dy, axes)
+    return svg(_title(name, dims, axes), max(left + wide + dx + right + 6, 150), top + high + 26, parts, labels, class_="block")
+
+
+def _title(name: str, dims: Sequence[DimView], axes: Axes) -> str:
+    cuts = [f"{dim.name} of {dim.size:,} in {axes.pieces(dim):,} over {' and '.join(dim.axes)}" for dim in dims if dim.axes]
+    return f"{name}: {'; '.join(cuts) if cuts else 'whole on every device'}"
+
+
+def _directions(dims: Sequence[DimView]) -> tuple[DimView | None, DimView | None, DimView | None]:
+    """The dims that lie across, down and into the page: dims that are cut, then large ones, the later dim across."""
+    order = sorted(range(len(dims)), key=lambda i: (not dims[i].axes, -dims[i].size))
+    plane = sorted(order[:2])
+    into = dims[order[2]] if len(order) > 2 else None
+    if not plane:
+        return None, None, None
+    return dims[plane[-1]], dims[plane[0]] if len(plane) > 1 else None, into
+
+
+def _length(dim: DimView, least: float, most: float) -> float:
+    return round(min(most, least + (most - least) * log2(max(dim.size, 1)) / 17))
+
+
+def _pieces(dim: DimView | None, axes: Axes) -> int:
+    return min(_MOST, axes.pieces(dim)) if dim else 1
+
+
+def _piece(left, top, wide, high, across, down, into, slant, axes: Axes) -> list[Markup]:
+    """The part of the first device, in the colours of all axes that cut it; nothing where the tensor is whole."""
+    by = [axis for dim in (down, across, into) if dim for axis in dim.axes]
+    if not by:
+        return []
+    w, h = wide / _pieces(across, axes), high / _pieces(down, axes)
+    t = 1 / _pieces(into, axes)
+    dx, dy = slant[0] * t, slant[1] * t
+    faces = [
+        f"M{left} {top:.1f}h{w:.1f}v{h:.1f}h{-w:.1f}z",
+        f"M{left} {top:.1f}l{dx:.1f} {-dy:.1f}h{w:.1f}l{-dx:.1f} {dy:.1f}z",
+    ]
+    if w == wide:
+        faces.append(f"M{left + w:.1f} {top:.1f}l{dx:.1f} {-dy:.1f}v{h:.1f}l{-dx:.1f} {dy:.1f}z")
+    d = "".join(faces)
+    parts = [tag("path", d=d, class_=f"piece {axes.css((by[0],))}")]
+    return parts + [tag("path", d=d, fill=axes.fill(axis)) for axis in dict.fromkeys(by)]
+
+
+def _cuts(dim: DimView, axes: Axes, line) -> list[Markup]:
+    """The lines between the pieces of a dim, those of its first axis strongest."""
+    found, pieces = [], 1
+    for depth, axis in enumerate(dim.axes):
+        before, pieces = pieces, min(_MOST, pieces * axes.sizes.get(axis, 1))
+        old = {i * pieces // before for i in range(before)} if before > 1 and pieces % before == 0 else set()
+        d = "".join(line(i / pieces) for i in range(1, pieces) if i not in old)
+        if d:
+            found.append(tag("path", d=d, class_=f"cut {axes.css((axis,))}" + (" minor" if depth else "")))
+    return found
+
+
+def _labels(across, down, into, left, top, wide, high, dx, dy, axes: Axes) -> tuple[list[Markup], float]:
+    """The names and sizes along the edges, and the room that they need on the right."""
+    labels, right = [], 0.0
+    if across:
+        labels.append(_label(across, left, top + high + 16, axes))
+        right = max(0.0, _text_width(across, axes) - wide - dx)
+    if down:
+        labels.append(_label(down, left + wide + dx + 6, top - dy + high / 2 - (4 if down.axes else -4), axes, stacked=True))
+        right = max(right, 8 + max(6.7 * len(part) for part in _words(down, axes)))
+    if into:
+        labels.append(_label(into, left + dx, top - dy - 7, axes))
+        right = max(right, _text_width(into, axes) - wide)
+    return labels, right
+
+
+def _words(dim: DimView, axes: Axes) -> tuple[str, str]:
+    return f"{dim.name} {dim.size:,}", f" / {axes.pieces(dim):,} {' '.join(dim.axes)}".replace(" ", "\u00a0") if dim.axes else ""
+
+
+def _text_width(dim: DimView, axes: Axes) -> float:
+    return 6.7 * len("".join(_words(dim, axes)))
+
+
+def _label(dim: DimView, x: float, y: float, axes: Axes, *, stacked: bool = False) -> Markup:
+    plain, cut = _words(dim, axes)
+    cut = cut.lstrip("\u00a0") if stacked else cut
+    below = {"x": x, "dy": 15} if stacked else {}
+    return tag("text", plain, tag("tspan", cut, class_=f"by {axes.css(dim.axes)}", **below) if cut else None, x=x, y=y, class_="label small")

@@ -1,0 +1,111 @@
+"""The memory of one device: at rest by kind and by name, and what lives at the peak, against what the chip has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView
+from meshdsl.report.page import page_figures
+from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.markup import Markup, tag
+
+KINDS = ("parameter", "optimizer", "gradient", "batch", "other", "activation")
+_WORDS = {
+    "parameter": "parameters", "optimizer": "optimizer state", "gradient": "gradients", "batch": "batch", "other": "other", "activation": "activations",
+}  # fmt: skip
+_LISTED = 60
+
+
+def arrays(explanation: Explanation, axes: Axes) -> list[Markup | None]:
+    """The largest arrays at the peak, and those at rest by kind."""
+    return [_peak(explanation.memory, axes), _at_rest(explanation.memory, axes)]
+
+
+def gauge(view: MemoryView) -> Markup:
+    """Arguments and the rest of the peak in one bar, with the capacity as a line."""
+    scale = max(view.peak, view.arguments, view.capacity or 0, 1)
+    parts = [(kind, view.total(kind)) for kind in KINDS if kind != "gradient" and view.total(kind)]
+    rest = max(view.peak - sum(n for _, n in parts), 0)
+    parts = [*parts, ("activation", rest)]
+    bars = [
+        tag("span", class_=f"part {kind}", style=f"width:{100 * n / scale:.3f}%", title=f"{_peak_words(kind)}: {page_figures.size(n)}")
+        for kind, n in parts
+        if n
+    ]
+    line = None
+    if view.capacity:
+        line = tag("span", class_="capacity", style=f"left:{100 * view.capacity / scale:.3f}%", title=f"capacity: {page_figures.size(view.capacity)}")
+    items = [tag("li", tag("span", class_=f"part {kind}"), _peak_words(kind), " ", tag("b", page_figures.size(n))) for kind, n in parts if n]
+    if view.capacity:
+        items.append(tag("li", tag("span", class_="part capacity-key"), "capacity ", tag("b", page_figures.size(view.capacity))))
+    label = f"peak {page_figures.size(view.peak)}" + (f" of {page_figures.size(view.capacity)}" if view.capacity else "")
+    bar = tag("div", bars, line, class_="stack" + (" over" if view.fits is False else ""), role="img", aria_label=label)
+    return tag("div", bar, tag("ul", items, class_="legend"), class_="gauge")
+
+
+def _peak_words(kind: str) -> str:
+    return "gradients and activations at the peak" if kind == "activation" else _WORDS[kind]
+
+
+def _peak(view: MemoryView, axes: Axes) -> Markup | None:
+    if not view.largest:
+        return None
+    at = [" It is reached in ", tag("code", view.at_peak), "."] if view.at_peak else []
+    return tag(
+        "div",
+        tag("h3", "The peak"),
+        tag(
+            "p", "The most that lives at once is ", tag("b", page_figures.size(view.peak)), ", an estimate.", at, " The largest arrays then:", class_="said"
+        ),
+        _bars(view.largest, view.largest[0].bytes, axes, detailed=True),
+        class_="arrays",
+    )
+
+
+def _at_rest(view: MemoryView, axes: Axes) -> Markup:
+    kinds = [kind for kind in KINDS if view.total(kind)]
+    largest = max((t.bytes for t in view.at_rest), default=1)
+    groups = []
+    for kind in kinds:
+        arrays = sorted((t for t in view.at_rest if t.kind == kind), key=lambda t: -t.bytes)
+        head = [
+            tag("span", class_=f"part {kind}"),
+            tag("b", _WORDS[kind]),
+            " ",
+            page_figures.size(view.total(kind)),
+            tag("span", f" in {page_figures.plural(len(arrays), 'array')}", class_="quiet"),
+        ]
+        more = arrays[_LISTED:]
+        groups.append(
+            tag(
+                "details",
+                tag("summary", head),
+                _bars(arrays[:_LISTED], largest, axes),
+                tag("p", f"and {page_figures.plural(len(more), 'smaller array')} of {page_figures.size(sum(t.bytes for t in more))}", class_="quiet")
+                if more
+                else None,
+                class_="more kind",
+                open=kind == "parameter",
+            )
+        )
+    said = ["The step is called with ", tag("b", page_figures.size(view.arguments)), " of arguments"]
+    gradients = view.total("gradient")
+    said += [", and its gradients are ", tag("b", page_figures.size(gradients)), " more."] if gradients else ["."]
+    return tag("div", tag("h3", "At rest"), tag("p", said, class_="said"), groups, class_="arrays")
+
+
+def _bars(arrays: Sequence[TensorView], largest: int, axes: Axes, *, detailed: bool = False) -> Markup:
+    """A bar for each array; `detailed` says below it what it is."""
+    rows = []
+    for array in arrays:
+        bar = tag("span", tag("span", class_=f"part {array.kind}", style=f"width:{100 * array.bytes / max(largest, 1):.2f}%"), class_="rail")
+        below = tag(
+            "span",
+            _WORDS.get(array.kind, array.kind),
+            f", {page_figures.product(array.shape)} {array.dtype} ",
+            tag("span", array.source, class_="source"),
+            class_="below quiet",
+        )
+        name = axes.notation(array.name, array.dims, bare=True)
+        rows.append(tag("li", tag("span", name, class_="of"), bar, tag("b", page_figures.size(array.bytes), class_="figure"), below if detailed else None))
+    return tag("ol", rows, class_="bars")

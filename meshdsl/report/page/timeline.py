@@ -1,0 +1,189 @@
+"""The timeline: one row for each stream, what runs on it from left to right.
+
+A loop of 32 layers would leave each layer a few pixels. So its first turn is drawn in full and the other turns are squeezed into one
+hatched block: the clock below jumps there. A bar above shows the whole step to scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshdsl.estimate.explanation import Explanation, OpView, Span
+from meshdsl.report.page import page_figures
+from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.markup import Markup, tag
+
+_SQUEEZED = 0.035  # of the width, for the further turns of a loop
+_SHORTEST = 1e-9  # seconds; what takes less is not drawn
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the timeline: from `start` to `end`, its first turn until `first`, and how many `turns` it has."""
+
+    name: str
+    phase: str
+    start: float
+    first: float
+    end: float
+    turns: int
+
+    @classmethod
+    def of(cls, span: Span, spans: Sequence[Span], ops: Mapping[str, OpView]) -> Loop:
+        """What stands inside of its span is its first turn, and runs as many times more often as the loop has turns."""
+        within = [other for other in spans if other is not span and span.start <= other.start and other.end <= span.end]
+        inside = [other for other in within if other.repeats > span.repeats]  # not what was started before the loop and ends in it
+        turns = min((other.repeats for other in inside), default=span.repeats) // span.repeats
+        loops = next((ops[other.tag].loops for other in inside if other.tag in ops and ops[other.tag].loops), ())
+        name = next((what for what, count in loops if count == turns), span.name)
+        return cls(name, span.phase, span.start, max((other.end for other in inside), default=span.end), span.end, turns)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """From seconds to percents of the width. `rests` are the further turns of the loops: (start, end, turns)."""
+
+    end: float
+    rests: tuple[tuple[float, float, int], ...] = ()
+
+    @classmethod
+    def of(cls, loops: Sequence[Loop], end: float) -> Clock:
+        return cls(end, tuple((loop.first, loop.end, loop.turns - 1) for loop in loops if loop.turns > 1 and loop.first < loop.end))
+
+    def at(self, seconds: float) -> float:
+        squeezed = sum(end - start for start, end, _ in self.rests)
+        per_second = 100 * (1 - _SQUEEZED * len(self.rests)) / max(self.end - squeezed, 1e-12)
+        x = seconds * per_second
+        for start, end, _ in self.rests:
+            inside = min(max(seconds - start, 0.0), end - start)
+            x += inside * (100 * _SQUEEZED / (end - start) - per_second)
+        return min(100.0, x)
+
+    def place(self, start: float, end: float) -> str:
+        left = self.at(start)
+        return f"left:{left:.3f}%;width:{max(self.at(end) - left, 0.02):.3f}%"
+
+
+def timeline(explanation: Explanation, axes: Axes) -> Markup:
+    """The timeline of the step, a key to it, and the same as a table."""
+    time = explanation.time
+    assert time is not None
+    ops = {op.tag: op for op in explanation.ops}
+    spans = sorted((span for span in time.spans if span.end - span.start >= _SHORTEST), key=lambda span: (span.start, span.end))
+    loops = [Loop.of(span, spans, ops) for span in spans if span.stream == "loops"]
+    clock = Clock.of(loops, max([time.step, *(span.end for span in spans)]))
+    streams = list(dict.fromkeys(["compute", *(span.stream for span in spans if span.stream != "loops")]))
+    lanes = [_lane("loops", [_loop(loop, clock) for loop in loops], axes)] if loops else []
+    lanes += [_lane(stream, [_block(span, clock, axes, ops.get(span.tag)) for span in spans if span.stream == stream], axes) for stream in streams]
+    rests = [tag("span", tag("b", f"{turns:,}\u00a0more"), class_="rest", style=clock.place(start, end)) for start, end, turns in clock.rests]
+    ticks = [
+        tag("span", page_figures.time(t), style=f"left:{clock.at(t):.2f}%", class_="tick" + (" last" if clock.at(t) > 94 else "")) for t in _ticks(clock)
+    ]
+    scale = tag("div", tag("div", class_="stream"), tag("div", ticks, class_="track"), class_="lane clock", aria_hidden="true")
+    inner = tag("div", lanes, scale, tag("div", rests, class_="rests", aria_hidden="true"), class_="zoomed", data_zoom="1")
+    return tag(
+        "div",
+        _whole(loops, Clock(clock.end)) if loops else None,
+        tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label="timeline of one step"),
+        tag("p", "Every block says what it is: point at it, or go through them with the arrow keys.", class_="said picked", aria_live="polite"),
+        _key(bool(loops)),
+        tag("details", tag("summary", "The timeline as a table"), _table(spans, ops), class_="more"),
+        class_="timeline",
+    )
+
+
+def _whole(loops: Sequence[Loop], clock: Clock) -> Markup:
+    """The whole step to scale, loops as blocks."""
+    blocks = [
+        tag(
+            "span",
+            tag("span", f"{loop.turns:,}\u00a0\u00d7 {loop.name}, {loop.phase}, {page_figures.time(loop.end - loop.start)}"),
+            class_=f"block compute {loop.phase}",
+            style=clock.place(loop.start, loop.end),
+        )
+        for loop in loops
+    ]
+    label = f"the whole step of {page_figures.time(clock.end)} to scale"
+    return tag(
+        "div",
+        tag("p", f"The whole step, {page_figures.time(clock.end)}, to scale", class_="said"),
+        tag("div", blocks, class_="track", role="img", aria_label=label),
+        class_="whole",
+    )
+
+
+def _lane(stream: str, blocks: list[Markup], axes: Axes) -> Markup:
+    names = [name for name in stream.split(", ") if name in axes.sizes]
+    label = axes.chips(names) if names else stream
+    return tag("div", tag("div", label, class_="stream"), tag("div", blocks, class_="track"), class_="lane loops" if stream == "loops" else "lane")
+
+
+def _loop(loop: Loop, clock: Clock) -> Markup:
+    took = loop.end - loop.start
+    said = f"{loop.turns:,} \u00d7 {loop.name}, {loop.phase}: {page_figures.time(took)}, {page_figures.time(took / loop.turns)} each"
+    return tag(
+        "span",
+        tag("span", tag("b", f"{loop.turns:,}\u00a0\u00d7"), f" {loop.name}"),
+        class_="block",
+        style=clock.place(loop.start, loop.end),
+        title=said,
+    )
+
+
+def _block(span: Span, clock: Clock, axes: Axes, op: OpView | None) -> Markup:
+    names = [name for name in span.stream.split(", ") if name in axes.sizes]
+    times = f", {span.repeats:,} times" if span.repeats > 1 else ""
+    of = f"{f'{span.name} of ' if span.name != op.name else ''}{op.name} at {op.source}" if op else span.name
+    said = f"{of}, {span.phase}, {page_figures.time(span.end - span.start)} from {page_figures.time(span.start)}{times}"
+    name = op.name if op and not names else span.name
+    link = {"data_op": span.tag, "data_phase": span.phase} if op else {}
+    css = axes.css(names) if names else f"compute {span.phase}"
+    return tag("span", tag("span", name), class_=f"block {css}", style=clock.place(span.start, span.end), title=said, **link)
+
+
+def _ticks(clock: Clock) -> list[float]:
+    """The ends of what the clock jumps over, and times evenly between them."""
+    marks = sorted({0.0, clock.end, *(edge for start, end, _ in clock.rests for edge in (start, end))})
+    ticks = [marks[0]]
+    for a, b in pairwise(marks):
+        parts = max(int((clock.at(b) - clock.at(a)) // 11), 1)
+        ticks += [a + (b - a) * i / parts for i in range(1, parts + 1)]
+    kept: list[float] = []
+    for t in ticks:
+        if not kept or clock.at(t) - clock.at(kept[-1]) > 7:
+            kept.append(t)
+    return kept
+
+
+def _key(loops: bool) -> Markup:
+    items = [tag("li", tag("span", class_=f"block compute {phase}"), phase) for phase in ("forward", "recompute", "backward", "optimizer")]
+    if loops:
+        items.append(tag("li", tag("span", class_="block rest"), "further turns of a loop, not to scale"))
+    return tag("ul", items, class_="legend", aria_label="shades of compute")
+
+
+def _table(spans: Sequence[Span], ops: Mapping[str, OpView]) -> Markup:
+    head = tag(
+        "tr",
+        [
+            tag("th", name, scope="col", class_=kind)
+            for name, kind in (("stream", ""), ("what", ""), ("op", ""), ("pass", ""), ("from", "figure"), ("takes", "figure"), ("times", "figure"))
+        ],
+    )
+    rows = [
+        tag(
+            "tr",
+            tag("td", span.stream),
+            tag("td", span.name),
+            tag("td", f"{ops[span.tag].name} {ops[span.tag].source}" if span.tag in ops else ""),
+            tag("td", span.phase),
+            tag("td", page_figures.time(span.start), class_="figure"),
+            tag("td", page_figures.time(span.end - span.start), class_="figure"),
+            tag("td", f"{span.repeats:,}", class_="figure"),
+        )
+        for span in spans
+    ]
+    table = tag("table", tag("thead", head), tag("tbody", rows), class_="data")
+    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="the timeline as a table")

@@ -1,0 +1,161 @@
+"""The command line: what a user types, what comes back, and with which exit code."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import meshdsl
+from meshdsl import cli
+from meshdsl.commands.lookup import devices_of_mesh
+from meshdsl.layout import Layout
+
+ROOT = Path(__file__).parents[2]
+TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.length=16", "batch=8"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog; " * 200)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """The folder of a finished run of three steps."""
+    out = tmp_path_factory.mktemp("runs") / "a"
+    assert cli.main(["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data, *TINY]) == 0
+    return out
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def refused(capsys, *words):
+    """The one line with which a command is refused."""
+    try:
+        code = cli.main(words)
+    except SystemExit as exit:
+        code = exit.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("", "meshdsl: the following arguments are required: COMMAND"),
+        ("trian", "invalid choice: 'trian'"),
+        ("train --bogus", "unrecognized arguments: --bogus"),
+        ("train --steps -1", "--steps: expected a whole number of at least 1, not '-1'"),
+        ("train --devices 0", "--devices: expected a whole number of at least 1, not '0'"),
+        ("train steps=many", "meshdsl train: steps=many: expected a whole number"),
+        ("train model.d_modle=64", "no setting `model.d_modle`; did you mean `model.d_model`?"),
+        ("train model.heads=7", "d_model=128 does not divide into heads=7"),
+        ("train optimizer.name=adam", "optimizer.name=adam: expected adamw, adafactor, lion, sgd or muon; did you mean `adamw`?"),
+        ("train --layout fspd", "no shipped layout of that name; did you mean `fsdp`?"),
+        ("train --layout absent.toml", "layout absent.toml: cannot be read: No such file or directory"),
+        ("train --layout pyproject.toml", "layout pyproject.toml: unknown key"),
+        ("train --data absent.txt", "data.sources.text: no file or folder `absent.txt`"),
+        ("train --resume", "--resume: say which run, with --out FOLDER"),
+        ("train --resume --out absent", "--resume: there is no run in absent"),
+        ("train --devices 64", "64 devices are wanted, and there are 8 (cpu)"),
+        ("train --data {data} batch=4096", "less than one batch=4096 of length=128"),
+        ("train --data {data} batch=12 model.length=16", "`batch`=12 does not divide over `data`=8"),
+        ("train --data {data} --layout fsdp-tensor --devices 3 model.length=16", "2 does not divide 3"),
+        ("layouts check absent", "no such file, and no shipped layout of that name"),
+        ("layouts check fsdp --model gpt3", "no model `gpt3`; did you mean `gpt2`?"),
+        ("layouts check tensor --devices 3", "`heads`=8 does not divide over `model`=3"),
+        ("layouts steps=3", "settings belong to `check`"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, data, words, text):
+    monkeypatch.chdir(ROOT)
+    assert text in refused(capsys, *words.format(data=data).split())
+
+
+def test_a_run_leaves_its_configuration_metrics_and_checkpoint(run):
+    config = tomllib.loads((run / "config.toml").read_text())
+    assert (config["steps"], config["layout"]["name"], config["model"]["d_model"]) == (3, "layout fsdp.toml", 16)
+    assert config["optimizer"]["learning_rate"] > 0  # the resolved one
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3]
+    keys = {"loss", "bits_per_byte", "tokens_per_second", "seconds", "learning_rate", "gradient_norm"}
+    assert all(keys <= set(record) for record in records)
+    assert "validation_loss" in records[-1]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["3"]
+
+
+def test_an_existing_run_is_never_overwritten(run, capsys, data):
+    before = contents(run)
+    again = ["train", "--out", str(run), "--data", data, *TINY]
+    assert "holds a run; go on with it by --resume" in refused(capsys, *again)
+    other = ["train", "--out", str(run), "--resume", "--steps", "5", "model.d_model=32"]
+    there, here = "[vocab=256, d_model=16] float32 there", "[vocab=256, d_model=32] float32 here"
+    assert f"`params.embedding.table` is {there} and {here}" in refused(capsys, *other)
+    assert "is at step 3 of 3; set more --steps" in refused(capsys, "train", "--out", str(run), "--resume")
+    assert cli.main(["train", "--out", str(run), "--resume", "--steps", "5", "seed=1"]) == 2
+    assert "this run began with other data: the seed was 0 and is 1" in capsys.readouterr().err
+    assert cli.main(["train", "--out", str(run), "--resume", "auto"]) == 0
+    assert f"{run} is finished, at step 3 of 3" in capsys.readouterr().out
+    assert contents(run) == before
+
+
+def test_the_version_is_said_once(capsys):
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"meshdsl {declared}\n"
+    assert meshdsl.__version__ == declared
+
+
+def test_layouts_are_listed_with_what_they_are(capsys):
+    assert cli.main(["layouts"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(list((ROOT / "layouts").glob("*.toml")))
+    assert any(line.startswith("fsdp  ") and "FSDP (ZeRO-3)" in line for line in lines)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_a_checked_layout_is_described(capsys, model):
+    assert cli.main(["layouts", "check", "fsdp-tensor", "--model", model, "model.layers=1"]) == 0
+    out = capsys.readouterr().out
+    assert "mesh data=4 model=2 on 8 devices" in out
+    assert "mlp.up.weight[layers, d_model_data, d_ff_model]" in out
+    assert "psum_scatter  data" in out
+
+
+@pytest.mark.parametrize(
+    ("mesh", "count"), [({}, 1), ({"data": 4}, 4), ({"data": "rest"}, 8), ({"data": "rest", "model": 3}, 9)]
+)
+def test_a_mesh_asks_for_so_many_devices(mesh, count):
+    assert devices_of_mesh(Layout(mesh=mesh)) == count
+
+
+def test_every_package_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    inside = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "meshdsl").rglob("__init__.py")}
+    assert set(listed) == inside | {"meshdsl.layers", "meshdsl.models", "meshdsl.layouts"}
+
+
+def test_a_layout_is_checked_for_devices_that_are_not_there():
+    words = "layouts check data --devices 3 batch=6 model.layers=1".split()
+    done = subprocess.run([sys.executable, "-m", "meshdsl.cli", *words], capture_output=True, text=True, cwd=ROOT)
+    assert "mesh data=3 on 3 devices" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("words", "code"), [("--help", 0), ("trian", 2), ("train --resume", 2)])
+def test_the_program_ends_with_the_code_of_its_command(words, code):
+    command = [sys.executable, "-m", "meshdsl_start", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == code
+    assert bool(done.stdout) == (code == 0) and done.stderr.count("\n") == bool(code)

@@ -1,0 +1,181 @@
+"""Curves of runs that can be compared."""
+
+import argparse
+import itertools
+import json
+import math
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from meshdsl import MeshDSLError
+from meshdsl.commands import plot
+from meshdsl.train.watch.curves import Points, panels, read_runs, smoothed, thin
+from meshdsl.train.watch.curves_page import page
+from meshdsl.train.watch.style import COLOURS, mark_sizes, pieces
+from meshdsl.train.watch.units import UNITS, unit
+
+
+def write_run(folder, steps=20, seconds=0.5, validation="validation_loss"):
+    folder.mkdir(parents=True)
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            record = {"step": step, "loss": math.nan if step == 7 else 5.0 / step, "tokens": 100 * step, "seconds": seconds}
+            file.write(json.dumps(record | ({validation: 0.5} if step % 10 == 0 else {})) + "\n")
+    return folder
+
+
+def run(words):
+    """`meshdsl plot` with these words."""
+    parser = argparse.ArgumentParser()
+    plot.add(parser.add_subparsers())
+    arguments = parser.parse_args(["plot", *map(str, words)])
+    return arguments.command(arguments, [])
+
+
+def test_a_page_needs_nothing_else_and_says_everything_without_its_script(tmp_path, capsys):
+    runs = [write_run(tmp_path / name) for name in ("fsdp", "tensor")]
+    assert run([*runs, "--out", tmp_path / "curves.html", "--metric", "loss", "seconds"]) == 0
+    assert capsys.readouterr().err == f"wrote {tmp_path}/curves.html\n"
+    text = (tmp_path / "curves.html").read_text()
+    assert not re.search(r"(src|href)=|@import|url\(http", text)
+    still = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert still.count('class="curves"') == 2 and "loss, nats per token" in still and "seconds, s" in still
+    assert "fsdp" in still and "tensor" in still and still.count('class="dot"') == 5  # two points of each run, and the key
+    assert "fsdp ends at 0.25" in still and "<td>0.25</td>" in still
+    assert "nan" not in still.lower().replace("nanos", "")
+
+
+def test_names_are_text_in_a_page(tmp_path):
+    runs = read_runs([write_run(tmp_path / "<b>&")])
+    assert "<b>&" not in page(panels(runs, ["loss"], "step", 1))
+
+
+def test_a_png_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = [write_run(tmp_path / name, validation=key) for name, key in (("a", "validation/web/loss"), ("b", "validation_loss"))]
+    run([*runs, "--out", tmp_path / "curves.png", "--smooth", "3", "--x", "time"])
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("x", "last", "words"), [("step", 20.0, "step"), ("tokens", 2000.0, "tokens"), ("time", 10.0, "time, seconds")])
+def test_curves_run_over_steps_tokens_or_time(tmp_path, x, last, words):
+    (panel,) = panels(read_runs([write_run(tmp_path / "a")]), ["loss"], x, 1)
+    (curve,) = panel.curves
+    assert curve.line.x[-1] == last and panel.x_words == words
+    assert len(curve.line.x) == 19  # without the step whose loss is not finite
+    assert [*curve.validation] == [""] and curve.validation[""].x.tolist() == [last / 2, last]
+
+
+def test_hours_are_hours(tmp_path):
+    (panel,) = panels(read_runs([write_run(tmp_path / "a", seconds=3600.0)]), ["loss"], "time", 1)
+    assert panel.x_words == "time, hours" and panel.curves[0].line.x[-1] == 20.0
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    runs = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
+    assert [*read_runs(runs)] == ["a/run", "b/run"]
+
+
+def test_a_run_without_a_metric_is_not_drawn_and_a_metric_that_none_has_is_an_error(tmp_path):
+    runs = read_runs([write_run(tmp_path / "a", validation="only_here"), write_run(tmp_path / "b")])
+    assert [curve.run for curve in panels(runs, ["only_here"], "step", 1)[0].curves] == ["a"]
+
+
+def test_smoothing_is_a_mean_of_so_many_steps():
+    y = np.asarray([1.0, 2.0, 6.0, 4.0])
+    assert smoothed(y, 3).tolist() == [1.5, 3.0, 4.0, 5.0]
+    assert smoothed(y, 1).tolist() == y.tolist()
+
+
+def test_long_curves_keep_their_spikes():
+    y = np.zeros(100_000)
+    y[54_321] = 9.0
+    kept = thin(Points(np.arange(100_000.0), y))
+    assert len(kept.x) <= 1200 and kept.x[kept.y.argmax()] == 54_321 and kept.y.max() == 9.0
+
+
+def test_metrics_have_units():
+    assert unit("loss") == unit("validation/web/loss") == unit("validation_loss") == "nats per token"
+    assert unit("gradient_norm") == unit("what a loss reports") == ""
+    assert set(UNITS) >= {"tokens_per_second", "mfu_causal"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fsdq"], "no run {0}/fsdq; did you mean `fsdp`?"),
+        (["."], "{0}: is no run, it has no metrics.jsonl; its folders have: empty, fsdp"),
+        (["empty"], "{0}/empty: no step of the run is in its metrics.jsonl yet"),
+        (["fsdp", "--metric", "los"], "no metric `los` in fsdp; did you mean `loss`?"),
+        (["fsdp", "--out", "a.svg"], "--out a.svg: expected a name that ends in .html or .png"),
+        (["fsdp", "--out", "/proc/a/b.html"], "/proc/a/b.html: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_error(tmp_path, words, says):
+    write_run(tmp_path / "fsdp")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").write_text('{"step": 1, "lo')
+    with pytest.raises(MeshDSLError) as error:
+        run([tmp_path / words[0], *words[1:]])
+    assert str(error.value) == says.format(tmp_path)
+
+
+def test_without_matplotlib_a_png_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MeshDSLError, match=r'needs matplotlib, which is not installed; pip install "meshdsl\[plot\]" brings it'):
+        run([write_run(tmp_path / "a"), "--out", tmp_path / "a.png"])
+
+
+def colours(path, *shown):
+    """How many pixels of a PNG have each of the colours, given as `#rrggbb`."""
+    image = pytest.importorskip("matplotlib.image").imread(path)
+    image = (255 * image[..., :3]).round().astype(int)
+    each = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in shown]
+    return [int((abs(image - colour).max(-1) <= 3).sum()) for colour in each]
+
+
+def test_identical_runs_are_both_seen(tmp_path):
+    runs = [write_run(tmp_path / name, steps=200) for name in ("a", "b", "c")]
+    run([*runs, "--out", tmp_path / "same.png"])
+    run([runs[0], "--out", tmp_path / "alone.png"])
+    seen = colours(tmp_path / "same.png", *COLOURS[:3])
+    (alone,) = colours(tmp_path / "alone.png", COLOURS[0])
+    assert min(seen) > 0.2 * alone  # each a third of the curve, but for its marks and edges
+
+
+def test_pieces_of_curves_that_coincide_cover_them_in_turn_and_hide_none():
+    for curves in range(2, 7):
+        found = [pieces(place, curves) for place in range(curves)]
+        dash, gap, _ = found[0]
+        period = dash + gap
+        assert {(d, g) for d, g, _ in found} == {(dash, gap)} and period == curves * dash
+        along = np.arange(0, 3 * period)
+        drawn = [[(x + begin) % period < dash for _, _, begin in found] for x in along]
+        assert all(sum(each) == 1 for each in drawn)  # every place has the colour of one curve
+        assert np.asarray(drawn).sum(0).min() > 0
+
+
+def test_marks_that_coincide_are_rings_around_each_other():
+    assert mark_sizes([(1.0, 2.0), (50.0, 2.0), (1.2, 2.1), (0.9, 1.8)]) == [2.0, 1.0, 1.5, 1.0]
+
+
+def test_a_page_draws_pieces_of_every_run_where_there_are_several(tmp_path):
+    runs = [write_run(tmp_path / name) for name in ("a", "b", "c")]
+    text = page(panels(read_runs(runs), ["loss"], "step", 1))
+    how = r'class="line piece" stroke-dasharray="(\S+) (\S+)" stroke-dashoffset="(\S+)"'
+    dashes = re.findall(how, text)
+    assert [tuple(map(float, each)) for each in dashes] == [pieces(place, 3) for place in range(3)]
+    assert text.count("scale(2)") == text.count("scale(1.5)") == 2  # both marks of two runs
+    alone = page(panels(read_runs(runs[:1]), ["loss"], "step", 1))
+    assert "piece" not in alone.partition("<body")[2]
+
+
+def test_numbers_at_the_ends_of_curves_stay_apart_and_above_the_axis(tmp_path):
+    runs = [write_run(tmp_path / str(i)) for i in range(5)]
+    text = page(panels(read_runs(runs), ["loss"], "step", 1))
+    heights = [float(y) for y in re.findall(r'<text x="\S+" y="(\S+)" class="label', text)]
+    assert len(heights) == 5 and max(heights) <= 400 - 44 + 4
+    assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= 15

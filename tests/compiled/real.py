@@ -1,0 +1,48 @@
+"""Compiles small steps with the real TPU compiler, in a process of its own; prints the reports as JSON. `python -m tests.compiled.real`"""
+
+import json
+import sys
+
+import meshdsl as md
+from meshdsl.compiled.compile import compile_for
+from meshdsl.report.compiled_text import describe
+from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.report import explain
+from meshdsl.machine import find_target
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
+from meshdsl.train.job import Job
+
+SETTINGS = ["model.layers=2", "model.d_model=128", "model.heads=2", "model.d_ff=128", "model.length=128", "precision.compute=bfloat16", "batch=8"]
+LAYOUT = md.Layout(
+    ["batch -> data", "heads?, d_ff, vocab -> model", "length -> model"], ["d_model -> data"], mesh={"data": "rest", "model": 2}
+)
+CASES = (
+    ("v5p:2x2x1", {}),
+    ("v5e:2x2", {}),
+    ("v6e:2x2", {"xla_tpu_max_hbm_size_mib": "1"}),
+    ("v6e:2x2", {"xla_tpu_no_such_thing": "1"}),
+    ("v6e:2x2", {"xla_tpu_scoped_vmem_limit_kib": "many"}),
+)
+
+
+def main() -> None:
+    compile_only()
+    for name, given in CASES:
+        target = find_target(name)
+        job = Job(override(Config(), SETTINGS), LAYOUT, md.make_mesh(LAYOUT, target_devices(target)))
+        program = job.program()
+        explanation = explain(program, title="tiny", target=target, tokens=1024, model_flops=(1e9, 1e9))
+        try:
+            report, executable = compile_for(
+                job.lowered, program, target, explanation, options=job.step.compiler_options | given, given=tuple(given), model_flops=(1e9, 1e9)
+            )
+        except md.MeshDSLError as error:
+            print(json.dumps({"error": str(error)}))
+            continue
+        saved = len(executable.runtime_executable().serialize()) if executable else 0
+        print(json.dumps(report.to_dict() | {"saved": saved, "text": describe(report)}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

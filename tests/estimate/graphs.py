@@ -1,0 +1,32 @@
+"""Graphs of small functions, for the tests of this folder."""
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.kernels import Graph
+from meshdsl.record.program import Program
+from tests.helpers import layout
+
+KIB = 1024
+
+
+def array(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def kib(n: int) -> jax.ShapeDtypeStruct:
+    """A float32 array of `n` KiB."""
+    return array(n, 256)
+
+
+def graph(function, *args, donated=(), mesh=None) -> Graph:
+    """The kernels of a JAX function that was not made by `lower`."""
+    traced = jax.jit(function).trace(*args)
+    sizes = dict(mesh.shape) if mesh else {"data": 1}
+    return build(Program([], traced.jaxpr, layout(mesh=sizes), sizes, args, donated))
+
+
+def names(graph_or_kernels) -> list[str]:
+    """What begins each kernel."""
+    return [k.primitive for k in getattr(graph_or_kernels, "kernels", graph_or_kernels)]

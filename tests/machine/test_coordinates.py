@@ -1,0 +1,74 @@
+"""Where meshes lie, and what rings the compiler makes there: the same as on the devices that libtpu makes for these machines."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from meshdsl.machine import find_target
+from meshdsl.machine.coordinates import places
+
+CASES = [
+    ("v4:2x2x2", 1, {"a": 2, "b": 4}),
+    ("v5e:2x2", 1, {"data": 2, "model": 2}),
+    ("v5e:2x4", 1, {"data": 2, "model": 4}),
+    ("v5e:4x4", 1, {"data": 16}),
+    ("v5e:8x16", 1, {"data": 16, "model": 8}),
+    ("v6e:16x16", 1, {"data": 64, "model": 4}),
+    ("v5p:2x2x2", 1, {"model": 8}),
+    ("v5p:4x4x4", 1, {"data": 16, "model": 4}),
+    ("v5p:4x4x4", 1, {"data": 8, "model": 8}),
+    ("v5p:4x4x8", 1, {"replica": 2, "data": 8, "model": 8}),
+    ("v5p:8x8x16", 1, {"data": 128, "model": 8}),
+    ("tpu7x:2x2x1", 1, {"data": 2, "model": 4}),
+    ("tpu7x:2x2x2", 1, {"data": 4, "model": 4}),
+    ("tpu7x:4x4x4", 1, {"data": 16, "model": 8}),
+    ("v5e:4x4", 2, {"data": 8, "model": 4}),
+    ("v5p:2x2x4", 4, {"replica": 2, "data": 8, "model": 4}),
+    ("v5e:1x1", 1, {}),
+]
+RINGS = [("v5p:4x4x4", {"data": 16, "model": 4}, "data"), ("v6e:16x16", {"data": 64, "model": 4}, "data")]
+TPU = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def real():
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed")
+    command, asked = [sys.executable, "-m", f"{__package__}.real"], json.dumps({"places": CASES, "rings": RINGS})
+    done = subprocess.run(command, input=asked, env=os.environ | TPU, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{n}-{t}-{'x'.join(map(str, s.values()))}" for t, n, s in CASES])
+def test_meshes_lie_where_they_lie_on_the_real_topology(real, case):
+    text, slices, sizes = CASES[case]
+    target = find_target(text, slices=slices)
+    assert real["places"][case]["kind"] == target.chip.device_kind
+    assert places(target, sizes).reshape(-1, 5).tolist() == real["places"][case]["places"]
+
+
+def test_meshes_are_those_of_jax_where_it_makes_them(real):
+    same = [found["same"] for found in real["places"]]
+    assert False not in same and same.count(True) >= 8
+
+
+def test_the_compiler_uses_several_dims_for_sums_of_whole_dims_only(real):
+    """What `Network` takes for granted: a scatter over two dims goes along one ring, and so does all over a dim in part."""
+    assert real["rings"] == [{"psum": ["4 4"], "psum_scatter": ["16"]}, {"psum": ["64"], "psum_scatter": ["64"]}]
+
+
+def test_thousands_of_devices_each_have_a_place():
+    found = places(find_target("v5p:16x16x32"), {"replica": 4, "data": 256, "model": 8})
+    assert len(np.unique(found.reshape(-1, 5), axis=0)) == 8192

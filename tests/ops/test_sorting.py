@@ -1,0 +1,204 @@
+"""sort, argsort, top_k, nth_largest, nth_smallest and searchsorted: what numpy orders, along split and uneven dims too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.ops import sorting
+from meshdsl.ops.sorting import _rounds
+from tests.helpers import assert_same, collectives, data, dims, layout
+
+A, B, C, K = dims(a=2, b=13, c=3, k=4)
+X = data(A, B, C)
+TIES = md.tensor(jnp.round(X.array * 2), X.dims)  # many equal elements, and -0
+ODD = md.tensor(TIES.array.at[:, 3:7].set(jnp.nan).at[0, 1:4].set(-jnp.inf).at[:, 8].set(-jnp.nan).at[1, ::2].set(jnp.inf), X.dims)
+LAYOUTS = {
+    "other dim": layout("a -> m", mesh={"m": 2}),
+    "the dim": layout("b -> m", "k? -> m", mesh={"m": 4}, uneven="pad"),
+    "the dim, with parts that are padding only": layout("b -> m", mesh={"m": 8}, uneven="pad"),
+    "the dim over both": layout("b -> n, m", "a -> r", mesh={"r": 2, "m": 2, "n": 2}, uneven="pad"),
+    "three parts": layout("b -> m", "a -> n", mesh={"n": 2, "m": 3}, uneven="pad"),
+}
+
+
+def every_order(x):
+    return {
+        "sort": sorting.sort(x, B),
+        "descending": sorting.sort(x, "b", descending=True),
+        "argsort": sorting.argsort(x, B),
+        "descending argsort": sorting.argsort(x, B, descending=True),
+        "top_k": sorting.top_k(x, B, K),
+        "top_k of one": sorting.top_k(x, "b", md.Dim("k", 1)),
+        "top_k of more than a part": sorting.top_k(x, B, md.Dim("k", 11)),
+        "top_k of all": sorting.top_k(x, B, 13),
+        "first": sorting.nth_largest(x, B, 1),
+        "third": sorting.nth_largest(x, B, 3),
+        "median": sorting.nth_smallest(x, B, 7),
+        "last": sorting.nth_smallest(x, "b", 13),
+    }
+
+
+def by_numpy(a):
+    """The same on an array [a, b, c], by numpy's stable sort, which takes a NaN for the largest."""
+    a = np.asarray(a).astype(np.float64)
+    up, places = np.sort(a, 1), np.argsort(a, 1, kind="stable")
+    last_first = np.argsort(a[:, ::-1], 1, kind="stable")[:, ::-1]
+    down = 12 - last_first
+    top = lambda k: (up[:, ::-1][:, :k], down[:, :k])  # noqa: E731
+    return {
+        "sort": up, "descending": up[:, ::-1], "argsort": places, "descending argsort": down,
+        "top_k": top(4), "top_k of one": top(1), "top_k of more than a part": top(11), "top_k of all": top(13),
+        "first": up[:, 12], "third": up[:, 10], "median": up[:, 6], "last": up[:, 12],
+    }  # fmt: skip
+
+
+def assert_numpy(found, array):
+    for (path, t), expected in zip(jax.tree.leaves_with_path(found, is_leaf=lambda t: isinstance(t, md.Tensor)),
+                                   jax.tree.leaves(by_numpy(array)), strict=True):  # fmt: skip
+        assert np.array_equal(np.asarray(t.array, np.float64), expected, equal_nan=True), path
+
+
+@pytest.mark.parametrize("x", [X, TIES, ODD], ids=["random", "ties", "not finite"])
+def test_order_is_that_of_numpy(x):
+    found = every_order(x)
+    assert_numpy(found, x.array)
+    assert found["top_k"][0].dims == (A, K, C) and found["top_k"][1].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+def test_order_is_the_same_lowered(rules):
+    assert_same(every_order, TIES, layout=rules)
+
+
+@pytest.mark.parametrize("rules", list(LAYOUTS.values())[1:], ids=list(LAYOUTS)[1:])
+def test_one_row_is_sorted_the_same_lowered(rules):
+    """Too few rows to share out: the parts are merged in pairs."""
+    run = lambda x: [sorting.sort(x, B), sorting.argsort(x, B), sorting.top_k(x, B, 13)]  # noqa: E731
+    for x in (TIES, ODD) if rules is LAYOUTS["the dim, with parts that are padding only"] else (TIES,):
+        assert_same(run, md.tensor(x.array[1, :, 0], (B,)), layout=rules, dims=("a", "k"), gradients=x is TIES)
+
+
+def test_elements_that_are_not_finite_keep_their_place():
+    assert_same(every_order, ODD, layout=LAYOUTS["the dim, with parts that are padding only"], gradients=False)
+
+
+def of_dtype(dtype):
+    low, high = (0, 1) if dtype == jnp.bool_ else (-8, 8) if dtype == jnp.bfloat16 else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    array = np.random.default_rng(1).integers(low, high, (2, 13, 3), endpoint=True)
+    array[0, 2:5], array[1, 5:9] = low, high
+    return md.tensor(jnp.asarray(array, dtype), (A, B, C))
+
+
+OTHERS = [of_dtype(t) for t in (jnp.int8, jnp.uint32, jnp.bool_, jnp.bfloat16)]
+
+
+@pytest.mark.parametrize("x", OTHERS, ids=lambda x: str(x.dtype))
+def test_order_of_other_dtypes_is_that_of_numpy(x):
+    found = every_order(x)
+    assert_numpy(found, x.array)
+    assert all(t.dtype == x.dtype for t in (found["sort"], found["top_k"][0], found["median"]))
+
+
+def test_order_of_other_dtypes_is_the_same_lowered():
+    few = lambda x: [sorting.sort(x, B), sorting.argsort(x, B, descending=True), sorting.top_k(x, B, K), sorting.nth_smallest(x, B, 7)]  # noqa: E731
+    assert_same(lambda *xs: [few(x) for x in xs], *OTHERS, layout=LAYOUTS["the dim"], gradients=False)
+
+
+def test_an_element_that_is_chosen_gets_its_gradient_and_of_equal_ones_the_first():
+    x = md.tensor(jnp.array([1.0, 3.0, 2.0, 3.0, 3.0]), (md.Dim("b", 5),))
+    weights = md.tensor(jnp.array([10.0, 1.0]), (md.Dim("k", 2),))
+    top = lambda x: md.sum(sorting.top_k(x, "b", md.Dim("k", 2))[0] * weights).array  # noqa: E731
+    assert jax.grad(top)(x).array.tolist() == [0, 10, 0, 1, 0]
+    numbered = lambda x: md.sum(sorting.sort(x, "b", descending=True) * (md.iota(md.Dim("b", 5)) + 1)).array  # noqa: E731
+    assert jax.grad(numbered)(x).array.tolist() == [5, 1, 4, 2, 3]
+    third = lambda x: sorting.nth_largest(x, "b", 3).array  # noqa: E731
+    np.testing.assert_allclose(jax.grad(third)(x).array, [0, 1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-6)
+
+
+def test_nothing_orders_an_empty_dim():
+    empty = md.tensor(jnp.zeros((0, 2)), (md.Dim("b", 0), A))
+    assert sorting.sort(empty, "b").array.shape == sorting.argsort(empty, "b").array.shape == (0, 2)
+
+
+SORTED = sorting.sort(TIES, B)
+WANTED = md.tensor(jnp.round(data(A, md.Dim("v", 6), seed=2).array * 3) / 2, (A, md.Dim("v", 6)))
+SEARCHES = {
+    "left": lambda s, w: sorting.searchsorted(s, w, B),
+    "right": lambda s, w: sorting.searchsorted(s, w, "b", side="right"),
+    "one row": lambda s, w: sorting.searchsorted(md.sum(s, (A, C)), w, B, side="right"),
+    "beyond the ends": lambda s, w: [sorting.searchsorted(s, w * f, B, side=side) for f in (1e9, -1e9) for side in ("left", "right")],
+    "whole numbers": lambda s, w: sorting.searchsorted(md.cast(s, jnp.int8), md.cast(w, jnp.int8) * 0 + 127, B, side="right"),
+}
+
+
+def test_searches_are_those_of_numpy():
+    for side in ("left", "right"):
+        found = SEARCHES[side](SORTED, WANTED)
+        assert found.dims == (A, C, WANTED.dims[1]) and found.dtype == jnp.int32
+        for i in range(A.size):
+            for j in range(C.size):
+                assert np.array_equal(found.array[i, j], np.searchsorted(SORTED.array[i, :, j], WANTED.array[i], side))
+    assert np.array_equal(SEARCHES["one row"](SORTED, WANTED).array, np.searchsorted(SORTED.array.sum((0, 2)), WANTED.array, "right"))
+
+
+@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+def test_searches_are_the_same_lowered(rules):
+    assert_same(lambda s, w: {name: fn(s, w) for name, fn in SEARCHES.items()}, SORTED, WANTED, layout=rules, dims=("k",), gradients=False)
+
+
+@pytest.mark.parametrize("parts", range(1, 18))
+def test_the_network_sorts_any_number_of_parts(parts):
+    rng = np.random.default_rng(parts)
+    for _ in range(200):
+        bits = rng.integers(0, 2, parts).tolist()  # a network that sorts zeros and ones sorts everything
+        for partners in _rounds(parts):
+            assert [partners[p] for p in partners] == list(range(parts))
+            bits = [min(bits[i], bits[p]) if i < p else max(bits[i], bits[p]) for i, p in enumerate(partners)]
+        assert bits == sorted(bits)
+
+
+LONG, FEW = dims(long=64, k=3)
+ROWS = data(A, LONG)
+SPLIT = layout("long -> m", mesh={"m": 8})
+
+
+def bytes_of(fn, x=ROWS, rules=SPLIT):
+    return [(c.operation, c.bytes) for c in md.lower(fn, rules).program(x).collectives]
+
+
+def test_top_k_gathers_k_candidates_of_each_part():
+    assert bytes_of(lambda x: sorting.top_k(x, LONG, FEW)) == [("all_gather", 8 * FEW.size * A.size * 4)] * 2  # indices and values
+
+
+def test_top_k_of_more_than_a_part_gathers_the_parts_without_indices():
+    assert bytes_of(lambda x: sorting.top_k(x, LONG, md.Dim("k", 20))) == [("all_gather", LONG.size * A.size * 4)]
+
+
+def test_the_gradient_of_top_k_moves_nothing():
+    loss = lambda x: md.sum(sorting.top_k(x, LONG, FEW)[0] * 2.0)  # noqa: E731
+    assert set(collectives(md.value_and_grad(loss), ROWS, layout=SPLIT)) == {("all_gather", ("m",))}
+
+
+def test_nth_largest_gathers_candidates_or_counts():
+    assert bytes_of(lambda x: sorting.nth_largest(x, LONG, 3)) == [("all_gather", 8 * 3 * A.size * 4)]
+    long = data(A, md.Dim("long", 512))
+    assert bytes_of(lambda x: sorting.nth_smallest(x, "long", 256), long) == [("psum", 15 * A.size * 4)] * 8  # four bits a time
+
+
+def test_a_sort_of_few_rows_moves_a_part_each_round_and_no_device_has_the_whole():
+    block = LONG.size // 8 * 4
+    row = data(LONG)
+    assert bytes_of(lambda x: sorting.sort(x, LONG), row) == [("ppermute", block)] * 6
+    assert bytes_of(lambda x: sorting.argsort(x, LONG), row) == [("ppermute", block)] * 12  # elements and indices
+    assert bytes_of(lambda x: sorting.sort(x, LONG), row, layout("long -> m", mesh={"m": 2})) == [("ppermute", 4 * block)]
+
+
+def test_a_sort_of_many_rows_moves_a_part_there_and_back():
+    rows = data(md.Dim("many", 16), LONG)
+    there_and_back = [("all_to_all", 16 * LONG.size // 8 * 4)] * 2
+    assert bytes_of(lambda x: sorting.sort(x, LONG), rows) == there_and_back
+    assert bytes_of(lambda x: sorting.argsort(x, LONG), rows) == there_and_back
+    step = bytes_of(md.value_and_grad(lambda x: md.sum(sorting.sort(x, LONG) * 2.0)), rows)
+    assert [c for c in step if c[0] != "psum"] == there_and_back * 2

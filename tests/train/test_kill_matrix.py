@@ -1,0 +1,128 @@
+"""A run that is killed at any moment loses nothing.
+
+One run is killed again and again, by SIGKILL, in steps, while checkpoints are written and while old ones are removed, and goes on by
+`--resume auto`: now as one process with two devices, now as two processes with one each, of which one is killed, or the launcher.
+Every checkpoint that is there after a kill is whole, and the losses in the end are, bit for bit, those of a run that nothing disturbed.
+So no sample was skipped or repeated: each batch, and the dropout of each step, leaves its trace in the loss.
+
+4 kills by default, the same ones each time; 20 others with HYPOTHESIS_PROFILE=nightly.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshdsl.train.checkpoints import folders
+from meshdsl.train.checkpoints.arrays import verify
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+KILLS = 20 if NIGHTLY else 4
+STEPS = 8 * KILLS
+TINY = [
+    "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "model.dropout=0.1", "batch=4",
+    "schedule.warmup=2", "validation.batches=1", "sample.tokens=1", f"steps={STEPS}", "checkpoint.every=1", "checkpoint.keep=2",
+]  # fmt: skip
+LAUNCHED = ["launch", "--processes", "2", "--"]
+MOMENTS = ("writing", "step", "removing", "starting")
+
+
+def processes_for(number):
+    """2, 1, 2, 1 and the next time round 1, 2, 1, 2, so that each moment sees both; the first kill is the hardest, one of two while both write."""
+    return 1 + (number // len(MOMENTS) + number + 1) % 2
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Starts `meshdsl train`, or goes on, in a folder; all programs share what was compiled."""
+    shared = tmp_path_factory.mktemp("shared")
+    (shared / "text.txt").write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
+    environment = {
+        "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(shared), "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }  # fmt: skip
+
+    def run(out, processes):
+        words = ["train", "--data", str(shared / "text.txt"), "--layout", "fsdp", "--resume", "auto", "--out", str(out), *TINY]
+        words = [*LAUNCHED, *words] if processes > 1 else [*words, "--devices", "2"]
+        with (shared / "printed").open("a") as printed:
+            return subprocess.Popen([sys.executable, "-m", "meshdsl.cli", *words], env=os.environ | environment, stdout=printed, stderr=printed)
+
+    run.printed = shared / "printed"
+    return run
+
+
+def losses(out):
+    """The losses of all steps, each of which was recorded once."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    return [record["loss"] for record in records]
+
+
+def came(out, moment, after):
+    """Whether the moment to kill is there: in a step, or at the checkpoint of one, some steps after the step `after`."""
+    try:
+        names = os.listdir(out / "checkpoints")
+    except FileNotFoundError:
+        return False
+    newest = max((int(name) for name in names if name.isdecimal()), default=0)
+    if moment == "step" or newest >= after + 4:  # what goes by too fast to be seen
+        return newest >= after + 1
+    return newest >= after and any({"writing": "orbax-checkpoint-tmp", "removing": "leaving"}[moment] in name for name in names)
+
+
+def members(process):
+    """The process and its children: those that `launch` started."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [process.pid, *map(int, listed.read_text().split())]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def kill(process, victim):
+    """SIGKILL one of the processes, and wait until all have ended; whether they were running still."""
+    running = members(process) if process.poll() is None else []
+    if not running:
+        return False
+    os.kill(running[victim % len(running)], signal.SIGKILL)
+    process.wait(timeout=120)
+    until = time.monotonic() + 120
+    while any(map(alive, running[1:])):
+        assert time.monotonic() < until, "a process outlives those that it ran with"
+        time.sleep(0.01)
+    return True
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, tmp_path):
+    seed = random.SystemRandom().randrange(1 << 30) if NIGHTLY else 1
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole, 1).wait() == 0, start.printed.read_text()
+    for number in range(KILLS):
+        moment = MOMENTS[number % len(MOMENTS)]
+        before = max(folders.steps(out / "checkpoints"), default=0)
+        process = start(out, processes_for(number))
+        if moment == "starting":
+            time.sleep(draw.uniform(0, 4))
+        else:
+            while process.poll() is None and not came(out, moment, before + draw.randrange(2)):
+                time.sleep(0.0005)
+        time.sleep(draw.choice([0.0, 0.002, 0.02, 0.1]) * draw.random())
+        assert kill(process, draw.randrange(3)), start.printed.read_text()
+        for step in folders.steps(out / "checkpoints"):
+            assert not verify(out / "checkpoints" / str(step)), f"kill {number}, {moment}"
+    assert start(out, 1).wait() == 0, start.printed.read_text()
+    assert losses(out) == losses(whole)

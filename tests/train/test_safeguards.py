@@ -1,0 +1,231 @@
+"""A folder without room, losses that are not finite, steps that never end."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshdsl import MeshDSLError, hosts
+from meshdsl.train import safeguards
+from meshdsl.train.config import Guard
+from meshdsl.train.safeguards import HUNG, Nonfinite, Watchdog, check_folder
+
+# -- the folder --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_can_be_made_is_left_alone(tmp_path):
+    check_folder(tmp_path / "runs" / "a", 1000)
+    check_folder(tmp_path, 1000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MeshDSLError, match=r"file/a: cannot be written: .*file: Not a directory"):
+        check_folder(tmp_path / "file" / "a", 0)
+
+
+def test_a_read_only_folder_is_an_error():
+    with pytest.raises(MeshDSLError, match=r"^/proc/run: cannot be written: /proc: "):
+        check_folder(Path("/proc/run"), 0)
+
+
+def test_a_full_disk_is_an_error_that_says_how_much_is_missing(tmp_path):
+    need = r"the checkpoints that are kept there need 1024.00 PiB, and [\d.]+ \wiB are free; "
+    with pytest.raises(MeshDSLError, match=need + "set less checkpoint.keep"):
+        check_folder(tmp_path, 2**60)
+
+
+# -- what is not finite ------------------------------------------------------------------------------------------
+
+
+@jax.jit
+def step(weight, batch):
+    """A step of a model of one number. A token of -1 spoils it, as a bad batch does."""
+    value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.log(batch["tokens"] + 1.0) * w**2))(weight)
+    return weight - 0.1 * slope, {"loss": value, "gradient_norm": jnp.abs(slope)}
+
+
+def run(path, bad, steps=6, **settings):
+    """Train with a bad batch at the steps `bad`; returns the verdicts, each one step late as in the loop."""
+    judge = Nonfinite(Guard(**settings), path)
+    weight, record, verdicts = jnp.float32(1.0), None, []
+    for number in range(1, steps + 1):
+        tokens = np.full((2, 4), -1 if number in bad else number, np.int32)
+        batch = {"tokens": tokens, "targets": tokens + 1}
+        judge.keep(number, batch)
+        after, measured = step(weight, batch)
+        before, record = record, {"step": number, **{name: float(value) for name, value in measured.items()}}
+        if settings.get("nonfinite") == "skip":  # as the compiled step does it
+            record["skipped"] = float(number in bad)
+            after = weight if number in bad else after
+        weight = after
+        verdicts.append(judge.judge(before))
+        if verdicts[-1] == "rollback":
+            weight, record = jnp.float32(1.0), None
+    return [*verdicts, judge.judge(record)]
+
+
+def test_a_run_that_is_well_goes_on(tmp_path):
+    assert set(run(tmp_path, bad=())) == {"go"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_saved(tmp_path):
+    with pytest.raises(MeshDSLError) as error:
+        run(tmp_path, bad=(4,))
+    assert str(error.value) == (
+        f"step 4: loss -inf, gradient norm inf; its batch is in {tmp_path}/nonfinite-4.npz; to go on from the newest checkpoint: "
+        f"meshdsl train --resume --out {tmp_path}, with guard.nonfinite=skip, guard.nonfinite=rollback or a lower optimizer.learning_rate"
+    )
+    batch = np.load(tmp_path / "nonfinite-4.npz")
+    assert (batch["tokens"] == -1).all() and (batch["targets"] == 0).all() and batch["tokens"].shape == (2, 4)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path):
+    with pytest.raises(MeshDSLError, match=r"step 3: loss 1, gradient norm nan; to go on"):
+        Nonfinite(Guard(), tmp_path).judge({"step": 3, "loss": 1.0, "gradient_norm": float("nan")})
+
+
+def test_a_roll_back_passes_over_the_batch(tmp_path):
+    assert run(tmp_path, bad=(3,), nonfinite="rollback").count("rollback") == 1
+    assert (tmp_path / "nonfinite-3.npz").exists()
+
+
+def test_roll_backs_end(tmp_path):
+    with pytest.raises(MeshDSLError, match=r"step 5: .* the run was rolled back 1 times before \(guard.patience=1\)"):
+        run(tmp_path, bad=(2, 5), nonfinite="rollback", patience=1)
+
+
+def test_a_step_that_fails_again_has_a_file_of_its_own(tmp_path):
+    for _ in range(2):
+        with pytest.raises(MeshDSLError):
+            run(tmp_path, bad=(2,))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nonfinite-2-2.npz", "nonfinite-2.npz"]
+
+
+def test_skipped_steps_go_on_and_are_saved(tmp_path):
+    assert set(run(tmp_path, bad=(2, 3, 5), nonfinite="skip", patience=3)) == {"go"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nonfinite-2.npz", "nonfinite-3.npz", "nonfinite-5.npz"]
+
+
+def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
+    with pytest.raises(MeshDSLError, match=r"step 4: .* the last of 3 steps in a row that were skipped \(guard.patience=3\); its batch is in .*nonfinite-4.npz"):
+        run(tmp_path, bad=(2, 3, 4), nonfinite="skip", patience=3)
+
+
+@pytest.mark.parametrize(("dynamic", "saved"), [(True, []), (False, ["nonfinite-1.npz", "nonfinite-2.npz"])])
+def test_only_a_loss_scale_that_is_looked_for_saves_no_batches(dynamic, saved, tmp_path):
+    judge = Nonfinite(Guard(nonfinite="skip"), tmp_path, dynamic)
+    for number in (1, 2):
+        judge.keep(number, {"tokens": np.zeros((1, 1), np.int32)})
+        assert judge.judge({"step": number, "loss": 1.0, "gradient_norm": float("inf"), "skipped": 1.0, "loss_scale": 4.0}) == "go"
+    assert sorted(path.name for path in tmp_path.iterdir()) == saved
+
+
+def test_each_process_saves_its_own_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    monkeypatch.setattr(hosts, "index", lambda: 1)
+    with pytest.raises(MeshDSLError, match=r"nonfinite-2-process-1.npz"):
+        run(tmp_path, bad=(2,))
+    assert (tmp_path / "nonfinite-2-process-1.npz").exists()
+
+
+# -- steps that never end ----------------------------------------------------------------------------------------
+
+
+def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_path):
+    program = textwrap.dedent(
+        f"""
+        import time
+        from pathlib import Path
+        from meshdsl.train.safeguards import Watchdog
+
+        def a_step_that_hangs():
+            time.sleep(60)
+
+        with Watchdog(0.3 / 60, Path({str(tmp_path)!r})) as dog:
+            for step in (1, 2, 3, 4):
+                time.sleep(0.15)
+                dog.beat(step)
+            a_step_that_hangs()
+        """
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == HUNG == 75
+    for report in (ended.stderr, (tmp_path / "hang-0.txt").read_text()):
+        assert "process 0: nothing has come after step 4 for 0.005 minutes (guard.timeout)" in report
+        assert "in a_step_that_hangs" in report and "exit code 75" in report
+
+
+@pytest.mark.parametrize(("factor", "ends"), [(3, False), (1, True)])
+def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
+    monkeypatch.setattr(safeguards, "_FIRST", factor)
+    with Watchdog(0.4 / 60, tmp_path) as dog:
+        assert ended.wait(0.7) == ends
+        if not ends:
+            dog.beat(1)
+            assert ended.wait(5), "after the first beat nothing else is more patient"
+
+
+def test_a_first_beat_shortens_the_patience_at_once(tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
+    monkeypatch.setattr(safeguards, "_FIRST", 1000)
+    with Watchdog(0.1 / 60, tmp_path) as dog:
+        dog.beat(1)
+        assert ended.wait(5)
+
+
+def test_an_orderly_end_is_not_touched(tmp_path, monkeypatch):
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (tmp_path / "ended").touch())
+    for minutes in (0.0, 1.0):
+        with Watchdog(minutes, tmp_path) as dog:
+            dog.beat(1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """The exit codes of the processes that a watchdog ends."""
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(safeguards, "_TELLING", 0.3)
+    return codes
+
+
+def test_a_file_system_that_hangs_does_not_keep_the_process_alive(exits, tmp_path, capsys):
+    os.mkfifo(tmp_path / "hang-0.txt")  # nobody reads it: whoever opens it waits
+    Watchdog(1.0, tmp_path)._end()
+    assert exits == [HUNG]
+    assert "in test_a_file_system_that_hangs" in capsys.readouterr().err
+    os.close(os.open(tmp_path / "hang-0.txt", os.O_RDONLY | os.O_NONBLOCK))
+
+
+class Broken:
+    def write(self, said):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stderr", [None, Broken()])
+def test_a_broken_stderr_does_not_keep_the_process_alive(stderr, exits, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    Watchdog(1.0, tmp_path)._end()
+    assert exits == [HUNG]
+    assert "in test_a_broken_stderr" in (tmp_path / "hang-0.txt").read_text()
+
+
+def test_whatever_fails_the_process_ends(exits, tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "index", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # only here, where the process lives on
+        Watchdog(1.0, tmp_path)._end()
+    assert exits == [HUNG]

@@ -1,0 +1,107 @@
+"""Two processes of four devices train as one process of eight does, and what they save goes on in one process under another layout.
+
+The processes are real ones: they meet, split every batch, sum by gloo, write one checkpoint together, and stop after the same step.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshdsl.cli import main
+from tests.hosts.test_hosts import ROOT, free_port
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+LAYOUTS = ("data", "fsdp-tensor", "sequence")
+TINY = [
+    "model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=32", "model.length=16", "model.dropout=0.1",
+    "batch=8", "schedule.shape=constant", "schedule.warmup=2", "validation.batches=1", "sample.tokens=0",
+]  # fmt: skip
+ALL_THREE = """
+from meshdsl.cli import main
+for layout in {layouts}:
+    code = main(["train", "--layout", layout, "--steps", "3", "--out", "{out}/" + layout, *{settings}])
+    assert code == 0, (layout, code)
+"""
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    text = tmp_path_factory.mktemp("text") / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
+    return [*TINY, f"data.sources.fox.paths={text}"]
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", **environment}
+    return subprocess.Popen([sys.executable, *command], env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def in_two(settings, tmp_path_factory):
+    """The folder with the runs under each layout, in two processes of four devices."""
+    out = tmp_path_factory.mktemp("two")
+    code = ALL_THREE.format(layouts=LAYOUTS, out=out, settings=settings)
+    told = {"MESHDSL_COORDINATOR": f"localhost:{free_port()}", "MESHDSL_PROCESSES": "2", "JAX_NUM_CPU_DEVICES": "4"}
+    both = [start(["-c", code], **told, MESHDSL_PROCESS_ID=str(i)) for i in range(2)]
+    try:
+        printed = [process.communicate(timeout=300) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], printed
+    assert "on 8 cpu devices" in printed[0][0] and "[Gloo]" not in printed[0][0]
+    assert printed[1] == ("", ""), "only process 0 prints"
+    return out
+
+
+@pytest.fixture(scope="module")
+def in_one(settings, tmp_path_factory):
+    """Trains as many steps in one process of eight devices; gives the losses by step."""
+    out = tmp_path_factory.mktemp("one")
+
+    def run(layout, steps):
+        assert main(["train", "--layout", layout, "--devices", "8", "--steps", str(steps), "--out", str(out / layout), *settings]) == 0
+        return losses(out / layout)
+
+    return run
+
+
+def losses(folder) -> dict[int, float]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {record["step"]: record["loss"] for record in records}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_processes_have_the_losses_of_one_and_their_checkpoint_goes_on_in_it(in_two, in_one, layout):
+    resumed = {"fsdp-tensor": "sequence"}.get(layout)
+    expected = in_one(layout, 5 if resumed else 3)
+    if resumed:
+        assert main(["train", "--resume", "--out", str(in_two / layout), "--layout", resumed, "--devices", "8", "--steps", "5"]) == 0
+    found = losses(in_two / layout)
+    assert list(found) == list(expected) == list(range(1, 6 if resumed else 4))
+    assert [found[step] for step in (1, 2, 3)] == pytest.approx([expected[step] for step in (1, 2, 3)], rel=1e-6)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_launched_run_that_is_preempted_saves_its_step_and_exits_with_0(settings, tmp_path):
+    words = ["-m", "meshdsl.cli", "launch", "--processes", "2", "--", "train", "--layout", "data", "--steps", "100000", "--out", str(tmp_path / "run")]
+    launched = start([*words, *settings])
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    try:
+        while not metrics.is_file() or metrics.read_text().count("\n") < 2:
+            assert launched.poll() is None, launched.communicate()
+            time.sleep(0.1)
+        launched.send_signal(signal.SIGTERM)
+        printed, reported = launched.communicate(timeout=60)
+    finally:
+        launched.terminate()
+    steps = len(losses(tmp_path / "run"))
+    assert launched.returncode == 0 and reported == "", (printed, reported)
+    assert f"preempted after step {steps}, which is saved" in printed
+    assert (tmp_path / "run" / "checkpoints" / str(steps)).is_dir()
