@@ -55,7 +55,9 @@ def compare(layout: str, case: cases.Case, rounds: int, repeats: int) -> list[li
         program = build(case, layout, mesh)
         programs[name] = program, program.arguments(parameters, x)
     built = measure.build(programs, repeats=repeats)
-    seconds = measure.interleaved({name: (built[name].compiled, programs[name][1]) for name in built}, rounds)
+    seconds = measure.interleaved(
+        {name: (built[name].compiled, programs[name][1]) for name in built}, rounds
+    )
     rows = []
     for name, b in built.items():
         moved = sum(c.total_bytes for c in measure.collectives(b.compiled, mesh))
@@ -69,12 +71,24 @@ def compare(layout: str, case: cases.Case, rounds: int, repeats: int) -> list[li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layouts", nargs="+", choices=cases.LAYOUTS, default=cases.LAYOUTS)
     parser.add_argument("--rounds", type=int, default=20, help="timed runs of each step")
-    parser.add_argument("--repeats", type=int, default=5, help="times that each step is traced and lowered")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="times that each step is traced and lowered"
+    )
     given = parser.parse_args()
-    head = ["layout, implementation", "step ms", "/ by hand", "collectives MiB", "trace s", "lower s", "compile s"]
+    head = [
+        "layout, implementation",
+        "step ms",
+        "/ by hand",
+        "collectives MiB",
+        "trace s",
+        "lower s",
+        "compile s",
+    ]
     rows = [[*head, "trace / by hand"]]
     for layout in given.layouts:
         check(layout)

@@ -19,8 +19,12 @@ from .plan_accuracy import Case
 
 # Their 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
 CASES = {
-    "llama3-70b": Case("llama3-70b", "fsdp-sequence", "v5p:8x8x16", {"data": 128, "model": 8}, 256, 8192),
-    "llama3-405b": Case("llama3-405b", "fsdp-sequence", "v5p:16x16x16", {"data": 512, "model": 8}, 1024, 8192),
+    "llama3-70b": Case(
+        "llama3-70b", "fsdp-sequence", "v5p:8x8x16", {"data": 128, "model": 8}, 256, 8192
+    ),
+    "llama3-405b": Case(
+        "llama3-405b", "fsdp-sequence", "v5p:16x16x16", {"data": 512, "model": 8}, 1024, 8192
+    ),
 }
 
 
@@ -32,23 +36,48 @@ def timed(what):
 
 def row(plan: Plan, *, compile: bool) -> list[str]:
     explanation, explaining = timed(plan.explain)
-    estimate = [f"{explaining:.1f}", byte_words(explanation.memory.peak), f"{explanation.time.step:.2f}", f"{explanation.time.mfu:.0%}"]
+    estimate = [
+        f"{explaining:.1f}",
+        byte_words(explanation.memory.peak),
+        f"{explanation.time.step:.2f}",
+        f"{explanation.time.mfu:.0%}",
+    ]
     if not compile:
         return estimate + ["-"] * 5
     (report, *_), compiling = timed(plan.compile)
     if report.time is None:
         return [*estimate, f"{compiling:.0f}", report.verdict, *["-"] * 3]
     memory = report.memory.needed if report.memory.peak is None else report.memory.peak
-    return [*estimate, f"{compiling:.0f}", "yes" if report.fits else "no", byte_words(memory), f"{report.time.step:.2f}", f"{report.time.mfu:.0%}"]
+    return [
+        *estimate,
+        f"{compiling:.0f}",
+        "yes" if report.fits else "no",
+        byte_words(memory),
+        f"{report.time.step:.2f}",
+        f"{report.time.mfu:.0%}",
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="only explain")
     given = parser.parse_args()
     compile_only()
-    head = ["model, target, chips, mesh, batch", "explain s", "peak", "step s", "MFU", "compile s", "fits", "peak", "step s", "MFU"]
+    head = [
+        "model, target, chips, mesh, batch",
+        "explain s",
+        "peak",
+        "step s",
+        "MFU",
+        "compile s",
+        "fits",
+        "peak",
+        "step s",
+        "MFU",
+    ]
     rows = [head]
     for name in given.models:
         case = CASES[name]

@@ -44,9 +44,20 @@ class Case:
 # Every dim divides by 8, and is as small as it can be for a check against one device.
 TINY = Case(layers=2, d_model=32, heads=8, head_dim=4, d_ff=64, batch=8, length=16, dtype="float32")
 # A step takes 0.1 to 0.3 s on two cores.
-CPU = Case(layers=4, d_model=256, heads=8, head_dim=32, d_ff=768, batch=16, length=64, dtype="float32")
+CPU = Case(
+    layers=4, d_model=256, heads=8, head_dim=32, d_ff=768, batch=16, length=64, dtype="float32"
+)
 # Compiled for 64 chips.
-POD = Case(layers=8, d_model=8192, heads=64, head_dim=128, d_ff=28672, batch=64, length=4096, dtype="bfloat16")
+POD = Case(
+    layers=8,
+    d_model=8192,
+    heads=64,
+    head_dim=128,
+    d_ff=28672,
+    batch=64,
+    length=4096,
+    dtype="bfloat16",
+)
 
 # Sizes of the mesh axes (data, model).
 CPU_MESHES = {"data": (8, 1), "fsdp": (8, 1), "tensor": (1, 8), "fsdp-sequence": (4, 2)}

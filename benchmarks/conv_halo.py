@@ -52,15 +52,21 @@ class Case:
 CASES = {
     "four of 3x3": Case(batch=2, size=128, channels=32),
     "four of 7x7": Case(batch=2, size=128, channels=8, taps=7),
-    "strided, dilated": Case(batch=2, size=256, channels=16, strides=(1, 2, 1, 2), dilations=(1, 1, 4, 1)),
+    "strided, dilated": Case(
+        batch=2, size=256, channels=16, strides=(1, 2, 1, 2), dilations=(1, 1, 4, 1)
+    ),
 }
-TINY = {name: dataclasses.replace(case, size=case.size // 4, channels=4) for name, case in CASES.items()}
+TINY = {
+    name: dataclasses.replace(case, size=case.size // 4, channels=4) for name, case in CASES.items()
+}
 
 
 def initial(case: Case):
     rng = np.random.default_rng(0)
     scale = (case.taps**2 * case.channels / 2) ** -0.5
-    weights = [(rng.standard_normal(case.weight_shape()) * scale).astype(np.float32) for _ in case.strides]
+    weights = [
+        (rng.standard_normal(case.weight_shape()) * scale).astype(np.float32) for _ in case.strides
+    ]
     return weights, rng.standard_normal(case.input_shape()).astype(np.float32)
 
 
@@ -68,7 +74,12 @@ def plain_loss(case: Case, weights, x, note=lambda x: x):
     """The function that both compute: convolutions with ReLU between them, and the mean of the squares."""
     for w, stride, dilation in zip(weights, case.strides, case.dilations, strict=True):
         x = lax.conv_general_dilated(
-            x, w, (stride, stride), "SAME", rhs_dilation=(dilation, dilation), dimension_numbers=("NHWC", "HWIO", "NHWC")
+            x,
+            w,
+            (stride, stride),
+            "SAME",
+            rhs_dilation=(dilation, dilation),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         x = note(jax.nn.relu(x))
     return jnp.mean(jnp.square(x))
@@ -80,7 +91,9 @@ def gspmd(case: Case, mesh) -> Program:
 
     def make():
         def step(weights, x):
-            return jax.value_and_grad(lambda w: plain_loss(case, w, x, lambda x: lax.with_sharding_constraint(x, split)))(weights)
+            return jax.value_and_grad(
+                lambda w: plain_loss(case, w, x, lambda x: lax.with_sharding_constraint(x, split))
+            )(weights)
 
         return jax.jit(step)
 
@@ -93,7 +106,12 @@ def gspmd(case: Case, mesh) -> Program:
 def dsl(case: Case, mesh) -> Program:
     """The same in meshdsl, under a layout that splits height and width."""
     batch, height, width, channels, below = (
-        md.Dim(name, n) for name, n in zip(("batch", "height", "width", "channels", "below"), (*case.input_shape(), case.channels), strict=True)
+        md.Dim(name, n)
+        for name, n in zip(
+            ("batch", "height", "width", "channels", "below"),
+            (*case.input_shape(), case.channels),
+            strict=True,
+        )
     )
     rows, cols = md.Dim("kernel_height", case.taps), md.Dim("kernel_width", case.taps)
     layout = md.Layout(rules=["height -> rows", "width -> cols"])
@@ -101,7 +119,14 @@ def dsl(case: Case, mesh) -> Program:
     def loss(weights, x):
         over = {"height": rows, "width": cols}
         for w, stride, dilation in zip(weights, case.strides, case.dilations, strict=True):
-            x = md.conv(md.rename(x, channels, below), w, over, out=(..., channels), stride=stride, dilation=dilation)
+            x = md.conv(
+                md.rename(x, channels, below),
+                w,
+                over,
+                out=(..., channels),
+                stride=stride,
+                dilation=dilation,
+            )
             x = md.relu(x)
         return md.mean(md.square(x))
 
@@ -109,10 +134,15 @@ def dsl(case: Case, mesh) -> Program:
         return md.lower(md.value_and_grad(loss), layout, mesh)
 
     def arguments(weights, x):
-        named = [md.parameter(w, (rows, cols, below, channels), ins=(below,)) for w in weights], md.tensor(x, (batch, height, width, channels))
+        named = (
+            [md.parameter(w, (rows, cols, below, channels), ins=(below,)) for w in weights],
+            md.tensor(x, (batch, height, width, channels)),
+        )
         return jax.tree.map(put, named, md.shardings(named, layout, mesh))
 
-    return Program(make, arguments, lambda loss, gradients: (loss.array, [g.array for g in gradients]))
+    return Program(
+        make, arguments, lambda loss, gradients: (loss.array, [g.array for g in gradients])
+    )
 
 
 IMPLEMENTATIONS = {OURS: dsl, GSPMD: gspmd}
@@ -133,9 +163,14 @@ def check(case: Case, mesh, tolerance: float = 1e-5) -> None:
 def compare(label: str, case: Case, mesh, rounds: int) -> list[list[str]]:
     """The rows of one case."""
     weights, x = initial(case)
-    programs = {name: (program := build(case, mesh), program.arguments(weights, x)) for name, build in IMPLEMENTATIONS.items()}
+    programs = {
+        name: (program := build(case, mesh), program.arguments(weights, x))
+        for name, build in IMPLEMENTATIONS.items()
+    }
     built = measure.build(programs)
-    seconds = measure.interleaved({name: (built[name].compiled, programs[name][1]) for name in built}, rounds)
+    seconds = measure.interleaved(
+        {name: (built[name].compiled, programs[name][1]) for name in built}, rounds
+    )
     rows = []
     for name, b in built.items():
         found = measure.collectives(b.compiled, mesh)
@@ -144,13 +179,19 @@ def compare(label: str, case: Case, mesh, rounds: int) -> list[list[str]]:
         rows.append(
             [f"{label}, {name}", f"{1000 * statistics.median(seconds[name]):.1f}"]
             + [f"{measure.ratio(seconds[name], seconds[GSPMD]):.3f}"]
-            + [str(sum(c.count for c in found if c.operation == "ppermute")), f"{halo / 1024:.1f}", f"{rest / 1024:.1f}"]
+            + [
+                str(sum(c.count for c in found if c.operation == "ppermute")),
+                f"{halo / 1024:.1f}",
+                f"{rest / 1024:.1f}",
+            ]
         )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=20, help="timed runs of each step")
     given = parser.parse_args()

@@ -26,7 +26,9 @@ def _stack(case: Case) -> Stack:
     )
 
     def init(key):
-        return Stack.init(key, lambda k: Block.init(k, config), config.dims["layers"], remat=config.remat)
+        return Stack.init(
+            key, lambda k: Block.init(k, config), config.dims["layers"], remat=config.remat
+        )
 
     return jax.eval_shape(init, jax.random.key(0))
 
@@ -44,10 +46,16 @@ def build(case: Case, layout: str, mesh: jax.sharding.Mesh) -> Program:
     stack = _stack(case)
     structure = jax.tree.structure(stack)
     names = list(case.parameter_shapes())  # in the order of the fields of Block
-    dims = [md.Dim(name, size) for name, size in zip(("batch", "length", "d_model"), case.input_shape(), strict=True)]
+    dims = [
+        md.Dim(name, size)
+        for name, size in zip(("batch", "length", "d_model"), case.input_shape(), strict=True)
+    ]
 
     def arguments(parameters, x):
-        whole = jax.tree.unflatten(structure, [parameters[name] for name in names]), md.tensor(x, dims)
+        whole = (
+            jax.tree.unflatten(structure, [parameters[name] for name in names]),
+            md.tensor(x, dims),
+        )
         return jax.tree.map(put, whole, md.shardings(whole, rules, mesh))
 
     def make():

@@ -21,7 +21,8 @@ def _intermediates(layout: str) -> dict[str, P]:
     inner = "model" if layout in ("tensor", "fsdp-sequence") else None
     along = "model" if layout == "fsdp-sequence" else None
     weights = {
-        name: P(*(axis if axis == "model" else None for axis in spec[1:])) for name, spec in HANDS[layout].specs.items()
+        name: P(*(axis if axis == "model" else None for axis in spec[1:]))
+        for name, spec in HANDS[layout].specs.items()
     }
     return weights | {
         "residual": P("data", along, None),
@@ -41,11 +42,17 @@ def build(case: Case, layout: str, mesh: jax.sharding.Mesh, *, annotated: bool) 
         specs = {"residual": specs["residual"]}
 
     def note(name, x):
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, specs[name])) if name in specs else x
+        return (
+            jax.lax.with_sharding_constraint(x, NamedSharding(mesh, specs[name]))
+            if name in specs
+            else x
+        )
 
     def make():
         def step(parameters, x):
-            loss, gradients = jax.value_and_grad(functools.partial(model.loss, note=note))(parameters, x)
+            loss, gradients = jax.value_and_grad(functools.partial(model.loss, note=note))(
+                parameters, x
+            )
             at_rest = {name: NamedSharding(mesh, hand.specs[name]) for name in gradients}
             return loss, jax.lax.with_sharding_constraint(gradients, at_rest)
 

@@ -37,9 +37,37 @@ class _Hand:
     leave: Callable = lambda y: y
 
 
-_D_MODEL = {"attention_norm": 0, "q": 0, "k": 0, "v": 0, "o": 2, "mlp_norm": 0, "gate": 0, "up": 0, "down": 1}
-_RANK = {"attention_norm": 1, "q": 3, "k": 3, "v": 3, "o": 3, "mlp_norm": 1, "gate": 2, "up": 2, "down": 2}
-_SPLIT = {"q": 1, "k": 1, "v": 1, "o": 0, "gate": 1, "up": 1, "down": 0}  # heads or d_ff: Megatron's dim
+_D_MODEL = {
+    "attention_norm": 0,
+    "q": 0,
+    "k": 0,
+    "v": 0,
+    "o": 2,
+    "mlp_norm": 0,
+    "gate": 0,
+    "up": 0,
+    "down": 1,
+}
+_RANK = {
+    "attention_norm": 1,
+    "q": 3,
+    "k": 3,
+    "v": 3,
+    "o": 3,
+    "mlp_norm": 1,
+    "gate": 2,
+    "up": 2,
+    "down": 2,
+}
+_SPLIT = {
+    "q": 1,
+    "k": 1,
+    "v": 1,
+    "o": 0,
+    "gate": 1,
+    "up": 1,
+    "down": 0,
+}  # heads or d_ff: Megatron's dim
 
 
 def _specs(*, d_model: str | None = None, inner: str | None = None) -> dict[str, P]:
@@ -115,7 +143,9 @@ def build(case: Case, layout: str, mesh: jax.sharding.Mesh) -> Program:
 
     def make():
         def local(parameters, x):
-            return jax.value_and_grad(lambda parameters: _loss(hand, case, parameters, x))(parameters)
+            return jax.value_and_grad(lambda parameters: _loss(hand, case, parameters, x))(
+                parameters
+            )
 
         specs = hand.specs, hand.x
         return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(P(), hand.specs)))

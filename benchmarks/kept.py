@@ -11,7 +11,9 @@ from typing import Any
 import jax
 
 
-def compiled(kept: Path | None, lower: Callable[[], Any], options: Mapping[str, str]) -> dict[str, Any]:
+def compiled(
+    kept: Path | None, lower: Callable[[], Any], options: Mapping[str, str]
+) -> dict[str, Any]:
     """What the compiler says of the program that `lower` makes: `arguments`, `temporaries` and `peak` in bytes and its `text`, or `error`; and the `seconds` it took.
 
     kept: a path without suffix, where all this is read from if it is there, and else written to.
@@ -27,7 +29,11 @@ def compiled(kept: Path | None, lower: Callable[[], Any], options: Mapping[str, 
         found, text = {"error": " ".join(str(error).split())[:200]}, ""
     else:
         m, text = executable.memory_analysis(), executable.as_text()
-        found = {"arguments": m.argument_size_in_bytes, "temporaries": m.temp_size_in_bytes, "peak": m.peak_memory_in_bytes}
+        found = {
+            "arguments": m.argument_size_in_bytes,
+            "temporaries": m.temp_size_in_bytes,
+            "peak": m.peak_memory_in_bytes,
+        }
     found["seconds"] = time.perf_counter() - start
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from meshdsl.models.transformer import Config
 
+from meshdsl.models.transformer import Config
 from meshdsl.train.config import Optimizer, Schedule
 from meshdsl.train.optimizer import make_schedule, peak
 
@@ -31,7 +31,11 @@ BLOCK = {
     "up": ("d_model", "d_ff"),
     "down": ("d_ff", "d_model"),
 }
-DIMS = {"embedding": ("vocab", "d_model")} | {name: ("layers", *dims) for name, dims in BLOCK.items()} | {"norm": ("d_model",), "head": ("d_model", "vocab")}
+DIMS = (
+    {"embedding": ("vocab", "d_model")}
+    | {name: ("layers", *dims) for name, dims in BLOCK.items()}
+    | {"norm": ("d_model",), "head": ("d_model", "vocab")}
+)
 MATRICES = {name: not name.endswith("norm") for name in DIMS}
 
 Note = Callable[[str, jax.Array], jax.Array]
@@ -39,13 +43,18 @@ Note = Callable[[str, jax.Array], jax.Array]
 
 def parameter_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
     sizes = {name: dim.size for name, dim in config.dims.items()}
-    return {name: jax.ShapeDtypeStruct([sizes[d] for d in dims], jnp.float32) for name, dims in DIMS.items()}
+    return {
+        name: jax.ShapeDtypeStruct([sizes[d] for d in dims], jnp.float32)
+        for name, dims in DIMS.items()
+    }
 
 
 def angles(config: Config, dtype: str) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of every position's angles: (length, 1, 1, head_dim / 2)."""
     half = config.dims["head_dim"].size // 2
-    frequency = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rotary_base) / half))
+    frequency = jnp.exp(
+        jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rotary_base) / half)
+    )
     turn = (jnp.arange(config.length, dtype=jnp.float32)[:, None] * frequency)[:, None, None, :]
     return jnp.cos(turn).astype(dtype), jnp.sin(turn).astype(dtype)
 
@@ -59,7 +68,10 @@ def rotate(x, turn):
 
 def attend(q, k, v, note: Note):
     """Causal attention of (batch, length, kv_heads, group, head_dim) to keys and values without `group`."""
-    scores = note("scores", jnp.einsum("bqkgh,bmkh->bqkgm", q, k)).astype(jnp.float32) * q.shape[-1] ** -0.5
+    scores = (
+        note("scores", jnp.einsum("bqkgh,bmkh->bqkgm", q, k)).astype(jnp.float32)
+        * q.shape[-1] ** -0.5
+    )
     position = jnp.arange(q.shape[1])
     visible = (position[:, None] >= position)[:, None, None, :]
     weights = note("scores", jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1))
@@ -75,7 +87,10 @@ def block(w: dict, x, turn, epsilon: float, note: Note):
     h = note("normed", rms_norm(x, use("attention_norm"), epsilon))
     q = note("queries", jnp.einsum("btd,dkgh->btkgh", h, use("q")))
     k, v = (note("keys", jnp.einsum("btd,dkh->btkh", h, use(name))) for name in "kv")
-    q, k = note("queries", rotate(q, turn)), note("keys", rotate(k[:, :, :, None], turn)[:, :, :, 0])
+    q, k = (
+        note("queries", rotate(q, turn)),
+        note("keys", rotate(k[:, :, :, None], turn)[:, :, :, 0]),
+    )
     attended = note("queries", attend(q, k, v, note))
     x = note("residual", x + note("projected", jnp.einsum("btkgh,kghd->btd", attended, use("o"))))
     h = note("normed", rms_norm(x, use("mlp_norm"), epsilon))
@@ -87,7 +102,10 @@ def block(w: dict, x, turn, epsilon: float, note: Note):
 def loss(parameters: dict, tokens, targets, config: Config, note: Note, dtype: str):
     """Mean cross-entropy of `targets` (batch, length) in nats per token; `dtype` of parameters where they are used, and of activations."""
     turn = angles(config, dtype)
-    x = note("residual", jnp.take(note("use/embedding", parameters["embedding"].astype(dtype)), tokens, axis=0))
+    x = note(
+        "residual",
+        jnp.take(note("use/embedding", parameters["embedding"].astype(dtype)), tokens, axis=0),
+    )
 
     def body(x, w):
         return block(w, x, turn, config.norm_epsilon, note), None
@@ -96,12 +114,19 @@ def loss(parameters: dict, tokens, targets, config: Config, note: Note, dtype: s
     x, _ = jax.lax.scan(body, x, {name: parameters[name] for name in BLOCK})
     scale = note("use/norm", parameters["norm"].astype(dtype))
     x = note("normed", rms_norm(x, scale, config.norm_epsilon))
-    logits = note("logits", jnp.einsum("btd,dv->btv", x, note("use/head", parameters["head"].astype(dtype)))).astype(jnp.float32)
-    chosen = jnp.sum(jnp.where(jax.nn.one_hot(targets, config.vocab, dtype=bool), logits, 0.0), axis=-1)
+    logits = note(
+        "logits", jnp.einsum("btd,dv->btv", x, note("use/head", parameters["head"].astype(dtype)))
+    ).astype(jnp.float32)
+    chosen = jnp.sum(
+        jnp.where(jax.nn.one_hot(targets, config.vocab, dtype=bool), logits, 0.0), axis=-1
+    )
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 
 
 def make_tx(settings: Optimizer, schedule: Schedule, steps: int) -> optax.GradientTransformation:
     """The adamw of `meshdsl.train.optimizer`, behind its clipping by the global norm."""
     rate = make_schedule(schedule, peak(settings), steps)
-    return optax.chain(optax.clip_by_global_norm(settings.clip), optax.adamw(rate, b2=0.95, weight_decay=settings.weight_decay, mask=MATRICES))
+    return optax.chain(
+        optax.clip_by_global_norm(settings.clip),
+        optax.adamw(rate, b2=0.95, weight_decay=settings.weight_decay, mask=MATRICES),
+    )

@@ -38,7 +38,9 @@ from meshdsl.train.step import State
 from meshdsl.train.watch import read_records
 
 _KINDS = ("input_seconds", "checkpoint_seconds", "step_seconds")
-Taken = dict[str, float]  # ms of one step: `seconds` in all, `cpu` of this process in all its threads, and the metrics of _KINDS
+Taken = dict[
+    str, float
+]  # ms of one step: `seconds` in all, `cpu` of this process in all its threads, and the metrics of _KINDS
 
 
 class Counted(Run):
@@ -54,7 +56,10 @@ class Loops:
 
     def __init__(self, config: Config):
         layout = find_layout(config.layout)
-        self.config, self.job = config, Job(config, layout, md.make_mesh(layout, pick_devices(layout, config.devices)))
+        self.config, self.job = (
+            config,
+            Job(config, layout, md.make_mesh(layout, pick_devices(layout, config.devices))),
+        )
         self.corpus = open_data(config)
         self.batches = self.corpus.train(rows_here(self.job.batch["tokens"]))
         self.batch = self.job.place(next(self.batches))
@@ -67,9 +72,14 @@ class Loops:
         for _ in range(self.config.steps):
             before = self.measured
             self.state, self.measured = self.step(self.state, self.batch)
-            jax.block_until_ready(before)  # many steps in flight wait for each other's threads on virtual CPU devices, for ever
+            jax.block_until_ready(
+                before
+            )  # many steps in flight wait for each other's threads on virtual CPU devices, for ever
         jax.block_until_ready(self.measured)
-        return {"seconds": 1e3 * (time.perf_counter() - start) / self.config.steps, "cpu": 1e3 * (time.process_time() - used) / self.config.steps}
+        return {
+            "seconds": 1e3 * (time.perf_counter() - start) / self.config.steps,
+            "cpu": 1e3 * (time.process_time() - used) / self.config.steps,
+        }
 
     def whole(self, step: Callable, every: int) -> Taken:
         """The steps of a round as a run, with a checkpoint after `every` steps."""
@@ -81,11 +91,24 @@ class Loops:
 
         with tempfile.TemporaryDirectory() as path:
             folder = RunFolder(Path(path))
-            with closing(Checkpoints(folder.checkpoints, Checkpoint(every=every, keep=1), report=print)) as checkpoints:
-                run = Counted(self.job, self.corpus, Console(file=io.StringIO()), folder, checkpoints, self.batches, {})
+            with closing(
+                Checkpoints(folder.checkpoints, Checkpoint(every=every, keep=1), report=print)
+            ) as checkpoints:
+                run = Counted(
+                    self.job,
+                    self.corpus,
+                    Console(file=io.StringIO()),
+                    folder,
+                    checkpoints,
+                    self.batches,
+                    {},
+                )
                 self.state, done, _ = run.steps(counted, self.state, 0, Stopping())
             records = list(read_records(folder.metrics))
-        kinds = {kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done for kind in ("seconds", *_KINDS)}
+        kinds = {
+            kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done
+            for kind in ("seconds", *_KINDS)
+        }
         return {**kinds, "cpu": 1e3 * (run.ended - began[0]) / done}
 
     def idle(self) -> Taken:
@@ -98,28 +121,54 @@ def main() -> None:
     parser.add_argument("--layout", default="data")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=20, help="in a round")
-    parser.add_argument("--every", type=int, default=10, help="steps from one checkpoint to the next; 0: none")
+    parser.add_argument(
+        "--every", type=int, default=10, help="steps from one checkpoint to the next; 0: none"
+    )
     parser.add_argument("settings", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
-    loops = Loops(override(Config(layout=arguments.layout, steps=arguments.steps), arguments.settings))
+    loops = Loops(
+        override(Config(layout=arguments.layout, steps=arguments.steps), arguments.settings)
+    )
     rounds: list[dict[str, Taken]] = []
     for number in range(arguments.rounds + 1):  # the first one does not count
         order = ("bare", "whole", "idle") if number % 2 else ("whole", "bare", "idle")
-        taken = {name: loops.whole(loops.step, arguments.every) if name == "whole" else getattr(loops, name)() for name in order}
+        taken = {
+            name: loops.whole(loops.step, arguments.every)
+            if name == "whole"
+            else getattr(loops, name)()
+            for name in order
+        }
         rounds += [taken] if number else []
-        print(", ".join(f"{name} {taken[name]['seconds']:.2f} ms" for name in ("bare", "whole", "idle")), flush=True)
+        print(
+            ", ".join(
+                f"{name} {taken[name]['seconds']:.2f} ms" for name in ("bare", "whole", "idle")
+            ),
+            flush=True,
+        )
     loops.batches.close()
     report(rounds)
 
 
 def report(rounds: list[dict[str, Taken]]) -> None:
     print(f"\nmedians of {len(rounds)} rounds, ms of a step")
-    for name, words in (("bare", "bare loop"), ("whole", "`meshdsl train`"), ("idle", "... around a step that does nothing")):
-        middle = {kind: statistics.median(each[name][kind] for each in rounds) for kind in rounds[0][name]}
-        parts = "".join(f", {kind.removesuffix('_seconds')} {middle[kind]:.3f}" for kind in _KINDS if kind in middle)
+    for name, words in (
+        ("bare", "bare loop"),
+        ("whole", "`meshdsl train`"),
+        ("idle", "... around a step that does nothing"),
+    ):
+        middle = {
+            kind: statistics.median(each[name][kind] for each in rounds) for kind in rounds[0][name]
+        }
+        parts = "".join(
+            f", {kind.removesuffix('_seconds')} {middle[kind]:.3f}"
+            for kind in _KINDS
+            if kind in middle
+        )
         print(f"{words:36} {middle['seconds']:9.3f}; of the CPU {middle['cpu']:.3f}{parts}")
     for kind, words in (("seconds", "time"), ("cpu", "CPU time")):
-        print(f"`meshdsl train` / bare loop within a round, {words}: {statistics.median(each['whole'][kind] / each['bare'][kind] for each in rounds):.4f}")
+        print(
+            f"`meshdsl train` / bare loop within a round, {words}: {statistics.median(each['whole'][kind] / each['bare'][kind] for each in rounds):.4f}"
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ class Built:
 
 
 def build(
-    programs: Mapping[str, tuple[Program, tuple]], *, repeats: int = 1, compiler_options: Mapping[str, str] | None = None
+    programs: Mapping[str, tuple[Program, tuple]],
+    *,
+    repeats: int = 1,
+    compiler_options: Mapping[str, str] | None = None,
 ) -> dict[str, Built]:
     """Traces and lowers each step `repeats` times from nothing, in turns, and compiles it once.
 
@@ -44,7 +47,10 @@ def build(
             traced = program.make().trace(*arguments)
             between = time.thread_time()
             lowered[name] = traced.lower()
-            best[name] = min(best[name][0], between - start), min(best[name][1], time.thread_time() - between)
+            best[name] = (
+                min(best[name][0], between - start),
+                min(best[name][1], time.thread_time() - between),
+            )
     built = {}
     for name in programs:
         start = time.perf_counter()
@@ -82,8 +88,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(cells):
-        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        padded = [
+            c.rjust(w) if i else c.ljust(w)
+            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        ]
         return f"| {' | '.join(padded)} |"
 
-    rule = "| " + " | ".join("-" * (w - 1) + ":" if i else "-" * w for i, w in enumerate(widths)) + " |"
+    rule = (
+        "| "
+        + " | ".join("-" * (w - 1) + ":" if i else "-" * w for i, w in enumerate(widths))
+        + " |"
+    )
     return "\n".join([line(rows[0]), rule, *(line(row) for row in rows[1:])])

@@ -26,7 +26,10 @@ def initial(case: Case, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarra
         values = rng.standard_normal(shape, np.float32)
         return 1 + 0.1 * values if name.endswith("norm") else values * case.d_model**-0.5
 
-    parameters = {name: draw(name, shape).astype(case.dtype) for name, shape in case.parameter_shapes().items()}
+    parameters = {
+        name: draw(name, shape).astype(case.dtype)
+        for name, shape in case.parameter_shapes().items()
+    }
     return parameters, rng.standard_normal(case.input_shape(), np.float32).astype(case.dtype)
 
 
@@ -53,7 +56,10 @@ def rotate(x, turn):
 
 def attend(q, k, v, note: Callable = lambda name, x: x):
     """Causal attention of (batch, length, heads, head_dim); `note(name, x)` sees the scores."""
-    scores = note("scores", jnp.einsum("bqhk,bmhk->bqhm", q, k)).astype(jnp.float32) * q.shape[-1] ** -0.5
+    scores = (
+        note("scores", jnp.einsum("bqhk,bmhk->bqhm", q, k)).astype(jnp.float32)
+        * q.shape[-1] ** -0.5
+    )
     position = jnp.arange(q.shape[1])
     visible = (position[:, None] >= position)[:, None, :]
     scores = jnp.where(visible, scores, MASKED)

@@ -15,7 +15,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 import numpy as np  # noqa: E402
 
 import meshdsl as md  # noqa: E402
-from meshdsl.compiled.collectives import from_hlo# noqa: E402
+from meshdsl.compiled.collectives import from_hlo  # noqa: E402
 
 from .measure import table  # noqa: E402
 
@@ -23,7 +23,12 @@ ROWS, LONG = md.Dim("rows", 8), md.Dim("long", 64)
 PARTS, BLOCK, ROW = 8, 8, 8 * 4  # a row is what all 8 rows hold of one element of `long`, in bytes
 OTHERS = PARTS - 1
 V = md.Dim("v", 32)
-HIGH, WIDE, IN, OUT = md.Dim("high", 64), md.Dim("wide", 64), md.Dim("channels", 3), md.Dim("features", 5)
+HIGH, WIDE, IN, OUT = (
+    md.Dim("high", 64),
+    md.Dim("wide", 64),
+    md.Dim("channels", 3),
+    md.Dim("features", 5),
+)
 TAPS = md.Dim("taps_high", 5), md.Dim("taps_wide", 5)
 
 
@@ -67,7 +72,9 @@ def received(compiled, mesh) -> int:
     total = 0
     for c in from_hlo(compiled.as_text(), mesh):
         devices = int(np.prod([mesh.shape[a] for a in c.axes]))
-        share = {"ppermute": 1.0, "psum": 2 * (devices - 1) / devices}.get(c.operation, (devices - 1) / devices)
+        share = {"ppermute": 1.0, "psum": 2 * (devices - 1) / devices}.get(
+            c.operation, (devices - 1) / devices
+        )
         total += round(c.total_bytes * share)
     return total
 
@@ -85,8 +92,17 @@ def main() -> None:
     image = md.tensor(np.zeros((64, 64, 3), np.float32), (HIGH, WIDE, IN))
     kernel = md.tensor(np.zeros((5, 5, 3, 5), np.float32), (*TAPS, IN, OUT))
     conv = lambda x, w: md.conv(x, w, {HIGH: TAPS[0], WIDE: TAPS[1]}, out=(..., OUT))  # noqa: E731
-    halo = ((16 + 4) * (32 + 2) - 16 * 32) * 3 * 4  # two rows above and below, two columns on the one side that there is
-    rows.append(("conv 5 x 5, space over 4 x 2", f"{measured(conv, AREA, image, kernel):,}", f"{halo:,}", ""))
+    halo = (
+        ((16 + 4) * (32 + 2) - 16 * 32) * 3 * 4
+    )  # two rows above and below, two columns on the one side that there is
+    rows.append(
+        (
+            "conv 5 x 5, space over 4 x 2",
+            f"{measured(conv, AREA, image, kernel):,}",
+            f"{halo:,}",
+            "",
+        )
+    )
     print(table(rows))
 
 

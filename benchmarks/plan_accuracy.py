@@ -13,15 +13,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.analysis import Plan
+from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
-from meshdsl.errors import MeshDSLError
-from meshdsl.mesh import make_mesh
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.compiled.out_of_memory import parse_oom
-from meshdsl.machine import Network, find_target
 from meshdsl.compiled.replay import replay
+from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.errors import MeshDSLError
+from meshdsl.machine import Network, find_target
+from meshdsl.mesh import make_mesh
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 
@@ -46,8 +46,14 @@ class Case:
         return f"{self.model}, {self.layout} {mesh}, {self.target}, {self.batch} x {self.length}, remat {self.remat}"
 
     def plan(self) -> Plan:
-        config = override(Config(), **model_values(self.model) | {"batch": self.batch, "model.length": self.length, "model.remat": self.remat})
-        return Plan(str(self), config, find_layout(self.layout), self.mesh, find_target(self.target))
+        config = override(
+            Config(),
+            **model_values(self.model)
+            | {"batch": self.batch, "model.length": self.length, "model.remat": self.remat},
+        )
+        return Plan(
+            str(self), config, find_layout(self.layout), self.mesh, find_target(self.target)
+        )
 
 
 _LLAMA = {
@@ -56,15 +62,23 @@ _LLAMA = {
     "fsdp-sequence": ("v5p:4x4x4", {"data": 16, "model": 4}, 64),
 }
 CASES = {
-    f"{layout} {length // 1024}k {remat}": Case("llama3-8b", layout, target, mesh, batch, length, remat)
+    f"{layout} {length // 1024}k {remat}": Case(
+        "llama3-8b", layout, target, mesh, batch, length, remat
+    )
     for layout, (target, mesh, batch) in _LLAMA.items()
     for length, remat in ((8192, "full"), (2048, "full"), (2048, "none"))
 } | {
     "tensor 2k none half": Case("llama3-8b", "tensor", "v5p:2x2x2", {"model": 8}, 4, 2048, "none"),
     # Estimates were not fitted to any of these.
-    "v6e fsdp-sequence": Case("llama3-8b", "fsdp-sequence", "v6e:8x8", {"data": 16, "model": 4}, 64, 2048),
-    "v5e fsdp-tensor": Case("llama3-8b", "fsdp-tensor", "v5e:8x8", {"data": 16, "model": 4}, 64, 2048),
-    "hybrid-fsdp": Case("llama2-7b", "hybrid-fsdp", "v5p:4x4x4", {"replica": 4, "data": 16}, 64, 4096),
+    "v6e fsdp-sequence": Case(
+        "llama3-8b", "fsdp-sequence", "v6e:8x8", {"data": 16, "model": 4}, 64, 2048
+    ),
+    "v5e fsdp-tensor": Case(
+        "llama3-8b", "fsdp-tensor", "v5e:8x8", {"data": 16, "model": 4}, 64, 2048
+    ),
+    "hybrid-fsdp": Case(
+        "llama2-7b", "hybrid-fsdp", "v5p:4x4x4", {"replica": 4, "data": 16}, 64, 4096
+    ),
     "gpt2 fsdp": Case("gpt2-1.5b", "fsdp", "v6e:4x4", {"data": 16}, 64, 1024),
     "gpt2 data": Case("gpt2-355m", "data", "v5e:4x4", {"data": 16}, 64, 1024, "none"),
 }
@@ -81,27 +95,74 @@ def rows(name: str, case: Case, keep: Path | None) -> tuple[list[str], list[str]
     explanation = plan.explain()
     seconds, memory, estimated = time.perf_counter() - start, explanation.memory, explanation.time
     mesh = make_mesh(plan.sizes, target_devices(plan.target))
-    found = compiled(keep and keep / f"accuracy-{name.replace(' ', '-')}", lambda: plan.job(mesh).lowered, {})
+    found = compiled(
+        keep and keep / f"accuracy-{name.replace(' ', '-')}", lambda: plan.job(mesh).lowered, {}
+    )
     if "error" in found:
         says, verdict = ("fits" if memory.fits else "does not fit"), parse_oom(found["error"])
         needed = f"refused: {verdict.needed / GIB:.2f}" if verdict else found["error"][:90]
-        return [str(case), f"{memory.peak / GIB:.2f}, {says}", needed, *["-"] * 3], [str(case), f"{1000 * estimated.step:.1f}", *["-"] * 6, f"{seconds:.1f}"]
-    exact = "exact" if memory.arguments == found["arguments"] else f"{memory.arguments - found['arguments']:+,} bytes"
-    peaks = f"{memory.peak / GIB:.2f}", f"{found['peak'] / GIB:.2f}", off(memory.peak, found["peak"])
+        return [str(case), f"{memory.peak / GIB:.2f}, {says}", needed, *["-"] * 3], [
+            str(case),
+            f"{1000 * estimated.step:.1f}",
+            *["-"] * 6,
+            f"{seconds:.1f}",
+        ]
+    exact = (
+        "exact"
+        if memory.arguments == found["arguments"]
+        else f"{memory.arguments - found['arguments']:+,} bytes"
+    )
+    peaks = (
+        f"{memory.peak / GIB:.2f}",
+        f"{found['peak'] / GIB:.2f}",
+        off(memory.peak, found["peak"]),
+    )
     run = replay(found["text"], plan.target.chip, Network(plan.target, plan.sizes), plan.sizes)
-    times = [f"{1000 * t:.1f}" for t in (estimated.step, run.step)] + [off(estimated.step, run.step)]
-    parts = [f"{1000 * t:.1f}" for t in (estimated.compute, run.compute, estimated.exposed, run.exposed)]
-    return [str(case), *peaks, exact, f"{found['arguments'] / GIB:.3f}"], [str(case), *times, *parts, f"{seconds:.1f}"]
+    times = [f"{1000 * t:.1f}" for t in (estimated.step, run.step)] + [
+        off(estimated.step, run.step)
+    ]
+    parts = [
+        f"{1000 * t:.1f}" for t in (estimated.compute, run.compute, estimated.exposed, run.exposed)
+    ]
+    return [str(case), *peaks, exact, f"{found['arguments'] / GIB:.3f}"], [
+        str(case),
+        *times,
+        *parts,
+        f"{seconds:.1f}",
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=f"some of: {'; '.join(CASES)}")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where compiled programs are kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        choices=CASES,
+        default=list(CASES),
+        metavar="CASE",
+        help=f"some of: {'; '.join(CASES)}",
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="where compiled programs are kept"
+    )
     given = parser.parse_args()
     compile_only()
     memory = [["case", "peak GiB, explain", "compiler", "off by", "arguments", "arguments GiB"]]
-    times = [["case", "step ms, explain", "replay", "off by", "compute ms, explain", "replay", "exposed ms, explain", "replay", "explain s"]]
+    times = [
+        [
+            "case",
+            "step ms, explain",
+            "replay",
+            "off by",
+            "compute ms, explain",
+            "replay",
+            "exposed ms, explain",
+            "replay",
+            "explain s",
+        ]
+    ]
     for name in given.cases:
         try:
             of_memory, of_time = rows(name, CASES[name], given.keep)

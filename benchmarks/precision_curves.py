@@ -31,9 +31,18 @@ VARIANTS = {
     "float32": [],
     "bfloat16 compute": BFLOAT16,
     "bfloat16 parameters": [*BFLOAT16, "precision.params=bfloat16"],
-    "bfloat16 parameters, rounded at random": [*BFLOAT16, "precision.params=bfloat16", "precision.stochastic_rounding=true"],
+    "bfloat16 parameters, rounded at random": [
+        *BFLOAT16,
+        "precision.params=bfloat16",
+        "precision.stochastic_rounding=true",
+    ],
 }
-COLORS = {"float32": "#b8b8b8", "bfloat16 compute": "#1f77b4", "bfloat16 parameters": "#d62728", "bfloat16 parameters, rounded at random": "#2ca02c"}
+COLORS = {
+    "float32": "#b8b8b8",
+    "bfloat16 compute": "#1f77b4",
+    "bfloat16 parameters": "#d62728",
+    "bfloat16 parameters, rounded at random": "#2ca02c",
+}
 WINDOW = 20  # steps that a smoothed curve averages
 
 
@@ -48,7 +57,10 @@ def losses(config: Config) -> list[float]:
         state, measured = step(state, job.place(next(batches)))
         found.append(measured["loss"])
         if number % 50 == 49:
-            print(f"  step {number + 1}: {float(found[-1]):.4f}, {(time.perf_counter() - start) / (number + 1):.2f} s per step", flush=True)
+            print(
+                f"  step {number + 1}: {float(found[-1]):.4f}, {(time.perf_counter() - start) / (number + 1):.2f} s per step",
+                flush=True,
+            )
     return [float(loss) for loss in jax.device_get(found)]
 
 
@@ -73,13 +85,29 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 7), height_ratios=(3, 2), facecolor="white", layout="constrained")
+    figure, (above, below) = pyplot.subplots(
+        2,
+        1,
+        sharex=True,
+        figsize=(9, 7),
+        height_ratios=(3, 2),
+        facecolor="white",
+        layout="constrained",
+    )
     steps = len(curves["float32"])
     for name, values in curves.items():
-        above.plot(range(1, steps + 1), values, color=COLORS[name], linewidth=4.0 if name == "float32" else 1.0, label=name)
+        above.plot(
+            range(1, steps + 1),
+            values,
+            color=COLORS[name],
+            linewidth=4.0 if name == "float32" else 1.0,
+            label=name,
+        )
         if name != "float32":
             gap = smoothed(values - curves["float32"])
-            below.plot(np.arange(WINDOW, steps + 1), gap, color=COLORS[name], linewidth=1.4, label=name)
+            below.plot(
+                np.arange(WINDOW, steps + 1), gap, color=COLORS[name], linewidth=1.4, label=name
+            )
     above.set_ylabel("training loss (nats per token)")
     above.set_title(f"The default run over {steps} steps")
     below.axhline(0, color=COLORS["float32"], linewidth=0.8)
@@ -92,18 +120,37 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=Config.steps)
-    parser.add_argument("--precisions", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="float32 first")
-    parser.add_argument("--keep", type=Path, default=Path("runs/precision"), metavar="FOLDER", help="where curves are kept, and not computed again")
+    parser.add_argument(
+        "--precisions", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="float32 first"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=Path("runs/precision"),
+        metavar="FOLDER",
+        help="where curves are kept, and not computed again",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
     config = override(Config(), steps=given.steps)
     curves = {name: curve(name, config, given.keep) for name in given.precisions}
-    rows = [["precision", f"loss, last {WINDOW} steps", "minus float32", "largest gap of the smoothed curves"]]
+    rows = [
+        [
+            "precision",
+            f"loss, last {WINDOW} steps",
+            "minus float32",
+            "largest gap of the smoothed curves",
+        ]
+    ]
     for name, values in curves.items():
         gap = smoothed(values - curves["float32"])
-        rows.append([name, f"{values[-WINDOW:].mean():.4f}", f"{gap[-1]:+.4f}", f"{np.abs(gap).max():.4f}"])
+        rows.append(
+            [name, f"{values[-WINDOW:].mean():.4f}", f"{gap[-1]:+.4f}", f"{np.abs(gap).max():.4f}"]
+        )
     print(f"\njax {jax.__version__}, {given.steps} steps\n\n{measure.table(rows)}")
     if given.plot:
         draw(curves, given.plot)

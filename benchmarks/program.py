@@ -32,7 +32,9 @@ def place(mesh: Mesh, specs: Mapping[str, PartitionSpec], input_spec: PartitionS
     """Makes arguments of plain parameters and inputs by putting them on a mesh."""
 
     def arguments(parameters, x):
-        placed = {name: put(value, NamedSharding(mesh, specs[name])) for name, value in parameters.items()}
+        placed = {
+            name: put(value, NamedSharding(mesh, specs[name])) for name, value in parameters.items()
+        }
         return placed, put(x, NamedSharding(mesh, input_spec))
 
     return arguments

@@ -28,19 +28,36 @@ GIB = 2**30
 
 def shapes(case: cases.Case):
     """Parameters and inputs without data."""
-    parameters = {name: jax.ShapeDtypeStruct(s, case.dtype) for name, s in case.parameter_shapes().items()}
+    parameters = {
+        name: jax.ShapeDtypeStruct(s, case.dtype) for name, s in case.parameter_shapes().items()
+    }
     return parameters, jax.ShapeDtypeStruct(case.input_shape(), case.dtype)
 
 
 def memory(compiled) -> list[float]:
     """GiB per chip: arguments, results, temporaries, and the most that lives at once."""
     m = compiled.memory_analysis()
-    sizes = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.peak_memory_in_bytes
+    sizes = (
+        m.argument_size_in_bytes,
+        m.output_size_in_bytes,
+        m.temp_size_in_bytes,
+        m.peak_memory_in_bytes,
+    )
     return [size / GIB for size in sizes]
 
 
 def compare(layout: str, case: cases.Case, mesh: jax.sharding.Mesh, names, options) -> None:
-    rows = [["implementation", "arguments GiB", "results GiB", "temporaries GiB", "peak GiB", "moved GiB", "compile s"]]
+    rows = [
+        [
+            "implementation",
+            "arguments GiB",
+            "results GiB",
+            "temporaries GiB",
+            "peak GiB",
+            "moved GiB",
+            "compile s",
+        ]
+    ]
     moved: dict[str, dict] = {}
     for name in names:
         program = IMPLEMENTATIONS[name](case, layout, mesh)
@@ -53,29 +70,55 @@ def compare(layout: str, case: cases.Case, mesh: jax.sharding.Mesh, names, optio
         found = measure.collectives(built.compiled, mesh)
         moved[name] = summary(found)
         total = sum(c.total_bytes for c in found) / GIB
-        rows.append([name, *(f"{size:.3f}" for size in memory(built.compiled)), f"{total:.3f}", f"{built.compile:.1f}"])
+        rows.append(
+            [
+                name,
+                *(f"{size:.3f}" for size in memory(built.compiled)),
+                f"{total:.3f}",
+                f"{built.compile:.1f}",
+            ]
+        )
     print(f"\n{layout} on {dict(mesh.shape)}\n\n{measure.table(rows)}\n")
     keys = sorted({key for collectives in moved.values() for key in collectives})
     rows = [["collective: count, GiB", *moved]]
     for operation, axes in keys:
         cells = [moved[name].get((operation, axes), (0, 0)) for name in moved]
-        rows.append([f"{operation}({', '.join(axes)})", *(f"{count}, {size / GIB:.3f}" for count, size in cells)])
+        rows.append(
+            [
+                f"{operation}({', '.join(axes)})",
+                *(f"{count}, {size / GIB:.3f}" for count, size in cells),
+            ]
+        )
     print(measure.table(rows), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layouts", nargs="+", choices=cases.LAYOUTS, default=["fsdp-sequence"])
-    parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
+    parser.add_argument(
+        "--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS)
+    )
     parser.add_argument("--topology", default="v5p:4x4x4", help="one with 64 devices")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the compiler")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the compiler",
+    )
     given = parser.parse_args()
     devices = topologies.get_topology_desc(platform="tpu", topology_name=given.topology).devices
-    print(f"jax {jax.__version__}, {given.topology}, {cases.POD}, options {given.option}", flush=True)
+    print(
+        f"jax {jax.__version__}, {given.topology}, {cases.POD}, options {given.option}", flush=True
+    )
     options = dict(option.split("=", 1) for option in given.option)
     for layout in given.layouts:
         axis_types = (jax.sharding.AxisType.Auto,) * 2
-        mesh = jax.make_mesh(cases.POD_MESHES[layout], ("data", "model"), axis_types=axis_types, devices=devices)
+        mesh = jax.make_mesh(
+            cases.POD_MESHES[layout], ("data", "model"), axis_types=axis_types, devices=devices
+        )
         compare(layout, cases.POD, mesh, given.implementations, options)
 
 

@@ -26,7 +26,9 @@ HIDDEN = md.Dim("hidden", 32)
 LAYOUTS = {
     "no layout": None,
     "one device": md.Layout(),
-    "8 devices": md.Layout(rules=["batch -> data", "hidden -> model"], mesh={"data": 4, "model": 2}),
+    "8 devices": md.Layout(
+        rules=["batch -> data", "hidden -> model"], mesh={"data": 4, "model": 2}
+    ),
 }
 COUNT, EINSUMS = 1000, 100
 
@@ -87,13 +89,24 @@ def seconds(fns: dict, repeats: int = 7) -> dict[str, float]:
 
 def main() -> None:
     arrays = jnp.ones((BATCH.size, FEATURES.size)), jnp.ones((FEATURES.size, HIDDEN.size))
-    tensors = md.tensor(arrays[0], (BATCH, FEATURES)), md.parameter(arrays[1], (FEATURES, HIDDEN), ins=(FEATURES,))
+    tensors = (
+        md.tensor(arrays[0], (BATCH, FEATURES)),
+        md.parameter(arrays[1], (FEATURES, HIDDEN), ins=(FEATURES,)),
+    )
     rows = [["", "jax.numpy ms", *(f"{name}, ms (ratio)" for name in LAYOUTS)]]
     for name, (named, plain) in CASES.items():
-        fns = {"jnp": (plain, None, arrays)} | {key: (named, layout, tensors) for key, layout in LAYOUTS.items()}
+        fns = {"jnp": (plain, None, arrays)} | {
+            key: (named, layout, tensors) for key, layout in LAYOUTS.items()
+        }
         best = seconds(fns)
         base = best.pop("jnp")
-        rows.append([name, f"{1000 * base:.1f}", *(f"{1000 * t:.1f} ({t / base:.2f})" for t in best.values())])
+        rows.append(
+            [
+                name,
+                f"{1000 * base:.1f}",
+                *(f"{1000 * t:.1f} ({t / base:.2f})" for t in best.values()),
+            ]
+        )
     print(f"jax {jax.__version__}\n\n{table(rows)}")
 
 

@@ -25,15 +25,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
+from meshdsl.commands.analysis import Plan
 from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
-from meshdsl.commands.analysis import Plan
 from meshdsl.compiled.collectives import from_hlo
-from meshdsl.record import summary
 from meshdsl.compiled.options import default_options, parse_options
+from meshdsl.compiled.replay import replay
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
-from meshdsl.compiled.replay import replay
+from meshdsl.record import summary
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 
@@ -47,8 +47,22 @@ CASES = {
     "tensor": ("v5p:2x2x2", {"model": 8}, 8),
     "fsdp-sequence": ("v5p:4x4x4", {"data": 16, "model": 4}, 64),
 }
-SMALL = {"layers": 2, "d_model": 32, "heads": 16, "kv_heads": 8, "head_dim": 8, "d_ff": 64, "vocab": 256, "length": 16, "rotary_base": 500.0}
-SMALL_MESHES = {"fsdp": {"data": 8}, "tensor": {"model": 8}, "fsdp-sequence": {"data": 4, "model": 2}}
+SMALL = {
+    "layers": 2,
+    "d_model": 32,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_dim": 8,
+    "d_ff": 64,
+    "vocab": 256,
+    "length": 16,
+    "rotary_base": 500.0,
+}
+SMALL_MESHES = {
+    "fsdp": {"data": 8},
+    "tensor": {"model": 8},
+    "fsdp-sequence": {"data": 4, "model": 2},
+}
 
 
 # -- where everything lies -----------------------------------------------------------------------------------------
@@ -75,8 +89,14 @@ def residual(config: Config, layout: md.Layout, mesh: Mesh) -> P:
 def intermediates(parameters: dict[str, P], stream: P, mesh: Mesh) -> dict[str, P]:
     """Where each intermediate of the model lies: as the collectives that meshdsl writes leave them. `stream` is the residual stream."""
     data, inner = stream[0], ("model" if "model" in mesh.shape else None)
-    in_use = {name: P(*(axis if axis == "model" else None for axis in spec)) for name, spec in parameters.items()}
-    return {f"use/{name}": P(*spec[1:]) if name in llama.BLOCK else spec for name, spec in in_use.items()} | {
+    in_use = {
+        name: P(*(axis if axis == "model" else None for axis in spec))
+        for name, spec in parameters.items()
+    }
+    return {
+        f"use/{name}": P(*spec[1:]) if name in llama.BLOCK else spec
+        for name, spec in in_use.items()
+    } | {
         "projected": stream,
         "normed": P(data, None, None),
         "queries": P(data, None, inner, None, None),
@@ -95,22 +115,44 @@ class Jitted:
 
     def __init__(self, config: Config, layout: md.Layout, mesh: Mesh, *, annotated: bool):
         parameters, stream = at_rest(config, layout, mesh), residual(config, layout, mesh)
-        specs = {"residual": stream} | (intermediates(parameters, stream, mesh) if annotated else {})
+        specs = {"residual": stream} | (
+            intermediates(parameters, stream, mesh) if annotated else {}
+        )
         self.tx = llama.make_tx(config.optimizer, config.schedule, config.steps)
         self._place = functools.partial(NamedSharding, mesh)
         shapes = llama.parameter_shapes(config.model)
         state = shapes, jax.eval_shape(self.tx.init, shapes)
-        self.shardings = jax.tree_util.tree_map_with_path(lambda path, _: self._place(parameters.get(getattr(path[-1], "key", None), P())), state)
-        self.state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, self.shardings)
+        self.shardings = jax.tree_util.tree_map_with_path(
+            lambda path, _: self._place(parameters.get(getattr(path[-1], "key", None), P())), state
+        )
+        self.state = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, self.shardings
+        )
         self._batch = self._place(P(*stream[:2]))
-        self.batch = {name: jax.ShapeDtypeStruct((config.batch, config.model.length), jnp.int32, sharding=self._batch) for name in ("tokens", "targets")}
+        self.batch = {
+            name: jax.ShapeDtypeStruct(
+                (config.batch, config.model.length), jnp.int32, sharding=self._batch
+            )
+            for name in ("tokens", "targets")
+        }
 
         def note(name, x):
-            return jax.lax.with_sharding_constraint(x, self._place(specs[name])) if name in specs else x
+            return (
+                jax.lax.with_sharding_constraint(x, self._place(specs[name]))
+                if name in specs
+                else x
+            )
 
         def step(state, batch):
             parameters, opt_state = state
-            loss, gradients = jax.value_and_grad(llama.loss)(parameters, batch["tokens"], batch["targets"], config.model, note, config.precision.compute)
+            loss, gradients = jax.value_and_grad(llama.loss)(
+                parameters,
+                batch["tokens"],
+                batch["targets"],
+                config.model,
+                note,
+                config.precision.compute,
+            )
             gradients = jax.lax.with_sharding_constraint(gradients, self.shardings[0])
             updates, opt_state = self.tx.update(gradients, opt_state, parameters)
             metrics = {"loss": loss, "gradient_norm": optax.global_norm(gradients)}
@@ -147,11 +189,15 @@ def check(layout_name: str, tolerance: float = 1e-5) -> None:
     layout, sizes = find_layout(layout_name), SMALL_MESHES[layout_name]
     mesh = md.make_mesh(sizes, jax.devices("cpu")[:8])
     config = override(Config(), batch=8, **{f"model.{key}": value for key, value in SMALL.items()})
-    tokens = np.random.default_rng(0).integers(0, SMALL["vocab"], (8, SMALL["length"] + 1), np.int32)
+    tokens = np.random.default_rng(0).integers(
+        0, SMALL["vocab"], (8, SMALL["length"] + 1), np.int32
+    )
     batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
     lowered = Lowered(config, layout, mesh)
     state = lowered.job.step.init(jax.random.key(0))
-    plain = dict(zip(llama.DIMS, (np.asarray(x) for x in jax.tree.leaves(state.params)), strict=True))
+    plain = dict(
+        zip(llama.DIMS, (np.asarray(x) for x in jax.tree.leaves(state.params)), strict=True)
+    )
     placed, expected = lowered.job.place(batch), []
     for _ in range(2):
         state, metrics = lowered.step(state, placed)
@@ -163,63 +209,140 @@ def check(layout_name: str, tolerance: float = 1e-5) -> None:
         for _ in range(2):
             own, metrics = jitted.step(own, placed)
             found += [float(metrics["loss"]), float(metrics["gradient_norm"])]
-        np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=f"{name}, {layout_name}: loss and norm of the gradient")
+        np.testing.assert_allclose(
+            found,
+            expected,
+            rtol=tolerance,
+            err_msg=f"{name}, {layout_name}: loss and norm of the gradient",
+        )
         for key, value in zip(llama.DIMS, jax.tree.leaves(state.params), strict=True):
             moved = np.linalg.norm(np.asarray(value) - plain[key])
             error = np.linalg.norm(np.asarray(own[0][key]) - np.asarray(value)) / moved
-            assert error < 100 * tolerance, f"{name}, {layout_name}: the update of {key} is off by {error:.1e}"  # adam divides by small roots
+            assert error < 100 * tolerance, (
+                f"{name}, {layout_name}: the update of {key} is off by {error:.1e}"
+            )  # adam divides by small roots
 
 
 # -- the pod -------------------------------------------------------------------------------------------------------
 
 
-def compare(layout_name: str, names: list[str], settings: list[str], options: dict[str, str] | None, keep: Path | None) -> None:
+def compare(
+    layout_name: str,
+    names: list[str],
+    settings: list[str],
+    options: dict[str, str] | None,
+    keep: Path | None,
+) -> None:
     target_name, sizes, batch = CASES[layout_name]
     target, layout = find_target(target_name), find_layout(layout_name)
     mesh = md.make_mesh(sizes, target_devices(target))
     off = dict.fromkeys(default_options(mesh), "false")  # meshdsl's own step has them on
     options = default_options(mesh) if options is None else options
     config = override(Config(), settings, batch=batch, **model_values("llama3-8b"))
-    rows = [["implementation", "arguments GiB", "temporaries GiB", "peak GiB", "moved GiB", "step ms", "compute ms", "exposed ms", "compile s"]]
+    rows = [
+        [
+            "implementation",
+            "arguments GiB",
+            "temporaries GiB",
+            "peak GiB",
+            "moved GiB",
+            "step ms",
+            "compute ms",
+            "exposed ms",
+            "compile s",
+        ]
+    ]
     moved: dict[str, dict] = {}
     for name in names:
         run = IMPLEMENTATIONS[name](config, layout, mesh)
         kept = keep and keep / "-".join(("gspmd", layout_name, name.replace(", ", "-"), *settings))
-        found = kept_or_compiled(kept, lambda run=run: run.step.lower(run.state, run.batch), off | options)
+        found = kept_or_compiled(
+            kept, lambda run=run: run.step.lower(run.state, run.batch), off | options
+        )
         if "error" in found:
             rows.append([name, *["-"] * 7, found["error"][:90]])
             continue
         replayed = replay(found["text"], target.chip, Network(target, sizes), sizes)
         moved[name] = summary(from_hlo(found["text"], mesh))
-        memory = found["arguments"], found["temporaries"], found["peak"], sum(total for _, total in moved[name].values())
+        memory = (
+            found["arguments"],
+            found["temporaries"],
+            found["peak"],
+            sum(total for _, total in moved[name].values()),
+        )
         times = replayed.step, replayed.compute, replayed.exposed
-        rows.append([name, *(f"{x / GIB:.2f}" for x in memory), *(f"{1000 * t:,.0f}" for t in times), f"{found['seconds']:.0f}"])
+        rows.append(
+            [
+                name,
+                *(f"{x / GIB:.2f}" for x in memory),
+                *(f"{1000 * t:,.0f}" for t in times),
+                f"{found['seconds']:.0f}",
+            ]
+        )
         print(f"{layout_name}, {name}: compiled in {found['seconds']:.0f} s", flush=True)
-    print(f"\n{layout_name}, llama3-8b, batch {config.batch} of length {config.model.length} on {target_name}, mesh {sizes}, options {options}\n")
+    print(
+        f"\n{layout_name}, llama3-8b, batch {config.batch} of length {config.model.length} on {target_name}, mesh {sizes}, options {options}\n"
+    )
     print(f"{measure.table(rows)}\n")
     rows = [["collective: count, GiB", *moved]]
     for operation, axes in sorted({key for found in moved.values() for key in found}):
         cells = [moved[name].get((operation, axes), (0, 0)) for name in moved]
-        rows.append([f"{operation}({', '.join(axes)})", *(f"{count}, {total / GIB:.3f}" if count else "-" for count, total in cells)])
+        rows.append(
+            [
+                f"{operation}({', '.join(axes)})",
+                *(f"{count}, {total / GIB:.3f}" if count else "-" for count, total in cells),
+            ]
+        )
     print(measure.table(rows), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layouts", nargs="*", choices=CASES, default=list(CASES))
-    parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
-    parser.add_argument("--option", action="append", metavar="KEY=VALUE", help="an option of the compiler, instead of meshdsl's for the chip")
-    parser.add_argument("--no-options", dest="option", action="store_const", const=[], help="the compiler's own defaults")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where compiled programs are kept, and not compiled again")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="of the job, such as model.length=2048")
+    parser.add_argument(
+        "--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS)
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        metavar="KEY=VALUE",
+        help="an option of the compiler, instead of meshdsl's for the chip",
+    )
+    parser.add_argument(
+        "--no-options",
+        dest="option",
+        action="store_const",
+        const=[],
+        help="the compiler's own defaults",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="where compiled programs are kept, and not compiled again",
+    )
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value", help="of the job, such as model.length=2048"
+    )
     given = parser.parse_args()
     compile_only()
     jax.config.update("jax_num_cpu_devices", 8)
     for layout in given.layouts:
         check(layout)
-    print(f"jax {jax.__version__}; the losses, gradient norms and updates of all implementations agree", flush=True)
+    print(
+        f"jax {jax.__version__}; the losses, gradient norms and updates of all implementations agree",
+        flush=True,
+    )
     for layout in given.layouts:
-        compare(layout, given.implementations, given.settings, None if given.option is None else parse_options(given.option), given.keep)
+        compare(
+            layout,
+            given.implementations,
+            given.settings,
+            None if given.option is None else parse_options(given.option),
+            given.keep,
+        )
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.commands.lookup import find_layout
-from meshdsl.record.collective import Collective, summary
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import find_target
+from meshdsl.record.collective import Collective, summary
 from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
@@ -35,7 +35,16 @@ from meshdsl.train.settings import override
 from . import measure
 
 GIB = 2**30
-MODEL = {"style": "llama", "layers": 8, "d_model": 1024, "heads": 8, "head_dim": 128, "d_ff": 2816, "vocab": 8192, "length": 512}
+MODEL = {
+    "style": "llama",
+    "layers": 8,
+    "d_model": 1024,
+    "heads": 8,
+    "head_dim": 128,
+    "d_ff": 2816,
+    "vocab": 8192,
+    "length": 512,
+}
 DATA, HYBRID = {"data": 8}, {"replica": 2, "data": 4}
 
 
@@ -57,7 +66,9 @@ def stages() -> dict[str, Stage]:
         "fsdp (zero3)": Stage(fsdp, DATA, (8, 8, 8)),
         "fsdp-once (gathered per step)": Stage(find_layout("fsdp-once"), DATA, (8, 8, 8)),
         "hybrid-fsdp, 2 x 4": Stage(find_layout("hybrid-fsdp"), HYBRID, (4, 4, 4)),
-        "zero1, optimizer on the host": Stage(find_layout("zero1"), DATA, (1, 1, 8), ("optimizer",)),
+        "zero1, optimizer on the host": Stage(
+            find_layout("zero1"), DATA, (1, 1, 8), ("optimizer",)
+        ),
         "fsdp, activations on the host": Stage(fsdp, DATA, (8, 8, 8), ("activations",)),
     }
 
@@ -70,7 +81,12 @@ def itemsizes(config: Config) -> tuple[int, int, int, int]:
     """Bytes of a parameter at rest, of its gradient, of its optimizer state (adam's two moments), and of it where it is used."""
     size = lambda name: jnp.dtype(name).itemsize
     precision = config.precision
-    return size(precision.params), size(precision.reduce), 2 * size(precision.optimizer), size(precision.compute)
+    return (
+        size(precision.params),
+        size(precision.reduce),
+        2 * size(precision.optimizer),
+        size(precision.compute),
+    )
 
 
 def volume(collectives: list[Collective], mesh: dict[str, int]) -> float:
@@ -88,7 +104,9 @@ def expected_volume(name: str, count: int, sizes: tuple[int, int, int, int]) -> 
     if name == "data":
         return 2 * gradient * count * 7 / 8
     if name.startswith(("zero1", "zero2")):
-        return (gradient + at_rest) * count * 7 / 8  # a reduce-scatter of gradients, a gather of updated parameters
+        return (
+            (gradient + at_rest) * count * 7 / 8
+        )  # a reduce-scatter of gradients, a gather of updated parameters
     if name.startswith("fsdp-once"):
         return (gradient + used) * count * 7 / 8
     inside = (gradient + 2 * used) * count  # gathered forward and again backward
@@ -96,22 +114,48 @@ def expected_volume(name: str, count: int, sizes: tuple[int, int, int, int]) -> 
 
 
 def words(collectives: list[Collective]) -> str:
-    return ", ".join(f"{count} {operation}({'+'.join(axes)}) {size / GIB:.2f}" for (operation, axes), (count, size) in summary(collectives).items())
+    return ", ".join(
+        f"{count} {operation}({'+'.join(axes)}) {size / GIB:.2f}"
+        for (operation, axes), (count, size) in summary(collectives).items()
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="v5p:2x2x2", help="one with 8 chips")
     parser.add_argument("--stages", nargs="+", choices=stages(), default=list(stages()))
-    parser.add_argument("--quick", action="store_true", help="let the compiler try less hard (O0): the same collectives, more temporaries")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="of the job, such as precision.compute=bfloat16")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="let the compiler try less hard (O0): the same collectives, more temporaries",
+    )
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="of the job, such as precision.compute=bfloat16",
+    )
     given = parser.parse_args()
     compile_only()
     if given.quick:
         jax.config.update("jax_optimization_level", "O0")
-    config = override(Config(), given.settings, batch=8, **{f"model.{key}": value for key, value in MODEL.items()})
+    config = override(
+        Config(), given.settings, batch=8, **{f"model.{key}": value for key, value in MODEL.items()}
+    )
     sizes, devices = itemsizes(config), target_devices(find_target(given.target))
-    memory = [["stage", "arguments GiB", "formula", "gradients, formula", "temporaries GiB", "peak GiB", "host GiB"]]
+    memory = [
+        [
+            "stage",
+            "arguments GiB",
+            "formula",
+            "gradients, formula",
+            "temporaries GiB",
+            "peak GiB",
+            "host GiB",
+        ]
+    ]
     moved = [["stage", "sent GiB", "formula", "collectives asked for: count, GiB"]]
     for name in given.stages:
         stage = stages()[name]
@@ -127,9 +171,18 @@ def main() -> None:
         memory.append([name, arguments, f"{p + o:.3f}", f"{g:.3f}", temporaries, peak, host])
         collectives = job.program().collectives
         sent = volume(collectives, stage.mesh) / GIB
-        moved.append([name, f"{sent:.3f}", f"{expected_volume(name, count, sizes) / GIB:.3f}", words(collectives)])
+        moved.append(
+            [
+                name,
+                f"{sent:.3f}",
+                f"{expected_volume(name, count, sizes) / GIB:.3f}",
+                words(collectives),
+            ]
+        )
         print(*memory[-1], *moved[-1][1:], sep=" | ", flush=True)
-    print(f"\njax {jax.__version__}, {given.target}, {count:,} parameters, {config.precision}, batch {config.batch} of length {config.model.length}\n")
+    print(
+        f"\njax {jax.__version__}, {given.target}, {count:,} parameters, {config.precision}, batch {config.batch} of length {config.model.length}\n"
+    )
     print(f"{measure.table(memory)}\n\n{measure.table(moved)}")
 
 

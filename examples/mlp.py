@@ -1,8 +1,8 @@
 """The language on one page: a model of named dims, trained under a layout, and the collectives that it then runs.
 
-    python examples/mlp.py                                # fully sharded, on eight virtual devices
-    python examples/mlp.py "batch -> devices"             # data parallel: the same losses, other collectives
-    python examples/mlp.py "d_ff -> devices"              # tensor parallel
+python examples/mlp.py                                # fully sharded, on eight virtual devices
+python examples/mlp.py "batch -> devices"             # data parallel: the same losses, other collectives
+python examples/mlp.py "d_ff -> devices"              # tensor parallel
 """
 
 import sys
@@ -14,7 +14,12 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 
-batch, features, d_ff, classes = md.Dim("batch", 64), md.Dim("features", 32), md.Dim("d_ff", 128), md.Dim("classes", 16)
+batch, features, d_ff, classes = (
+    md.Dim("batch", 64),
+    md.Dim("features", 32),
+    md.Dim("d_ff", 128),
+    md.Dim("classes", 16),
+)
 
 
 class MLP(PyTreeNode):
@@ -25,8 +30,14 @@ class MLP(PyTreeNode):
     def init(cls, key):
         a, b = jax.random.split(key)
         return cls(
-            up=md.parameter(jax.random.normal(a, (features.size, d_ff.size)) * 0.2, (features, d_ff), ins=(features,)),
-            down=md.parameter(jax.random.normal(b, (d_ff.size, classes.size)) * 0.1, (d_ff, classes), ins=(d_ff,)),
+            up=md.parameter(
+                jax.random.normal(a, (features.size, d_ff.size)) * 0.2,
+                (features, d_ff),
+                ins=(features,),
+            ),
+            down=md.parameter(
+                jax.random.normal(b, (d_ff.size, classes.size)) * 0.1, (d_ff, classes), ins=(d_ff,)
+            ),
         )
 
     def __call__(self, x):
@@ -41,7 +52,11 @@ def loss(model, x, labels):
 
 def main(rules):
     jax.config.update("jax_num_cpu_devices", 8)  # counts only where there is no accelerator
-    layout = md.Layout(rules or ["batch -> devices"], [] if rules else ["features -> devices"], mesh={"devices": "rest"})
+    layout = md.Layout(
+        rules or ["batch -> devices"],
+        [] if rules else ["features -> devices"],
+        mesh={"devices": "rest"},
+    )
     known = (batch, features, d_ff, classes)
     value_and_grad = md.lower(md.value_and_grad(loss), layout, dims=known)
 

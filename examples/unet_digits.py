@@ -19,7 +19,12 @@ from meshdsl.models.unet import Config, UNet
 
 STEPS, NOISE = 60, 0.5
 SPATIAL = ["batch -> data", "height -> rows", "width -> cols"]
-batch, height, width, colors = md.Dim("batch", 64), md.Dim("height", 8), md.Dim("width", 8), md.Dim("colors", 1)
+batch, height, width, colors = (
+    md.Dim("batch", 64),
+    md.Dim("height", 8),
+    md.Dim("width", 8),
+    md.Dim("colors", 1),
+)
 
 
 def images() -> np.ndarray:
@@ -51,7 +56,9 @@ def main(rules):
         return optax.apply_updates(model, updates), state
 
     key = jax.random.key(0)
-    model, state = jax.jit(init, out_shardings=md.shardings(jax.eval_shape(init, key), layout, mesh))(key)
+    model, state = jax.jit(
+        init, out_shardings=md.shardings(jax.eval_shape(init, key), layout, mesh)
+    )(key)
     digits, order = images(), np.random.default_rng(1)
     for step in range(STEPS):
         chosen = order.choice(len(digits), batch.size, replace=False)

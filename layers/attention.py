@@ -51,7 +51,17 @@ class Attention(PyTreeNode):
     head_dim: md.Dim = struct.field(pytree_node=False)
 
     @classmethod
-    def init(cls, key, d_model: md.Dim, heads: md.Dim, head_dim: md.Dim, group: md.Dim | None, *, bias: bool, out_std: float):
+    def init(
+        cls,
+        key,
+        d_model: md.Dim,
+        heads: md.Dim,
+        head_dim: md.Dim,
+        group: md.Dim | None,
+        *,
+        bias: bool,
+        out_std: float,
+    ):
         q, k, v, o = jax.random.split(key, 4)
         queries = (heads, head_dim) if group is None else (heads, group, head_dim)
         return cls(
@@ -62,7 +72,9 @@ class Attention(PyTreeNode):
             head_dim=head_dim,
         )
 
-    def __call__(self, x: md.Tensor, length: md.Dim, turn, documents: Documents | None = None) -> tuple[md.Tensor, Cache]:
+    def __call__(
+        self, x: md.Tensor, length: md.Dim, turn, documents: Documents | None = None
+    ) -> tuple[md.Tensor, Cache]:
         """Every position of `length` attends to itself and to those before it, of its own document where there are several.
 
         Args:
@@ -77,7 +89,9 @@ class Attention(PyTreeNode):
         visible = md.broadcast(md.iota(length), (length, memory)) >= md.iota(memory)
         return self._attend(query, key, value, visible, memory, documents), Cache(key, value)
 
-    def step(self, x: md.Tensor, cache: Cache, position: md.Tensor, turn) -> tuple[md.Tensor, Cache]:
+    def step(
+        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn
+    ) -> tuple[md.Tensor, Cache]:
         """One position of each sequence (dims: batch), without a length dim: it joins the cache and attends to what is there."""
         memory = cache.key.dim("memory")
         query, key, value = self._project(x, turn)
@@ -92,7 +106,9 @@ class Attention(PyTreeNode):
             query, key = rotate(query, turn, self.head_dim), rotate(key, turn, self.head_dim)
         return query, key, value
 
-    def _attend(self, query, key, value, visible, memory, documents: Documents | None = None) -> md.Tensor:
+    def _attend(
+        self, query, key, value, visible, memory, documents: Documents | None = None
+    ) -> md.Tensor:
         scores = md.einsum(query, key, out=(*without(query.dims, (self.head_dim,)), memory))
         scores = md.cast(scores, jnp.float32) * self.head_dim.size**-0.5
         if documents is None:

@@ -44,7 +44,11 @@ class Conv(PyTreeNode):
           sizes: for the name of each spatial dim the size of the kernel along it.
         """
         kernel = tuple(md.Dim(f"kernel_{name}", n) for name, n in sizes.items())
-        std = cls.terms(prod(sizes.values()), stride ** len(sizes)) ** -0.5 * size(ins) ** -0.5 if std is None else std
+        std = (
+            cls.terms(prod(sizes.values()), stride ** len(sizes)) ** -0.5 * size(ins) ** -0.5
+            if std is None
+            else std
+        )
         dims = (*kernel, *ins, *outs)
         weight = jax.random.normal(key, [d.size for d in dims]) * std
         zeros = md.parameter(jnp.zeros([d.size for d in outs]), outs) if bias else None
@@ -56,7 +60,11 @@ class Conv(PyTreeNode):
         return taps
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        return self._with_bias(md.conv(x, md.cast(self.weight, x.dtype), self._over(), out=self._out(), stride=self.stride))
+        return self._with_bias(
+            md.conv(
+                x, md.cast(self.weight, x.dtype), self._over(), out=self._out(), stride=self.stride
+            )
+        )
 
     def _over(self) -> dict[str, str]:
         return {name: f"kernel_{name}" for name in self.spatial}
@@ -80,4 +88,8 @@ class ConvTranspose(Conv):
         """The spatial dims come out as those of `like`, whose sizes divided by the stride are those of `x`."""
         into = {name: like.dim(name) for name in self.spatial}
         weight = md.cast(self.weight, x.dtype)
-        return self._with_bias(md.conv_transpose(x, weight, self._over(), out=self._out(), stride=self.stride, into=into))
+        return self._with_bias(
+            md.conv_transpose(
+                x, weight, self._over(), out=self._out(), stride=self.stride, into=into
+            )
+        )

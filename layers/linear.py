@@ -17,12 +17,23 @@ class Linear(PyTreeNode):
     bias: md.Tensor | None
 
     @classmethod
-    def init(cls, key, ins: tuple[md.Dim, ...], outs: tuple[md.Dim, ...], *, bias: bool = False, std: float | None = None):
+    def init(
+        cls,
+        key,
+        ins: tuple[md.Dim, ...],
+        outs: tuple[md.Dim, ...],
+        *,
+        bias: bool = False,
+        std: float | None = None,
+    ):
         """Normal weights of standard deviation `std`, by default `size(ins) ** -0.5`; biases of zero."""
         std = size(ins) ** -0.5 if std is None else std
         weight = jax.random.normal(key, [d.size for d in (*ins, *outs)]) * std
         zeros = jnp.zeros([d.size for d in outs])
-        return cls(md.parameter(weight, (*ins, *outs), ins=ins), md.parameter(zeros, outs) if bias else None)
+        return cls(
+            md.parameter(weight, (*ins, *outs), ins=ins),
+            md.parameter(zeros, outs) if bias else None,
+        )
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         names = set(self.weight.role.outs)

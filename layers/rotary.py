@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import meshdsl as md
 
 
-def angles(positions: md.Tensor, head_dim: md.Dim, base: float = 10000.0) -> tuple[md.Tensor, md.Tensor]:
+def angles(
+    positions: md.Tensor, head_dim: md.Dim, base: float = 10000.0
+) -> tuple[md.Tensor, md.Tensor]:
     """Cosine and sine of every position's angles: dims of `positions`, then a `head_dim` of half the size."""
     half = md.Dim(head_dim.name, head_dim.size // 2)
     frequency = md.exp(md.cast(md.iota(half), jnp.float32) * (-math.log(base) / half.size))

@@ -19,13 +19,11 @@ from meshdsl.ops.component import cast, map, stop_gradient
 from meshdsl.ops.conv import conv, conv_transpose
 from meshdsl.ops.cumulative import cumlogsumexp, cummax, cummin, cumprod, cumsum
 from meshdsl.ops.custom_gradient import custom_gradient
-from meshdsl.ops.slicing import concat, pad, slice, split, stack, unstack
 from meshdsl.ops.distributions import dropout
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.index import iota, one_hot, take
 from meshdsl.ops.local import local
 from meshdsl.ops.loops import map_over, while_loop
-from meshdsl.ops.sorting import argsort, nth_largest, nth_smallest, searchsorted, sort, top_k
 from meshdsl.ops.over import over
 from meshdsl.ops.placement import replicate, reshard
 from meshdsl.ops.pool import max_pool, mean_pool
@@ -51,6 +49,8 @@ from meshdsl.ops.reshape import broadcast, rename, reshape, transpose
 from meshdsl.ops.scan import scan
 from meshdsl.ops.scatter import bincount, scatter, segment_sum
 from meshdsl.ops.shift import flip, roll, shift
+from meshdsl.ops.slicing import concat, pad, slice, split, stack, unstack
+from meshdsl.ops.sorting import argsort, nth_largest, nth_smallest, searchsorted, sort, top_k
 from meshdsl.ops.triangle import diagonal, eye, tril, triu
 from meshdsl.report.show import show
 from meshdsl.tensor import Tensor, from_local, parameter, tensor

@@ -70,10 +70,22 @@ _Rest2: TypeAlias = tuple[EllipsisType, X, Y]
 
 @overload
 def map(
-    fn: Callable[..., Any], x: Tensor[*Ds], /, *operands: Number, name: str | None = None, linear: bool = False, **options: Any
+    fn: Callable[..., Any],
+    x: Tensor[*Ds],
+    /,
+    *operands: Number,
+    name: str | None = None,
+    linear: bool = False,
+    **options: Any,
 ) -> Tensor[*Ds]: ...
 @overload
-def map(fn: Callable[..., Any], *operands: Operand, name: str | None = None, linear: bool = False, **options: Any) -> Tensor: ...
+def map(
+    fn: Callable[..., Any],
+    *operands: Operand,
+    name: str | None = None,
+    linear: bool = False,
+    **options: Any,
+) -> Tensor: ...
 def cast(x: T, dtype: Any) -> T: ...
 def stop_gradient(x: T) -> T: ...
 
@@ -152,9 +164,24 @@ def einsum(
     preferred_element_type: Any = None,
 ) -> Tensor: ...
 @overload
-def einsum(x: Unsure, /, *tensors: Tensor, out: Elliptic, precision: Any = None, preferred_element_type: Any = None) -> Tensor: ...
+def einsum(
+    x: Unsure,
+    /,
+    *tensors: Tensor,
+    out: Elliptic,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor: ...
 @overload
-def einsum(x: Tensor, w: Unsure, /, *, out: Elliptic, precision: Any = None, preferred_element_type: Any = None) -> Tensor: ...
+def einsum(
+    x: Tensor,
+    w: Unsure,
+    /,
+    *,
+    out: Elliptic,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Tensor: ...
 @overload
 def einsum(
     x: T,
@@ -166,15 +193,33 @@ def einsum(
 ) -> Tensor: ...
 @overload
 def einsum(
-    x: Tensor[*Ds, X], w: Tensor[X, A] | Tensor[A, X], /, *, out: _Rest[Dim[A]], precision: Any = None, preferred_element_type: Any = None
+    x: Tensor[*Ds, X],
+    w: Tensor[X, A] | Tensor[A, X],
+    /,
+    *,
+    out: _Rest[Dim[A]],
+    precision: Any = None,
+    preferred_element_type: Any = None,
 ) -> Tensor[*Ds, A]: ...
 @overload
 def einsum(
-    x: Tensor[*Ds, X], w: Tensor[X, A, B], /, *, out: _Rest2[Dim[A], Dim[B]], precision: Any = None, preferred_element_type: Any = None
+    x: Tensor[*Ds, X],
+    w: Tensor[X, A, B],
+    /,
+    *,
+    out: _Rest2[Dim[A], Dim[B]],
+    precision: Any = None,
+    preferred_element_type: Any = None,
 ) -> Tensor[*Ds, A, B]: ...
 @overload
 def einsum(
-    x: Tensor[*Ds, X, Y], w: Tensor[X, Y, A], /, *, out: _Rest[Dim[A]], precision: Any = None, preferred_element_type: Any = None
+    x: Tensor[*Ds, X, Y],
+    w: Tensor[X, Y, A],
+    /,
+    *,
+    out: _Rest[Dim[A]],
+    precision: Any = None,
+    preferred_element_type: Any = None,
 ) -> Tensor[*Ds, A]: ...
 @overload
 def einsum(
@@ -240,7 +285,9 @@ def rename(x: Tensor[A, B, X, *Ds], old: One[X], new: Dim[L]) -> Tensor[A, B, L,
 @overload
 def rename(x: Tensor[A, B, C, X, *Ds], old: One[X], new: Dim[L]) -> Tensor[A, B, C, L, *Ds]: ...
 @overload
-def rename(x: Tensor[A, B, C, D, X, *Ds], old: One[X], new: Dim[L]) -> Tensor[A, B, C, D, L, *Ds]: ...
+def rename(
+    x: Tensor[A, B, C, D, X, *Ds], old: One[X], new: Dim[L]
+) -> Tensor[A, B, C, D, L, *Ds]: ...
 @overload
 def rename(x: T, old: Along[T], new: Dim | str) -> Tensor: ...
 @overload
@@ -250,14 +297,21 @@ def transpose(x: Permutes[Tensor[A], tuple[Any]], dims: Dims1[A]) -> Tensor[A]: 
 @overload
 def transpose(x: Permutes[Tensor[A, B], tuple[Any, Any]], dims: Dims2[A, B]) -> Tensor[A, B]: ...
 @overload
-def transpose(x: Permutes[Tensor[A, B, C], tuple[Any, Any, Any]], dims: Dims3[A, B, C]) -> Tensor[A, B, C]: ...
-@overload
-def transpose(x: Permutes[Tensor[A, B, C, D], tuple[Any, Any, Any, Any]], dims: Dims4[A, B, C, D]) -> Tensor[A, B, C, D]: ...
-@overload
-def transpose(x: Permutes[Tensor[A, B, C, D, E], tuple[Any, Any, Any, Any, Any]], dims: Dims5[A, B, C, D, E]) -> Tensor[A, B, C, D, E]: ...
+def transpose(
+    x: Permutes[Tensor[A, B, C], tuple[Any, Any, Any]], dims: Dims3[A, B, C]
+) -> Tensor[A, B, C]: ...
 @overload
 def transpose(
-    x: Permutes[Tensor[A, B, C, D, E, F], tuple[Any, Any, Any, Any, Any, Any]], dims: Dims6[A, B, C, D, E, F]
+    x: Permutes[Tensor[A, B, C, D], tuple[Any, Any, Any, Any]], dims: Dims4[A, B, C, D]
+) -> Tensor[A, B, C, D]: ...
+@overload
+def transpose(
+    x: Permutes[Tensor[A, B, C, D, E], tuple[Any, Any, Any, Any, Any]], dims: Dims5[A, B, C, D, E]
+) -> Tensor[A, B, C, D, E]: ...
+@overload
+def transpose(
+    x: Permutes[Tensor[A, B, C, D, E, F], tuple[Any, Any, Any, Any, Any, Any]],
+    dims: Dims6[A, B, C, D, E, F],
 ) -> Tensor[A, B, C, D, E, F]: ...
 @overload
 def transpose(x: T, dims: Which[T]) -> Tensor: ...
@@ -270,11 +324,17 @@ def broadcast(x: Unsure | Fits[Tensor[A, B]], dims: Dims2[A, B]) -> Tensor[A, B]
 @overload
 def broadcast(x: Unsure | Fits[Tensor[A, B, C]], dims: Dims3[A, B, C]) -> Tensor[A, B, C]: ...
 @overload
-def broadcast(x: Unsure | Fits[Tensor[A, B, C, D]], dims: Dims4[A, B, C, D]) -> Tensor[A, B, C, D]: ...
+def broadcast(
+    x: Unsure | Fits[Tensor[A, B, C, D]], dims: Dims4[A, B, C, D]
+) -> Tensor[A, B, C, D]: ...
 @overload
-def broadcast(x: Unsure | Fits[Tensor[A, B, C, D, E]], dims: Dims5[A, B, C, D, E]) -> Tensor[A, B, C, D, E]: ...
+def broadcast(
+    x: Unsure | Fits[Tensor[A, B, C, D, E]], dims: Dims5[A, B, C, D, E]
+) -> Tensor[A, B, C, D, E]: ...
 @overload
-def broadcast(x: Unsure | Fits[Tensor[A, B, C, D, E, F]], dims: Dims6[A, B, C, D, E, F]) -> Tensor[A, B, C, D, E, F]: ...
+def broadcast(
+    x: Unsure | Fits[Tensor[A, B, C, D, E, F]], dims: Dims6[A, B, C, D, E, F]
+) -> Tensor[A, B, C, D, E, F]: ...
 @overload
 def broadcast(x: Tensor, dims: tuple[UnsureName, ...] | Many) -> Tensor: ...
 @overload
@@ -292,7 +352,9 @@ def reshape(x: Tensor, to: Dims4[A, B, C, D], **sizes: Dim | int) -> Tensor[A, B
 @overload
 def reshape(x: Tensor, to: Dims5[A, B, C, D, E], **sizes: Dim | int) -> Tensor[A, B, C, D, E]: ...
 @overload
-def reshape(x: Tensor, to: Dims6[A, B, C, D, E, F], **sizes: Dim | int) -> Tensor[A, B, C, D, E, F]: ...
+def reshape(
+    x: Tensor, to: Dims6[A, B, C, D, E, F], **sizes: Dim | int
+) -> Tensor[A, B, C, D, E, F]: ...
 @overload
 def reshape(x: Tensor, to: str | Iterable[Dim], **sizes: Dim | int) -> Tensor: ...
 
@@ -324,7 +386,6 @@ def one_hot(ids: Tensor[*Ds], dim: Dim[X], dtype: Any = ...) -> Tensor[*Ds, X]: 
 def iota(dim: UnsureName, dtype: Any = ..., *, like: Tensor | None = None) -> Tensor: ...
 @overload
 def iota(dim: Dim[X], dtype: Any = ..., *, like: Tensor | None = None) -> Tensor[X]: ...
-
 def scatter(x: T, ids: Tensor, updates: Tensor, dim: Along[T], *, how: str = "add") -> T: ...
 def segment_sum(x: Tensor, ids: T, dim: Which[T], segments: Dim) -> Tensor: ...
 @overload
@@ -341,9 +402,13 @@ def slice(x: T, dim: Along[T], start: int, size: int) -> T: ...
 @overload
 def slice(x: T, dim: Along[T], start: int, size: Dim) -> Tensor: ...
 @overload
-def pad(x: T, dim: Along[T], before: int = 0, after: int = 0, value: Any = 0, *, out: None = None) -> T: ...
+def pad(
+    x: T, dim: Along[T], before: int = 0, after: int = 0, value: Any = 0, *, out: None = None
+) -> T: ...
 @overload
-def pad(x: T, dim: Along[T], before: int = 0, after: int = 0, value: Any = 0, *, out: Dim | str) -> Tensor: ...
+def pad(
+    x: T, dim: Along[T], before: int = 0, after: int = 0, value: Any = 0, *, out: Dim | str
+) -> Tensor: ...
 @overload
 def split(x: T, dim: Along[T], sizes: int | Sequence[int]) -> tuple[T, ...]: ...
 @overload
@@ -351,7 +416,9 @@ def split(x: T, dim: Along[T], sizes: Sequence[int | Dim]) -> tuple[Tensor, ...]
 @overload
 def concat(tensors: Sequence[Tensor[*Ds]], dim: Dim | str, *, out: None = None) -> Tensor[*Ds]: ...
 @overload
-def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None) -> Tensor: ...
+def concat(
+    tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None
+) -> Tensor: ...
 @overload
 def stack(tensors: Sequence[Unsure], dim: Dim | str) -> Tensor: ...
 @overload
@@ -423,29 +490,69 @@ def conv_transpose(
     preferred_element_type: Any = None,
 ) -> Tensor: ...
 @overload
-def max_pool(x: T, window: Mapping[Any, int], *, stride: Any = None, padding: Any = "VALID") -> T: ...
+def max_pool(
+    x: T, window: Mapping[Any, int], *, stride: Any = None, padding: Any = "VALID"
+) -> T: ...
 @overload
-def max_pool(x: Tensor, window: Mapping[Any, int], *, stride: Any = None, padding: Any = "VALID", into: Mapping[Any, Dim | str] = ...) -> Tensor: ...
+def max_pool(
+    x: Tensor,
+    window: Mapping[Any, int],
+    *,
+    stride: Any = None,
+    padding: Any = "VALID",
+    into: Mapping[Any, Dim | str] = ...,
+) -> Tensor: ...
 @overload
-def mean_pool(x: T, window: Mapping[Any, int], *, stride: Any = None, padding: Any = "VALID") -> T: ...
+def mean_pool(
+    x: T, window: Mapping[Any, int], *, stride: Any = None, padding: Any = "VALID"
+) -> T: ...
 @overload
-def mean_pool(x: Tensor, window: Mapping[Any, int], *, stride: Any = None, padding: Any = "VALID", into: Mapping[Any, Dim | str] = ...) -> Tensor: ...
+def mean_pool(
+    x: Tensor,
+    window: Mapping[Any, int],
+    *,
+    stride: Any = None,
+    padding: Any = "VALID",
+    into: Mapping[Any, Dim | str] = ...,
+) -> Tensor: ...
 
 # Placements
 
-def reshard(x: T, split: Mapping[Any, str | Iterable[str]], *, pending: str | Iterable[str] = ()) -> T: ...
+def reshard(
+    x: T, split: Mapping[Any, str | Iterable[str]], *, pending: str | Iterable[str] = ()
+) -> T: ...
 def replicate(x: T) -> T: ...
 
 # Control
 
 @overload
-def scan(fn: Callable[..., Any], carry: T, xs: Any = (), *, dim: Dim, reverse: bool = False, unroll: int = 1) -> tuple[T, Any]: ...
+def scan(
+    fn: Callable[..., Any],
+    carry: T,
+    xs: Any = (),
+    *,
+    dim: Dim,
+    reverse: bool = False,
+    unroll: int = 1,
+) -> tuple[T, Any]: ...
 @overload
-def scan(fn: Callable[..., Any], carry: Any, xs: Any = (), *, dim: Dim, reverse: bool = False, unroll: int = 1) -> tuple[Any, Any]: ...
+def scan(
+    fn: Callable[..., Any],
+    carry: Any,
+    xs: Any = (),
+    *,
+    dim: Dim,
+    reverse: bool = False,
+    unroll: int = 1,
+) -> tuple[Any, Any]: ...
 @overload
-def cond(predicate: Tensor[()], if_true: Callable[..., T], if_false: Callable[..., Any], *operands: Any) -> T: ...
+def cond(
+    predicate: Tensor[()], if_true: Callable[..., T], if_false: Callable[..., Any], *operands: Any
+) -> T: ...
 @overload
-def cond(predicate: Tensor[()], if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any) -> Any: ...
+def cond(
+    predicate: Tensor[()], if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any
+) -> Any: ...
 @overload
 def switch(index: Tensor[()], branches: Sequence[Callable[..., T]], *operands: Any) -> T: ...
 @overload
@@ -460,28 +567,49 @@ def over(dim: Dim, fn: Callable[..., Any]) -> Callable[..., Any]: ...
 # Calculus
 
 def checkpoint(
-    fn: Callable[P, R], policy: str = "full", *, save: str | Iterable[str] = (), offload: str | Iterable[str] = ()
+    fn: Callable[P, R],
+    policy: str = "full",
+    *,
+    save: str | Iterable[str] = (),
+    offload: str | Iterable[str] = (),
 ) -> Callable[P, R]: ...
 def checkpoint_name(x: T, name: str) -> T: ...
 def custom_gradient(fn: Callable[P, tuple[R, Any]]) -> Callable[P, R]: ...
 @overload
 def value_and_grad(
-    fn: Callable[Concatenate[M, P], R], *, has_aux: Literal[False] = False, accumulate: None = None, compute: Any = None, reduce: Any = None
+    fn: Callable[Concatenate[M, P], R],
+    *,
+    has_aux: Literal[False] = False,
+    accumulate: None = None,
+    compute: Any = None,
+    reduce: Any = None,
 ) -> Callable[Concatenate[M, P], tuple[R, M]]: ...
 @overload
 def value_and_grad(
-    fn: Callable[Concatenate[M, P], tuple[R, Y]], *, has_aux: Literal[True], accumulate: None = None, compute: Any = None, reduce: Any = None
+    fn: Callable[Concatenate[M, P], tuple[R, Y]],
+    *,
+    has_aux: Literal[True],
+    accumulate: None = None,
+    compute: Any = None,
+    reduce: Any = None,
 ) -> Callable[Concatenate[M, P], tuple[tuple[R, Y], M]]: ...
 @overload
 def value_and_grad(
-    fn: Callable[..., Any], *, has_aux: bool = False, accumulate: Dim | None = None, compute: Any = None, reduce: Any = None
+    fn: Callable[..., Any],
+    *,
+    has_aux: bool = False,
+    accumulate: Dim | None = None,
+    compute: Any = None,
+    reduce: Any = None,
 ) -> Callable[..., Any]: ...
 def jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[R, R]: ...
 def vjp(fn: Callable[..., R], *primals: *Ds) -> tuple[R, Callable[[Any], tuple[*Ds]]]: ...
 @overload
 def hvp(fn: Callable[..., Any], primals: tuple[*Ds], tangents: Sequence[Any]) -> tuple[*Ds]: ...
 @overload
-def hvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]: ...
+def hvp(
+    fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, ...]: ...
 
 # Lowering
 
@@ -495,32 +623,74 @@ def lower(
     donate_argnums: int | Iterable[int] = (),
 ) -> Lowered[P, R]: ...
 @overload
-def local(fn: Callable[..., Any], *tensors: Tensor, out: UnsureNames, whole: Which[Tensor] = (), name: str | None = None) -> Tensor: ...
-@overload
-def local(fn: Callable[..., Any], *tensors: Tensor, out: tuple[()], whole: Which[Tensor] = (), name: str | None = None) -> Tensor[()]: ...
+def local(
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: UnsureNames,
+    whole: Which[Tensor] = (),
+    name: str | None = None,
+) -> Tensor: ...
 @overload
 def local(
-    fn: Callable[..., Any], *tensors: Tensor, out: Dim[A] | Dims1[A], whole: Which[Tensor] = (), name: str | None = None
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: tuple[()],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
+) -> Tensor[()]: ...
+@overload
+def local(
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: Dim[A] | Dims1[A],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
 ) -> Tensor[A]: ...
 @overload
 def local(
-    fn: Callable[..., Any], *tensors: Tensor, out: Dims2[A, B], whole: Which[Tensor] = (), name: str | None = None
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: Dims2[A, B],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
 ) -> Tensor[A, B]: ...
 @overload
 def local(
-    fn: Callable[..., Any], *tensors: Tensor, out: Dims3[A, B, C], whole: Which[Tensor] = (), name: str | None = None
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: Dims3[A, B, C],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
 ) -> Tensor[A, B, C]: ...
 @overload
 def local(
-    fn: Callable[..., Any], *tensors: Tensor, out: Dims4[A, B, C, D], whole: Which[Tensor] = (), name: str | None = None
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: Dims4[A, B, C, D],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
 ) -> Tensor[A, B, C, D]: ...
 @overload
 def local(
-    fn: Callable[..., Any], *tensors: Tensor, out: Dims5[A, B, C, D, E], whole: Which[Tensor] = (), name: str | None = None
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: Dims5[A, B, C, D, E],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
 ) -> Tensor[A, B, C, D, E]: ...
 @overload
 def local(
-    fn: Callable[..., Any], *tensors: Tensor, out: Dims6[A, B, C, D, E, F], whole: Which[Tensor] = (), name: str | None = None
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: Dims6[A, B, C, D, E, F],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
 ) -> Tensor[A, B, C, D, E, F]: ...
 @overload
-def local(fn: Callable[..., Any], *tensors: Tensor, out: Iterable[Dim], whole: Which[Tensor] = (), name: str | None = None) -> Tensor: ...
+def local(
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    out: Iterable[Dim],
+    whole: Which[Tensor] = (),
+    name: str | None = None,
+) -> Tensor: ...

@@ -109,23 +109,41 @@ class Makes(_Function, Generic[X, P]):
     """A tensor of given dims."""
 
     @overload
-    def __call__(self, first: X, dims: UnsureNames, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
+    def __call__(
+        self, first: X, dims: UnsureNames, *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor: ...
     @overload
-    def __call__(self, first: X, dims: tuple[()], *args: P.args, **kwargs: P.kwargs) -> Tensor[()]: ...
+    def __call__(
+        self, first: X, dims: tuple[()], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[()]: ...
     @overload
-    def __call__(self, first: X, dims: Dim[A] | Dims1[A], *args: P.args, **kwargs: P.kwargs) -> Tensor[A]: ...
+    def __call__(
+        self, first: X, dims: Dim[A] | Dims1[A], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A]: ...
     @overload
-    def __call__(self, first: X, dims: Dims2[A, B], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B]: ...
+    def __call__(
+        self, first: X, dims: Dims2[A, B], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B]: ...
     @overload
-    def __call__(self, first: X, dims: Dims3[A, B, C], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C]: ...
+    def __call__(
+        self, first: X, dims: Dims3[A, B, C], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C]: ...
     @overload
-    def __call__(self, first: X, dims: Dims4[A, B, C, D], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, D]: ...
+    def __call__(
+        self, first: X, dims: Dims4[A, B, C, D], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, D]: ...
     @overload
-    def __call__(self, first: X, dims: Dims5[A, B, C, D, E], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, D, E]: ...
+    def __call__(
+        self, first: X, dims: Dims5[A, B, C, D, E], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, D, E]: ...
     @overload
-    def __call__(self, first: X, dims: Dims6[A, B, C, D, E, F], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, D, E, F]: ...
+    def __call__(
+        self, first: X, dims: Dims6[A, B, C, D, E, F], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, D, E, F]: ...
     @overload
-    def __call__(self, first: X, dims: Iterable[Dim], *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
+    def __call__(
+        self, first: X, dims: Iterable[Dim], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor: ...
     @overload
     def __call__(self, *, dims: Dim | Iterable[Dim], **kwargs: Any) -> Tensor: ...
 
@@ -139,17 +157,29 @@ class Removes(_Function, Generic[P]):
     @overload
     def __call__(self, x: Tensor, dim: UnsureName, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
     @overload
-    def __call__(self, x: Tensor[*Ds, X], dim: One[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[*Ds]: ...
+    def __call__(
+        self, x: Tensor[*Ds, X], dim: One[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[*Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[*Ds]: ...
+    def __call__(
+        self, x: Tensor[X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[*Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, C, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, C, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, C, D, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, D, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, C, D, X, *Ds], dim: One[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, D, *Ds]: ...
     @overload
     def __call__(self, x: T, dim: Along[T], *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
 
@@ -159,51 +189,101 @@ class Reduces(_Function, Generic[P]):
     """A tensor without some of its dims, by default without any. Two and three together are followed within the first five."""
 
     @overload
-    def __call__(self, x: Tensor, dims: None = None, *args: P.args, **kwargs: P.kwargs) -> Tensor[()]: ...
+    def __call__(
+        self, x: Tensor, dims: None = None, *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[()]: ...
     @overload
-    def __call__(self, x: Unsure, dims: Which[Tensor], *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
+    def __call__(
+        self, x: Unsure, dims: Which[Tensor], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor: ...
     @overload
-    def __call__(self, x: Tensor, dims: UnsureNames | tuple[UnsureName, ...], *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
+    def __call__(
+        self,
+        x: Tensor,
+        dims: UnsureNames | tuple[UnsureName, ...],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Tensor: ...
     @overload
-    def __call__(self, x: Tensor[*Ds, X], dims: Only[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[*Ds]: ...
+    def __call__(
+        self, x: Tensor[*Ds, X], dims: Only[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[*Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[*Ds]: ...
+    def __call__(
+        self, x: Tensor[X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[*Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, C, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, C, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, C, D, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, D, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, C, D, X, *Ds], dims: Only[X], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, D, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[*Ds, X, Y], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[*Ds]: ...
+    def __call__(
+        self, x: Tensor[*Ds, X, Y], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[*Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[*Ds]: ...
+    def __call__(
+        self, x: Tensor[X, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[*Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, A, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, *Ds]: ...
+    def __call__(
+        self, x: Tensor[X, A, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, A, B, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, *Ds]: ...
+    def __call__(
+        self, x: Tensor[X, A, B, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, A, B, C, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, *Ds]: ...
+    def __call__(
+        self, x: Tensor[X, A, B, C, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, X, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, X, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, X, B, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, X, B, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, X, B, C, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, X, B, C, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, X, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, X, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, B, X, C, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, B, C, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, B, X, C, Y, *Ds], dims: Pair[X, Y], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, B, C, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, Y, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs) -> Tensor[*Ds]: ...
+    def __call__(
+        self, x: Tensor[X, Y, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[*Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, Y, A, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, *Ds]: ...
+    def __call__(
+        self, x: Tensor[X, Y, A, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[X, A, Y, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, *Ds]: ...
+    def __call__(
+        self, x: Tensor[X, A, Y, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, *Ds]: ...
     @overload
-    def __call__(self, x: Tensor[A, X, Y, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs) -> Tensor[A, *Ds]: ...
+    def __call__(
+        self, x: Tensor[A, X, Y, Z, *Ds], dims: Three[X, Y, Z], *args: P.args, **kwargs: P.kwargs
+    ) -> Tensor[A, *Ds]: ...
     @overload
     def __call__(self, x: T, dims: Which[T], *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
 
@@ -222,32 +302,105 @@ class Slides(_Function):
     """A convolution. Where `into` gives dims other names, `out` may have the old ones, and nothing is known of the result."""
 
     @overload
-    def __call__(self, x: Tensor, kernel: Tensor, over: _Over, *, out: Any, into: _Over, **settings: Unpack[_Settings]) -> Tensor: ...
-    @overload
-    def __call__(self, x: Tensor, kernel: Tensor, over: _Over, *, out: UnsureNames, **settings: Unpack[_Settings]) -> Tensor: ...
-    @overload
-    def __call__(self, x: Tensor, kernel: Tensor, over: _Over, *, out: tuple[()], **settings: Unpack[_Settings]) -> Tensor[()]: ...
-    @overload
-    def __call__(self, x: Tensor, kernel: Tensor, over: _Over, *, out: Dim[A] | Dims1[A], **settings: Unpack[_Settings]) -> Tensor[A]: ...
-    @overload
-    def __call__(self, x: Tensor, kernel: Tensor, over: _Over, *, out: Dims2[A, B], **settings: Unpack[_Settings]) -> Tensor[A, B]: ...
+    def __call__(
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Any,
+        into: _Over,
+        **settings: Unpack[_Settings],
+    ) -> Tensor: ...
     @overload
     def __call__(
-        self, x: Tensor, kernel: Tensor, over: _Over, *, out: Dims3[A, B, C], **settings: Unpack[_Settings]
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: UnsureNames,
+        **settings: Unpack[_Settings],
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: tuple[()],
+        **settings: Unpack[_Settings],
+    ) -> Tensor[()]: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Dim[A] | Dims1[A],
+        **settings: Unpack[_Settings],
+    ) -> Tensor[A]: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Dims2[A, B],
+        **settings: Unpack[_Settings],
+    ) -> Tensor[A, B]: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Dims3[A, B, C],
+        **settings: Unpack[_Settings],
     ) -> Tensor[A, B, C]: ...
     @overload
     def __call__(
-        self, x: Tensor, kernel: Tensor, over: _Over, *, out: Dims4[A, B, C, D], **settings: Unpack[_Settings]
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Dims4[A, B, C, D],
+        **settings: Unpack[_Settings],
     ) -> Tensor[A, B, C, D]: ...
     @overload
     def __call__(
-        self, x: Tensor, kernel: Tensor, over: _Over, *, out: Dims5[A, B, C, D, E], **settings: Unpack[_Settings]
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Dims5[A, B, C, D, E],
+        **settings: Unpack[_Settings],
     ) -> Tensor[A, B, C, D, E]: ...
     @overload
     def __call__(
-        self, x: Tensor, kernel: Tensor, over: _Over, *, out: Dims6[A, B, C, D, E, F], **settings: Unpack[_Settings]
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Dims6[A, B, C, D, E, F],
+        **settings: Unpack[_Settings],
     ) -> Tensor[A, B, C, D, E, F]: ...
     @overload
-    def __call__(self, x: Tensor, kernel: Tensor, over: _Over, *, out: Elliptic | Iterable[Dim], **settings: Unpack[_Settings]) -> Tensor: ...
+    def __call__(
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        over: _Over,
+        *,
+        out: Elliptic | Iterable[Dim],
+        **settings: Unpack[_Settings],
+    ) -> Tensor: ...
 
 def slides(op: Callable[..., Tensor]) -> Slides: ...

@@ -129,7 +129,9 @@ Which: TypeAlias = Some[T] | None
 One: TypeAlias = Dim[X] | X
 Only: TypeAlias = One[X] | tuple[One[X]]
 Pair: TypeAlias = tuple[One[X] | One[Y], One[X] | One[Y]]
-Three: TypeAlias = tuple[One[X] | One[Y] | One[Z], One[X] | One[Y] | One[Z], One[X] | One[Y] | One[Z]]
+Three: TypeAlias = tuple[
+    One[X] | One[Y] | One[Z], One[X] | One[Y] | One[Z], One[X] | One[Y] | One[Z]
+]
 
 class Lowered(lower.Lowered, Generic[P, R]):
     """What `lower` gives: a function with the arguments and results of the one that was lowered."""

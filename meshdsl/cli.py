@@ -15,13 +15,35 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from meshdsl import __version__
-from meshdsl.commands import checkpoint, compare, compile, explain, generate, launch, layouts, plot, tokenizer, train
+from meshdsl.commands import (
+    checkpoint,
+    compare,
+    compile,
+    explain,
+    generate,
+    launch,
+    layouts,
+    plot,
+    tokenizer,
+    train,
+)
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import ended
 from meshdsl.hosts.signals import hear
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
-_COMMANDS = (train, generate, launch, checkpoint, tokenizer, plot, explain, compile, compare, layouts)
+_COMMANDS = (
+    train,
+    generate,
+    launch,
+    checkpoint,
+    tokenizer,
+    plot,
+    explain,
+    compile,
+    compare,
+    layouts,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +72,11 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return _parser().parse_args(flags), settings
 
 
-_FREE = ("--mesh", "--option", "--prompt")  # flags whose values may look like settings, or like flags
+_FREE = (
+    "--mesh",
+    "--option",
+    "--prompt",
+)  # flags whose values may look like settings, or like flags
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,7 +85,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="meshdsl", description="Write a model once, choose in a file how it is split over a mesh.")
+    parser = _Parser(
+        prog="meshdsl",
+        description="Write a model once, choose in a file how it is split over a mesh.",
+    )
     parser.add_argument("--version", action="version", version=f"meshdsl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in _COMMANDS:

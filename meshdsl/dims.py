@@ -25,11 +25,15 @@ class Dim:
     name: str
     size: int
 
-    __class_getitem__ = classmethod(GenericAlias)  # `Dim[Literal["batch"]]` says more to a type checker, see dims.pyi
+    __class_getitem__ = classmethod(
+        GenericAlias
+    )  # `Dim[Literal["batch"]]` says more to a type checker, see dims.pyi
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise MeshDSLError(f"Dim: a name is an identifier such as `d_model`, not {quote(self.name)}")
+            raise MeshDSLError(
+                f"Dim: a name is an identifier such as `d_model`, not {quote(self.name)}"
+            )
         object.__setattr__(
             self, "size", whole_number(f"Dim: the size of `{self.name}`", self.size, 0)
         )
@@ -67,7 +71,9 @@ def distinct(dims: Dim | Iterable[Dim], where: str) -> Dims:
     names = [d.name for d in dims]
     if len(set(names)) != len(names):
         twice = next(n for n in names if names.count(n) > 1)
-        raise MeshDSLError(f"{where}: `{twice}` occurs twice in {show(dims)}; names are unique in a tensor")
+        raise MeshDSLError(
+            f"{where}: `{twice}` occurs twice in {show(dims)}; names are unique in a tensor"
+        )
     return dims
 
 
@@ -93,14 +99,20 @@ def _unequal(where, operands, d, first) -> MeshDSLError:
 def find(where: str, dims: Dims, wanted: Dim | str) -> Dim:
     """The dim of `dims` that `wanted` (a Dim or a name) means."""
     if not isinstance(wanted, (Dim, str)):
-        raise MeshDSLError(f"{where}: a dim is given as a Dim or by its name, not {quote(wanted)}; the dims are {show(dims)}")
+        raise MeshDSLError(
+            f"{where}: a dim is given as a Dim or by its name, not {quote(wanted)}; the dims are {show(dims)}"
+        )
     name = wanted if isinstance(wanted, str) else wanted.name
     for d in dims:
         if d.name == name:
             if isinstance(wanted, Dim) and wanted.size != d.size:
-                raise MeshDSLError(f"{where}: `{name}` is {wanted.size} here and {d.size} in {show(dims)}")
+                raise MeshDSLError(
+                    f"{where}: `{name}` is {wanted.size} here and {d.size} in {show(dims)}"
+                )
             return d
-    raise MeshDSLError(f"{where}: no dim `{name}` in {show(dims)}" + nearest(name, [d.name for d in dims]))
+    raise MeshDSLError(
+        f"{where}: no dim `{name}` in {show(dims)}" + nearest(name, [d.name for d in dims])
+    )
 
 
 def find_all(where: str, dims: Dims, wanted: Dim | str | Iterable[Dim | str] | None) -> Dims:

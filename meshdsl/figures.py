@@ -22,7 +22,11 @@ def byte_words(count: float) -> str:
 
 def flop_words(count: float) -> str:
     """`1.5 GFLOP`."""
-    return f"{count:.0f} FLOP" if count < 1000 else _scaled(count / 1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    return (
+        f"{count:.0f} FLOP"
+        if count < 1000
+        else _scaled(count / 1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    )
 
 
 def time_words(seconds: float) -> str:
@@ -47,11 +51,16 @@ def rule_words(why: str, layout: str) -> str:
     return why.replace(f"{layout}, ", "")
 
 
-def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2) -> list[str]:
+def columns(
+    rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2
+) -> list[str]:
     """Rows of cells, aligned; the columns `right` to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     lines = []
     for row in rows:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            c.rjust(w) if i in right else c.ljust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append((" " * indent + "  ".join(cells)).rstrip())
     return lines

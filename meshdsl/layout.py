@@ -31,7 +31,12 @@ from meshdsl.errors import MeshDSLError, either, nearest, quote
 LEVELS = ("value", "parameter", "gradient", "optimizer")
 UNEVEN = ("error", "pad")
 GATHER = ("layer", "step")
-_LISTS = {"rules": "value", "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
+_LISTS = {
+    "rules": "value",
+    "parameters": "parameter",
+    "gradients": "gradient",
+    "optimizer": "optimizer",
+}
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
@@ -112,7 +117,9 @@ class Layout:
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as e:
-            raise MeshDSLError(f"layout {path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
+            raise MeshDSLError(
+                f"layout {path}: cannot be read: {getattr(e, 'strerror', None) or e}"
+            ) from None
         except tomllib.TOMLDecodeError as e:
             raise MeshDSLError(f"layout {path}: not valid TOML: {e}") from None
         return cls.from_dict(data, name=f"layout {path.name}")
@@ -124,17 +131,27 @@ class Layout:
         body = data.get("layout", {})
         _known_keys(name, "layout.", body, (*_LISTS, "gather", "strict", "uneven"))
         mesh = data.get("mesh", {})
-        across = mesh["dcn"] if isinstance(mesh, Mapping) and isinstance(mesh.get("dcn"), Mapping) else {}
+        across = (
+            mesh["dcn"]
+            if isinstance(mesh, Mapping) and isinstance(mesh.get("dcn"), Mapping)
+            else {}
+        )
         within = {axis: size for axis, size in mesh.items() if axis != "dcn"} if across else mesh
         for axis in across:
             if axis in within:
-                raise MeshDSLError(f"{name}, mesh.dcn: axis `{axis}` is in [mesh] too; an axis goes across slices or lies within them")
-        return cls(**body, mesh={**across, **within} if across else mesh, dcn=tuple(across), name=name)
+                raise MeshDSLError(
+                    f"{name}, mesh.dcn: axis `{axis}` is in [mesh] too; an axis goes across slices or lies within them"
+                )
+        return cls(
+            **body, mesh={**across, **within} if across else mesh, dcn=tuple(across), name=name
+        )
 
     @property
     def mesh_table(self) -> dict[str, Any]:
         """The table `mesh` of a layout file."""
-        table: dict[str, Any] = {axis: size for axis, size in self.mesh.items() if axis not in self.dcn}
+        table: dict[str, Any] = {
+            axis: size for axis, size in self.mesh.items() if axis not in self.dcn
+        }
         return table | ({"dcn": {axis: self.mesh[axis] for axis in self.dcn}} if self.dcn else {})
 
     def with_mesh(self, sizes: Mapping[str, int | str]) -> Layout:
@@ -147,10 +164,12 @@ class Layout:
         found = []
         for key, level in _LISTS.items():
             lines = getattr(self, key)
-            if not isinstance(lines, (list, tuple)) or not all(isinstance(line, (str, Mapping)) for line in lines):
+            if not isinstance(lines, (list, tuple)) or not all(
+                isinstance(line, (str, Mapping)) for line in lines
+            ):
                 raise MeshDSLError(
                     f'{self.name}, {key}: a list of strings such as ["batch -> data"], not '
-                    f'{quote(lines)}'
+                    f"{quote(lines)}"
                 )
             for i, line in enumerate(lines):
                 found += self._parse(key, level, i + 1, line)
@@ -175,9 +194,15 @@ class Layout:
             if axes.count(axis) > 1:
                 raise MeshDSLError(f"{where}: axis `{axis}` is named twice in {line!r}")
             if self.mesh and axis not in self.mesh:
-                raise MeshDSLError(f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}")
+                raise MeshDSLError(
+                    f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}"
+                )
         pads = uneven == "pad"
-        return [Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads) for d in dims for a in axes]
+        return [
+            Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads)
+            for d in dims
+            for a in axes
+        ]
 
     def at(self, level: str) -> tuple[Rule, ...]:
         """The rules that hold at `level`, from the top."""
@@ -222,7 +247,10 @@ class Layout:
     @cached_property
     def value_axes(self) -> dict[str, tuple[str, ...]]:
         """For each dim all axes over which a value that has it may be split."""
-        return {r.dim: tuple(dict.fromkeys(q.axis for q in self.at("value") if q.dim == r.dim)) for r in self.at("value")}
+        return {
+            r.dim: tuple(dict.fromkeys(q.axis for q in self.at("value") if q.dim == r.dim))
+            for r in self.at("value")
+        }
 
     def padded_size(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
         """The elements that all parts of `dim` hold together when `axes` split it: its size, and the padding at its end.
@@ -234,10 +262,14 @@ class Layout:
             return dim.size
         up = lambda names: -(-dim.size // (n := math.prod(sizes[a] for a in names))) * n  # noqa: E731
         every = self.value_axes.get(dim.name, ())
-        nests = dim.name in self.padded and set(axes) <= set(every) and 8 * up(every) <= 9 * dim.size
+        nests = (
+            dim.name in self.padded and set(axes) <= set(every) and 8 * up(every) <= 9 * dim.size
+        )
         return up(every) if nests else up(axes)
 
-    def at_rest(self, dims: Dims, sizes: Mapping[str, int], level: str = "value") -> dict[Dim, tuple[str, ...]]:
+    def at_rest(
+        self, dims: Dims, sizes: Mapping[str, int], level: str = "value"
+    ) -> dict[Dim, tuple[str, ...]]:
         """The split of what outlives a lowering: arguments, results, parameters, gradients and optimizer state.
 
         The law's, but never padded, so that arrays and checkpoints have their logical size, and the optimizer sees
@@ -246,7 +278,11 @@ class Layout:
         """
         split, free = {}, []
         for dim, axes in self.split(dims, level).items():
-            even = max(n for n in range(len(axes) + 1) if self.padded_size(dim, axes[:n], sizes) == dim.size)
+            even = max(
+                n
+                for n in range(len(axes) + 1)
+                if self.padded_size(dim, axes[:n], sizes) == dim.size
+            )
             split[dim] = axes[:even]
             free += [(dim, a) for a in axes[even:]]
         for uneven, axis in free:
@@ -270,21 +306,27 @@ class Layout:
                     if len(axes) == 1
                     else "use axes whose product divides it"
                 )
-                raise MeshDSLError(f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; {advice}, or uneven = \"pad\"")
+                raise MeshDSLError(
+                    f'{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; {advice}, or uneven = "pad"'
+                )
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
         """Raise a MeshDSLError for a rule whose dim is not among the names `known`, unless it is marked `dim?`."""
         known = set(known)
         for rule in self.parsed:
             if rule.dim not in known and not rule.optional:
-                raise MeshDSLError(f"{rule.where}: no dim `{rule.dim}` in {what}{nearest(rule.dim, known)}")
+                raise MeshDSLError(
+                    f"{rule.where}: no dim `{rule.dim}` in {what}{nearest(rule.dim, known)}"
+                )
 
     def check_axes(self, axes: Iterable[str]) -> None:
         """Raise a MeshDSLError for a rule whose axis is not among `axes`."""
         axes = list(axes)
         for rule in self.parsed:
             if rule.axis not in axes:
-                raise MeshDSLError(f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}")
+                raise MeshDSLError(
+                    f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}"
+                )
 
 
 def shipped() -> dict[str, Path]:
@@ -322,7 +364,7 @@ def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:
         ):
             raise MeshDSLError(
                 f'{where}: the size of axis `{axis}` is a whole number of at least 1 or "rest", '
-                f'not {quote(count)}'
+                f"not {quote(count)}"
             )
     if list(sizes.values()).count("rest") > 1:
         raise MeshDSLError(f'{where}: only one axis can be "rest", not {dict(sizes)}')

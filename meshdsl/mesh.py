@@ -26,7 +26,9 @@ def axis_sizes(sizes: Mapping[str, int | str], devices: int, name: str = "mesh")
     if "rest" in sizes.values():
         if devices % fixed:
             shape = ", ".join(f"{a}={n}" for a, n in sizes.items())
-            raise MeshDSLError(f"{name}: mesh {shape} does not fit {devices} devices: {fixed} does not divide {devices}")
+            raise MeshDSLError(
+                f"{name}: mesh {shape} does not fit {devices} devices: {fixed} does not divide {devices}"
+            )
         return {a: devices // fixed if n == "rest" else n for a, n in sizes.items()}
     if fixed != devices:
         shape = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "of one device"
@@ -48,7 +50,9 @@ def axis_names(where: str, given) -> tuple[str, ...]:
     return axes
 
 
-def make_mesh(layout: Layout | Mapping[str, int | str], devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    layout: Layout | Mapping[str, int | str], devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """A mesh with the axes of `layout` (or of a dict of axis sizes), major first.
 
     Args:
@@ -70,7 +74,12 @@ def make_mesh(layout: Layout | Mapping[str, int | str], devices: Sequence[jax.De
         return Mesh(np.array(devices[0]), ())
     if isinstance(layout, Layout):
         tpu = devices[0].platform == "tpu"
-        check_slices(layout, sizes, _slices(devices) if tpu else len({d.process_index for d in devices}), "slices" if tpu else "processes")
+        check_slices(
+            layout,
+            sizes,
+            _slices(devices) if tpu else len({d.process_index for d in devices}),
+            "slices" if tpu else "processes",
+        )
     return Mesh(arrange(sizes, devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
@@ -85,7 +94,9 @@ def arrange(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
         return _arranged(tuple(sizes.values()), devices)
     except (TypeError, ValueError, NotImplementedError) as error:
         shape = ", ".join(f"{a}={n}" for a, n in sizes.items())
-        raise MeshDSLError(f"mesh {shape}: JAX finds no place for it on these {len(devices)} devices: {error}") from error
+        raise MeshDSLError(
+            f"mesh {shape}: JAX finds no place for it on these {len(devices)} devices: {error}"
+        ) from error
 
 
 def _arranged(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
@@ -94,7 +105,9 @@ def _arranged(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     outer = slice_parts(shape, slices)
     inner = tuple(n // o for n, o in zip(shape, outer, strict=True))
-    return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+    return mesh_utils.create_hybrid_device_mesh(
+        inner, outer, devices, allow_split_physical_axes=True
+    )
 
 
 def _slices(devices: Sequence[Any]) -> int:
@@ -112,11 +125,18 @@ def check_slices(layout: Layout, sizes: Mapping[str, int], count: int, what: str
       what: `slices` of TPUs, which the axes must match; or `nodes` or `processes`, several of which may stand together for one slice.
     """
     across = math.prod(sizes[axis] for axis in layout.dcn)
-    if count == 1 or not layout.dcn or across == count or (what != "slices" and count % across == 0):
+    if (
+        count == 1
+        or not layout.dcn
+        or across == count
+        or (what != "slices" and count % across == 0)
+    ):
         return
     shape = ", ".join(f"{axis}={sizes[axis]}" for axis in layout.dcn)
     legal = count if what == "slices" else f"a number that divides {count}"
-    raise MeshDSLError(f"{layout.name}, mesh.dcn: {shape} is of {across} slice{'s' * (across > 1)}, and there are {count} {what}; use {legal}")
+    raise MeshDSLError(
+        f"{layout.name}, mesh.dcn: {shape} is of {across} slice{'s' * (across > 1)}, and there are {count} {what}; use {legal}"
+    )
 
 
 def slice_parts(shape: Sequence[int], slices: int) -> tuple[int, ...]:
@@ -131,4 +151,6 @@ def slice_parts(shape: Sequence[int], slices: int) -> tuple[int, ...]:
 def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
     """A mesh without devices: enough to trace a program and to know how everything is split."""
     sizes = sizes or {"device": 1}  # JAX refuses a sharding over an abstract mesh without axes
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    return AbstractMesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
+    )

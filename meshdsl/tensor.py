@@ -61,8 +61,12 @@ class Place(NamedTuple):
     axes: tuple[tuple[str, ...], ...]  # for each dim the axes that split it, major first
     pending: tuple[str, ...] = ()  # axes over which the arrays of the devices have yet to be summed
     level: str = "value"
-    origin: frozenset[int] = frozenset()  # the parameters that it was computed from, while grad looks for their uses
-    dtypes: Dtypes | None = None  # of a parameter that is used in another dtype than it has at rest, or summed in another
+    origin: frozenset[int] = (
+        frozenset()
+    )  # the parameters that it was computed from, while grad looks for their uses
+    dtypes: Dtypes | None = (
+        None  # of a parameter that is used in another dtype than it has at rest, or summed in another
+    )
 
     def _standing(self):
         return self.scope, self.axes, self.pending, self.origin, self.dtypes
@@ -91,10 +95,19 @@ class Tensor(Values):
     """
 
     __slots__ = ("stored", "dims", "role", "place", "whole", "moved", "because")
-    __class_getitem__ = classmethod(GenericAlias)  # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi
+    __class_getitem__ = classmethod(
+        GenericAlias
+    )  # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi
     __array_priority__ = 1000  # so that `numpy_array * tensor` asks us first
 
-    def __init__(self, array, dims: Dims, role: Parameter | None = None, place: Place | None = None, whole: Tensor | None = None):
+    def __init__(
+        self,
+        array,
+        dims: Dims,
+        role: Parameter | None = None,
+        place: Place | None = None,
+        whole: Tensor | None = None,
+    ):
         self.stored = array
         self.dims = dims
         self.role = role
@@ -118,7 +131,13 @@ class Tensor(Values):
 
     def replace(self, **changes) -> Tensor:
         """This Tensor with other `array`, `dims`, `role`, `place` or `whole`."""
-        kept = {"array": self.stored, "dims": self.dims, "role": self.role, "place": self.place, "whole": self.whole}
+        kept = {
+            "array": self.stored,
+            "dims": self.dims,
+            "role": self.role,
+            "place": self.place,
+            "whole": self.whole,
+        }
         return Tensor(**{**kept, **changes})
 
     @property
@@ -161,7 +180,9 @@ class Tensor(Values):
     def local_shards(self) -> list[tuple[jax.Device, np.ndarray]]:
         """What each device of this process holds: pairs of a device and its part of the array."""
         if not isinstance(self.array, jax.Array) or isinstance(self.array, jax.core.Tracer):
-            raise MeshDSLError("local_shards: only a Tensor of concrete data has shards; this one is being traced")
+            raise MeshDSLError(
+                "local_shards: only a Tensor of concrete data has shards; this one is being traced"
+            )
         return [(s.device, np.asarray(s.data)) for s in self.array.addressable_shards]
 
     def __repr__(self):
@@ -226,7 +247,9 @@ def tensor(array, dims) -> Tensor:
                 f"tensor: an array of numbers gets dims, not {quote(array)}"
             ) from None
     if tuple(array.shape) != tuple(d.size for d in dims):
-        raise MeshDSLError(f"tensor: an array of shape {tuple(array.shape)} cannot have dims {dim_algebra.show(dims)}")
+        raise MeshDSLError(
+            f"tensor: an array of shape {tuple(array.shape)} cannot have dims {dim_algebra.show(dims)}"
+        )
     if isinstance(array, (np.ndarray, np.generic)):
         array = canonical("tensor", array, dims)
     return Tensor(array, dims)
@@ -265,10 +288,16 @@ def from_local(shards, dims, mesh: Mesh, split: Mapping) -> Tensor:
     for dim, axes in by_dim.items():
         for axis in axes:
             if axis not in mesh.shape:
-                raise MeshDSLError(f"from_local: no axis `{axis}` in the mesh{nearest(axis, mesh.shape)}")
+                raise MeshDSLError(
+                    f"from_local: no axis `{axis}` in the mesh{nearest(axis, mesh.shape)}"
+                )
         if dim.size % math.prod(mesh.shape[a] for a in axes):
-            raise MeshDSLError(f"from_local: `{dim.name}`={dim.size} does not divide over {' x '.join(f'`{a}`={mesh.shape[a]}' for a in axes)}")
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(by_dim.get(d) for d in dims)))
+            raise MeshDSLError(
+                f"from_local: `{dim.name}`={dim.size} does not divide over {' x '.join(f'`{a}`={mesh.shape[a]}' for a in axes)}"
+            )
+    sharding = jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*(by_dim.get(d) for d in dims))
+    )
     whole = tuple(d.size for d in dims)
     local = sharding.shard_shape(whole)
     arrays = []
@@ -287,7 +316,9 @@ def from_local(shards, dims, mesh: Mesh, split: Mapping) -> Tensor:
                 f"{quote(device)}"
             )
         if np.shape(part) != local:
-            raise MeshDSLError(f"from_local: the part on {device} has shape {np.shape(part)}; {dim_algebra.show(dims)} needs {local}")
+            raise MeshDSLError(
+                f"from_local: the part on {device} has shape {np.shape(part)}; {dim_algebra.show(dims)} needs {local}"
+            )
         arrays.append(jax.device_put(part, device))
     missing = set(sharding.addressable_devices) - {d for d, _ in dict(shards).items()}
     if missing:

@@ -91,19 +91,68 @@ class Tensor(Generic[*Ds]):
     because: Any
 
     @overload
-    def __init__(self: Tensor[*tuple[Any, ...]], array: Any, dims: UnsureNames, role: _Role = None, place: _Place = None, whole: _Whole = None) -> None: ...
+    def __init__(
+        self: Tensor[*tuple[Any, ...]],
+        array: Any,
+        dims: UnsureNames,
+        role: _Role = None,
+        place: _Place = None,
+        whole: _Whole = None,
+    ) -> None: ...
     @overload
-    def __init__(self: Tensor[()], array: Any, dims: tuple[()], role: _Role = None, place: _Place = None, whole: _Whole = None) -> None: ...
+    def __init__(
+        self: Tensor[()],
+        array: Any,
+        dims: tuple[()],
+        role: _Role = None,
+        place: _Place = None,
+        whole: _Whole = None,
+    ) -> None: ...
     @overload
-    def __init__(self: Tensor[A], array: Any, dims: Dims1[A], role: _Role = None, place: _Place = None, whole: _Whole = None) -> None: ...
+    def __init__(
+        self: Tensor[A],
+        array: Any,
+        dims: Dims1[A],
+        role: _Role = None,
+        place: _Place = None,
+        whole: _Whole = None,
+    ) -> None: ...
     @overload
-    def __init__(self: Tensor[A, B], array: Any, dims: Dims2[A, B], role: _Role = None, place: _Place = None, whole: _Whole = None) -> None: ...
+    def __init__(
+        self: Tensor[A, B],
+        array: Any,
+        dims: Dims2[A, B],
+        role: _Role = None,
+        place: _Place = None,
+        whole: _Whole = None,
+    ) -> None: ...
     @overload
-    def __init__(self: Tensor[A, B, C], array: Any, dims: Dims3[A, B, C], role: _Role = None, place: _Place = None, whole: _Whole = None) -> None: ...
+    def __init__(
+        self: Tensor[A, B, C],
+        array: Any,
+        dims: Dims3[A, B, C],
+        role: _Role = None,
+        place: _Place = None,
+        whole: _Whole = None,
+    ) -> None: ...
     @overload
-    def __init__(self: Tensor[A, B, C, D], array: Any, dims: Dims4[A, B, C, D], role: _Role = None, place: _Place = None, whole: _Whole = None) -> None: ...
+    def __init__(
+        self: Tensor[A, B, C, D],
+        array: Any,
+        dims: Dims4[A, B, C, D],
+        role: _Role = None,
+        place: _Place = None,
+        whole: _Whole = None,
+    ) -> None: ...
     @overload
-    def __init__(self: Tensor[*tuple[Any, ...]], array: Any, dims: Dims, role: _Role = None, place: _Place = None, whole: _Whole = None) -> None: ...
+    def __init__(
+        self: Tensor[*tuple[Any, ...]],
+        array: Any,
+        dims: Dims,
+        role: _Role = None,
+        place: _Place = None,
+        whole: _Whole = None,
+    ) -> None: ...
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]: ...
     @classmethod
@@ -147,8 +196,12 @@ class Tensor(Generic[*Ds]):
     @overload
     def __add__(self, other: Holder[Tensor[*Ds], T]) -> T: ...
     def __radd__(self, other: Number) -> Tensor[*Ds]: ...
-    __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __and__ = __or__ = __xor__ = __add__
-    __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rand__ = __ror__ = __rxor__ = __radd__
+    __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __and__ = __or__ = (
+        __xor__
+    ) = __add__
+    __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rand__ = (
+        __ror__
+    ) = __rxor__ = __radd__
     __lt__ = __le__ = __gt__ = __ge__ = __add__
     @overload
     def __eq__(self, other: None) -> bool: ...
@@ -216,6 +269,13 @@ def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]: ...
 @makes
 def tensor(array: Any, dims: Dim | Iterable[Dim]) -> Tensor: ...
 @makes
-def parameter(array: Any, dims: Dim | Iterable[Dim], *, ins: Dim | str | Iterable[Dim | str] = ()) -> Tensor: ...
+def parameter(
+    array: Any, dims: Dim | Iterable[Dim], *, ins: Dim | str | Iterable[Dim | str] = ()
+) -> Tensor: ...
 @makes
-def from_local(shards: Any, dims: Dim | Iterable[Dim], mesh: jax.sharding.Mesh, split: Mapping[Any, str | Iterable[str]]) -> Tensor: ...
+def from_local(
+    shards: Any,
+    dims: Dim | Iterable[Dim],
+    mesh: jax.sharding.Mesh,
+    split: Mapping[Any, str | Iterable[str]],
+) -> Tensor: ...

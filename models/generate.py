@@ -38,7 +38,9 @@ class Sampling:
         logits = md.transpose(md.cast(logits, jnp.float32), ("batch", "vocab"))
         vocab, key = logits.dim("vocab"), jax.random.fold_in(key, count)
         top_k = min(self.top_k, vocab.size) or None
-        return md.random.categorical(key, logits, vocab, temperature=self.temperature, top_k=top_k, top_p=self.top_p)
+        return md.random.categorical(
+            key, logits, vocab, temperature=self.temperature, top_k=top_k, top_p=self.top_p
+        )
 
 
 class Progress(PyTreeNode):
@@ -58,7 +60,9 @@ class Progress(PyTreeNode):
     count: jax.Array
 
 
-def start(model: Transformer, prompts: md.Tensor, sizes: md.Tensor, memory: md.Dim, key, how: Sampling) -> Progress:
+def start(
+    model: Transformer, prompts: md.Tensor, sizes: md.Tensor, memory: md.Dim, key, how: Sampling
+) -> Progress:
     """The prompts read, and a first token for each row.
 
     Args:
@@ -76,10 +80,19 @@ def advance(model: Transformer, before: Progress, key, how: Sampling) -> Progres
     """The latest token of every row read, and the next one for each."""
     logits, cache = model.step(before.token, before.cache, before.position)
     token = md.where(before.done, how.end, how.choose(logits, key, before.count))
-    return Progress(cache, token, before.position + 1, before.done | (token == how.end), before.count + 1)
+    return Progress(
+        cache, token, before.position + 1, before.done | (token == how.end), before.count + 1
+    )
 
 
-def generate(model: Transformer, prompts: md.Tensor, count: int, key, how: Sampling = Sampling(), sizes: md.Tensor | None = None) -> md.Tensor:
+def generate(
+    model: Transformer,
+    prompts: md.Tensor,
+    count: int,
+    key,
+    how: Sampling = Sampling(),
+    sizes: md.Tensor | None = None,
+) -> md.Tensor:
     """Continue every row by `count` tokens, all in one program.
 
     Args:
@@ -93,7 +106,9 @@ def generate(model: Transformer, prompts: md.Tensor, count: int, key, how: Sampl
     """
     batch, length = prompts.dim("batch"), prompts.dim("length")
     if length.size + count > model.config.length:
-        raise md.MeshDSLError(f"generate: {length.size} tokens of prompt and {count} more exceed the model's length={model.config.length}")
+        raise md.MeshDSLError(
+            f"generate: {length.size} tokens of prompt and {count} more exceed the model's length={model.config.length}"
+        )
     if sizes is None:
         sizes = md.tensor(jnp.full(batch.size, length.size, jnp.int32), (batch,))
 

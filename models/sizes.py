@@ -28,7 +28,8 @@ _ROWS = {
     "llama3-405b": ("llama", 126, 16384, 128, 8, 53248, 128256, 8192, 500_000.0, 1e-5),
 }
 SIZES: dict[str, dict[str, Any]] = {
-    name: {key: value for key, value in zip(_COLUMNS, row, strict=True) if value} for name, row in _ROWS.items()
+    name: {key: value for key, value in zip(_COLUMNS, row, strict=True) if value}
+    for name, row in _ROWS.items()
 }
 
 

@@ -96,11 +96,17 @@ class Config:
             elif crossed(value, each.metadata):
                 raise md.MeshDSLError(f"model: {each.name} is {legal(each.metadata)}, not {value}")
         if not self.head_dim and self.d_model % self.heads:
-            raise md.MeshDSLError(f"model: d_model={self.d_model} does not divide into heads={self.heads}; set head_dim")
+            raise md.MeshDSLError(
+                f"model: d_model={self.d_model} does not divide into heads={self.heads}; set head_dim"
+            )
         if self.kv_heads and self.heads % self.kv_heads:
-            raise md.MeshDSLError(f"model: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+            raise md.MeshDSLError(
+                f"model: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
+            )
         if STYLES[self.style].rotary and self.dims["head_dim"].size % 2:
-            raise md.MeshDSLError(f"model: rotary positions need an even head_dim, not {self.dims['head_dim'].size}")
+            raise md.MeshDSLError(
+                f"model: rotary positions need an even head_dim, not {self.dims['head_dim'].size}"
+            )
 
     @property
     def dims(self) -> dict[str, md.Dim]:
@@ -109,9 +115,16 @@ class Config:
         sizes = {
             "layers": self.layers,
             "d_model": self.d_model,
-            **({"kv_heads": self.kv_heads, "group": self.heads // self.kv_heads} if grouped else {"heads": self.heads}),
+            **(
+                {"kv_heads": self.kv_heads, "group": self.heads // self.kv_heads}
+                if grouped
+                else {"heads": self.heads}
+            ),
             "head_dim": self.head_dim or self.d_model // self.heads,
-            "d_ff": self.d_ff or (4 * self.d_model if self.style == "gpt2" else -(-8 * self.d_model // (3 * 64)) * 64),
+            "d_ff": self.d_ff
+            or (
+                4 * self.d_model if self.style == "gpt2" else -(-8 * self.d_model // (3 * 64)) * 64
+            ),
             "vocab": self.vocab,
             "length": self.length,
             "memory": self.length,
@@ -140,18 +153,30 @@ class Block(PyTreeNode):
         return cls(
             attention_norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
             attention=Attention.init(
-                attention, d_model, heads, head_dim, group, bias=style.bias, out_std=shrink * query_size**-0.5
+                attention,
+                d_model,
+                heads,
+                head_dim,
+                group,
+                bias=style.bias,
+                out_std=shrink * query_size**-0.5,
             ),
             mlp_norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
-            mlp=MLPS[style.mlp].init(mlp, d_model, d_ff, bias=style.bias, out_std=shrink * d_ff.size**-0.5),
+            mlp=MLPS[style.mlp].init(
+                mlp, d_model, d_ff, bias=style.bias, out_std=shrink * d_ff.size**-0.5
+            ),
         )
 
-    def __call__(self, x: md.Tensor, length: md.Dim, turn, dropout, documents: Documents | None = None) -> tuple[md.Tensor, Cache]:
+    def __call__(
+        self, x: md.Tensor, length: md.Dim, turn, dropout, documents: Documents | None = None
+    ) -> tuple[md.Tensor, Cache]:
         attended, cache = self.attention(self.attention_norm(x), length, turn, documents)
         x = x + dropout(attended, 0)
         return x + dropout(self.mlp(self.mlp_norm(x)), 1), cache
 
-    def step(self, x: md.Tensor, cache: Cache, position: md.Tensor, turn) -> tuple[md.Tensor, Cache]:
+    def step(
+        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn
+    ) -> tuple[md.Tensor, Cache]:
         attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), cache
@@ -174,14 +199,20 @@ class Transformer(PyTreeNode):
         vocab, d_model = dims["vocab"], dims["d_model"]
         return cls(
             embedding=Embedding.init(embedding, vocab, d_model),
-            positions=None if style.rotary else Embedding.init(positions, dims["positions"], d_model),
-            blocks=Stack.init(blocks, lambda k: Block.init(k, config), dims["layers"], remat=config.remat),
+            positions=None
+            if style.rotary
+            else Embedding.init(positions, dims["positions"], d_model),
+            blocks=Stack.init(
+                blocks, lambda k: Block.init(k, config), dims["layers"], remat=config.remat
+            ),
             norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
             head=None if style.tied else Linear.init(head, (d_model,), (vocab,)),
             config=config,
         )
 
-    def __call__(self, tokens: md.Tensor, *, segments=None, positions=None, key=None, offload: bool = False) -> md.Tensor:
+    def __call__(
+        self, tokens: md.Tensor, *, segments=None, positions=None, key=None, offload: bool = False
+    ) -> md.Tensor:
         """Logits over `vocab` for each of `tokens` (batch, length).
 
         Args:
@@ -191,19 +222,36 @@ class Transformer(PyTreeNode):
           offload: what the backward pass needs of each layer waits in the memory of the host.
         """
         length = self._fitting(tokens)
-        keys = [None] * (self.config.layers + 1) if key is None else jax.random.split(key, self.config.layers + 1)
+        keys = (
+            [None] * (self.config.layers + 1)
+            if key is None
+            else jax.random.split(key, self.config.layers + 1)
+        )
         positions = md.iota(length) if positions is None else positions
         x = self._drop(self._embed(tokens, positions), keys[-1], 0)
-        turn, documents = self._turn(positions), None if segments is None else Documents.of(segments)
+        turn, documents = (
+            self._turn(positions),
+            None if segments is None else Documents.of(segments),
+        )
 
         def block(layer: Block, x, key):
-            return layer(x, length, turn, lambda y, place: self._drop(y, key, place), documents)[0], ()
+            return layer(x, length, turn, lambda y, place: self._drop(y, key, place), documents)[
+                0
+            ], ()
 
         x, _ = self.blocks.scan(block, x, None if key is None else keys[:-1], offload=offload)
         return self._logits(x)
 
     def loss(
-        self, tokens: md.Tensor, targets: md.Tensor, *, segments=None, positions=None, key=None, output=jnp.float32, offload: bool = False
+        self,
+        tokens: md.Tensor,
+        targets: md.Tensor,
+        *,
+        segments=None,
+        positions=None,
+        key=None,
+        output=jnp.float32,
+        offload: bool = False,
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         """Mean cross-entropy of `targets` in nats per token, plus the z-loss; and the cross-entropy alone.
 
@@ -221,10 +269,22 @@ class Transformer(PyTreeNode):
         loss, report = cross_entropy, {"cross_entropy": cross_entropy}
         if self.config.z_loss:
             square = md.square(normaliser)
-            loss = loss + self.config.z_loss * md.mean(square if trained is None else md.where(trained, square, 0.0))
-        return loss, report if trained is None else report | {"trained": md.mean(md.cast(trained, jnp.float32))}
+            loss = loss + self.config.z_loss * md.mean(
+                square if trained is None else md.where(trained, square, 0.0)
+            )
+        return loss, report if trained is None else report | {
+            "trained": md.mean(md.cast(trained, jnp.float32))
+        }
 
-    def nats(self, tokens: md.Tensor, targets: md.Tensor, *, segments=None, positions=None, output=jnp.float32) -> md.Tensor:
+    def nats(
+        self,
+        tokens: md.Tensor,
+        targets: md.Tensor,
+        *,
+        segments=None,
+        positions=None,
+        output=jnp.float32,
+    ) -> md.Tensor:
         """Cross-entropy of each target in nats (batch, length), without dropout; 0 for a target of -1."""
         logits = self(tokens, segments=segments, positions=positions)
         return md.where(targets >= 0, self._nats(md.cast(logits, output), targets)[0], 0.0)
@@ -238,7 +298,9 @@ class Transformer(PyTreeNode):
         chosen = md.sum(md.where(md.one_hot(targets, vocab, bool), logits, 0.0), vocab)
         return normaliser - chosen, normaliser
 
-    def prefill(self, tokens: md.Tensor, last: md.Tensor, memory: md.Dim) -> tuple[md.Tensor, Cache]:
+    def prefill(
+        self, tokens: md.Tensor, last: md.Tensor, memory: md.Dim
+    ) -> tuple[md.Tensor, Cache]:
         """Logits after the token at `last` (batch) of each sequence of `tokens` (batch, length), and every layer's cache of `memory` positions.
 
         What the cache has beyond `last` is of no meaning; a later step writes a position before any reads it.
@@ -248,7 +310,11 @@ class Transformer(PyTreeNode):
 
         def block(layer: Block, x, _):
             x, cache = layer(x, length, turn, lambda y, place: y)
-            return x, jax.tree.map(lambda t: md.pad(t, "memory", after=memory.size - length.size), cache, is_leaf=is_tensor)
+            return x, jax.tree.map(
+                lambda t: md.pad(t, "memory", after=memory.size - length.size),
+                cache,
+                is_leaf=is_tensor,
+            )
 
         x, cache = self.blocks.scan(block, self._embed(tokens, md.iota(length)))
         return self._logits(md.take(x, last, length)), cache
@@ -266,7 +332,9 @@ class Transformer(PyTreeNode):
     def _fitting(self, tokens: md.Tensor) -> md.Dim:
         length = tokens.dim("length")
         if length.size > self.config.length:
-            raise md.MeshDSLError(f"model: tokens of {length} are longer than the model's length={self.config.length}")
+            raise md.MeshDSLError(
+                f"model: tokens of {length} are longer than the model's length={self.config.length}"
+            )
         return length
 
     def _embed(self, tokens, positions) -> md.Tensor:

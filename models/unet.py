@@ -45,14 +45,24 @@ class Config:
     norm_epsilon: float = EPSILON
 
     def __post_init__(self):
-        for name, least in (("levels", 0), ("channels", 1), ("kernel", 1), ("colors", 1), ("outputs", 1)):
+        for name, least in (
+            ("levels", 0),
+            ("channels", 1),
+            ("kernel", 1),
+            ("colors", 1),
+            ("outputs", 1),
+        ):
             if getattr(self, name) < least:
-                raise md.MeshDSLError(f"model: {name} is at least {least}, not {getattr(self, name)}")
+                raise md.MeshDSLError(
+                    f"model: {name} is at least {least}, not {getattr(self, name)}"
+                )
         if not 0 < self.norm_epsilon < 1:
             legal = "more than 0 and less than 1"
             raise md.MeshDSLError(f"model: norm_epsilon is {legal}, not {self.norm_epsilon}")
         if self.norm not in NORMS:
-            raise md.MeshDSLError(f"model: no norm {self.norm!r}; known: {', '.join(f'`{n}`' for n in NORMS)}")
+            raise md.MeshDSLError(
+                f"model: no norm {self.norm!r}; known: {', '.join(f'`{n}`' for n in NORMS)}"
+            )
 
     def at(self, name: str, level: int) -> md.Dim:
         """The dim of the channels of `level`, as `name`."""
@@ -95,7 +105,11 @@ class Level(PyTreeNode):
     @classmethod
     def init(cls, key, config: Config, ins: md.Dim, level: int):
         before, down, up, after = jax.random.split(key, 4)
-        channels, below, shallow = config.at("channels", level), config.at("channels", level + 1), config.at("shallow", level)
+        channels, below, shallow = (
+            config.at("channels", level),
+            config.at("channels", level + 1),
+            config.at("shallow", level),
+        )
         return cls(
             before=Block.init(before, config, ins, level),
             down=Conv.init(down, HALVING, (channels,), (config.at("deeper", level + 1),), stride=2),
@@ -106,7 +120,11 @@ class Level(PyTreeNode):
     def join(self, x: md.Tensor, skip: md.Tensor) -> md.Tensor:
         """`x` from the level below, brought to the size of `skip` and convolved together with it."""
         x = self.up(x, skip)
-        return self.after(md.concat([md.rename(x, "shallow", "joined"), md.rename(skip, "channels", "joined")], "joined"))
+        return self.after(
+            md.concat(
+                [md.rename(x, "shallow", "joined"), md.rename(skip, "channels", "joined")], "joined"
+            )
+        )
 
 
 class UNet(PyTreeNode):
@@ -119,11 +137,16 @@ class UNet(PyTreeNode):
     @classmethod
     def init(cls, key, config: Config):
         *keys, bottom, head = jax.random.split(key, config.levels + 2)
-        ins = [md.Dim("colors", config.colors), *(config.at("deeper", level) for level in range(1, config.levels + 1))]
+        ins = [
+            md.Dim("colors", config.colors),
+            *(config.at("deeper", level) for level in range(1, config.levels + 1)),
+        ]
         return cls(
             levels=tuple(Level.init(k, config, ins[level], level) for level, k in enumerate(keys)),
             bottom=Block.init(bottom, config, ins[-1], config.levels),
-            head=Linear.init(head, (config.at("channels", 0),), (md.Dim("outputs", config.outputs),), bias=True),
+            head=Linear.init(
+                head, (config.at("channels", 0),), (md.Dim("outputs", config.outputs),), bias=True
+            ),
         )
 
     def __call__(self, images: md.Tensor) -> md.Tensor:

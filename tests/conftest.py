@@ -33,7 +33,9 @@ def cache_of_tests(tmp_path_factory):
 @pytest.fixture(scope="module")
 def quick_compiles():
     """Compile fast rather than well, for programs that run once; the nightly profile compiles them as users do."""
-    jax.config.update("jax_disable_most_optimizations", os.environ.get("HYPOTHESIS_PROFILE") != "nightly")
+    jax.config.update(
+        "jax_disable_most_optimizations", os.environ.get("HYPOTHESIS_PROFILE") != "nightly"
+    )
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

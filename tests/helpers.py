@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 import meshdsl as md
-from meshdsl.lowering.shardings import level_of, partition_spec
 from meshdsl.compiled.collectives import from_hlo
+from meshdsl.lowering.shardings import level_of, partition_spec
 from meshdsl.record import summary
 from meshdsl.record.collective import live_axes
 from meshdsl.tensor import is_tensor
@@ -71,7 +71,9 @@ def distance(found, expected, floor: float = 1e-3) -> float:
     return float(gap / max(norm, floor))
 
 
-def assert_equal(found, expected, what: str = "result", tolerance: float = TOLERANCE, **how) -> None:
+def assert_equal(
+    found, expected, what: str = "result", tolerance: float = TOLERANCE, **how
+) -> None:
     """Two trees of Tensors and arrays are the same: dims as sets, dtypes, and values to `tolerance`, norm-wise."""
     named, tree = jax.tree_util.tree_flatten_with_path(expected, is_leaf=is_tensor)
     others, other_tree = jax.tree.flatten(found, is_leaf=is_tensor)
@@ -141,7 +143,15 @@ def with_gradients(fn, args: Sequence):
 
 
 def assert_same(
-    fn, *args, layout: md.Layout, mesh=None, gradients: bool = True, dims=(), reference=None, level=None, **how
+    fn,
+    *args,
+    layout: md.Layout,
+    mesh=None,
+    gradients: bool = True,
+    dims=(),
+    reference=None,
+    level=None,
+    **how,
 ):
     """`fn` gives the same results and gradients on one device and lowered, split by the law and with nothing unexplained.
 
@@ -170,7 +180,9 @@ def assert_same(
     return program, reference
 
 
-def collectives(fn, *args, layout: md.Layout, mesh=None, dims=()) -> dict[tuple[str, tuple[str, ...]], int]:
+def collectives(
+    fn, *args, layout: md.Layout, mesh=None, dims=()
+) -> dict[tuple[str, tuple[str, ...]], int]:
     """`{(operation, axes): how often it runs in one call of the lowered `fn`}`."""
     lowered = md.lower(fn, layout, mesh or md.make_mesh(layout), dims=dims)
     return {key: count for key, (count, _) in summary(lowered.program(*args).collectives).items()}

@@ -446,15 +446,23 @@ def test_every_error_of_the_language_is_in_the_table(caught):
     raised = set()
     for path in places:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Raise) and node.exc is not None and "AssertionError" not in ast.unparse(node.exc):
+            if (
+                isinstance(node, ast.Raise)
+                and node.exc is not None
+                and "AssertionError" not in ast.unparse(node.exc)
+            ):
                 raised.add((str(path), node.lineno, node.end_lineno))
     errors = [error for e in caught.values() for error in (e, e.__context__) if error is not None]
     seen = [(f.filename, f.lineno) for e in errors for f in traceback.extract_tb(e.__traceback__)]
-    missing = [(p, a) for p, a, b in raised if not any(f == p and a <= line <= b for f, line in seen)]
+    missing = [
+        (p, a) for p, a, b in raised if not any(f == p and a <= line <= b for f, line in seen)
+    ]
     assert not missing, "; ".join(f"{p}:{a}" for p, a in missing)
 
 
 def test_an_optional_dim_may_be_missing_and_a_known_one_be_untouched():
     assert model(["a -> data", "heads? -> model"]).split == {A: ("data",)}
     layout = md.Layout(["a -> data", "heads -> model"], mesh=MESH)
-    assert Lowered(lambda x: x * 2, layout, md.make_mesh(layout), dims=["heads"])(X).split == {A: ("data",)}
+    assert Lowered(lambda x: x * 2, layout, md.make_mesh(layout), dims=["heads"])(X).split == {
+        A: ("data",)
+    }

@@ -24,7 +24,16 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 FAMILIES = families()
 EXAMPLES = 2000 if settings.default.max_examples > 100 else 200
-MESHES = [{"p": 8}, {"p": 4}, {"p": 3}, {"p": 2, "q": 4}, {"q": 4, "p": 2}, {"p": 3, "q": 2}, {"p": 1, "q": 4}, {"p": 2, "q": 2, "r": 2}]
+MESHES = [
+    {"p": 8},
+    {"p": 4},
+    {"p": 3},
+    {"p": 2, "q": 4},
+    {"q": 4, "p": 2},
+    {"p": 3, "q": 2},
+    {"p": 1, "q": 4},
+    {"p": 2, "q": 2, "r": 2},
+]
 SIZES = st.one_of(st.sampled_from([8, 16, 4]), st.integers(0, 13))
 TOLERANCES = {jnp.bfloat16: 4e-2, jnp.float16: 1e-2}
 FLOATS = [jnp.float32, jnp.float32, jnp.float32, jnp.bfloat16, jnp.float16]
@@ -123,7 +132,9 @@ def test_every_op_is_the_same_under_every_layout(family):
         gradients = entry.gradients and dtype in (jnp.float32, jnp.complex64)
         how = {"tolerance": TOLERANCES.get(dtype, 2e-5), "floor": 1.0}
         program, _ = assert_same(case.fn, *args, layout=rules, gradients=gradients, **how)
-        assert own_moves(program.ops) - {"psum", "pmax", "pmin"} <= set(entry.promise), f"{entry.op} promises {entry.promise}"
+        assert own_moves(program.ops) - {"psum", "pmax", "pmin"} <= set(entry.promise), (
+            f"{entry.op} promises {entry.promise}"
+        )
 
     same()
 
@@ -131,7 +142,20 @@ def test_every_op_is_the_same_under_every_layout(family):
 def test_every_public_op_is_in_the_catalogue():
     """The other public names are not ops: they make tensors, layouts and lowerings."""
     listed = {entry.op for entries in FAMILIES.values() for entry in entries}
-    others = {"Dim", "Layout", "MeshDSLError", "Tensor", "from_local", "lower", "make_mesh", "parameter", "random", "shardings", "show", "tensor"}
+    others = {
+        "Dim",
+        "Layout",
+        "MeshDSLError",
+        "Tensor",
+        "from_local",
+        "lower",
+        "make_mesh",
+        "parameter",
+        "random",
+        "shardings",
+        "show",
+        "tensor",
+    }
     drawn = {f"random.{name}" for name in md.random.__all__}
     assert listed == (set(md.__all__) - others) | drawn
 

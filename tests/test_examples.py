@@ -12,7 +12,9 @@ def mlp():
     return runpy.run_path("examples/mlp.py")["main"]
 
 
-@pytest.mark.parametrize("rules", [[], ["batch -> devices"], ["d_ff -> devices"], ["classes -> devices"]])
+@pytest.mark.parametrize(
+    "rules", [[], ["batch -> devices"], ["d_ff -> devices"], ["classes -> devices"]]
+)
 def test_mlp_learns_the_same_under_every_layout(mlp, rules, capsys):
     mlp(rules)
     losses = [float(x) for x in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]

@@ -7,13 +7,31 @@ from meshdsl.figures import byte_words, columns, flop_words, time_words
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0 us"), (3.4567e-4, "346 us"), (0.00123, "1.23 ms"), (0.4567, "456.7 ms"), (0.99949, "999.5 ms"), (1.0, "1 s"), (12.34, "12.3 s"), (2180.0, "2,180 s")],
+    [
+        (0.0, "0 us"),
+        (3.4567e-4, "346 us"),
+        (0.00123, "1.23 ms"),
+        (0.4567, "456.7 ms"),
+        (0.99949, "999.5 ms"),
+        (1.0, "1 s"),
+        (12.34, "12.3 s"),
+        (2180.0, "2,180 s"),
+    ],
 )
 def test_times(seconds, text):
     assert time_words(seconds) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 FLOP"), (999, "999 FLOP"), (1000, "1.0 kFLOP"), (1.5e12, "1.5 TFLOP"), (3e21, "3000.0 EFLOP")])
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 FLOP"),
+        (999, "999 FLOP"),
+        (1000, "1.0 kFLOP"),
+        (1.5e12, "1.5 TFLOP"),
+        (3e21, "3000.0 EFLOP"),
+    ],
+)
 def test_flops(count, text):
     assert flop_words(count) == text
 

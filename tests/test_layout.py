@@ -16,7 +16,11 @@ MEGATRON = md.Layout(
 )  # fmt: skip
 SPLITS = {
     "residual stream": ("value", (BATCH, LENGTH, D), {BATCH: ("data",), LENGTH: ("model",)}),
-    "an upper rule takes the axis": ("value", (BATCH, LENGTH, HEADS), {BATCH: ("data",), HEADS: ("model",)}),
+    "an upper rule takes the axis": (
+        "value",
+        (BATCH, LENGTH, HEADS),
+        {BATCH: ("data",), HEADS: ("model",)},
+    ),
     "the upper of one line comes first": ("value", (HEADS, FF), {HEADS: ("model",)}),
     "order of dims means nothing": ("value", (FF, HEADS), {HEADS: ("model",)}),
     "nothing": ("value", (D,), {}),
@@ -45,7 +49,10 @@ def test_each_axis_knows_the_rule_that_took_it():
     assert {axis: str(rule) for axis, rule in taken.items()} == {
         "data": "layout, rule 1: batch -> data", "model": "layout, rule 3: length -> model"
     }  # fmt: skip
-    assert str(MEGATRON.taken((D,), "parameter")["data"]) == "layout, parameters rule 1: d_model -> data"
+    assert (
+        str(MEGATRON.taken((D,), "parameter")["data"])
+        == "layout, parameters rule 1: d_model -> data"
+    )
 
 
 PARSED = {
@@ -61,7 +68,22 @@ def test_lines_are_read(line):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "->", "a", "a ->", "-> x", "a b -> x", "a -> x y", "a -> x -> y", "a, -> x", "a -> x,", "a => x", "a! -> x", "a -> x?"]
+    "line",
+    [
+        "",
+        "->",
+        "a",
+        "a ->",
+        "-> x",
+        "a b -> x",
+        "a -> x y",
+        "a -> x -> y",
+        "a, -> x",
+        "a -> x,",
+        "a => x",
+        "a! -> x",
+        "a -> x?",
+    ],
 )
 def test_malformed_lines_are_errors(line):
     with pytest.raises(md.MeshDSLError, match="rule 1: .* is not of the form"):
@@ -82,7 +104,11 @@ def test_a_file_is_what_its_lines_say(tmp_path):
         'optimizer = ["d_ff -> data"]\nstrict = true\n'
     )
     layout = md.Layout.load(path)
-    assert (layout.mesh, layout.strict, layout.name) == ({"data": "rest", "model": 2}, True, "layout mine.toml")
+    assert (layout.mesh, layout.strict, layout.name) == (
+        {"data": "rest", "model": 2},
+        True,
+        "layout mine.toml",
+    )
     assert [len(layout.at(level)) for level in LEVELS] == [1, 2, 2, 3]
 
 
@@ -92,21 +118,35 @@ def test_a_shipped_layout_is_loaded_by_its_name(tmp_path, monkeypatch):
     assert md.Layout.load("fsdp") == md.Layout.load(str(path)) == md.Layout.load(path)
     Path("fsdp").write_text('[mesh]\ndata = 2\n[layout]\nrules = ["mine -> data"]')
     assert md.Layout.load("fsdp").rules == ["mine -> data"]  # what is there goes first
-    with pytest.raises(md.MeshDSLError, match="no shipped layout of that name; did you mean `fsdp`?"):
+    with pytest.raises(
+        md.MeshDSLError, match="no shipped layout of that name; did you mean `fsdp`?"
+    ):
         md.Layout.load("fspd")
 
 
 def test_gradients_stand_between_parameters_and_optimizer():
     def at(**how):
-        return md.Layout(["batch -> data"], ["d_model -> data"], ["d_ff -> model"], gradients=["d_model -> model"], **how).split((D, FF), "gradient")
+        return md.Layout(
+            ["batch -> data"],
+            ["d_model -> data"],
+            ["d_ff -> model"],
+            gradients=["d_model -> model"],
+            **how,
+        ).split((D, FF), "gradient")
 
     assert at() == {D: ("data", "model")}
     assert at(gather="step") == {D: ("model",)}  # what only `parameters` splits is whole meanwhile
 
 
 WRONG = {
-    "gather": (dict(gather="steps"), "layout: gather is 'layer' or 'step', not 'steps'; did you mean `step`?"),
-    "an axis": (dict(gradients=["d_ff -> dat"]), "layout, gradients rule 1: no axis `dat` in the mesh; did you mean `data`?"),
+    "gather": (
+        dict(gather="steps"),
+        "layout: gather is 'layer' or 'step', not 'steps'; did you mean `step`?",
+    ),
+    "an axis": (
+        dict(gradients=["d_ff -> dat"]),
+        "layout, gradients rule 1: no axis `dat` in the mesh; did you mean `data`?",
+    ),
     "a rule": (dict(gradients=["d_ff"]), "layout, gradients rule 1: 'd_ff' is not of the form"),
     "no list": (dict(gradients="d_ff -> data"), "layout, gradients: a list of strings such as"),
 }
@@ -120,7 +160,9 @@ def test_mistakes_in_the_lines_for_gradients_are_errors(how, text):
         md.Layout(gradients=["d_f -> data"]).check_dims(["d_ff"])
 
 
-@pytest.mark.parametrize("path", sorted((Path(md.__file__).parents[1] / "layouts").glob("*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((Path(md.__file__).parents[1] / "layouts").glob("*.toml")), ids=lambda p: p.stem
+)
 def test_shipped_layouts_are_legal_and_say_when_to_use_them(path):
     layout = md.Layout.load(path)
     layout.check_axes(layout.mesh)
@@ -146,5 +188,7 @@ def test_what_is_at_rest_is_never_padded():
 def test_uneven_is_of_the_layout_or_of_one_rule():
     assert UNEVEN.padded == {"vocab", "heads"}
     assert md.Layout(["batch -> data", "vocab -> data"], uneven="pad").padded == {"batch", "vocab"}
-    assert md.Layout([{"rule": "batch -> data", "uneven": "error"}, "vocab -> data"], uneven="pad").padded == {"vocab"}
+    assert md.Layout(
+        [{"rule": "batch -> data", "uneven": "error"}, "vocab -> data"], uneven="pad"
+    ).padded == {"vocab"}
     assert not MEGATRON.padded

@@ -8,7 +8,11 @@ import pytest
 
 from meshdsl import layers, models
 
-FILES = [p for package in (layers, models) for p in sorted(Path(inspect.getfile(package)).parent.glob("*.py"))]
+FILES = [
+    p
+    for package in (layers, models)
+    for p in sorted(Path(inspect.getfile(package)).parent.glob("*.py"))
+]
 FORBIDDEN = ("meshdsl.mesh", "meshdsl.lowering", "jax.sharding", "jax.lax")
 
 

@@ -16,7 +16,14 @@ SPLIT = layout("a -> data", "b -> model", mesh={"data": 2, "model": 4})
 
 def test_a_tensor_is_an_array_with_names():
     t = md.tensor(np.zeros((4, 8), np.int8), (A, B))
-    assert (t.dims, t.dtype, t.size, t.role, t.split, t.pending) == ((A, B), jnp.int8, 32, None, {}, ())
+    assert (t.dims, t.dtype, t.size, t.role, t.split, t.pending) == (
+        (A, B),
+        jnp.int8,
+        32,
+        None,
+        {},
+        (),
+    )
     assert t.dim("b") == B
     assert md.tensor([1.0, 2.0], C).dims == (C,)
     assert md.tensor(3, ()).item() == 3
@@ -29,7 +36,7 @@ def test_a_parameter_knows_what_it_contracts():
 
 def test_a_tensor_is_a_pytree_with_one_leaf_and_a_name():
     tree = {"w": weight(A, B, ins=(A,))}
-    (path, leaf), = jax.tree_util.tree_leaves_with_path(tree)
+    ((path, leaf),) = jax.tree_util.tree_leaves_with_path(tree)
     assert jax.tree_util.keystr(path) == "['w'].array" and leaf is tree["w"].array
     same = jax.tree.map(lambda a: a * 2, tree)["w"]
     assert same.dims == (A, B) and same.role == tree["w"].role
@@ -55,10 +62,14 @@ SHOWN = {
         "Tensor[p, q] int32 (2, 2)\n[[1 2]\n [3 4]]",
     ),
     "small and split": (
-        lambda: kept(md.tensor(np.arange(4), A), SPLIT), "Tensor[a_data] int32 (4,) [0 1 2 3]"),
+        lambda: kept(md.tensor(np.arange(4), A), SPLIT),
+        "Tensor[a_data] int32 (4,) [0 1 2 3]",
+    ),
     "without values": (lambda: jax.eval_shape(lambda: X), "Tensor[a, b] float32 (4, 8)"),
     "keys": (
-        lambda: md.tensor(jax.random.split(jax.random.key(0), 4), A), "Tensor[a] key<fry> (4,)"),
+        lambda: md.tensor(jax.random.split(jax.random.key(0), 4), A),
+        "Tensor[a] key<fry> (4,)",
+    ),
 }
 
 

@@ -11,20 +11,19 @@ from typing import Any
 
 from meshdsl.commands.lookup import devices_of_mesh, find_layout
 from meshdsl.commands.settings import model_values
-from meshdsl.dims import Dim
-from meshdsl.errors import MeshDSLError
-from meshdsl.layout import Layout
-from meshdsl.mesh import abstract_mesh, axis_sizes, check_slices, make_mesh
-from meshdsl.models.sizes import step_flops
 from meshdsl.compiled.compile import compile_for
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.compiled.topology import target_devices
-from meshdsl.report import Explanation, explain
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError
+from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target, fit_mesh
+from meshdsl.mesh import abstract_mesh, axis_sizes, check_slices, make_mesh
+from meshdsl.models.sizes import step_flops
+from meshdsl.report import Explanation, explain
 from meshdsl.train.config import Config
-from meshdsl.train.settings import override
 from meshdsl.train.job import Job
-
+from meshdsl.train.settings import override
 
 _WHOLE = ("adafactor", "muon")  # optimizers whose collectives the record does not list
 
@@ -55,19 +54,25 @@ class Plan:
         devices = math.prod(self.sizes.values())
         return causal / devices, full / devices
 
-    def compile(self, given: Mapping[str, str] = MappingProxyType({})) -> tuple[CompiledReport, Explanation, Job, Any]:
+    def compile(
+        self, given: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[CompiledReport, Explanation, Job, Any]:
         """Compile the step for the target: the report, the explanation of the same step, the job, and the executable, which is None where it does not fit.
 
         Args:
           given: options of the compiler, beside those that are used by default.
         """
         assert self.target is not None
-        devices = target_devices(self.target)  # first: those of a cpu target can only be made before JAX computes anything
+        devices = target_devices(
+            self.target
+        )  # first: those of a cpu target can only be made before JAX computes anything
         job = self.job(make_mesh(self.sizes, devices))
         explanation = self.explain()
         options = job.step.compiler_options | dict(given)
         how = {"options": options, "given": tuple(given), "model_flops": self.model_flops}
-        report, executable = compile_for(job.lowered, job.program(), self.target, explanation, **how)
+        report, executable = compile_for(
+            job.lowered, job.program(), self.target, explanation, **how
+        )
         if report.fits is False:
             report = replace(report, remedies=(*report.remedies, *self._remedies()))
         return report, explanation, job, executable
@@ -80,9 +85,17 @@ class Plan:
             tokens=self.tokens,
             model_flops=self.model_flops,
         )
-        remedies = (*explanation.remedies, *self._remedies()) if explanation.memory.fits is False else ()
+        remedies = (
+            (*explanation.remedies, *self._remedies()) if explanation.memory.fits is False else ()
+        )
         name = self.config.optimizer.name
-        notes = (f"{name} sums over whole parameters: the collectives that XLA places for that are not in this list",) if name in _WHOLE else ()
+        notes = (
+            (
+                f"{name} sums over whole parameters: the collectives that XLA places for that are not in this list",
+            )
+            if name in _WHOLE
+            else ()
+        )
         return replace(explanation, remedies=remedies, notes=(*explanation.notes, *notes))
 
     def _remedies(self) -> list[str]:
@@ -91,11 +104,17 @@ class Plan:
         if config.model.remat != "full":
             lines.append("`model.remat=full` keeps the least for the backward pass")
         batch = Dim("batch", config.batch // config.microbatches)
-        local = batch.size // math.prod(self.sizes[a] for a in self.layout.split((batch,)).get(batch, ()))
+        local = batch.size // math.prod(
+            self.sizes[a] for a in self.layout.split((batch,)).get(batch, ())
+        )
         if local % 2 == 0:
-            lines.append(f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after the other")
+            lines.append(
+                f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after the other"
+            )
         if not any(rule.dim == "length" for rule in self.layout.parsed):
-            lines.append("a layout that splits `length`, such as fsdp-sequence, or a shorter --length")
+            lines.append(
+                "a layout that splits `length`, such as fsdp-sequence, or a shorter --length"
+            )
         return lines
 
 
@@ -106,11 +125,21 @@ def configured(arguments: argparse.Namespace, settings: list[str]) -> Config:
       MeshDSLError: an unknown model or setting, or a value that is not legal.
     """
     flags: dict[str, Any] = model_values(arguments.model)
-    flags |= {key: value for key, value in (("batch", arguments.batch), ("model.length", arguments.length)) if value}
+    flags |= {
+        key: value
+        for key, value in (("batch", arguments.batch), ("model.length", arguments.length))
+        if value
+    }
     return override(Config(), settings, **flags)
 
 
-def resolve(arguments: argparse.Namespace, settings: list[str], layout_name: str, mesh: str | None, devices: int | None = None) -> Plan:
+def resolve(
+    arguments: argparse.Namespace,
+    settings: list[str],
+    layout_name: str,
+    mesh: str | None,
+    devices: int | None = None,
+) -> Plan:
     """The plan that flags and settings describe.
 
     Raises:
@@ -124,19 +153,38 @@ def resolve(arguments: argparse.Namespace, settings: list[str], layout_name: str
     target = None
     if arguments.target is not None:
         if devices or config.devices:
-            raise MeshDSLError("--devices: the target says how many devices there are; give one of the two")
+            raise MeshDSLError(
+                "--devices: the target says how many devices there are; give one of the two"
+            )
         target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
         sizes = fit_mesh(target, layout.mesh, layout.name)
         on_tpu = target.chip.kind == "tpu"
-        check_slices(layout, sizes, target.slices if on_tpu else (*target.shape, 1)[1], "slices" if on_tpu else "nodes")
+        check_slices(
+            layout,
+            sizes,
+            target.slices if on_tpu else (*target.shape, 1)[1],
+            "slices" if on_tpu else "nodes",
+        )
     else:
         if arguments.hardware or arguments.slices > 1:
-            raise MeshDSLError(f"{'--hardware' if arguments.hardware else '--slices'}: needs a --target")
-        sizes = axis_sizes(layout.mesh, devices or config.devices or devices_of_mesh(layout), layout.name)
+            raise MeshDSLError(
+                f"{'--hardware' if arguments.hardware else '--slices'}: needs a --target"
+            )
+        sizes = axis_sizes(
+            layout.mesh, devices or config.devices or devices_of_mesh(layout), layout.name
+        )
     if not arguments.batch and not any(setting.startswith("batch=") for setting in settings):
         # A sequence for each device, so that every shipped layout has something to split.
-        config = override(config, batch=max(config.batch, math.prod(sizes.values()) * config.microbatches))
-    return Plan(f"{arguments.model}, batch {config.batch} of length {config.model.length}", config, layout, sizes, target)
+        config = override(
+            config, batch=max(config.batch, math.prod(sizes.values()) * config.microbatches)
+        )
+    return Plan(
+        f"{arguments.model}, batch {config.batch} of length {config.model.length}",
+        config,
+        layout,
+        sizes,
+        target,
+    )
 
 
 def _parse_mesh(text: str) -> dict[str, int | str]:

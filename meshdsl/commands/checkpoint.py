@@ -13,30 +13,62 @@ if TYPE_CHECKING:
 
 
 def add(commands) -> None:
-    parser = commands.add_parser("checkpoint", help="list, show, verify, export or import checkpoints")
+    parser = commands.add_parser(
+        "checkpoint", help="list, show, verify, export or import checkpoints"
+    )
     parts = parser.add_subparsers(required=True, metavar="ls|show|verify|export|import")
     run = {"type": Path, "metavar": "RUN", "help": "the folder of a run, or of its checkpoints"}
-    step = {"type": int, "metavar": "N", "help": "the checkpoint of this step; by default the newest"}
+    step = {
+        "type": int,
+        "metavar": "N",
+        "help": "the checkpoint of this step; by default the newest",
+    }
 
-    ls = parts.add_parser("ls", help="step, size and time of each, and whether its files are all there")
+    ls = parts.add_parser(
+        "ls", help="step, size and time of each, and whether its files are all there"
+    )
     ls.add_argument("run", **run)
     ls.set_defaults(command=_ls)
     show = parts.add_parser("show", help="the arrays of one, with dims, dtype and size")
     show.add_argument("run", **run)
     show.add_argument("--step", **step)
     show.set_defaults(command=_show)
-    verify = parts.add_parser("verify", help="read every array of every checkpoint; exit code 1 where one is not what was saved")
+    verify = parts.add_parser(
+        "verify",
+        help="read every array of every checkpoint; exit code 1 where one is not what was saved",
+    )
     verify.add_argument("run", **run)
     verify.set_defaults(command=_verify)
     export = parts.add_parser("export", help="the parameters as safetensors, full tensors")
     export.add_argument("run", **run)
-    export.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .safetensors file")
+    export.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="a .safetensors file"
+    )
     export.add_argument("--step", **step)
-    export.add_argument("--limit", type=float, default=5.0, metavar="GB", help="larger models become several files and an index (5)")
+    export.add_argument(
+        "--limit",
+        type=float,
+        default=5.0,
+        metavar="GB",
+        help="larger models become several files and an index (5)",
+    )
     export.set_defaults(command=_export)
-    take = parts.add_parser("import", help="safetensors as a run that another can begin with by warm_start=RUN")
-    take.add_argument("file", type=Path, metavar="FILE", help="a safetensors file, an index, or a folder with either")
-    take.add_argument("--like", type=Path, required=True, metavar="RUN|CONFIG", help="whose model it is: a run, or a configuration file")
+    take = parts.add_parser(
+        "import", help="safetensors as a run that another can begin with by warm_start=RUN"
+    )
+    take.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="a safetensors file, an index, or a folder with either",
+    )
+    take.add_argument(
+        "--like",
+        type=Path,
+        required=True,
+        metavar="RUN|CONFIG",
+        help="whose model it is: a run, or a configuration file",
+    )
     take.add_argument("--out", type=Path, required=True, metavar="RUN", help="the folder to make")
     take.set_defaults(command=_import)
 
@@ -46,7 +78,10 @@ def _ls(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.train.checkpoints import folders
 
     folder = _folder(arguments.run, settings)
-    rows = [("step", "size", "written", "whole"), *(_row(folder, step) for step in folders.steps(folder))]
+    rows = [
+        ("step", "size", "written", "whole"),
+        *(_row(folder, step) for step in folders.steps(folder)),
+    ]
     print("\n".join(columns(rows, right=(0, 1), indent=0)))
     for path in folders.aside(folder):
         print(f"{path.name}: was damaged, and set aside when the run went on from an older one")
@@ -78,10 +113,22 @@ def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
     try:
         found = record.read(folder / str(step))
     except record.Damaged as damage:
-        raise MeshDSLError(f"{folder}: the checkpoint of step {step} is damaged: {damage}") from None
-    print(f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(record.bytes_of(found))}\n")
+        raise MeshDSLError(
+            f"{folder}: the checkpoint of step {step} is damaged: {damage}"
+        ) from None
+    print(
+        f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(record.bytes_of(found))}\n"
+    )
     stored = {name: said for name, said in found["state"].items() if "dtype" in said}
-    rows = [(name, said["is"].rpartition(" ")[0], said["dtype"], byte_words(safetensors_files.size(said))) for name, said in stored.items()]
+    rows = [
+        (
+            name,
+            said["is"].rpartition(" ")[0],
+            said["dtype"],
+            byte_words(safetensors_files.size(said)),
+        )
+        for name, said in stored.items()
+    ]
     print("\n".join(columns(rows, right=(3,), indent=0)))
     return 0
 
@@ -110,7 +157,9 @@ def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
     config = to_toml(_stored_config(arguments.run))
-    for file in export(folder, _step(folder, arguments.step), arguments.out, config, int(arguments.limit * 1e9)):
+    for file in export(
+        folder, _step(folder, arguments.step), arguments.out, config, int(arguments.limit * 1e9)
+    ):
         print(f"wrote {file}")
     return 0
 
@@ -126,7 +175,11 @@ def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
 
     _refuse(settings)
     compile_only()
-    config = _stored_config(arguments.like) if arguments.like.is_dir() else read(arguments.like, Config())
+    config = (
+        _stored_config(arguments.like)
+        if arguments.like.is_dir()
+        else read(arguments.like, Config())
+    )
     files, out = TensorFiles(arguments.file), RunFolder(arguments.out)
     out.refuse_used()
     try:
@@ -149,7 +202,11 @@ def _parameters(config) -> dict:
     from meshdsl.train.checkpoints.names import described
     from meshdsl.train.precision import cast
 
-    return described(jax.eval_shape(lambda: cast(Transformer.init(jax.random.key(0), config.model), config.precision.params)))
+    return described(
+        jax.eval_shape(
+            lambda: cast(Transformer.init(jax.random.key(0), config.model), config.precision.params)
+        )
+    )
 
 
 def _folder(run: Path, settings: list[str]) -> Path:

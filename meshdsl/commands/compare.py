@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.flags import add_planned, count
+from meshdsl.commands.lookup import find_layout
 from meshdsl.errors import MeshDSLError
 
 if TYPE_CHECKING:
@@ -25,9 +25,18 @@ def add(commands) -> None:
         help="layouts side by side on a machine, the best first",
         usage="%(prog)s LAYOUT... --target MACHINE [--model NAME] [--mesh AXIS=N,...]... [--batch N] [--length N] [--compile K] [--json] [key=value...]",
     )
-    compare.add_argument("layouts", nargs="+", metavar="LAYOUT", help="layout files, or names of shipped ones")
-    compare.add_argument("--mesh", action="append", metavar="AXIS=N,...", help="a mesh to try with each layout; may be given several times")
-    compare.add_argument("--compile", type=count, metavar="K", help="let the compiler judge the K best")
+    compare.add_argument(
+        "layouts", nargs="+", metavar="LAYOUT", help="layout files, or names of shipped ones"
+    )
+    compare.add_argument(
+        "--mesh",
+        action="append",
+        metavar="AXIS=N,...",
+        help="a mesh to try with each layout; may be given several times",
+    )
+    compare.add_argument(
+        "--compile", type=count, metavar="K", help="let the compiler judge the K best"
+    )
     add_planned(compare)
     compare.set_defaults(command=_run)
 
@@ -36,17 +45,21 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     if arguments.target is None:
         raise MeshDSLError("say for which machine, with --target, for example --target v5p:4x4x4")
     from meshdsl.commands.analysis import configured
-    from meshdsl.report.compare import best_first, table
     from meshdsl.compiled.topology import compile_only, target_devices
     from meshdsl.machine import find_target
+    from meshdsl.report.compare import best_first, table
 
     compile_only()
     for name in arguments.layouts:
         find_layout(name)
-    configured(arguments, settings)  # what is wrong under every layout is one error, not a table of them
+    configured(
+        arguments, settings
+    )  # what is wrong under every layout is one error, not a table of them
     target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
     if arguments.compile:
-        target_devices(target)  # a missing compiler is an error at once, and virtual devices can only be made now
+        target_devices(
+            target
+        )  # a missing compiler is an error at once, and virtual devices can only be made now
     found = list(_rows(arguments, settings))
     rows = best_first(row for row, _ in found)
     if arguments.compile:

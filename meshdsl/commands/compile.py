@@ -22,8 +22,19 @@ def add(commands) -> None:
     )
     add_one_layout(compile)
     add_planned(compile)
-    compile.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the compiler; may be given several times")
-    compile.add_argument("--save", type=Path, metavar="FILE", help="write the executable, for `meshdsl train --executable FILE`")
+    compile.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the compiler; may be given several times",
+    )
+    compile.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the executable, for `meshdsl train --executable FILE`",
+    )
     compile.set_defaults(command=_run)
 
 
@@ -32,8 +43,8 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
         raise MeshDSLError("say for which machine, with --target, for example --target v5p:4x4x4")
     from meshdsl.commands.analysis import resolve
     from meshdsl.compiled.options import parse_options
-    from meshdsl.report.compiled_text import describe
     from meshdsl.compiled.topology import compile_only
+    from meshdsl.report.compiled_text import describe
 
     compile_only()
     plan = resolve(arguments, settings, arguments.layout, arguments.mesh)

@@ -26,7 +26,9 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.report.explanation_text import describe
 
     compile_only()
-    explanation = resolve(arguments, settings, arguments.layout, arguments.mesh, arguments.devices).explain()
+    explanation = resolve(
+        arguments, settings, arguments.layout, arguments.mesh, arguments.devices
+    ).explain()
     if arguments.html:
         from meshdsl.report.page import page
 

@@ -38,9 +38,17 @@ def add(commands) -> None:
         epilog="For example: meshdsl launch --processes 2 --devices-per-process 4 -- train --layout fsdp. Several machines: see docs/launch.md",
     )
     launch.add_argument("--processes", type=count, required=True, help="how many")
-    launch.add_argument("--devices-per-process", type=count, help="GPUs of each, by default an equal share; without GPUs virtual CPU devices, one by default")
-    launch.add_argument("--coordinator-port", type=count, help="where process 0 listens; by default a free port")
-    launch.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="any meshdsl command line")
+    launch.add_argument(
+        "--devices-per-process",
+        type=count,
+        help="GPUs of each, by default an equal share; without GPUs virtual CPU devices, one by default",
+    )
+    launch.add_argument(
+        "--coordinator-port", type=count, help="where process 0 listens; by default a free port"
+    )
+    launch.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="any meshdsl command line"
+    )
     launch.set_defaults(command=_run)
 
 
@@ -49,7 +57,9 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
     if not words:
         raise MeshDSLError("after -- comes the command to run, such as: train --layout fsdp")
     if _tpu_here():
-        raise MeshDSLError("one process holds all TPU chips of a machine: run the command itself, on every machine of the pod (see docs/launch.md)")
+        raise MeshDSLError(
+            "one process holds all TPU chips of a machine: run the command itself, on every machine of the pod (see docs/launch.md)"
+        )
     environments = devices_of_each(arguments.processes, arguments.devices_per_process, _gpus())
     return launch([*words, *settings], environments, arguments.coordinator_port or _free_port())
 
@@ -61,7 +71,11 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
     it does. SIGTERM and Ctrl-C go to all of them; a second Ctrl-C kills them and ends this one.
     """
     pipe, hold = os.pipe()  # nobody writes to it: whoever reads waits for the end of this process
-    told = {VARIABLES[0]: f"localhost:{port}", VARIABLES[1]: str(len(environments)), LAUNCHED: str(pipe)}
+    told = {
+        VARIABLES[0]: f"localhost:{port}",
+        VARIABLES[1]: str(len(environments)),
+        LAUNCHED: str(pipe),
+    }
     started: list[subprocess.Popen] = []
     starting = threading.Lock()
     came: list[int] = []
@@ -74,7 +88,10 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
         return reached and not again
 
     with ExitStack() as stack:
-        logs = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in environments]
+        logs = [
+            stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+            for _ in environments
+        ]
         stack.enter_context(heard(signal.SIGTERM, signal.SIGINT, by=pass_on))
         with starting, _held_back(signal.SIGINT):
             for i, (devices, log) in enumerate(zip(environments, logs, strict=True)):
@@ -90,14 +107,22 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
                         start_new_session=True,
                     )
                 )
-        failed = [i for i in _wait(started) if started[i].returncode not in (FOLLOWED, *(-number for number in came))]
+        failed = [
+            i
+            for i in _wait(started)
+            if started[i].returncode not in (FOLLOWED, *(-number for number in came))
+        ]
         interrupted = [i for i, process in enumerate(started) if process.returncode == INTERRUPTED]
-        if 0 not in failed or started[0].returncode < 0:  # what it printed is there, and what went wrong before they joined went wrong in all
+        if (
+            0 not in failed or started[0].returncode < 0
+        ):  # what it printed is there, and what went wrong before they joined went wrong in all
             for i in failed or (interrupted if started[0].returncode == FOLLOWED else []):
                 _show(i, started[i].returncode, logs[i])
     os.close(pipe)
     os.close(hold)
-    codes = [started[i].returncode for i in failed] or [process.returncode for process in started if process.returncode not in (0, FOLLOWED)]
+    codes = [started[i].returncode for i in failed] or [
+        process.returncode for process in started if process.returncode not in (0, FOLLOWED)
+    ]
     return 0 if not codes else codes[0] if codes[0] > 0 else 128 - codes[0]
 
 
@@ -107,11 +132,17 @@ def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
     until = math.inf
     while True:
         codes = [process.poll() for process in started]
-        failed += [i for i, code in enumerate(codes) if code not in (None, 0, INTERRUPTED) and i not in failed]
+        failed += [
+            i
+            for i, code in enumerate(codes)
+            if code not in (None, 0, INTERRUPTED) and i not in failed
+        ]
         if None not in codes:
             return failed
         if failed and until == math.inf:
-            until = time.monotonic() + (TOGETHER if codes[failed[0]] > 0 else 0.0)  # nobody was told of a signal
+            until = time.monotonic() + (
+                TOGETHER if codes[failed[0]] > 0 else 0.0
+            )  # nobody was told of a signal
         if time.monotonic() >= until:
             _send(started, signal.SIGKILL)
             for process in started:
@@ -162,8 +193,13 @@ def devices_of_each(processes: int, each: int | None, gpus: Sequence[str]) -> li
         return [{"JAX_NUM_CPU_DEVICES": str(each or 1)}] * processes
     each = each or max(1, len(gpus) // processes)
     if processes * each > len(gpus):
-        raise MeshDSLError(f"--processes {processes}: with {each} GPU{'s' * (each > 1)} each that is {processes * each}, and there are {len(gpus)}")
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])} for i in range(processes)]
+        raise MeshDSLError(
+            f"--processes {processes}: with {each} GPU{'s' * (each > 1)} each that is {processes * each}, and there are {len(gpus)}"
+        )
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])}
+        for i in range(processes)
+    ]
 
 
 def _gpus() -> list[str]:
@@ -176,7 +212,9 @@ def _gpus() -> list[str]:
 
 def _tpu_here() -> bool:
     """JAX, which is imported by now, sets the variable where no TPU is attached."""
-    return "TPU_SKIP_MDS_QUERY" not in os.environ and not os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
+    return "TPU_SKIP_MDS_QUERY" not in os.environ and not os.environ.get(
+        "JAX_PLATFORMS", ""
+    ).startswith("cpu")
 
 
 def _free_port() -> int:

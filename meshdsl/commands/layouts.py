@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
 from meshdsl.commands.flags import count
+from meshdsl.commands.lookup import devices_of_mesh, find_layout
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import shipped
 
@@ -20,7 +20,11 @@ def add(commands) -> None:
         usage="%(prog)s FILE|NAME [--model NAME] [--devices N] [key=value...]",
     )
     check.add_argument("file", help="a layout file, or the name of a shipped one")
-    check.add_argument("--model", default="gpt2", help="a published size (see `meshdsl models`), or a style: gpt2 or llama")
+    check.add_argument(
+        "--model",
+        default="gpt2",
+        help="a published size (see `meshdsl models`), or a style: gpt2 or llama",
+    )
     check.add_argument("--devices", type=count, help="by default what the mesh asks for")
     check.set_defaults(command=_check)
     models = commands.add_parser("models", help="list the published sizes that have a name")
@@ -42,12 +46,12 @@ def _summary(path: Path) -> str:
 
 def _check(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.commands.settings import model_values
-    from meshdsl.mesh import abstract_mesh, axis_sizes
     from meshdsl.compiled.topology import compile_only
+    from meshdsl.mesh import abstract_mesh, axis_sizes
     from meshdsl.train import report
     from meshdsl.train.config import Config
-    from meshdsl.train.settings import override
     from meshdsl.train.job import Job
+    from meshdsl.train.settings import override
 
     compile_only()
     layout = find_layout(arguments.file)
@@ -64,7 +68,11 @@ def _models(arguments: argparse.Namespace, settings: list[str]) -> int:
 
     _refuse(settings)
     for name, fields in SIZES.items():
-        shown = (f"{key}={fields[key]}" for key in ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "length") if key in fields)
+        shown = (
+            f"{key}={fields[key]}"
+            for key in ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "length")
+            if key in fields
+        )
         print(f"{name:12}  {' '.join(shown)}")
     return 0
 

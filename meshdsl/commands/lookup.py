@@ -35,7 +35,11 @@ def as_table(layout: Layout) -> dict[str, Any]:
     table = {"mesh": layout.mesh_table}
     for field in dataclasses.fields(Layout):
         value = getattr(layout, field.name)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
         if value != default and field.name not in ("mesh", "dcn"):
             table[field.name] = list(value) if isinstance(value, tuple) else value
     return table
@@ -65,12 +69,16 @@ def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> list[j
     if hosts.count() > 1:
         found = jax.devices()
         if asked not in (None, len(found)):
-            raise MeshDSLError(f"--devices {asked}: {hosts.count()} processes use all of their {len(found)} devices")
+            raise MeshDSLError(
+                f"--devices {asked}: {hosts.count()} processes use all of their {len(found)} devices"
+            )
         return found
     ask_for_virtual(number)
     found = jax.devices()
     if found[0].platform != "cpu" and not wanted:
         return found
     if len(found) < number:
-        raise MeshDSLError(f"{number} devices are wanted, and there are {len(found)} ({found[0].platform})")
+        raise MeshDSLError(
+            f"{number} devices are wanted, and there are {len(found)} ({found[0].platform})"
+        )
     return found[:number]

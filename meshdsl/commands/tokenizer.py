@@ -14,12 +14,34 @@ from meshdsl.errors import MeshDSLError
 def add(commands) -> None:
     tokenizer = commands.add_parser("tokenizer", help="make a tokenizer from text")
     verbs = tokenizer.add_subparsers(required=True, metavar="train")
-    train = verbs.add_parser("train", help="learn a byte-level BPE", usage="%(prog)s PATH... --vocab N --out tokenizer.json [--format F] [--field NAME]")
-    train.add_argument("paths", nargs="+", metavar="PATH", help="files and folders of text, JSONL or parquet")
-    train.add_argument("--vocab", type=count, required=True, help="tokens, of which 257 are the bytes and the end of a document")
-    train.add_argument("--out", type=Path, required=True, help="the file to write, for data.tokenizer")
-    train.add_argument("--format", choices=("auto", "text", "jsonl", "parquet"), default="auto", help="of the files; auto goes by their endings")
-    train.add_argument("--field", default="text", help="of a JSONL object, or the column of a parquet file, that holds the text")
+    train = verbs.add_parser(
+        "train",
+        help="learn a byte-level BPE",
+        usage="%(prog)s PATH... --vocab N --out tokenizer.json [--format F] [--field NAME]",
+    )
+    train.add_argument(
+        "paths", nargs="+", metavar="PATH", help="files and folders of text, JSONL or parquet"
+    )
+    train.add_argument(
+        "--vocab",
+        type=count,
+        required=True,
+        help="tokens, of which 257 are the bytes and the end of a document",
+    )
+    train.add_argument(
+        "--out", type=Path, required=True, help="the file to write, for data.tokenizer"
+    )
+    train.add_argument(
+        "--format",
+        choices=("auto", "text", "jsonl", "parquet"),
+        default="auto",
+        help="of the files; auto goes by their endings",
+    )
+    train.add_argument(
+        "--field",
+        default="text",
+        help="of a JSONL object, or the column of a parquet file, that holds the text",
+    )
     train.set_defaults(command=_train)
 
 
@@ -30,11 +52,15 @@ def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
     if settings:
         raise MeshDSLError(f"`{settings[0]}`: `tokenizer` has no settings")
     if arguments.vocab < LEAST:
-        raise MeshDSLError(f"--vocab {arguments.vocab}: must be at least {LEAST}, which are every byte and the end of a document")
+        raise MeshDSLError(
+            f"--vocab {arguments.vocab}: must be at least {LEAST}, which are every byte and the end of a document"
+        )
     _check_out(arguments.out)
     files = find_files(arguments.paths, arguments.format)
     if not any(file.size for file in files):
-        raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in arguments.paths)}")
+        raise MeshDSLError(
+            f"nothing to read in {', '.join(f'`{path}`' for path in arguments.paths)}"
+        )
     for file in files:
         if file.format == "tokens":
             raise MeshDSLError(f"`{file.path}`: holds tokens; a tokenizer is made from text")
@@ -42,7 +68,9 @@ def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
     tokenizer = train_bpe(files, arguments.field, arguments.vocab)
     _write(arguments.out, tokenizer.to_str(pretty=True))
     made, size = tokenizer.get_vocab_size(), sum(file.size for file in files) / 2**20
-    print(f"{made:,} tokens from {size:,.1f} MiB of {len(files):,} files in {time.perf_counter() - start:.1f} s")
+    print(
+        f"{made:,} tokens from {size:,.1f} MiB of {len(files):,} files in {time.perf_counter() - start:.1f} s"
+    )
     if made < arguments.vocab:
         print(f"the text has no pairs for more; --vocab asked for {arguments.vocab:,}")
     print(f"use it by data.tokenizer={arguments.out} model.vocab={made}")
@@ -56,7 +84,9 @@ def _check_out(out: Path) -> None:
             raise MeshDSLError(f"--out {out}: exists; choose another file")
         if not out.parent.is_dir():
             raise MeshDSLError(f"--out {out}: there is no folder {out.parent}")
-        with NamedTemporaryFile(dir=out.parent, prefix=out.name):  # what the permissions say is not all: a file system may refuse too
+        with NamedTemporaryFile(
+            dir=out.parent, prefix=out.name
+        ):  # what the permissions say is not all: a file system may refuse too
             pass
     except OSError as error:
         raise MeshDSLError(f"--out {out}: cannot be written: {error.strerror}") from None

@@ -16,7 +16,15 @@ from functools import partial
 from meshdsl.compiled.hlo_text import Array, Instruction, Module
 from meshdsl.record.recorder import tag_in
 
-_SAME = ("bitcast", "opt-barrier", "get-tuple-element", "tuple", "while", "add-dependency", "optimization-barrier")
+_SAME = (
+    "bitcast",
+    "opt-barrier",
+    "get-tuple-element",
+    "tuple",
+    "while",
+    "add-dependency",
+    "optimization-barrier",
+)
 _TYPE = re.compile(r"\w+\[[\d,<=]*\](?:\{[^{}]*\})?")
 _ALIAS = re.compile(r"\{(\d+)\}: \(\d+, \{[\d,]*\}, (?:may|must)-alias\)")
 _TILED = re.compile(r"\{([\d,]+):T\((\d+(?:,\d+)*)\)")
@@ -76,7 +84,9 @@ class _Walk:
         made: list[list[Held]] = []
         last: dict[Held, int] = {}
         for at, i in enumerate(instructions):
-            read = [held for name in i.operands for held in arrays.get(name, ()) if held is not None]
+            read = [
+                held for name in i.operands for held in arrays.get(name, ()) if held is not None
+            ]
             make = partial(self._made, i, given, arrays, done.get(i.name), inner)
             arrays[i.name] = self.module.read(i, make, [])
             own = [held for held in arrays[i.name] if held is not None]
@@ -120,7 +130,9 @@ class _Walk:
         inner[i.name], _ = self.run(self.module.named(i, "body"), carried)
         return carried
 
-    def _results(self, i: Instruction, arrays: dict[str, list[Held | None]], done: Instruction | None) -> list[Held | None]:
+    def _results(
+        self, i: Instruction, arrays: dict[str, list[Held | None]], done: Instruction | None
+    ) -> list[Held | None]:
         operands = [arrays.get(name, []) for name in i.operands]
         flat = [held for one in operands for held in one]
         if i.opcode == "get-tuple-element":
@@ -137,7 +149,14 @@ class _Walk:
         new = _new(i)
         for n, updated in enumerate(self._updated(i)):
             if updated and n < len(new) and new[n] is not None:
-                kept = next((held for held in flat if held is not None and _alike(held.array, new[n].array)), None)
+                kept = next(
+                    (
+                        held
+                        for held in flat
+                        if held is not None and _alike(held.array, new[n].array)
+                    ),
+                    None,
+                )
                 if kept is not None:
                     kept.scopes.append(i.scope)
                     new[n] = kept
@@ -161,7 +180,10 @@ class _Walk:
 def _new(i: Instruction) -> list[Held | None]:
     """Arrays for the results of `i`; None for those that are not in HBM."""
     texts = _TYPE.findall(i.type)
-    return [Held(array, _padded(array, text), [i.scope]) if not array.memory else None for array, text in zip(i.results, texts, strict=False)]
+    return [
+        Held(array, _padded(array, text), [i.scope]) if not array.memory else None
+        for array, text in zip(i.results, texts, strict=False)
+    ]
 
 
 def _alike(a: Array, b: Array) -> bool:

@@ -35,9 +35,9 @@ from functools import partial
 
 import numpy as np
 
-from meshdsl.record.collective import Collective, live_axes
 from meshdsl.compiled.hlo_text import Instruction, Module
 from meshdsl.compiled.unread import unread_words
+from meshdsl.record.collective import Collective, live_axes
 
 OPERATIONS = {
     "all-reduce": "psum",
@@ -180,24 +180,38 @@ def _mesh_groups(text: str, devices: int) -> np.ndarray:
     parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen)
     shape, picked = [], []  # the mesh, its axes cut where a part begins or ends
     for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh):
-        own = [(int(before or 1), int(length or size)) for name, before, length in parts if name == axis]
+        own = [
+            (int(before or 1), int(length or size))
+            for name, before, length in parts
+            if name == axis
+        ]
         spans = [(before, before * length) for before, length in own]
         cuts = sorted({1, int(size), *(cut for span in spans for cut in span)})
         for low, high in itertools.pairwise(cuts):
             picked += [len(shape)] if any(start <= low < stop for start, stop in spans) else []
             shape.append(high // low)
     rest = [d for d in range(len(shape)) if d not in picked]
-    return ids.reshape(shape).transpose(rest + picked).reshape(-1, math.prod(shape[d] for d in picked))
+    return (
+        ids.reshape(shape).transpose(rest + picked).reshape(-1, math.prod(shape[d] for d in picked))
+    )
 
 
-def direction_of(instruction: Instruction, axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> str:
+def direction_of(
+    instruction: Instruction, axes: tuple[str, ...], axis_sizes: Mapping[str, int]
+) -> str:
     """`+` or `-` for a permute that shifts by one along an axis, which uses its links in one direction only; `+-` for everything else."""
-    if not instruction.opcode.startswith("collective-permute") or len(axes) != 1 or axis_sizes[axes[0]] == 2:
+    if (
+        not instruction.opcode.startswith("collective-permute")
+        or len(axes) != 1
+        or axis_sizes[axes[0]] == 2
+    ):
         return "+-"
     pairs = _groups(instruction, math.prod(axis_sizes.values()))
     along = np.unravel_index(pairs, tuple(axis_sizes.values()))[list(axis_sizes).index(axes[0])]
     steps = set(((along[:, 1] - along[:, 0]) % axis_sizes[axes[0]]).tolist())
-    return {1: "+", axis_sizes[axes[0]] - 1: "-"}.get(steps.pop(), "+-") if len(steps) == 1 else "+-"
+    return (
+        {1: "+", axis_sizes[axes[0]] - 1: "-"}.get(steps.pop(), "+-") if len(steps) == 1 else "+-"
+    )
 
 
 def _integers(text: str) -> list[int]:

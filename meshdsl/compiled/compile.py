@@ -7,21 +7,21 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from meshdsl.errors import MeshDSLError
-from meshdsl.mesh import slice_parts
 from meshdsl.compiled.buffers import Held, largest
+from meshdsl.compiled.collectives import from_hlo
+from meshdsl.compiled.hlo_text import Module
 from meshdsl.compiled.match import match
 from meshdsl.compiled.out_of_memory import OutOfMemory, parse_oom
+from meshdsl.compiled.replay import Replay, replay
 from meshdsl.compiled.report import ChipMemory, CompiledReport, measured
+from meshdsl.errors import MeshDSLError
 from meshdsl.estimate.explanation import Explanation, TensorView, TimeView
 from meshdsl.estimate.remedies import remedies
+from meshdsl.figures import byte_words
 from meshdsl.machine import Network, Target
-from meshdsl.compiled.collectives import from_hlo
-from meshdsl.compiled.replay import Replay, replay
-from meshdsl.compiled.hlo_text import Module
+from meshdsl.mesh import slice_parts
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import where
-from meshdsl.figures import byte_words
 
 LARGEST = 8  # arrays named
 _HOSTS = "the hosts exchange what goes over {} from slice to slice: the replay does not time it"
@@ -65,25 +65,53 @@ def compile_for(
         verdict = parse_oom(str(error))
         if verdict is None:
             raise _refusal(error, target, options) from error
-        return _too_large(verdict, program, explanation, known | {"compile_seconds": time.perf_counter() - start}), None
-    return _read(executable, program, target, explanation, model_flops, known | {"compile_seconds": time.perf_counter() - start}), executable
+        return _too_large(
+            verdict, program, explanation, known | {"compile_seconds": time.perf_counter() - start}
+        ), None
+    return _read(
+        executable,
+        program,
+        target,
+        explanation,
+        model_flops,
+        known | {"compile_seconds": time.perf_counter() - start},
+    ), executable
 
 
-def _too_large(verdict: OutOfMemory, program: Program, explanation: Explanation, known: dict[str, Any]) -> CompiledReport:
+def _too_large(
+    verdict: OutOfMemory, program: Program, explanation: Explanation, known: dict[str, Any]
+) -> CompiledReport:
     memory = _memory_short(verdict, explanation)
     words = _short_words(memory.needed, verdict.available)
-    return CompiledReport(**known, fits=False, verdict=words, memory=memory, remedies=_remedies(memory, explanation, program))
+    return CompiledReport(
+        **known,
+        fits=False,
+        verdict=words,
+        memory=memory,
+        remedies=_remedies(memory, explanation, program),
+    )
 
 
 def _read(
-    executable: Any, program: Program, target: Target, explanation: Explanation, model_flops: tuple[float, float] | None, known: dict[str, Any]
+    executable: Any,
+    program: Program,
+    target: Target,
+    explanation: Explanation,
+    model_flops: tuple[float, float] | None,
+    known: dict[str, Any],
 ) -> CompiledReport:
     text, unread = _text(executable)
     module = Module(text)
     arrays = largest(module, text, LARGEST)
-    memory = _memory(executable.memory_analysis(), tuple(_view(held, program) for held in arrays), target)
+    memory = _memory(
+        executable.memory_analysis(), tuple(_view(held, program) for held in arrays), target
+    )
     # Of TPU programs the compiler is the judge; that of GPUs doesn't say.
-    fits = None if memory.capacity is None else target.chip.kind == "tpu" or memory.needed <= memory.capacity
+    fits = (
+        None
+        if memory.capacity is None
+        else target.chip.kind == "tpu" or memory.needed <= memory.capacity
+    )
     replayed, collectives = _collectives(module, program, target)
     between = _between_slices(target, program.axis_sizes)
     found, absent = match(program, collectives, between)
@@ -97,7 +125,9 @@ def _read(
         time=_time(replayed, target, model_flops) if replayed and model_flops else None,
         remedies=_remedies(memory, explanation, program) if fits is False else (),
         unread=module.unread.kinds() if text else (),
-        notes=tuple(note for note in (unread, _HOSTS.format(", ".join(between)) if between else "") if note),
+        notes=tuple(
+            note for note in (unread, _HOSTS.format(", ".join(between)) if between else "") if note
+        ),
     )
 
 
@@ -108,7 +138,9 @@ def _verdict(fits: bool | None, memory: ChipMemory) -> str:
         return _short_words(memory.needed, memory.capacity)
     free = memory.capacity - memory.needed
     left = f", {byte_words(free)} free" if free > 0 else ""
-    return f"fits: needs {byte_words(memory.needed)} of {byte_words(memory.capacity)} per device{left}"
+    return (
+        f"fits: needs {byte_words(memory.needed)} of {byte_words(memory.capacity)} per device{left}"
+    )
 
 
 def _short_words(needed: int, capacity: int) -> str:
@@ -120,7 +152,9 @@ def _refusal(error: Exception, target: Target, options: Mapping[str, str]) -> Me
     if "No such compile option" in reason:
         name = reason.rpartition("'")[0].rpartition("'")[2]
         return MeshDSLError(f"option `{name}`: the compiler for {target} has no such option")
-    refused = next((f"option `{key}={value}`: " for key, value in options.items() if key in reason), "")
+    refused = next(
+        (f"option `{key}={value}`: " for key, value in options.items() if key in reason), ""
+    )
     return MeshDSLError(f"{refused}the compiler for {target} fails: {reason[:400]}")
 
 
@@ -144,7 +178,8 @@ def _text(executable: Any) -> tuple[str, str]:
 
 def _memory(stats: Any, arrays: tuple[TensorView, ...], target: Target) -> ChipMemory:
     arguments, outputs, aliased, temporaries, code = (
-        getattr(stats, f"{what}_size_in_bytes") for what in ("argument", "output", "alias", "temp", "generated_code")
+        getattr(stats, f"{what}_size_in_bytes")
+        for what in ("argument", "output", "alias", "temp", "generated_code")
     )
     return ChipMemory(
         needed=arguments + outputs - aliased + temporaries + code,
@@ -154,7 +189,9 @@ def _memory(stats: Any, arrays: tuple[TensorView, ...], target: Target) -> ChipM
         aliased=aliased,
         temporaries=temporaries,
         code=code,
-        peak=getattr(stats, "peak_memory_in_bytes", None) if target.chip.kind == "tpu" else None,  # others leave temporaries out
+        peak=getattr(stats, "peak_memory_in_bytes", None)
+        if target.chip.kind == "tpu"
+        else None,  # others leave temporaries out
         largest=arrays,
     )
 
@@ -167,7 +204,9 @@ def _memory_short(verdict: OutOfMemory, explanation: Explanation) -> ChipMemory:
     for one in verdict.largest[:LARGEST]:
         op = views.get(one.tag)
         name, source = (op.notation, op.source) if op else (one.label or one.what, "")
-        named.append(TensorView(name, "activation", (), (), one.shape.partition("{")[0], one.bytes, source))
+        named.append(
+            TensorView(name, "activation", (), (), one.shape.partition("{")[0], one.bytes, source)
+        )
     return ChipMemory(
         needed=verdict.needed,
         capacity=verdict.available,
@@ -184,7 +223,15 @@ def _remedies(memory: ChipMemory, explanation: Explanation, program: Program) ->
 def _view(held: Held, program: Program) -> TensorView:
     op = program.op_tagged(held.tag)
     name = str(op) if op else held.tail or "made by the compiler"
-    return TensorView(name, "activation", (), held.array.shape, held.array.dtype, held.bytes, where(op) if op else "")
+    return TensorView(
+        name,
+        "activation",
+        (),
+        held.array.shape,
+        held.array.dtype,
+        held.bytes,
+        where(op) if op else "",
+    )
 
 
 # -- time --------------------------------------------------------------------------------------------------------

@@ -116,7 +116,9 @@ class Instruction:
         "type",
     )
 
-    def __init__(self, name: str, opcode: str, type: str, arguments: str, attributes: str, root: bool = False):
+    def __init__(
+        self, name: str, opcode: str, type: str, arguments: str, attributes: str, root: bool = False
+    ):
         self.name, self.opcode, self.type, self.computation = name, opcode, type, ""
         self.operands = tuple(_OPERAND.findall(arguments))
         self.arguments, self.attributes, self.root = arguments, attributes, root
@@ -252,7 +254,9 @@ class Module:
     def called(self, instruction: Instruction) -> list[str]:
         """The computations that an instruction runs once; not the body of a loop, nor the scalar functions of a reduction or a sort."""
         opcode = instruction.opcode.removesuffix("-start")
-        keys = ["calls", "true_computation", "false_computation"] + (["to_apply"] if opcode in ("call", "async") else [])
+        keys = ["calls", "true_computation", "false_computation"] + (
+            ["to_apply"] if opcode in ("call", "async") else []
+        )
         found = [self.named(instruction, key) for key in keys if instruction.attribute(key)]
         branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
         several = _NAME.findall(branches[1]) if branches else []
@@ -323,9 +327,18 @@ def _parse(line: str) -> Instruction | None:
         return None
     opening = start.end() - 1
     closing = line.find(")", opening) + 1
-    if line.find("(", opening + 1, closing) >= 0 or not closing:  # types of operands, which may hold parentheses
+    if (
+        line.find("(", opening + 1, closing) >= 0 or not closing
+    ):  # types of operands, which may hold parentheses
         closing = _closing(line, opening)
-    return Instruction(start[2], start[4], start[3], line[opening + 1 : closing - 1], line[closing:], start[1] is not None)
+    return Instruction(
+        start[2],
+        start[4],
+        start[3],
+        line[opening + 1 : closing - 1],
+        line[closing:],
+        start[1] is not None,
+    )
 
 
 def _closing(text: str, start: int) -> int:

@@ -12,8 +12,8 @@ import json
 import math
 import re
 
-from meshdsl.compiled.opcodes import OPCODES
 from meshdsl.compiled.hlo_text import ON_CHIP, Array, Instruction, Module
+from meshdsl.compiled.opcodes import OPCODES
 
 # What takes no time: names, and scalars on the side.
 _FREE = {
@@ -23,7 +23,9 @@ _FREE = {
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = ("dynamic-update-slice", "scatter")
 # Custom calls that only tell the compiler something, or allocate.
-_NOTES = re.compile(r'custom_call_target="(AllocateBuffer|PrepareAsync\w+|AssumeGather\w+|Sharding|annotate_device_placement|MoveTo\w+|AsyncCollective\w+)"')
+_NOTES = re.compile(
+    r'custom_call_target="(AllocateBuffer|PrepareAsync\w+|AssumeGather\w+|Sharding|annotate_device_placement|MoveTo\w+|AsyncCollective\w+)"'
+)
 _GEMM = re.compile(r'custom_call_target="__cublas\$(?:gemm|lt\$matmul)')
 
 
@@ -40,7 +42,11 @@ def seconds(module: Module, instruction: Instruction, chip) -> float:
     if cycles is not None and chip.clock:
         return cycles / chip.clock
     results = instruction.results
-    if all(array.elements <= 1 for array in results) and instruction.opcode not in ("fusion", "reduce", "custom-call"):
+    if all(array.elements <= 1 for array in results) and instruction.opcode not in (
+        "fusion",
+        "reduce",
+        "custom-call",
+    ):
         return 0.0
     by_products = flops(module, instruction) / (chip.flops * chip.matmul_efficiency)
     by_memory = traffic(module, instruction) / (chip.hbm_bandwidth * chip.hbm_efficiency)
@@ -53,14 +59,18 @@ def flops(module: Module, instruction: Instruction) -> float:
         inside = module.computations[module.named(instruction, "calls")]
         return sum(flops(module, i) for i in inside)
     if instruction.opcode == "dot":
-        return 2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
+        return (
+            2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
+        )
     if instruction.opcode == "convolution":
         kernel = module.operands(instruction)[1].results[0]
         labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
         features = kernel.shape[labels[1].index("o")]
         return 2.0 * _elements(instruction) * kernel.elements / max(features, 1)
     if instruction.opcode == "custom-call" and _GEMM.search(instruction.attributes):
-        return 2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
+        return (
+            2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
+        )
     return 0.0
 
 

@@ -13,13 +13,16 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 
-from meshdsl.record.collective import Collective
-from meshdsl.machine.streams import COPIES, Lane, lanes_of
 from meshdsl.compiled import instruction_time
 from meshdsl.compiled.collectives import collectives_of, direction_of, is_unknown, operation_of
 from meshdsl.compiled.hlo_text import ON_CHIP, Instruction, Module
+from meshdsl.machine.streams import COPIES, Lane, lanes_of
+from meshdsl.record.collective import Collective
 
-_STARTS, _ENDS = 'custom_call_target="AsyncCollectiveStart"', 'custom_call_target="AsyncCollectiveDone"'
+_STARTS, _ENDS = (
+    'custom_call_target="AsyncCollectiveStart"',
+    'custom_call_target="AsyncCollectiveDone"',
+)
 _OTHER_CORE: Lane = ("another core", "")
 # What only moves data between the memories of a chip, what may hold a collective, and what goes on
 # with something that was started.
@@ -125,21 +128,40 @@ class Steps:
             return self._computing(i) if i.opcode == "fusion" else self._meanwhile(i)
         within = self.module.computations[holder]
         chain = _chain(inside)
-        seconds = instruction_time.seconds(self.module, i, self.chip) if i.opcode == "fusion" and i.cycles is not None else 0.0
+        seconds = (
+            instruction_time.seconds(self.module, i, self.chip)
+            if i.opcode == "fusion" and i.cycles is not None
+            else 0.0
+        )
         if chain and holder != computation:
             if any(_ENDS in one.attributes for one in within):
                 return Step("done", i.name, i.scope, seconds, key=chain)
             if not any(_STARTS in one.attributes for one in within):
                 return self._computing(i)
-        parts = tuple(part if part.scope else replace(part, scope=i.scope) for part in collectives_of(self.module, holder, inside, self.axis_sizes))
+        parts = tuple(
+            part if part.scope else replace(part, scope=i.scope)
+            for part in collectives_of(self.module, holder, inside, self.axis_sizes)
+        )
         if not parts:
             return self._computing(i) if i.opcode == "fusion" else None
-        moves = replace(max(parts, key=lambda part: part.bytes), bytes=sum(part.bytes for part in parts))
+        moves = replace(
+            max(parts, key=lambda part: part.bytes), bytes=sum(part.bytes for part in parts)
+        )
         lanes = lanes_of(moves, self.network, direction_of(inside, moves.axes, self.axis_sizes))
         link_seconds = self.network.seconds(moves.operation, moves.axes, moves.bytes)
         asynchronous = bool(chain and holder != computation) or i.opcode.endswith("-start")
         key = chain if chain and holder != computation else i.name
-        return Step("start" if asynchronous else "sync", i.name, moves.scope, seconds, moves, parts, lanes, link_seconds, key)
+        return Step(
+            "start" if asynchronous else "sync",
+            i.name,
+            moves.scope,
+            seconds,
+            moves,
+            parts,
+            lanes,
+            link_seconds,
+            key,
+        )
 
     def _meanwhile(self, i: Instruction) -> Step | None:
         """A copy, or what another core computes while this one goes on."""
@@ -191,7 +213,9 @@ class Steps:
         """
         i = self.module.operands(i)[0]
         seen = set()
-        while i.name not in seen and (i.opcode == "get-tuple-element" or i.opcode.endswith("-update")):
+        while i.name not in seen and (
+            i.opcode == "get-tuple-element" or i.opcode.endswith("-update")
+        ):
             seen.add(i.name)
             source = self.module.operands(i)[0]
             if i.opcode.endswith("-update"):

@@ -13,8 +13,8 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from meshdsl.record.collective import Collective
 from meshdsl.compiled.replay import Ran
+from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import tag_in, where
 
@@ -75,7 +75,9 @@ class _Item:
     collective: Collective
     left: int
     ran: Ran | None = None
-    together: bool = False  # it may be one of several that the compiler combined into one instruction
+    together: bool = (
+        False  # it may be one of several that the compiler combined into one instruction
+    )
 
     @property
     def tag(self) -> str | None:
@@ -104,21 +106,51 @@ def match(
             item.left = 0
     _apply(_OTHER_BYTES, rows, program, found, recorded)
     if between:
-        _apply((partial(_inside_slice, between),), rows, program, found, [_Item(r.collective, r.left) for r in recorded])
+        _apply(
+            (partial(_inside_slice, between),),
+            rows,
+            program,
+            found,
+            [_Item(r.collective, r.left) for r in recorded],
+        )
     ringed = set()
-    for item in (item for item in found if item.left):  # a permute moves a piece, so it is not counted against what was recorded
+    for item in (
+        item for item in found if item.left
+    ):  # a permute moves a piece, so it is not counted against what was recorded
         if (record := _ring(item, recorded)) is not None:
             ringed.add(record.collective.axes)
-            _add(rows, program, item, item.left, record, f"a step of a ring beside its product, instead of {record.collective.operation}")
+            _add(
+                rows,
+                program,
+                item,
+                item.left,
+                record,
+                f"a step of a ring beside its product, instead of {record.collective.operation}",
+            )
         elif (record := _seam(item, recorded)) is not None:
-            _add(rows, program, item, item.left, record, f"repairs the seams of a padded {record.collective.operation}")
+            _add(
+                rows,
+                program,
+                item,
+                item.left,
+                record,
+                f"repairs the seams of a padded {record.collective.operation}",
+            )
         else:
             _add(rows, program, item, item.left, None, "")
     ordered = sorted(rows.values(), key=lambda row: (not row.surprise, not row.how))
-    return tuple(ordered), tuple(_absences(program, [r for r in recorded if not _ring_stands_for(r, ringed)], found, between))
+    return tuple(ordered), tuple(
+        _absences(program, [r for r in recorded if not _ring_stands_for(r, ringed)], found, between)
+    )
 
 
-def _apply(rules: Sequence[_Rule], rows: dict[Compiled, Compiled], program: Program, found: list[_Item], recorded: list[_Item]) -> None:
+def _apply(
+    rules: Sequence[_Rule],
+    rows: dict[Compiled, Compiled],
+    program: Program,
+    found: list[_Item],
+    recorded: list[_Item],
+) -> None:
     """Explain what one of `rules` can."""
     for near in _NEARNESS:
         for rule in rules:
@@ -126,7 +158,11 @@ def _apply(rules: Sequence[_Rule], rows: dict[Compiled, Compiled], program: Prog
                 for record in recorded:
                     if not item.left:
                         break
-                    if record.left and near(item, record) and (how := rule(item.collective, record.collective)) is not None:
+                    if (
+                        record.left
+                        and near(item, record)
+                        and (how := rule(item.collective, record.collective)) is not None
+                    ):
                         times = min(item.left, record.left)
                         _add(rows, program, item, times, record, how or _apart(item, record))
                         item.left -= times
@@ -138,8 +174,16 @@ def _items(one: Collective | Ran) -> list[_Item]:
         return [_Item(one, one.count, together=True)]  # it may be
     # An instruction with several operands waits for all of them at once: its times are shared out by bytes.
     total = sum(part.bytes for part in one.parts) or 1
-    shares = [replace(one, seconds=one.seconds * part.bytes / total, exposed=one.exposed * part.bytes / total) for part in one.parts]
-    return [_Item(part, part.count, share, len(one.parts) > 1) for part, share in zip(one.parts, shares, strict=True)]
+    shares = [
+        replace(
+            one, seconds=one.seconds * part.bytes / total, exposed=one.exposed * part.bytes / total
+        )
+        for part in one.parts
+    ]
+    return [
+        _Item(part, part.count, share, len(one.parts) > 1)
+        for part, share in zip(one.parts, shares, strict=True)
+    ]
 
 
 # -- what compilers do -------------------------------------------------------------------------------------------
@@ -151,13 +195,22 @@ def _as_recorded(a: Collective, b: Collective) -> str | None:
 
 
 def _wider(a: Collective, b: Collective) -> str | None:
-    same = a.operation == b.operation and a.axes == b.axes and a.dtype != b.dtype and _width(b) * a.bytes == _width(a) * b.bytes
+    same = (
+        a.operation == b.operation
+        and a.axes == b.axes
+        and a.dtype != b.dtype
+        and _width(b) * a.bytes == _width(a) * b.bytes
+    )
     return f"in {a.dtype}, not {b.dtype}: {_factor(a, b)}" if same else None
 
 
 def _padded(a: Collective, b: Collective) -> str | None:
     same = a.operation == b.operation and a.axes == b.axes and a.dtype == b.dtype
-    return f"{a.bytes:,} bytes instead of {b.bytes:,}: padded" if same and b.bytes < a.bytes <= _PADDED * b.bytes else None
+    return (
+        f"{a.bytes:,} bytes instead of {b.bytes:,}: padded"
+        if same and b.bytes < a.bytes <= _PADDED * b.bytes
+        else None
+    )
 
 
 def _reduced_whole(a: Collective, b: Collective, *, padded: int = 1) -> str | None:
@@ -168,7 +221,11 @@ def _reduced_whole(a: Collective, b: Collective, *, padded: int = 1) -> str | No
 
 def _inside_slice(between: Collection[str], a: Collective, b: Collective) -> str | None:
     inside = tuple(axis for axis in b.axes if axis not in between)
-    part = a.operation == b.operation and a.axes == inside != b.axes and a.bytes <= max(_PADDED * b.bytes, _TILE)
+    part = (
+        a.operation == b.operation
+        and a.axes == inside != b.axes
+        and a.bytes <= max(_PADDED * b.bytes, _TILE)
+    )
     return f"the part inside a slice of {b.operation}({', '.join(b.axes)})" if part else None
 
 
@@ -220,7 +277,13 @@ def _joined(item: _Item, recorded: list[_Item]) -> list[_Item]:
     c, taken, size = item.collective, [], 0
     for record in recorded:
         r = record.collective
-        if record.left >= item.left and r.operation == c.operation == "psum" and r.axes == c.axes and r.dtype == c.dtype and size + r.bytes <= c.bytes:
+        if (
+            record.left >= item.left
+            and r.operation == c.operation == "psum"
+            and r.axes == c.axes
+            and r.dtype == c.dtype
+            and size + r.bytes <= c.bytes
+        ):
             taken.append(record)
             size += r.bytes
     return taken if size == c.bytes and len(taken) > 1 else []
@@ -237,7 +300,11 @@ def _ring(item: _Item, recorded: list[_Item]) -> _Item | None:
 
 def _ring_stands_for(record: _Item, axes: Collection[tuple[str, ...]]) -> bool:
     """Whether a ring over any of `axes` may stand for it."""
-    return bool(record.left) and record.collective.operation in _GATHERS and record.collective.axes in axes
+    return (
+        bool(record.left)
+        and record.collective.operation in _GATHERS
+        and record.collective.axes in axes
+    )
 
 
 def _seam(item: _Item, recorded: list[_Item]) -> _Item | None:
@@ -245,14 +312,23 @@ def _seam(item: _Item, recorded: list[_Item]) -> _Item | None:
     c = item.collective
     if c.operation != "ppermute" or item.tag is not None:
         return None
-    larger = (r for r in recorded if r.collective.axes == c.axes and c.bytes <= _SEAM * r.collective.bytes)
+    larger = (
+        r for r in recorded if r.collective.axes == c.axes and c.bytes <= _SEAM * r.collective.bytes
+    )
     return next((r for r in larger if r.collective.operation in _GATHERS), None)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
 
 
-def _add(rows: dict[Compiled, Compiled], program: Program, item: _Item, times: int, record: _Item | None, how: str) -> None:
+def _add(
+    rows: dict[Compiled, Compiled],
+    program: Program,
+    item: _Item,
+    times: int,
+    record: _Item | None,
+    how: str,
+) -> None:
     """Count `times` executions of `item` to the row that they belong to."""
     c, ran = item.collective, item.ran
     op = program.op_of(record.collective if record is not None else c)
@@ -281,7 +357,9 @@ def _add(rows: dict[Compiled, Compiled], program: Program, item: _Item, times: i
     rows[key] = replace(row, count=row.count + times)
 
 
-def _absences(program: Program, recorded: list[_Item], found: list[_Item], between: Collection[str]) -> Iterable[Absent]:
+def _absences(
+    program: Program, recorded: list[_Item], found: list[_Item], between: Collection[str]
+) -> Iterable[Absent]:
     for record in recorded:
         if not record.left:
             continue
@@ -292,5 +370,13 @@ def _absences(program: Program, recorded: list[_Item], found: list[_Item], betwe
             how = "the same as one that runs: merged with it, or moved out of a loop"
         else:
             how = "left out by the compiler"
-        yield Absent(c.operation, c.axes, record.left, c.bytes, c.phase, str(op) if op else "", where(op) if op else "", how)
-
+        yield Absent(
+            c.operation,
+            c.axes,
+            record.left,
+            c.bytes,
+            c.phase,
+            str(op) if op else "",
+            where(op) if op else "",
+            how,
+        )

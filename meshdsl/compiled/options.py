@@ -16,18 +16,24 @@ from meshdsl.errors import MeshDSLError
 
 # Where a chip has sparse cores beside its matrix units, they can carry collectives; by default the others wait for these.
 _OFFLOAD = {
-    f"xla_tpu_enable_sparse_core_collective_offload_{collective}": "True" for collective in ("all_gather", "reduce_scatter", "all_reduce")
+    f"xla_tpu_enable_sparse_core_collective_offload_{collective}": "True"
+    for collective in ("all_gather", "reduce_scatter", "all_reduce")
 }
 _BY_CHIP: dict[str, dict[str, str]] = {
     "TPU v5": _OFFLOAD,
     "TPU v6 lite": _OFFLOAD,
 }
-_WORDS = {"true": "True", "false": "False"}  # TPU compilers take both spellings, GPU compilers only the second
+_WORDS = {
+    "true": "True",
+    "false": "False",
+}  # TPU compilers take both spellings, GPU compilers only the second
 
 
 def default_options(mesh: Any) -> dict[str, str]:
     """The options for the chips of `mesh`; none for a mesh without devices, for CPUs, and where the compiler's own choice is the best known."""
-    return dict(_BY_CHIP.get(mesh.devices.flat[0].device_kind, {})) if isinstance(mesh, Mesh) else {}
+    return (
+        dict(_BY_CHIP.get(mesh.devices.flat[0].device_kind, {})) if isinstance(mesh, Mesh) else {}
+    )
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, str]:
@@ -40,6 +46,8 @@ def parse_options(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"\w+", key):
-            raise MeshDSLError(f"option `{text}`: expected KEY=VALUE, for example xla_tpu_scoped_vmem_limit_kib=32768")
+            raise MeshDSLError(
+                f"option `{text}`: expected KEY=VALUE, for example xla_tpu_scoped_vmem_limit_kib=32768"
+            )
         found[key] = _WORDS.get(value, value)
     return found

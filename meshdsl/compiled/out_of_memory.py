@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from meshdsl.record.recorder import tag_in
 
-_EARLY = re.compile(r"required for HLO temporaries \(([\d.]+[KMGT]?B?)\) exceeds available HBM \(([\d.]+[KMGT]?B?)\)")
+_EARLY = re.compile(
+    r"required for HLO temporaries \(([\d.]+[KMGT]?B?)\) exceeds available HBM \(([\d.]+[KMGT]?B?)\)"
+)
 _FULL = re.compile(r"Used ([\d.]+[KMGT]?B?) of ([\d.]+[KMGT]?B?) hbm")
 _ARGUMENTS = re.compile(r"^\s+arguments\s+([\d.]+[KMGT]?B?)", re.MULTILINE)
 _ENTRY = re.compile(r"^\s+\d+\. Size: ([\d.]+[KMGT]?B?)\n(.*?)\n\s+=+", re.MULTILINE | re.DOTALL)
@@ -62,14 +64,22 @@ def parse_oom(message: str) -> OutOfMemory | None:
     if full := _FULL.search(message):
         arguments = _ARGUMENTS.search(message)
         largest = tuple(_allocation(size, fields) for size, fields in _ENTRY.findall(message))
-        return OutOfMemory(_bytes(full[1]), _bytes(full[2]), _bytes(arguments[1]) if arguments else None, largest)
+        return OutOfMemory(
+            _bytes(full[1]), _bytes(full[2]), _bytes(arguments[1]) if arguments else None, largest
+        )
     return None
 
 
 def _allocation(size: str, text: str) -> Allocation:
     fields = dict(_FIELD.findall(text))
     label = fields.get("XLA label", "").partition("(")[0].partition(" = ")[0]
-    return Allocation(_bytes(size), fields.get("Allocation type", ""), fields.get("Shape", ""), tag_in(fields.get("Operator", "")) or "", label)
+    return Allocation(
+        _bytes(size),
+        fields.get("Allocation type", ""),
+        fields.get("Shape", ""),
+        tag_in(fields.get("Operator", "")) or "",
+        label,
+    )
 
 
 def _bytes(text: str) -> int:

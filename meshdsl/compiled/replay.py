@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from meshdsl.record.collective import Collective, phase_in_step
+from meshdsl.compiled.hlo_text import Module
+from meshdsl.compiled.instructions import Step, Steps
 from meshdsl.estimate.explanation import Span
 from meshdsl.machine.streams import Streams, stream_of
-from meshdsl.compiled.instructions import Step, Steps
-from meshdsl.compiled.hlo_text import Module
+from meshdsl.record.collective import Collective, phase_in_step
 from meshdsl.record.recorder import tag_in
 
 
@@ -83,7 +83,9 @@ def replay(text: str | Module, chip, network, axis_sizes: Mapping[str, int]) -> 
     run.computation(module.entry, 1, 1)
     communication: dict[tuple[str, ...], float] = {}
     for ran in run.ran.values():
-        communication[ran.collective.axes] = communication.get(ran.collective.axes, 0.0) + ran.seconds
+        communication[ran.collective.axes] = (
+            communication.get(ran.collective.axes, 0.0) + ran.seconds
+        )
     return Replay(
         step=run.streams.now,
         compute=run.compute,
@@ -166,10 +168,29 @@ class _Run:
 
     def _count(self, step: Step, weight: int, exposed: float, *, asynchronous: bool) -> None:
         before = self.ran.get(step.key)
-        count, seconds, waited = (before.collective.count, before.seconds, before.exposed) if before else (0, 0.0, 0.0)
+        count, seconds, waited = (
+            (before.collective.count, before.seconds, before.exposed) if before else (0, 0.0, 0.0)
+        )
         moves, *parts = (replace(one, count=count + weight) for one in (step.moves, *step.parts))
-        self.ran[step.key] = Ran(moves, tuple(parts), asynchronous, seconds + step.link_seconds * weight, waited + exposed * weight, step.name)
+        self.ran[step.key] = Ran(
+            moves,
+            tuple(parts),
+            asynchronous,
+            seconds + step.link_seconds * weight,
+            waited + exposed * weight,
+            step.name,
+        )
 
     def _show(self, stream: str, step: Step, start: float, end: float, repeats: int) -> None:
         if repeats and end > start:
-            self.spans.append(Span(stream, step.name, start, end, phase_in_step(step.scope), tag_in(step.scope) or "", repeats))
+            self.spans.append(
+                Span(
+                    stream,
+                    step.name,
+                    start,
+                    end,
+                    phase_in_step(step.scope),
+                    tag_in(step.scope) or "",
+                    repeats,
+                )
+            )

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from meshdsl.compiled.match import Absent, Compiled
-from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView, TimeView
 from meshdsl.compiled.unread import Kind, unread_words
+from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView, TimeView
 from meshdsl.figures import byte_words
 
 
@@ -76,7 +76,15 @@ class CompiledReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers: what `--json` prints."""
-        shares = {"mfu": self.time.mfu, "mfu_full": self.time.mfu_full, "exposed_share": self.time.exposed_share} if self.time else {}
+        shares = (
+            {
+                "mfu": self.time.mfu,
+                "mfu_full": self.time.mfu_full,
+                "exposed_share": self.time.exposed_share,
+            }
+            if self.time
+            else {}
+        )
         return asdict(self) | shares | {"surprises": [asdict(row) for row in self.surprises]}
 
     def explained(self, explanation: Explanation) -> Explanation:
@@ -89,7 +97,14 @@ class CompiledReport:
         unread = [words] if (words := unread_words(self.unread)) else []
         found = (*unread, *map(surprise_words, self.surprises), *self.notes)
         notes = (f"compiled for {self.target}: {self.verdict}", *found, *explanation.notes)
-        return replace(explanation, title=f"{self.title}, compiled", memory=memory, time=self.time or explanation.time, remedies=self.remedies, notes=notes)
+        return replace(
+            explanation,
+            title=f"{self.title}, compiled",
+            memory=memory,
+            time=self.time or explanation.time,
+            remedies=self.remedies,
+            notes=notes,
+        )
 
 
 def measured(estimate: MemoryView, memory: ChipMemory) -> MemoryView:

@@ -47,7 +47,9 @@ class Made:
     options: Mapping[str, str]
 
     @classmethod
-    def of(cls, mesh: jax.sharding.Mesh, settings: Mapping[str, str], options: Mapping[str, str]) -> Made:
+    def of(
+        cls, mesh: jax.sharding.Mesh, settings: Mapping[str, str], options: Mapping[str, str]
+    ) -> Made:
         device = mesh.devices.flat[0]
         return cls(
             jax=jax.__version__,
@@ -70,8 +72,16 @@ def save(path: Path, executable: Any, lowered: Any, made: Made) -> int:
     try:
         content, _, _ = serialize_executable.serialize(executable)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise MeshDSLError(f"--save {path}: this executable cannot be saved: {' '.join(str(error).split())[:200]}") from None
-    header = {"format": _FORMAT, **asdict(made), "program": _program(lowered), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        raise MeshDSLError(
+            f"--save {path}: this executable cannot be saved: {' '.join(str(error).split())[:200]}"
+        ) from None
+    header = {
+        "format": _FORMAT,
+        **asdict(made),
+        "program": _program(lowered),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
     line = json.dumps(header).encode() + b"\n"
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -95,9 +105,13 @@ def load(path: Path, made: Made, lower: Callable[[], Any], mesh: jax.sharding.Me
     header, content = _read(path)
     _compare(path, header, made)
     if len(content) != header["bytes"]:
-        raise MeshDSLError(f"executable {path}: is cut off: it holds {len(content):,} of {header['bytes']:,} bytes; compile it again")
+        raise MeshDSLError(
+            f"executable {path}: is cut off: it holds {len(content):,} of {header['bytes']:,} bytes; compile it again"
+        )
     if hashlib.sha256(content).hexdigest() != header["sha256"]:
-        raise MeshDSLError(f"executable {path}: is damaged: its checksum is not that of its content; compile it again")
+        raise MeshDSLError(
+            f"executable {path}: is damaged: its checksum is not that of its content; compile it again"
+        )
     lowered = lower()
     if header["program"] != _program(lowered):
         raise MeshDSLError(
@@ -105,9 +119,13 @@ def load(path: Path, made: Made, lower: Callable[[], Any], mesh: jax.sharding.Me
             "meshdsl, optax or the model has changed since; compile it again"
         )
     try:
-        return serialize_executable.deserialize_and_load(content, lowered.in_tree, lowered.out_tree, execution_devices=list(mesh.devices.flat))
+        return serialize_executable.deserialize_and_load(
+            content, lowered.in_tree, lowered.out_tree, execution_devices=list(mesh.devices.flat)
+        )
     except (RuntimeError, ValueError) as error:
-        raise MeshDSLError(f"executable {path}: JAX cannot load it here: {' '.join(str(error).split())[:200]}") from None
+        raise MeshDSLError(
+            f"executable {path}: JAX cannot load it here: {' '.join(str(error).split())[:200]}"
+        ) from None
 
 
 def _program(lowered: Any) -> str:
@@ -125,8 +143,14 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         header = json.loads(line)
     except ValueError:
         header = None
-    if not isinstance(header, dict) or header.get("format") != _FORMAT or not {*Made.__dataclass_fields__, "program", "bytes", "sha256"} <= header.keys():
-        raise MeshDSLError(f"executable {path}: is no file that `meshdsl compile --save` of this version wrote")
+    if (
+        not isinstance(header, dict)
+        or header.get("format") != _FORMAT
+        or not {*Made.__dataclass_fields__, "program", "bytes", "sha256"} <= header.keys()
+    ):
+        raise MeshDSLError(
+            f"executable {path}: is no file that `meshdsl compile --save` of this version wrote"
+        )
     return header, content
 
 
@@ -147,11 +171,16 @@ def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _machine(made: Mapping[str, Any]) -> str:
-    return f"{made['devices']} {made['kind']} device{'s' * (made['devices'] != 1)}" + (f" of {made['host']}" if made["host"] else "")
+    return f"{made['devices']} {made['kind']} device{'s' * (made['devices'] != 1)}" + (
+        f" of {made['host']}" if made["host"] else ""
+    )
 
 
 def _meshes(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    words = [" ".join(f"{axis}={size}" for axis, size in made["mesh"].items()) or "without axes" for made in (there, here)]
+    words = [
+        " ".join(f"{axis}={size}" for axis, size in made["mesh"].items()) or "without axes"
+        for made in (there, here)
+    ]
     return f"is for the mesh {words[0]}, and this run has {words[1]}"
 
 

@@ -23,7 +23,10 @@ _NO_TPU_HERE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_EXTRAS = {"tpu": ("tpu", ("libtpu",)), "gpu": ("cuda13", ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"))}
+_EXTRAS = {
+    "tpu": ("tpu", ("libtpu",)),
+    "gpu": ("cuda13", ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")),
+}
 
 
 def without_tpu() -> None:
@@ -31,7 +34,9 @@ def without_tpu() -> None:
 
     For programs that run; call it before JAX makes its backends. Where there is a TPU it does nothing.
     """
-    if os.environ.get("TPU_SKIP_MDS_QUERY"):  # JAX sets it as it is imported, exactly where no TPU is attached
+    if os.environ.get(
+        "TPU_SKIP_MDS_QUERY"
+    ):  # JAX sets it as it is imported, exactly where no TPU is attached
         _answer_for_host()
 
 
@@ -65,7 +70,9 @@ def target_devices(target: Target) -> list[jax.Device]:
     except (RuntimeError, NotImplementedError) as error:  # JAX's own errors are RuntimeErrors
         raise _explained(error, target) from None
     if len(found) != target.devices:
-        raise MeshDSLError(f"target {target}: the compiler counts {len(found)} devices, and the hardware table {target.devices}")
+        raise MeshDSLError(
+            f"target {target}: the compiler counts {len(found)} devices, and the hardware table {target.devices}"
+        )
     return list(found)
 
 
@@ -79,16 +86,22 @@ def _virtual(number: int) -> list[jax.Device]:
     ask_for_virtual(number)
     found = jax.devices("cpu")
     if len(found) < number:
-        raise MeshDSLError(f"target cpu:{number}: there are {len(found)} CPU devices, and no more can be made once JAX has begun to compute")
+        raise MeshDSLError(
+            f"target cpu:{number}: there are {len(found)} CPU devices, and no more can be made once JAX has begun to compute"
+        )
     return found[:number]
 
 
 def _explained(error: Exception, target: Target) -> MeshDSLError:
     extra, modules = _EXTRAS[target.chip.kind]
     if not any(_installed(module) for module in modules):
-        return MeshDSLError(f'target {target}: the compiler for {target.chip.name} is not installed; pip install "meshdsl[{extra}]"')
+        return MeshDSLError(
+            f'target {target}: the compiler for {target.chip.name} is not installed; pip install "meshdsl[{extra}]"'
+        )
     if isinstance(error, NotImplementedError):
-        return MeshDSLError(f"target {target}: JAX could not load its CUDA plugin; on a machine without a GPU set JAX_PLATFORMS=cpu")
+        return MeshDSLError(
+            f"target {target}: JAX could not load its CUDA plugin; on a machine without a GPU set JAX_PLATFORMS=cpu"
+        )
     reason = " ".join(str(error).split())
     return MeshDSLError(f"target {target}: the compiler refuses it: {reason}")
 

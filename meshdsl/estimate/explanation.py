@@ -27,9 +27,14 @@ class DimView:
     axes: tuple[str, ...]
 
 
-def dim_views(dims: Dims, axes: Sequence[tuple[str, ...]], sizes: Mapping[str, int]) -> tuple[DimView, ...]:
+def dim_views(
+    dims: Dims, axes: Sequence[tuple[str, ...]], sizes: Mapping[str, int]
+) -> tuple[DimView, ...]:
     """`dims` with the axes that split each; the part of a dim that does not divide counts its padding."""
-    return tuple(DimView(d.name, d.size, -(-d.size // math.prod(sizes[a] for a in split)), tuple(split)) for d, split in zip(dims, axes, strict=True))
+    return tuple(
+        DimView(d.name, d.size, -(-d.size // math.prod(sizes[a] for a in split)), tuple(split))
+        for d, split in zip(dims, axes, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,9 @@ class TensorView:
 
     @property
     def notation(self) -> str:
-        return self.name + notation(self.dims, [d.axes for d in self.dims]) if self.dims else self.name
+        return (
+            self.name + notation(self.dims, [d.axes for d in self.dims]) if self.dims else self.name
+        )
 
 
 @dataclass(frozen=True)
@@ -250,8 +257,16 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, and what follows from it: what `--json` prints."""
         kinds = dict.fromkeys(t.kind for t in self.memory.at_rest)
-        follows = {"fits": self.memory.fits, "devices": self.devices, "bytes_at_rest": {kind: self.memory.total(kind) for kind in kinds}}
+        follows = {
+            "fits": self.memory.fits,
+            "devices": self.devices,
+            "bytes_at_rest": {kind: self.memory.total(kind) for kind in kinds},
+        }
         if self.time:
-            shares = {"mfu": self.time.mfu, "mfu_full": self.time.mfu_full, "exposed_share": self.time.exposed_share}
+            shares = {
+                "mfu": self.time.mfu,
+                "mfu_full": self.time.mfu_full,
+                "exposed_share": self.time.exposed_share,
+            }
             follows |= shares | {"tokens_per_second": self.tokens_per_second}
         return asdict(self) | follows

@@ -12,7 +12,9 @@ _WORTHWHILE = 0.01  # of the chip's memory: what a rule must save to be named
 _AT_REST = ("parameter", "gradient", "optimizer")
 
 
-def remedies(memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
+def remedies(
+    memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, int]
+) -> tuple[str, ...]:
     """Ways to make it fit, the one that saves most first; none where it fits, or no machine is known.
 
     What is at rest can be split over every axis that does not split it yet; the largest of what lives at the peak
@@ -23,13 +25,20 @@ def remedies(memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, in
     rest = [t for t in memory.at_rest if t.kind in _AT_REST]
     capacity = memory.capacity or 0
     rules = (_rule(axis, size, rest) for axis, size in sizes.items() if size > 1)
-    found = sorted((rule for rule in rules if rule and rule[0] > _WORTHWHILE * capacity), reverse=True)
-    lines = [f'`parameters = ["{dim} -> {axis}"]` would save {byte_words(saved)} of parameters, gradients and optimizer state' for saved, dim, axis in found]
+    found = sorted(
+        (rule for rule in rules if rule and rule[0] > _WORTHWHILE * capacity), reverse=True
+    )
+    lines = [
+        f'`parameters = ["{dim} -> {axis}"]` would save {byte_words(saved)} of parameters, gradients and optimizer state'
+        for saved, dim, axis in found
+    ]
     saved = sum(rule[0] for rule in found)
     if sum(t.bytes for t in rest) - saved > capacity:
         what = "then" if found else "and every axis splits them"
         left = byte_words(sum(t.bytes for t in rest) - saved)
-        lines.append(f"parameters, gradients and optimizer state alone are {left} {what}: it takes more devices")
+        lines.append(
+            f"parameters, gradients and optimizer state alone are {left} {what}: it takes more devices"
+        )
     activations = [t for t in memory.largest if t.kind == "activation"]
     if activations and memory.peak - saved > capacity:
         lines.append(_for_activations(activations[0], ops))
@@ -52,5 +61,14 @@ def _rule(axis: str, size: int, tensors: list[TensorView]) -> tuple[int, str, st
 
 
 def _for_activations(largest: TensorView, ops: tuple[OpView, ...]) -> str:
-    op = next((op for op in ops if op.source == largest.source and largest.name.startswith(op.name) and op.advice), None)
-    return f"the largest array at the peak is {largest.notation}, {byte_words(largest.bytes)}" + (f": `{op.advice}` would split it" if op else "")
+    op = next(
+        (
+            op
+            for op in ops
+            if op.source == largest.source and largest.name.startswith(op.name) and op.advice
+        ),
+        None,
+    )
+    return f"the largest array at the peak is {largest.notation}, {byte_words(largest.bytes)}" + (
+        f": `{op.advice}` would split it" if op else ""
+    )

@@ -11,4 +11,14 @@ from meshdsl.hosts.flags import add_flags
 from meshdsl.hosts.join import console, join
 from meshdsl.hosts.store import count, first, index
 
-__all__ = ["add_flags", "agree", "console", "count", "ended", "first", "first_does", "index", "join"]
+__all__ = [
+    "add_flags",
+    "agree",
+    "console",
+    "count",
+    "ended",
+    "first",
+    "first_does",
+    "index",
+    "join",
+]

@@ -43,7 +43,10 @@ def agree(what: str, text: str, *, patience: float = _MEETING) -> None:
     if store.first():
         hashes = store.folder(f"{key}/hashes")
         same = len(set(hashes.values())) == 1
-        store.put(f"{key}/verdict", "" if same else _difference(what, hashes, store.folder(f"{key}/texts")))
+        store.put(
+            f"{key}/verdict",
+            "" if same else _difference(what, hashes, store.folder(f"{key}/texts")),
+        )
     if verdict := store.wait_for(f"{key}/verdict"):
         raise MeshDSLError(verdict)
 
@@ -90,7 +93,10 @@ def _difference(what: str, hashes: dict[str, str], texts: dict[str, str]) -> str
     for process, digest in sorted(hashes.items(), key=lambda item: int(item[0])):
         groups.setdefault(digest, []).append(int(process))
     lines = {digest: texts[digest].splitlines() for digest in groups}
-    at = next((i for i, row in enumerate(zip(*lines.values(), strict=False)) if len(set(row)) > 1), min(map(len, lines.values())))
+    at = next(
+        (i for i, row in enumerate(zip(*lines.values(), strict=False)) if len(set(row)) > 1),
+        min(map(len, lines.values())),
+    )
     found: dict[str, list[int]] = {}
     for digest, processes in groups.items():
         line = lines[digest][at].strip() if at < len(lines[digest]) else ""

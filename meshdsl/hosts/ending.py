@@ -54,7 +54,9 @@ def watch() -> None:
     """Wait for the note of another process from now on, and leave one where an exception ends this one."""
     thread = threading.Thread(target=_wait, name="meshdsl failures", daemon=True)
     thread.start()
-    sys.excepthook = lambda kind, error, trace: ended("".join(traceback.format_exception(kind, error, trace)), 1)
+    sys.excepthook = lambda kind, error, trace: ended(
+        "".join(traceback.format_exception(kind, error, trace)), 1
+    )
 
     @atexit.register  # before JAX leaves the store, which was registered earlier
     def over() -> None:
@@ -66,7 +68,9 @@ def watch() -> None:
 def follow_launcher() -> None:
     """End when the launcher does, however it ends: nobody would stop this process any more."""
     if LAUNCHED in os.environ:
-        threading.Thread(target=_follow, args=(int(os.environ[LAUNCHED]),), name="meshdsl launcher", daemon=True).start()
+        threading.Thread(
+            target=_follow, args=(int(os.environ[LAUNCHED]),), name="meshdsl launcher", daemon=True
+        ).start()
 
 
 def _wait() -> None:

@@ -21,12 +21,24 @@ from meshdsl.hosts.clusters import Cluster, find_cluster
 from meshdsl.hosts.ending import follow_launcher, watch
 from meshdsl.hosts.signals import heard
 
-HEARTBEAT = 60  # seconds without a sign of life after which a process counts as dead, and the others end
+HEARTBEAT = (
+    60  # seconds without a sign of life after which a process counts as dead, and the others end
+)
 PATIENCE = 300  # seconds in which all processes must have come
-VARIABLES = ("MESHDSL_COORDINATOR", "MESHDSL_PROCESSES", "MESHDSL_PROCESS_ID")  # instead of the flags
+VARIABLES = (
+    "MESHDSL_COORDINATOR",
+    "MESHDSL_PROCESSES",
+    "MESHDSL_PROCESS_ID",
+)  # instead of the flags
 
 
-def join(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None, *, patience: int = PATIENCE) -> None:
+def join(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    patience: int = PATIENCE,
+) -> None:
     """Meet the other processes that run this command; call it before JAX makes its devices.
 
     They are told by the arguments, by `VARIABLES` in the environment, or by the cluster that started them. Where nothing says that
@@ -62,7 +74,9 @@ def join(coordinator: str | None = None, processes: int | None = None, process_i
 
 def console() -> Console:
     """Where a run prints to; in processes but the first it is quiet."""
-    return _Console(highlight=False, soft_wrap=True, markup=False, emoji=False, quiet=not store.first())
+    return _Console(
+        highlight=False, soft_wrap=True, markup=False, emoji=False, quiet=not store.first()
+    )
 
 
 class _Console(Console):
@@ -79,7 +93,9 @@ def _told(*given: str | int | None) -> tuple[str, int, int] | None:
     if len(missing) == len(names):
         return None
     if missing:
-        raise MeshDSLError(f"{names[0]}, {names[1]} and {names[2]} go together: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+        raise MeshDSLError(
+            f"{names[0]}, {names[1]} and {names[2]} go together: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        )
     coordinator, *numbers = map(str, given)
     if not re.fullmatch(r"\S+:[1-9]\d{0,4}", coordinator):
         raise MeshDSLError(f"{names[0]} {coordinator}: expected host:port, such as 10.0.0.1:1234")
@@ -87,7 +103,9 @@ def _told(*given: str | int | None) -> tuple[str, int, int] | None:
         raise MeshDSLError(f"{names[1]} {numbers[0]}: expected a whole number of at least 1")
     processes = int(numbers[0])
     if not numbers[1].isdecimal() or int(numbers[1]) >= processes:
-        raise MeshDSLError(f"{names[2]} {numbers[1]}: processes are counted from 0, so that of {processes} the last is {processes - 1}")
+        raise MeshDSLError(
+            f"{names[2]} {numbers[1]}: processes are counted from 0, so that of {processes} the last is {processes - 1}"
+        )
     return coordinator, processes, int(numbers[1])
 
 
@@ -96,11 +114,15 @@ def _check_coordinator(coordinator: str, processes: int, process_id: int, patien
     host, port = coordinator.rsplit(":", 1)
     if process_id == 0:
         with closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of connections that are closing
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # of connections that are closing
             try:
                 probe.bind(("", int(port)))
             except OSError as error:
-                raise MeshDSLError(f"coordinator {coordinator}: process 0 cannot listen on port {port}: {error.strerror}; choose another port") from None
+                raise MeshDSLError(
+                    f"coordinator {coordinator}: process 0 cannot listen on port {port}: {error.strerror}; choose another port"
+                ) from None
         return
     until = time.monotonic() + patience
     while True:
@@ -136,7 +158,9 @@ def _initialize(coordinator: str, processes: int, process_id: int, patience: int
 def _initialize_in(cluster: Cluster, patience: int) -> None:
     what = f"{cluster.name} with {cluster.processes} processes"
     try:
-        with _given_up(f"{what}: not all of them have come in {patience} s; is each of them started?", patience):
+        with _given_up(
+            f"{what}: not all of them have come in {patience} s; is each of them started?", patience
+        ):
             jax.distributed.initialize(
                 cluster_detection_method=cluster.method,
                 local_device_ids=cluster.devices,
@@ -144,7 +168,9 @@ def _initialize_in(cluster: Cluster, patience: int) -> None:
                 heartbeat_timeout_seconds=HEARTBEAT,
             )
     except (RuntimeError, ValueError) as error:
-        raise MeshDSLError(f"{what}: JAX cannot join them: {' '.join(str(error).split())}") from None
+        raise MeshDSLError(
+            f"{what}: JAX cannot join them: {' '.join(str(error).split())}"
+        ) from None
 
 
 @contextmanager

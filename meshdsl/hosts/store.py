@@ -88,7 +88,9 @@ def wait_for(key: str) -> str:
 
 def folder(key: str) -> dict[str, str]:
     """All values below `key`, by the last part of their keys."""
-    return {path.rsplit("/", 1)[1]: value for path, value in _client().key_value_dir_get(_path(key))}
+    return {
+        path.rsplit("/", 1)[1]: value for path, value in _client().key_value_dir_get(_path(key))
+    }
 
 
 def meet(key: str, seconds: float) -> None:

@@ -101,9 +101,13 @@ def ppermute(x, axes: Axes, pairs) -> jax.Array:
 
     The transpose sends back.
     """
-    order = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]  # in which JAX counts, whatever it is told
+    order = [
+        a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes
+    ]  # in which JAX counts, whatever it is told
     shape = [lax.axis_size(a) for a in axes]
-    numbers = np.arange(math.prod(shape)).reshape(shape).transpose([axes.index(a) for a in order]).ravel()
+    numbers = (
+        np.arange(math.prod(shape)).reshape(shape).transpose([axes.index(a) for a in order]).ravel()
+    )
     place = np.argsort(numbers)
     return lax.ppermute(x, tuple(order), [(int(place[s]), int(place[t])) for s, t in pairs])
 

@@ -32,7 +32,9 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
     return [linear(over(callee), lambda ct: over(transpose_thunk()[0])(ct), x)], [at]
 
 
-(_LINEAR_CALL,) = {eqn.primitive for eqn in jax.make_jaxpr(lambda x: linear(lambda x: x, lambda x: x, x))(0.0).eqns}
+(_LINEAR_CALL,) = {
+    eqn.primitive for eqn in jax.make_jaxpr(lambda x: linear(lambda x: x, lambda x: x, x))(0.0).eqns
+}
 batching.primitive_batchers[_LINEAR_CALL] = _batched
 
 

@@ -10,18 +10,20 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
-from meshdsl.splits import windows
-from meshdsl.splits.changes import Split
-from meshdsl.splits.exchanges import at_home, exchanges
 from meshdsl.lowering.scope import Scope
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
+from meshdsl.splits import windows
+from meshdsl.splits.changes import Split
+from meshdsl.splits.exchanges import at_home, exchanges
 
 
 class Loop:
     """A split loop nest, seen from one device."""
 
-    def __init__(self, axes: Mapping[Dim, tuple[str, ...]], scope: Scope | None = None, op: Op | None = None):
+    def __init__(
+        self, axes: Mapping[Dim, tuple[str, ...]], scope: Scope | None = None, op: Op | None = None
+    ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
         self._scope = scope
         self._op = op
@@ -57,7 +59,9 @@ class Loop:
         """`array`, after checking that it has the shape of the part of `dims` on this device."""
         shape = tuple([self.size(d) for d in dims])
         if jnp.shape(array) != shape:
-            raise MeshDSLError(f"{name}: the function gives an array of shape {jnp.shape(array)}; the part of {show(dims)} has {shape}")
+            raise MeshDSLError(
+                f"{name}: the function gives an array of shape {jnp.shape(array)}; the part of {show(dims)} has {shape}"
+            )
         return array
 
     def masked(self, array, dims: Dims, fill):
@@ -72,7 +76,9 @@ class Loop:
         inside = jnp.ones((1,) * len(dims), bool)
         for i, d in enumerate(dims):
             if self.padding(d):
-                inside = inside & (self.indices(d) < d.size).reshape([-1 if j == i else 1 for j in range(len(dims))])
+                inside = inside & (self.indices(d) < d.size).reshape(
+                    [-1 if j == i else 1 for j in range(len(dims))]
+                )
         return inside
 
     def offset(self, dim: Dim):
@@ -82,8 +88,12 @@ class Loop:
 
     def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
         """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
-        exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32  # bfloat16 would round the part and the sum
-        return (jnp.arange(self.size(dim), dtype=exact) + jnp.asarray(self.offset(dim), exact)).astype(dtype)
+        exact = (
+            dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32
+        )  # bfloat16 would round the part and the sum
+        return (
+            jnp.arange(self.size(dim), dtype=exact) + jnp.asarray(self.offset(dim), exact)
+        ).astype(dtype)
 
     def psum(self, x, dims, *, varies: bool = False) -> jax.Array:
         """Sum over the devices that split `dims`.
@@ -123,7 +133,12 @@ class Loop:
         x = jnp.expand_dims(x, 0)
         if not axes:
             return x
-        self._record("all_gather", axes, resharding.nbytes(x) * self._scope.parts(axes), "psum_scatter" if varies else "")
+        self._record(
+            "all_gather",
+            axes,
+            resharding.nbytes(x) * self._scope.parts(axes),
+            "psum_scatter" if varies else "",
+        )
         with jax.named_scope(self._op.tag):
             return collectives.all_gather(x, axes, 0, varies=varies)
 
@@ -136,7 +151,17 @@ class Loop:
         with jax.named_scope(self._op.tag):
             return collectives.all_to_all(x, axes, split, concat)
 
-    def fetch(self, x, at: int, dim: Dim, starts: Sequence[int], length: int, *, stop: int | None = None, fill=0) -> jax.Array:
+    def fetch(
+        self,
+        x,
+        at: int,
+        dim: Dim,
+        starts: Sequence[int],
+        length: int,
+        *,
+        stop: int | None = None,
+        fill=0,
+    ) -> jax.Array:
         """A window of `dim` for each of its parts: elements `starts[j]` to `starts[j] + length` of the whole for part j.
 
         Only the elements that a device lacks travel, by `ppermute`. Padding of `x` must hold `fill` already.
@@ -152,13 +177,21 @@ class Loop:
         """
         parts, end = self.parts(dim), dim.size
         if parts == 1:
-            return window_arrays.whole(x, at, starts[0], length, end if stop is None else min(stop, end), fill)
+            return window_arrays.whole(
+                x, at, starts[0], length, end if stop is None else min(stop, end), fill
+            )
         assert len(starts) == parts
         if stop is None or stop >= end:
-            stop = parts * self.size(dim)  # padding holds `fill`, and blocks of one size are joined without a mask
-        return self.exchange(x, at, dim, windows.pieces(starts, length, self.size(dim), stop), length, fill=fill)
+            stop = parts * self.size(
+                dim
+            )  # padding holds `fill`, and blocks of one size are joined without a mask
+        return self.exchange(
+            x, at, dim, windows.pieces(starts, length, self.size(dim), stop), length, fill=fill
+        )
 
-    def exchange(self, x, at: int, dim: Dim, pieces: Sequence[windows.Piece], length: int, *, fill=0) -> jax.Array:
+    def exchange(
+        self, x, at: int, dim: Dim, pieces: Sequence[windows.Piece], length: int, *, fill=0
+    ) -> jax.Array:
         """`length` elements at position `at`, where each of `pieces` brings a run of them from a part of `dim`; `fill` elsewhere."""
         axes, parts = self.axes(dim), self.parts(dim)
         part = collectives.position(axes) if axes else 0
@@ -167,7 +200,12 @@ class Loop:
         for group in exchanges([p for p in pieces if p.source != p.target]):
             piece = window_arrays.read(x, at, group, part, parts)
             pairs = [(p.source, p.target) for p in group]
-            self._record("ppermute", crossed(pairs, axes, self._scope.sizes), resharding.nbytes(piece), "ppermute")
+            self._record(
+                "ppermute",
+                crossed(pairs, axes, self._scope.sizes),
+                resharding.nbytes(piece),
+                "ppermute",
+            )
             with jax.named_scope(self._op.tag):
                 arrived.append((group, collectives.ppermute(piece, axes, pairs)))
         shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
@@ -177,4 +215,6 @@ class Loop:
     def _record(self, operation, axes, size, backward):
         if self._scope.parts(axes) > 1 and size:
             dims = ", ".join(f"`{d.name}`" for d, a in self._axes.items() if set(a) & set(axes))
-            self._op.moves.append(Move(operation, axes, size, f"{self._op.name} along {dims}", backward))
+            self._op.moves.append(
+                Move(operation, axes, size, f"{self._op.name} along {dims}", backward)
+            )

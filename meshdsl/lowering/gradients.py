@@ -26,7 +26,9 @@ from meshdsl.lowering.scope import common
 from meshdsl.tensor import Tensor, is_tensor
 
 
-def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None, compute=None, reduce=None) -> Callable:
+def value_and_grad(
+    fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None, compute=None, reduce=None
+) -> Callable:
     """A function that returns the value of `fn` and its gradient by the first argument.
 
     Args:
@@ -71,12 +73,17 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
                 f"value_and_grad: the value is a real floating-point number, not {value.dtype}; "
                 "use md.cast, or md.real or md.abs of a complex number"
             )
-        aux = jax.tree.map(lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor)
+        aux = jax.tree.map(
+            lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor
+        )
         value = _settled_result(value)
         return value.array, carried((value, aux))
 
     def of_arrays(tensors, tree, arrays, *args):
-        params = [t.replace(array=a if t.place or compute is None else a.astype(compute)) for a, t in zip(arrays, tensors, strict=True)]
+        params = [
+            t.replace(array=a if t.place or compute is None else a.astype(compute))
+            for a, t in zip(arrays, tensors, strict=True)
+        ]
         return scalar(jax.tree.unflatten(tree, params), *args)
 
     def value_and_gradients(params, *args):
@@ -84,19 +91,28 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         tensors = [t for t in leaves if is_tensor(t)]
         if len(tensors) != len(leaves) or not tensors:
             others = sorted({type(t).__name__ for t in leaves if not is_tensor(t)})
-            raise MeshDSLError(f"value_and_grad: the first argument is a pytree of Tensors, but it has {', '.join(others) or 'none'}")
+            raise MeshDSLError(
+                f"value_and_grad: the first argument is a pytree of Tensors, but it has {', '.join(others) or 'none'}"
+            )
         _check_floats(params)
         inputs = jax.tree.leaves(args, is_leaf=is_tensor)
         scope = common("value_and_grad", [*tensors, *filter(is_tensor, inputs)])
-        if accumulate is not None and not any(is_tensor(x) and accumulate in x.dims for x in inputs):
-            raise MeshDSLError(f"value_and_grad: no argument has the dim {accumulate} to accumulate over")
+        if accumulate is not None and not any(
+            is_tensor(x) and accumulate in x.dims for x in inputs
+        ):
+            raise MeshDSLError(
+                f"value_and_grad: no argument has the dim {accumulate} to accumulate over"
+            )
         if accumulate is not None and not accumulate.size:
             raise MeshDSLError(
                 f"value_and_grad: {accumulate} has no microbatch to take a gradient of; "
                 "give it a size of 1 or more"
             )
         if scope is not None:
-            tensors = [held(entered(resharding.placed(resharding.plain(t), scope)), compute, reduce) for t in tensors]
+            tensors = [
+                held(entered(resharding.placed(resharding.plain(t), scope)), compute, reduce)
+                for t in tensors
+            ]
             args = _in_turn(args, accumulate, scope)
 
         uses = [()] * len(tensors)
@@ -106,7 +122,9 @@ def value_and_grad(fn: Callable, *, has_aux: bool = False, accumulate: Dim | Non
         run = partial(of_arrays, tensors, tree)
         arrays = [t.stored for t in tensors]
         if accumulate is None:
-            (_, out), grads = jax.value_and_grad(lambda arrays: run(arrays, *args), has_aux=True)(arrays)
+            (_, out), grads = jax.value_and_grad(lambda arrays: run(arrays, *args), has_aux=True)(
+                arrays
+            )
         else:
             out, grads = _accumulated(run, arrays, args, accumulate, scope)
         value, aux = uncarried(out)
@@ -156,17 +174,23 @@ def _float(name: str, dtype):
     except (TypeError, ValueError):
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise MeshDSLError(f"value_and_grad: {name} is a floating-point dtype such as bfloat16, not {quote(dtype)}")
+        raise MeshDSLError(
+            f"value_and_grad: {name} is a floating-point dtype such as bfloat16, not {quote(dtype)}"
+        )
     return found
 
 
 def find_uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
     """For each parameter the axes over which every one of its uses varies, found by tracing the value once."""
-    marked = [t.replace(place=t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)]
+    marked = [
+        t.replace(place=t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)
+    ]
     with scope.looking_for_uses() as uses:
         value = lambda params: scalar(uncarried(params), *args)[0]  # noqa: E731
         jax.eval_shape(value, carried(jax.tree.unflatten(tree, marked)))
-    own = [scope.layout.spent.union(*t.place.axes) for t in tensors]  # a loop over a dim that they split has gathered it before
+    own = [
+        scope.layout.spent.union(*t.place.axes) for t in tensors
+    ]  # a loop over a dim that they split has gathered it before
     return [scope.in_mesh_order(set(uses.get(i, ())) - own[i]) for i in range(len(tensors))]
 
 
@@ -184,11 +208,16 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
     with jax.named_scope("gradient"):
         dtypes = grad.place.dtypes
         if axes and dtypes:
-            array = lax.optimization_barrier(array.astype(dtypes.sums))  # see `derivatives.to_sum`; the cast up may lie further back
+            array = lax.optimization_barrier(
+                array.astype(dtypes.sums)
+            )  # see `derivatives.to_sum`; the cast up may lie further back
         place = grad.place._replace(pending=tuple(axes), level=level, dtypes=None)
         term = Tensor(array, grad.dims, grad.role, place)
         rules = grad.place.scope.layout.at("value")
-        term.because = {a: " or ".join(dict.fromkeys(str(rule) for rule in rules if rule.axis == a)) for a in axes}
+        term.because = {
+            a: " or ".join(dict.fromkeys(str(rule) for rule in rules if rule.axis == a))
+            for a in axes
+        }
         settled = resharding.settle(term, "gradient")
         return settled.replace(array=settled.stored.astype(dtype))
 
@@ -213,7 +242,12 @@ def _cut(args, dim: Dim | None, index):
             return x
         at = x.dims.index(dim)
         place = x.place and x.place._replace(axes=x.place.axes[:at] + x.place.axes[at + 1 :])
-        return Tensor(lax.dynamic_index_in_dim(x.array, index, at, keepdims=False), dim_algebra.without(x.dims, (dim,)), x.role, place)
+        return Tensor(
+            lax.dynamic_index_in_dim(x.array, index, at, keepdims=False),
+            dim_algebra.without(x.dims, (dim,)),
+            x.role,
+            place,
+        )
 
     return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)
 

@@ -38,7 +38,9 @@ def run(
     **how,
 ) -> Tensor:
     """Run one op by the law; see `run_many`. `local` returns one array, with the local shape of `out`."""
-    return run_many(name, lambda at, *xs: (local(at, *xs),), operands, loop=loop, outs=(out,), **how)[0]
+    return run_many(
+        name, lambda at, *xs: (local(at, *xs),), operands, loop=loop, outs=(out,), **how
+    )[0]
 
 
 def _copies_too(run: Callable) -> Callable:
@@ -47,7 +49,11 @@ def _copies_too(run: Callable) -> Callable:
     @wraps(run)
     def run_both(name, local, operands, **how):
         made = run(name, local, operands, **how)
-        if any(t.whole is not None for t in operands) and made[0].place.level != "value" and not any(x.pending for x in made):
+        if (
+            any(t.whole is not None for t in operands)
+            and made[0].place.level != "value"
+            and not any(x.pending for x in made)
+        ):
             copies = run(name, local, [t if t.whole is None else t.whole for t in operands], **how)
             made = tuple(x.replace(whole=copy) for x, copy in zip(made, copies, strict=True))
         return made
@@ -89,11 +95,16 @@ def run_many(
         split, the law's split of the result and the scope, returns the split that the operand is brought to and
         that in which the result comes out, before it is split by the law.
     """
-    scope = common(name, operands) or (like.place.scope if like is not None and like.place else None)
+    scope = common(name, operands) or (
+        like.place.scope if like is not None and like.place else None
+    )
     if scope is None:
         results = local(Loop(dict.fromkeys(loop, ())), *[array_of(name, t) for t in operands])
         role = _role(operands)
-        return tuple(Tensor(a, dims, role and role.get(dims, Parameter())) for a, dims in zip(results, outs, strict=True))
+        return tuple(
+            Tensor(a, dims, role and role.get(dims, Parameter()))
+            for a, dims in zip(results, outs, strict=True)
+        )
 
     if route is not None and not operands[0].size:  # there is nothing to move
         route, whole = None, loop
@@ -102,7 +113,9 @@ def run_many(
         operands = [resharding.settle(t) if t.pending else t for t in operands]
     split = _loop_split(scope, loop, whole, level, pending)
     if route is not None:
-        then = tuple(tuple(a for a in axes if a not in pending) for axes in scope.split(outs[0], level))
+        then = tuple(
+            tuple(a for a in axes if a not in pending) for axes in scope.split(outs[0], level)
+        )
         before, after = route(operands[0].place.axes, then, scope)
         split = dict(zip(loop, before, strict=True))
     known = {**split, **{new: split[old] for new, old in carried.items()}} if carried else split
@@ -113,7 +126,11 @@ def run_many(
         if dims is not loop:
             scope.recorder.names.update([d.name for d in dims])
     free = tuple(d for d in loop if d not in whole) if whole else loop
-    why = _reasons(scope, free, level, "the op needs it whole") if route is None else _reasons(scope, outs[0], level)
+    why = (
+        _reasons(scope, free, level, "the op needs it whole")
+        if route is None
+        else _reasons(scope, outs[0], level)
+    )
     _note_uses(scope, operands, level, loop_axes, known)
     at = Loop(known, scope, op)
     if route is not None:
@@ -127,9 +144,17 @@ def run_many(
     with jax.named_scope(op.tag):
         results = local(at, *arrays)
 
-    origin = frozenset().union(*(t.place.origin for t in operands if t.place)) if level != "value" else frozenset()
+    origin = (
+        frozenset().union(*(t.place.origin for t in operands if t.place))
+        if level != "value"
+        else frozenset()
+    )
     role = _role([t for t in operands if t.place]) if level != "value" else None
-    sums_in = next((t.place.dtypes.sums for t in operands if t.place and t.place.dtypes), None) if level != "value" else None
+    sums_in = (
+        next((t.place.dtypes.sums for t in operands if t.place and t.place.dtypes), None)
+        if level != "value"
+        else None
+    )
     made = []
     for array, dims in zip(results, outs, strict=True):
         kept = at.result.split(dims)
@@ -139,11 +164,18 @@ def run_many(
             contracted = {a for d in gone for a in split[d]}
         waits = scope.in_mesh_order(contracted.union(pending)) if contracted or pending else ()
         array = collectives.vary(array, (*(a for axes in kept for a in axes), *waits))
-        dtypes = Dtypes(array.dtype, sums_in) if sums_in and jnp.issubdtype(array.dtype, jnp.inexact) else None
+        dtypes = (
+            Dtypes(array.dtype, sums_in)
+            if sums_in and jnp.issubdtype(array.dtype, jnp.inexact)
+            else None
+        )
         place = Place(scope, kept, waits, level, origin, dtypes)
         result = Tensor(array, dims, role and role.get(dims, Parameter()), place)
         if waits:
-            result.because = {**(operands[0].because or {}), **{a: str(scope.rule(loop, level, a)) for a in contracted}}
+            result.because = {
+                **(operands[0].because or {}),
+                **{a: str(scope.rule(loop, level, a)) for a in contracted},
+            }
         made.append(_by_law(result, op))
     return tuple(made)
 
@@ -195,7 +227,9 @@ def _note_uses(scope, operands, level, loop_axes, split) -> None:
         return
     for t in operands:
         if t.place and t.place.origin:
-            own = {a for d, axes in zip(t.dims, t.place.axes, strict=True) for a in (*axes, *split[d])}
+            own = {
+                a for d, axes in zip(t.dims, t.place.axes, strict=True) for a in (*axes, *split[d])
+            }
             scope.note_use(t.place.origin, loop_axes - own)
 
 
@@ -211,11 +245,22 @@ def _by_law(x: Tensor, op: Op) -> Tensor:
     """`x` split by the law for its dims, except over axes that its pending sums occupy."""
     scope, place = x.place.scope, x.place
     law = scope.split(x.dims, place.level)
-    target = tuple(tuple(a for a in axes if a not in place.pending) for axes in law) if place.pending else law
+    target = (
+        tuple(tuple(a for a in axes if a not in place.pending) for axes in law)
+        if place.pending
+        else law
+    )
     if place.axes == target:
         return x
     steps = padded_changes(x.dims, place.axes, target, scope)
     how = dict(dims=x.dims, now=place.axes, then=target)
-    array = resharding.perform(x.array, steps, scope, op, **how, varies=frozenset(), why=_reasons(scope, x.dims, place.level))
+    array = resharding.perform(
+        x.array,
+        steps,
+        scope,
+        op,
+        **how,
+        varies=frozenset(),
+        why=_reasons(scope, x.dims, place.level),
+    )
     return Tensor(array, x.dims, x.role, place._replace(axes=target))
-

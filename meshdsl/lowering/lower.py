@@ -59,8 +59,12 @@ class Lowered:
         return f"<`{self._name}`, lowered by {self.layout.name} for the mesh {mesh}>"
 
     def __call__(self, *args):
-        if isinstance(self.mesh, AbstractMesh) and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
-            raise MeshDSLError(f"{self._name}: lowered for a mesh without devices, so it can be planned and not run; lower it for `make_mesh(layout)`")
+        if isinstance(self.mesh, AbstractMesh) and not any(
+            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)
+        ):
+            raise MeshDSLError(
+                f"{self._name}: lowered for a mesh without devices, so it can be planned and not run; lower it for `make_mesh(layout)`"
+            )
         with self._explaining(args, runs=True):
             return self._jit(*args)
 
@@ -106,7 +110,9 @@ class Lowered:
 
     def program(self, *args) -> Program:
         """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
-        from meshdsl.report.drawn_program import DrawnProgram  # who only runs the function should not wait for it
+        from meshdsl.report.drawn_program import (
+            DrawnProgram,
+        )  # who only runs the function should not wait for it
 
         jaxpr = self.trace(*args).jaxpr
         split = self._as_split(args)
@@ -118,7 +124,9 @@ class Lowered:
     def record(self):
         """The ops of the latest trace of this function."""
         if self._scope is None:
-            raise MeshDSLError(f"{self._name}: not traced yet; call it, or ask for `program(*args)`")
+            raise MeshDSLError(
+                f"{self._name}: not traced yet; call it, or ask for `program(*args)`"
+            )
         return self._scope.recorder.ops
 
     def _spmd(self, *args):
@@ -132,12 +140,17 @@ class Lowered:
         leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in leaves]
         levels = self._levels(args)
-        splits = [scope.at_rest(t.dims, at) if is_tensor(t) else () for t, at in zip(leaves, levels, strict=True)]
+        splits = [
+            scope.at_rest(t.dims, at) if is_tensor(t) else ()
+            for t, at in zip(leaves, levels, strict=True)
+        ]
         for leaf, level in zip(leaves, levels, strict=True):
             if is_tensor(leaf):
                 _check_whole(leaf, self._name, level)
                 scope.recorder.names.update(d.name for d in leaf.dims)
-        out_specs: list[PartitionSpec] = []  # filled in by the trace: the law needs the dims of the results
+        out_specs: list[
+            PartitionSpec
+        ] = []  # filled in by the trace: the law needs the dims of the results
         result: list = []
 
         def local(*arrays):
@@ -153,7 +166,9 @@ class Lowered:
             outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
             self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
             result[:] = [out_tree, [(t.dims, t.role) if is_tensor(t) else None for t in outs]]
-            out_specs[:] = [partition_spec(t.place.axes) if is_tensor(t) else PartitionSpec() for t in outs]
+            out_specs[:] = [
+                partition_spec(t.place.axes) if is_tensor(t) else PartitionSpec() for t in outs
+            ]
             return [t.array if is_tensor(t) else t for t in outs]
 
         in_specs = tuple(partition_spec(split) for split in splits)

@@ -38,7 +38,9 @@ def held(t: Tensor, use, sums) -> Tensor:
     by = t if part == t.place.axes else whole
     by = by.replace(place=by.place._replace(dtypes=None))
     by = _placed(by, part, "gradient", "part", "gradients are split so")
-    return by.replace(array=by.stored.astype(rest), place=by.place._replace(dtypes=t.place.dtypes), whole=whole)
+    return by.replace(
+        array=by.stored.astype(rest), place=by.place._replace(dtypes=t.place.dtypes), whole=whole
+    )
 
 
 def _placed(t: Tensor, split: resharding.Split, level: str, name: str, why: str) -> Tensor:
@@ -46,6 +48,13 @@ def _placed(t: Tensor, split: resharding.Split, level: str, name: str, why: str)
     if t.place.axes != split:
         scope = t.place.scope
         op = scope.recorder.begin(name, t.dims, split)
-        array = resharding.travel(t, split, scope, op, lambda step: str(scope.rule(t.dims, "optimizer", step.axes[0]) or why), constant=True)
+        array = resharding.travel(
+            t,
+            split,
+            scope,
+            op,
+            lambda step: str(scope.rule(t.dims, "optimizer", step.axes[0]) or why),
+            constant=True,
+        )
         t = t.replace(array=array)
     return t.replace(place=t.place._replace(axes=split, level=level))

@@ -13,8 +13,8 @@ from jax import lax
 
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.scope import Scope
-from meshdsl.splits.changes import Split, changes, padded_changes
 from meshdsl.record.recorder import Op
+from meshdsl.splits.changes import Split, changes, padded_changes
 from meshdsl.tensor import Tensor
 
 _WHY = "placed by hand"
@@ -104,6 +104,8 @@ def _among_zeros(
         shape = list(array.shape)
         shape[at] *= scope.parts(axes)
         zeros = collectives.vary(jnp.zeros(shape, array.dtype), collectives.varying(array))
-        array = resharding.resized(lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size)
+        array = resharding.resized(
+            lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size
+        )
     resharding.record(op, scope, "place", axes, resharding.nbytes(array), _WHY, "")
     return array

@@ -19,9 +19,9 @@ from jax import lax
 from meshdsl.dims import Dims, without
 from meshdsl.lowering import collectives
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
-from meshdsl.splits.changes import Change, Split, padded_changes
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
+from meshdsl.splits.changes import Change, Split, padded_changes
 from meshdsl.tensor import Place, Tensor
 
 
@@ -30,7 +30,17 @@ def nbytes(x) -> int:
 
 
 def perform(
-    array, steps: list[Change], scope, op: Op, *, dims: Dims, now: Split, then: Split, varies: frozenset[str], why, constant: bool = False
+    array,
+    steps: list[Change],
+    scope,
+    op: Op,
+    *,
+    dims: Dims,
+    now: Split,
+    then: Split,
+    varies: frozenset[str],
+    why,
+    constant: bool = False,
 ) -> jax.Array:
     """Run `steps` on a local array and record them in `op`.
 
@@ -62,7 +72,13 @@ def perform(
             cut = step.operation == "slice"
             for run in runs_alike(step.axes, collectives.varying(array)) if cut else [step.axes]:
                 array = _recorded(array, step._replace(axes=run), scope, op, varies, why, constant)
-            lost = step.source if step.operation == "all_to_all" else step.dim if step.operation == "all_gather" else -1
+            lost = (
+                step.source
+                if step.operation == "all_to_all"
+                else step.dim
+                if step.operation == "all_gather"
+                else -1
+            )
             if lost >= 0:
                 axes[lost] = axes[lost][: -len(step.axes)]
                 if not axes[lost]:
@@ -96,13 +112,17 @@ def _perform(array, step: Change, scope, varies) -> tuple[jax.Array, str]:
         case "all_to_all":
             return collectives.all_to_all(array, step.axes, step.dim, step.source), "all_to_all"
         case "ppermute":
-            return collectives.ppermute(array, step.axes, _reordering(step, scope.sizes)), "ppermute"
+            return collectives.ppermute(
+                array, step.axes, _reordering(step, scope.sizes)
+            ), "ppermute"
         case "slice":
             backward = "all_gather" if collectives.varying(array).isdisjoint(step.axes) else ""
             return own_part(array, step.axes, step.dim, scope.sizes), backward
         case "all_gather":
             varying = not varies.isdisjoint(step.axes)
-            return collectives.all_gather(array, step.axes, step.dim, varies=varying), "psum_scatter" if varying else ""
+            return collectives.all_gather(
+                array, step.axes, step.dim, varies=varying
+            ), "psum_scatter" if varying else ""
     raise AssertionError(step)
 
 
@@ -144,7 +164,11 @@ def record(op, scope, operation, axes, size, why, backward) -> None:
 
 def placed(x: Tensor, scope, level: str = "value") -> Tensor:
     """`x` in the lowering: a constant is whole on every device."""
-    return x if x.place else Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level))
+    return (
+        x
+        if x.place
+        else Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level))
+    )
 
 
 def plain(x: Tensor) -> Tensor:
@@ -155,7 +179,15 @@ def plain(x: Tensor) -> Tensor:
 
 
 def travel(
-    x: Tensor, then: Split, scope, op: Op, why, *, varies: frozenset[str] = frozenset(), pending: tuple[str, ...] = (), constant: bool = False
+    x: Tensor,
+    then: Split,
+    scope,
+    op: Op,
+    why,
+    *,
+    varies: frozenset[str] = frozenset(),
+    pending: tuple[str, ...] = (),
+    constant: bool = False,
 ) -> jax.Array:
     """The array of `x` in its dtype, in the split `then` and with the sums `pending` taken; see `perform`.
 
@@ -166,7 +198,18 @@ def travel(
     dtypes, steps = place.dtypes, padded_changes(x.dims, place.axes, then, scope, pending)
 
     def move(array, op: Op) -> jax.Array:
-        return perform(array, steps, scope, op, dims=x.dims, now=place.axes, then=then, varies=varies, why=why, constant=constant)
+        return perform(
+            array,
+            steps,
+            scope,
+            op,
+            dims=x.dims,
+            now=place.axes,
+            then=then,
+            varies=varies,
+            why=why,
+            constant=constant,
+        )
 
     def cast_and_move(array, op: Op) -> jax.Array:
         with jax.named_scope(op.tag):
@@ -174,7 +217,10 @@ def travel(
                 return move(array.astype(dtypes.use), op)
             noted, again = op.aside(), op.aside()
             made = cast_and_moved(array, lambda a: move(a, noted), lambda a: move(a, again), dtypes)
-            op.moves += [replace(m, backward_bytes=m.bytes * dtypes.sums.itemsize // dtypes.use.itemsize) for m in noted.moves]
+            op.moves += [
+                replace(m, backward_bytes=m.bytes * dtypes.sums.itemsize // dtypes.use.itemsize)
+                for m in noted.moves
+            ]
             return made
 
     run = cast_and_move if dtypes else move
@@ -185,7 +231,11 @@ def travel(
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
     value = travel(x.whole, then, scope, op, why, varies=varies, constant=True)
     axes = collectives.varying(value) | collectives.varying(like)
-    return with_derivative_of(collectives.vary(value, axes), lambda t: collectives.vary(run(t, op.aside()), axes), x.stored)
+    return with_derivative_of(
+        collectives.vary(value, axes),
+        lambda t: collectives.vary(run(t, op.aside()), axes),
+        x.stored,
+    )
 
 
 def settle(
@@ -247,7 +297,12 @@ def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why
       loop_axes: every axis over which the loop is split.
     """
     place = x.place or Place(scope, ((),) * len(x.dims))
-    if place.axes == split and loop_axes <= collectives.varying(x.stored) and x.dtype == x.stored.dtype and x.whole is None:
+    if (
+        place.axes == split
+        and loop_axes <= collectives.varying(x.stored)
+        and x.dtype == x.stored.dtype
+        and x.whole is None
+    ):
         return x
     key = (split, loop_axes)
     if (moved := _remembered(x, key)) is not None:
@@ -291,6 +346,10 @@ def _remember(x: Tensor, key, moved: Tensor) -> Tensor:
 def _target_rule(x: Tensor, step: Change, level: str) -> str:
     """Why a result is moved so: the rule that made its sum pending, and the one that splits it."""
     scope, because = x.place.scope, x.because or {}
-    summed = [because[a] for a in step.axes if a in because] if step.operation in ("psum", "psum_scatter") else []
+    summed = (
+        [because[a] for a in step.axes if a in because]
+        if step.operation in ("psum", "psum_scatter")
+        else []
+    )
     split = [str(r) for r in (scope.rule(x.dims, level, a) for a in step.axes) if r]
     return "; then ".join(dict.fromkeys(summed + split)) or "no rule splits the result over it"

@@ -57,7 +57,11 @@ class Scope:
         found = self._splits.get(key)
         if found is None:
             self.layout.check_sizes(dims, self.sizes, level)
-            split = self.layout.at_rest(dims, self.sizes, level) if at_rest else self.layout.split(dims, level)
+            split = (
+                self.layout.at_rest(dims, self.sizes, level)
+                if at_rest
+                else self.layout.split(dims, level)
+            )
             found = self._splits[key] = tuple(split.get(d, ()) for d in dims)
         return found
 
@@ -87,7 +91,14 @@ class Scope:
         """The work on padding, as a fraction of the work on elements, of a loop over `dims` split over `axes`."""
         key = (dims, axes)
         if key not in self._wastes:
-            self._wastes[key] = math.prod(self.padded(d, a) / d.size for d, a in zip(dims, axes, strict=True) if a and d.size) - 1
+            self._wastes[key] = (
+                math.prod(
+                    self.padded(d, a) / d.size
+                    for d, a in zip(dims, axes, strict=True)
+                    if a and d.size
+                )
+                - 1
+            )
         return self._wastes[key]
 
     def rule(self, dims: Dims, level: str, axis: str) -> Rule | None:

@@ -50,6 +50,12 @@ def _of_shape(dims: Dims, split, shape):
     the array is replicated.
     """
     if len(shape) == len(dims) and all(n in (d.size, 1) for n, d in zip(shape, dims, strict=True)):
-        return tuple(axes if n == d.size else () for n, d, axes in zip(shape, dims, split, strict=True))
-    kept = [i for i in range(len(dims)) if tuple(d.size for d in dims[:i] + dims[i + 1 :]) == tuple(shape)]
+        return tuple(
+            axes if n == d.size else () for n, d, axes in zip(shape, dims, split, strict=True)
+        )
+    kept = [
+        i
+        for i in range(len(dims))
+        if tuple(d.size for d in dims[:i] + dims[i + 1 :]) == tuple(shape)
+    ]
     return split[: kept[0]] + split[kept[0] + 1 :] if len(kept) == 1 else ((),) * len(shape)

@@ -44,10 +44,18 @@ def assemble(empty, arrived: list[tuple[list[Piece], jax.Array]], at: int, part,
             targets = {p.target for p in group if p.write == begin}
             if targets:
                 piece = lax.slice_in_dim(piece, 0, end - begin, axis=at)
-                run = piece if len(targets) == parts else jnp.where(_among(targets, part, parts), piece, run)
+                run = (
+                    piece
+                    if len(targets) == parts
+                    else jnp.where(_among(targets, part, parts), piece, run)
+                )
         joined += [lax.slice_in_dim(empty, reached, begin, axis=at), run]
         reached = end
-    joined = [a for a in (*joined, lax.slice_in_dim(empty, reached, empty.shape[at], axis=at)) if a.shape[at]]
+    joined = [
+        a
+        for a in (*joined, lax.slice_in_dim(empty, reached, empty.shape[at], axis=at))
+        if a.shape[at]
+    ]
     return jnp.concatenate(joined, at) if len(joined) > 1 else joined[0]
 
 
@@ -66,14 +74,20 @@ def write(window, piece, at: int, group: list[Piece], part, parts: int):
         if len(group) == parts:
             return written
         return jnp.where(_among(by_target, part, parts), written, window)
-    lengths = jnp.asarray([by_target[j].length if j in by_target else 0 for j in range(parts)], jnp.int32)
-    starts = jnp.asarray([by_target[j].write if j in by_target else 0 for j in range(parts)], jnp.int32)
+    lengths = jnp.asarray(
+        [by_target[j].length if j in by_target else 0 for j in range(parts)], jnp.int32
+    )
+    starts = jnp.asarray(
+        [by_target[j].write if j in by_target else 0 for j in range(parts)], jnp.int32
+    )
     size = window.shape[at]
     roomy = jnp.pad(window, [(0, length if i == at else 0) for i in range(window.ndim)])
     shape[at] = length
     inside = (jnp.arange(length) < lengths[part]).reshape(shape)
     there = lax.dynamic_slice_in_dim(roomy, starts[part], length, at)
-    roomy = lax.dynamic_update_slice_in_dim(roomy, jnp.where(inside, piece, there), starts[part], at)
+    roomy = lax.dynamic_update_slice_in_dim(
+        roomy, jnp.where(inside, piece, there), starts[part], at
+    )
     return lax.slice_in_dim(roomy, 0, size, axis=at)
 
 
@@ -85,4 +99,8 @@ def whole(array, at: int, start: int, length: int, stop: int, fill):
     before = min(max(-start, 0), length)
     after = length - before - found.shape[at]
     widths = [(before, after) if i == at else (0, 0) for i in range(array.ndim)]
-    return jnp.pad(found, widths, constant_values=jnp.asarray(fill, array.dtype)) if before or after else found
+    return (
+        jnp.pad(found, widths, constant_values=jnp.asarray(fill, array.dtype))
+        if before or after
+        else found
+    )

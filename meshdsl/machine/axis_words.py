@@ -22,7 +22,11 @@ def _level(level: Level, target: Target) -> str:
     if level.kind == "switch":
         return f"{level.size} GPUs of a node, NVLink, {rate} one way"
     if level.kind == "scale-out":
-        over, what = ("the data-centre network", "slices") if target.chip.kind == "tpu" else ("InfiniBand", "nodes")
+        over, what = (
+            ("the data-centre network", "slices")
+            if target.chip.kind == "tpu"
+            else ("InfiniBand", "nodes")
+        )
         return f"{level.size} {what}, {over}, {rate} one way"
     if not level.parts:
         return f"{level.size} chips that fill no block of the torus, up to {level.step_hops} hops apart, {rate}"
@@ -43,7 +47,11 @@ def _block(level: Level, target: Target) -> str:
 
 
 def _gathers(level: Level) -> str:
-    return f" (gathers {level.gather_bandwidth / 1e9:.4g} GB/s)" if level.gather_bandwidth < level.bandwidth else ""
+    return (
+        f" (gathers {level.gather_bandwidth / 1e9:.4g} GB/s)"
+        if level.gather_bandwidth < level.bandwidth
+        else ""
+    )
 
 
 def _along(part: Part, target: Target) -> str:

@@ -49,7 +49,14 @@ _FIGURES = {
     "scale_out_bandwidth": "bandwidth",
     "scale_out_latency": "time",
 }
-_SHARED = ("flops", "hbm", "hbm_bandwidth", "vector_rate", "link_bandwidth", "scale_out_bandwidth")  # by the devices of a chip
+_SHARED = (
+    "flops",
+    "hbm",
+    "hbm_bandwidth",
+    "vector_rate",
+    "link_bandwidth",
+    "scale_out_bandwidth",
+)  # by the devices of a chip
 
 # Other keys of a kind of chip, and their types.
 _KEYS: dict[str, dict[str, type]] = {
@@ -67,7 +74,15 @@ _KEYS: dict[str, dict[str, type]] = {
     "gpu": {"device_kind": str, "node": int, "source": str},
     "cpu": {"device_kind": str},
 }
-_MAY_MISS = {"topology_options", "devices_per_chip", "longest", "cube", "gather_dims", "vector_rate", "core_bandwidth"}
+_MAY_MISS = {
+    "topology_options",
+    "devices_per_chip",
+    "longest",
+    "cube",
+    "gather_dims",
+    "vector_rate",
+    "core_bandwidth",
+}
 
 
 @dataclass(frozen=True)
@@ -139,14 +154,23 @@ def chips(path: Path | None = None) -> dict[str, Chip]:
     tables = _read(TABLE)
     for name, own in _read(Path(path)).items():
         if not isinstance(own, dict):
-            raise MeshDSLError(f"{path}: `{name}` stands outside a chip's table; begin one with `[name]`")
+            raise MeshDSLError(
+                f"{path}: `{name}` stands outside a chip's table; begin one with `[name]`"
+            )
         tables[name] = {**tables.get(name, {}), **own}
     return {name: _chip(name, table, str(path)) for name, table in tables.items()}
 
 
 def chip_of(device: jax.Device) -> Chip | None:
     """The chip that `device` is, where it is a known one with figures."""
-    return next((chip for chip in _builtin().values() if chip.device_kind == device.device_kind and chip.timed), None)
+    return next(
+        (
+            chip
+            for chip in _builtin().values()
+            if chip.device_kind == device.device_kind and chip.timed
+        ),
+        None,
+    )
 
 
 @functools.cache
@@ -158,7 +182,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
-        raise MeshDSLError(f"hardware table {path}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
+        raise MeshDSLError(
+            f"hardware table {path}: cannot be read: {getattr(e, 'strerror', None) or e}"
+        ) from e
     except tomllib.TOMLDecodeError as e:
         raise MeshDSLError(f"hardware table {path}: {e}") from e
 
@@ -172,18 +198,24 @@ def _chip(name: str, table: Mapping[str, Any], where: str) -> Chip:
     keys = _KEYS[kind]
     for key in table:
         if key not in ("kind", *keys, *figures):
-            raise MeshDSLError(f"{where}: unknown key `{key}`{nearest(key, ['kind', *keys, *figures])}")
+            raise MeshDSLError(
+                f"{where}: unknown key `{key}`{nearest(key, ['kind', *keys, *figures])}"
+            )
     missing = [key for key in (*keys, *figures) if key not in table and key not in _MAY_MISS]
     if missing:
         raise MeshDSLError(f"{where}: {', '.join(f'`{key}`' for key in missing)} missing")
-    fields: dict[str, Any] = {key: _key(key, table[key], keys[key], where) for key in keys if key in table}
+    fields: dict[str, Any] = {
+        key: _key(key, table[key], keys[key], where) for key in keys if key in table
+    }
     for key, measure in figures.items():
         if key in table:
             fields[key] = _figure(key, table[key], measure, where)
     share = fields.get("devices_per_chip", 1)
     fields.update({key: fields[key] / share for key in _SHARED if key in fields})
     fields.update({key: int(fields[key]) for key in ("tile", "hbm") if key in fields})
-    sources = {key: table[key]["source"] for key in figures if key in table} | {"topology": fields.pop("source", "")}
+    sources = {key: table[key]["source"] for key in figures if key in table} | {
+        "topology": fields.pop("source", "")
+    }
     return Chip(name=name, kind=kind, sources=sources, **fields)
 
 
@@ -200,12 +232,18 @@ def _figure(key: str, figure: Any, measure: str, where: str) -> float:
     units = [unit for unit, (what, _) in _UNITS.items() if what == measure]
     form = f'{{ value = ..., unit = "{units[0]}", source = "..." }}'
     if not isinstance(figure, dict) or set(figure) != {"value", "unit", "source"}:
-        raise MeshDSLError(f"{where}: `{key}` is a figure, {form}, not {figure if isinstance(figure, dict) else quote(figure)}")
+        raise MeshDSLError(
+            f"{where}: `{key}` is a figure, {form}, not {figure if isinstance(figure, dict) else quote(figure)}"
+        )
     value, unit = figure["value"], figure["unit"]
     if unit not in units:
-        raise MeshDSLError(f"{where}: the unit of `{key}` is {' or '.join(units)}, not {quote(unit)}")
+        raise MeshDSLError(
+            f"{where}: the unit of `{key}` is {' or '.join(units)}, not {quote(unit)}"
+        )
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise MeshDSLError(f"{where}: the value of `{key}` is a number above 0, not {quote(value)}")
     if not isinstance(figure["source"], str) or not figure["source"]:
-        raise MeshDSLError(f'{where}: the source of `{key}` is a text: an address, "measured" or "unverified"')
+        raise MeshDSLError(
+            f'{where}: the source of `{key}` is a text: an address, "measured" or "unverified"'
+        )
     return value * _UNITS[unit][1]

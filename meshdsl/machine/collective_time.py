@@ -37,7 +37,10 @@ def seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency:
 def _gather(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
     total = 0.0
     for level in levels:
-        total += bytes * (level.size - 1) / level.size / (level.gather_bandwidth * efficiency) + level.gather_hops * level.latency
+        total += (
+            bytes * (level.size - 1) / level.size / (level.gather_bandwidth * efficiency)
+            + level.gather_hops * level.latency
+        )
         bytes /= level.size
     return total
 
@@ -45,7 +48,10 @@ def _gather(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float
 def _reduce(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
     total = 0.0
     for level in levels:
-        total += 2 * (bytes * (level.size - 1) / level.size / (level.bandwidth * efficiency) + level.hops * level.latency)
+        total += 2 * (
+            bytes * (level.size - 1) / level.size / (level.bandwidth * efficiency)
+            + level.hops * level.latency
+        )
         bytes /= level.size
     return total
 
@@ -54,7 +60,14 @@ def _all_to_all(levels: tuple[Level, ...], bytes: float, efficiency: float) -> f
     total = 0.0
     for level in levels:
         if level.kind == "torus":
-            beta = bytes / 4 * max((p.size / p.bandwidth for p in level.parts), default=level.size / level.bandwidth)
+            beta = (
+                bytes
+                / 4
+                * max(
+                    (p.size / p.bandwidth for p in level.parts),
+                    default=level.size / level.bandwidth,
+                )
+            )
         else:
             beta = bytes * (level.size - 1) / level.size / level.bandwidth
         total += beta / efficiency + level.hops * level.latency
@@ -62,7 +75,13 @@ def _all_to_all(levels: tuple[Level, ...], bytes: float, efficiency: float) -> f
 
 
 def _permute(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
-    return max((bytes / (level.one_way * efficiency) + level.step_hops * level.latency for level in levels), default=0.0)
+    return max(
+        (
+            bytes / (level.one_way * efficiency) + level.step_hops * level.latency
+            for level in levels
+        ),
+        default=0.0,
+    )
 
 
 _SECONDS: dict[str, Callable[[tuple[Level, ...], float, float], float]] = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshdsl.mesh import arrange
 from meshdsl.machine.target import Target
+from meshdsl.mesh import arrange
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,16 @@ def places(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
     """
     shape = tuple(sizes.values())
     if target.chip.kind != "tpu":
-        return np.stack(np.divmod(np.arange(target.devices).reshape(shape), target.shape[0]), axis=-1)
+        return np.stack(
+            np.divmod(np.arange(target.devices).reshape(shape), target.shape[0]), axis=-1
+        )
     x, y, z = (*target.shape, 1, 1)[:3]
     # JAX counts devices along x first, the cores of a chip before that.
     order = np.indices((target.slices, z, y, x, target.chip.devices_per_chip)).reshape(5, -1)
     at = order[[0, 3, 2, 1, 4]].T
-    devices = [_Device(i, (x, y, z), core, s, target.chip.device_kind) for i, (s, x, y, z, core) in enumerate(at.tolist())]
+    devices = [
+        _Device(i, (x, y, z), core, s, target.chip.device_kind)
+        for i, (s, x, y, z, core) in enumerate(at.tolist())
+    ]
     mesh = arrange(sizes, devices) if sizes else np.array(devices)
     return at[[d.id for d in mesh.flat]].reshape(*shape, 5)

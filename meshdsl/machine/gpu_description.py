@@ -22,8 +22,12 @@ def gpu_target_config(chip: Chip) -> str:
     if chip.name not in table:
         known = ", ".join(f"`{name}`" for name in table if name != "all")
         raise MeshDSLError(f"chip `{chip.name}`: only {known} can be compiled for")
-    own = {key: value for key, value in (table["all"] | table[chip.name]).items() if key != "source"}
-    major, minor, special = re.fullmatch(r"(\d+)\.(\d+)(a?)", own.pop("compute_capability")).groups()
+    own = {
+        key: value for key, value in (table["all"] | table[chip.name]).items() if key != "source"
+    }
+    major, minor, special = re.fullmatch(
+        r"(\d+)\.(\d+)(a?)", own.pop("compute_capability")
+    ).groups()
     features = "ACCELERATED_FEATURES" if special else "NONE"
     links = own.pop("active_links")
     fields = "\n".join(f"  {key}: {value}" for key, value in own.items())

@@ -12,13 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from meshdsl.record.collective import live_axes
 from meshdsl.machine import collective_time
-from meshdsl.machine.network_levels import Lay, Level, Part, lay_of
-from meshdsl.machine.coordinates import places
-from meshdsl.machine.chips import Chip
-from meshdsl.machine.target import Target
 from meshdsl.machine.axis_words import words
+from meshdsl.machine.chips import Chip
+from meshdsl.machine.coordinates import places
+from meshdsl.machine.network_levels import Lay, Level, Part, lay_of
+from meshdsl.machine.target import Target
+from meshdsl.record.collective import live_axes
 
 
 class Network:
@@ -42,7 +42,9 @@ class Network:
         """
         if not self.target.timed:
             return 0.0
-        return collective_time.seconds(operation, self.lay(axes).levels, bytes, self.target.chip.link_efficiency)
+        return collective_time.seconds(
+            operation, self.lay(axes).levels, bytes, self.target.chip.link_efficiency
+        )
 
     def axis(self, name: str) -> Lay:
         """How the axis `name` lies on the machine."""
@@ -62,7 +64,9 @@ class Network:
     def _levels(self, axes: tuple[str, ...]) -> tuple[Level, ...]:
         if not axes:
             return ()
-        order = [i for i, a in enumerate(self.axis_sizes) if a not in axes] + [i for i, a in enumerate(self.axis_sizes) if a in axes]
+        order = [i for i, a in enumerate(self.axis_sizes) if a not in axes] + [
+            i for i, a in enumerate(self.axis_sizes) if a in axes
+        ]
         n = math.prod(self.axis_sizes[a] for a in axes)
         k = self._places.shape[-1]
         groups = self._places.transpose(*order, len(order)).reshape(-1, n, k)
@@ -79,7 +83,9 @@ class Network:
         elif n > spread:
             levels.append(_switch("switch", n // spread, chip.link_bandwidth, chip.link_latency))
         if spread > 1:
-            levels.append(_switch("scale-out", spread, chip.scale_out_bandwidth, chip.scale_out_latency))
+            levels.append(
+                _switch("scale-out", spread, chip.scale_out_bandwidth, chip.scale_out_latency)
+            )
         return tuple(levels)
 
 
@@ -99,7 +105,9 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
     chip, shape = target.chip, (*target.shape, 1, 1)[:3]
     joined = (*target.wraps, False, False)[:3]
     apart = np.abs(at - np.roll(at, -1, axis=1))
-    step_hops = int(np.where(joined, np.minimum(apart, np.array(shape) - apart), apart).sum(-1).max())
+    step_hops = int(
+        np.where(joined, np.minimum(apart, np.array(shape) - apart), apart).sum(-1).max()
+    )
     extents = _distinct(at.swapaxes(1, 2))
     if (extents != extents[0]).any() or extents[0].prod() != size:
         link, steps = chip.link_bandwidth, step_hops * (size - 1)
@@ -110,7 +118,16 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
             found = np.unique(at[0, :, d])
             step = int(np.diff(found).min())
             ring = joined[d] and int(extent) * step == shape[d]
-            parts.append(Part("xyz"[d], int(extent), shape[d], step, ring, (2 if ring else 1) * chip.link_bandwidth / step))
+            parts.append(
+                Part(
+                    "xyz"[d],
+                    int(extent),
+                    shape[d],
+                    step,
+                    ring,
+                    (2 if ring else 1) * chip.link_bandwidth / step,
+                )
+            )
     return _block(tuple(parts), size, chip, step_hops)
 
 
@@ -133,4 +150,15 @@ def _block(parts: tuple[Part, ...], size: int, chip: Chip, step_hops: int) -> Le
     else:
         gather, gather_hops = ring, ring_hops
     one_way = chip.link_bandwidth / max(p.step for p in parts)
-    return Level("torus", size, every, gather, one_way, every_hops, gather_hops, chip.link_latency, step_hops, parts)
+    return Level(
+        "torus",
+        size,
+        every,
+        gather,
+        one_way,
+        every_hops,
+        gather_hops,
+        chip.link_latency,
+        step_hops,
+        parts,
+    )

@@ -107,14 +107,23 @@ def lay_of(levels: tuple[Level, ...]) -> Lay:
     kind = levels[0].kind if len(levels) == 1 else "mixed"
     if kind == "torus":
         level = levels[0]
-        kind = "torus" if len(level.parts) > 1 else "path" if not level.parts else "ring" if level.ring else "line"
+        kind = (
+            "torus"
+            if len(level.parts) > 1
+            else "path"
+            if not level.parts
+            else "ring"
+            if level.ring
+            else "line"
+        )
     return Lay(
         size=math.prod(level.size for level in levels),
         kind=kind,
         links=sum(level.links for level in levels),
         gbytes_one_way=min(level.one_way for level in levels) / 1e9,
         gbytes=min(level.bandwidth for level in levels) / 1e9,
-        wraps=any(level.ring for level in levels) and all(level.ring for level in levels if level.kind == "torus"),
+        wraps=any(level.ring for level in levels)
+        and all(level.ring for level in levels if level.kind == "torus"),
         hops=sum(level.gather_hops for level in levels),
         levels=levels,
     )

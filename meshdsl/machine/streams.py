@@ -33,9 +33,13 @@ class Streams:
         start, self.now = self.now, self.now + seconds
         return start, self.now
 
-    def launch(self, name: Hashable, lanes: tuple[Lane, ...], seconds: float, ready: float | None = None) -> tuple[float, float]:
+    def launch(
+        self, name: Hashable, lanes: tuple[Lane, ...], seconds: float, ready: float | None = None
+    ) -> tuple[float, float]:
         """Start as soon as all `lanes` are free, and not before `ready` (now, if not given). The compute stream goes on."""
-        start = max([self.now if ready is None else ready, *(self.lanes.get(lane, 0.0) for lane in lanes)])
+        start = max(
+            [self.now if ready is None else ready, *(self.lanes.get(lane, 0.0) for lane in lanes)]
+        )
         end = start + seconds
         for lane in lanes:
             self.lanes[lane] = end
@@ -46,7 +50,9 @@ class Streams:
     def hold(self, lanes: tuple[Lane, ...], seconds: float) -> tuple[float, float]:
         """Communicate now, while the compute stream waits. What is under way on these lanes shares them: it finishes that much later."""
         start, end = self.now, self.now + seconds
-        self._under_way = {name: on for name, on in self._under_way.items() if self.events[name] > start}
+        self._under_way = {
+            name: on for name, on in self._under_way.items() if self.events[name] > start
+        }
         for name, on in self._under_way.items():
             if not on.isdisjoint(lanes):
                 self.events[name] += seconds
@@ -73,7 +79,15 @@ def lanes_of(collective: Collective, network, directions: str = "+-") -> tuple[L
     what joins slices or nodes is one lane, whatever the axes."""
     kinds = [level.kind for level in network.lay(collective.axes).levels]
     shared = tuple((kind, "") for kind in kinds if kind != "torus")
-    return (*shared, *((axis, direction) for axis in collective.axes for direction in directions if "torus" in kinds))
+    return (
+        *shared,
+        *(
+            (axis, direction)
+            for axis in collective.axes
+            for direction in directions
+            if "torus" in kinds
+        ),
+    )
 
 
 def stream_of(collective: Collective) -> str:

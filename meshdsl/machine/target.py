@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.machine.gpu_description import gpu_target_config
 from meshdsl.machine.chips import Chip, chips
+from meshdsl.machine.gpu_description import gpu_target_config
 
 _MOST_VIRTUAL = 1024  # devices of one CPU: more take minutes to make and to compile for
-HOST = (2, 2, 1)  # chips of one host, in whole numbers of which libtpu counts; a single chip is possible too
+HOST = (
+    2,
+    2,
+    1,
+)  # chips of one host, in whole numbers of which libtpu counts; a single chip is possible too
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,11 @@ class Target:
         """The arguments of `jax.experimental.topologies.get_topology_desc` for a TPU or a GPU."""
         if self.chip.kind == "gpu":
             gpus, nodes = (*self.shape, 1)[:2]
-            return {"platform": "cuda", "target_config": gpu_target_config(self.chip), "topology": f"1x{nodes}x{gpus}"}
+            return {
+                "platform": "cuda",
+                "target_config": gpu_target_config(self.chip),
+                "topology": f"1x{nodes}x{gpus}",
+            }
         options = {"platform": "tpu", "topology_name": self.name, **self.chip.topology_options}
         if math.prod(self.shape) == 1:
             options["chips_per_host_bounds"] = [1, 1, 1]
@@ -87,10 +95,14 @@ def find_target(text: str, *, slices: int = 1, hardware: Path | None = None) -> 
     if name not in known:
         close = get_close_matches(name, known, n=1)
         meant = f"; did you mean `{close[0]}`?" if close else ""
-        raise MeshDSLError(f"target {text!r}: unknown chip `{name}`{meant}; known: {', '.join(f'`{chip}`' for chip in known)}")
+        raise MeshDSLError(
+            f"target {text!r}: unknown chip `{name}`{meant}; known: {', '.join(f'`{chip}`' for chip in known)}"
+        )
     chip = known[name]
     if not colon or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", size):
-        raise MeshDSLError(f"target {text!r}: after the chip comes how many of them, {_legal(chip)}")
+        raise MeshDSLError(
+            f"target {text!r}: after the chip comes how many of them, {_legal(chip)}"
+        )
     shape = tuple(int(n) for n in size.split("x"))
     _check(text, chip, shape)
     if slices < 1 or (slices > 1 and chip.kind != "tpu"):
@@ -104,19 +116,31 @@ def _check(text: str, chip: Chip, shape: tuple[int, ...]) -> None:
         longest = chip.longest or chip.most_chips
         whole = not chip.cube or max(shape) <= chip.cube or all(n % chip.cube == 0 for n in shape)
         hosts = all(n % h == 0 for n, h in zip(shape, HOST, strict=False)) or math.prod(shape) == 1
-        legal = len(shape) == chip.dims and max(shape) <= longest and whole and hosts and math.prod(shape) <= chip.most_chips
+        legal = (
+            len(shape) == chip.dims
+            and max(shape) <= longest
+            and whole
+            and hosts
+            and math.prod(shape) <= chip.most_chips
+        )
     elif chip.kind == "gpu":
-        legal = len(shape) <= 2 and shape[0] <= chip.node and (len(shape) == 1 or shape[0] == chip.node)
+        legal = (
+            len(shape) <= 2 and shape[0] <= chip.node and (len(shape) == 1 or shape[0] == chip.node)
+        )
     else:
         legal = len(shape) == 1 and shape[0] <= _MOST_VIRTUAL
     if not legal:
-        raise MeshDSLError(f"target {text!r}: {chip.name} has no topology {'x'.join(map(str, shape))}; legal are {_legal(chip)}")
+        raise MeshDSLError(
+            f"target {text!r}: {chip.name} has no topology {'x'.join(map(str, shape))}; legal are {_legal(chip)}"
+        )
 
 
 def _legal(chip: Chip) -> str:
     if chip.kind == "tpu":
         small, one = ("x".join(map(str, shape[: chip.dims])) for shape in (HOST, (1, 1, 1)))
-        rule = f" of at most {chip.longest}" * bool(chip.longest) + f", all multiples of {chip.cube} where one is above it" * bool(chip.cube)
+        rule = f" of at most {chip.longest}" * bool(
+            chip.longest
+        ) + f", all multiples of {chip.cube} where one is above it" * bool(chip.cube)
         return (
             f"{chip.dims} dims{rule}, x and y even, at most {chip.most_chips:,} chips, such as `{chip.name}:{small}`; "
             f"or one chip, `{chip.name}:{one}`"
@@ -143,8 +167,14 @@ def fit_mesh(target: Target, sizes: Mapping[str, int | str], name: str = "mesh")
         return {axis: int(n) for axis, n in sizes.items()}
     asked = f"mesh {_words(sizes)}" if sizes else "a mesh without axes"
     meshes = [_words(mesh) for mesh in propose(sizes, target.devices)]
-    use = f"; use {', '.join(meshes[:-1])}{' or ' * (len(meshes) > 1)}{meshes[-1]}" if meshes else ""
-    counted = f"{fixed} device{'s' * (fixed > 1)}" if "rest" not in sizes.values() else f"a multiple of {fixed} devices"
+    use = (
+        f"; use {', '.join(meshes[:-1])}{' or ' * (len(meshes) > 1)}{meshes[-1]}" if meshes else ""
+    )
+    counted = (
+        f"{fixed} device{'s' * (fixed > 1)}"
+        if "rest" not in sizes.values()
+        else f"a multiple of {fixed} devices"
+    )
     raise MeshDSLError(f"{name}: {asked} is of {counted} and {target} has {target.devices}{use}")
 
 
@@ -158,7 +188,11 @@ def propose(sizes: Mapping[str, int | str], devices: int, most: int = 3) -> list
     free = [not isinstance(n, int) for n in sizes.values()]
 
     def distance(mesh):
-        changed = [(abs(math.log2(n / w)), i) for i, (n, w) in enumerate(zip(mesh, wanted, strict=True)) if n != w and not free[i]]
+        changed = [
+            (abs(math.log2(n / w)), i)
+            for i, (n, w) in enumerate(zip(mesh, wanted, strict=True))
+            if n != w and not free[i]
+        ]
         return len(changed), sum(d for d, _ in changed), [i for _, i in changed]
 
     found = sorted(_factorings(devices, len(axes)), key=distance)[:most] if axes else []

@@ -71,7 +71,15 @@ def varied(t: Tensor, axes) -> Tensor:
         return t
     op = scope.recorder.begin("vary", t.dims, t.place.axes)
     if scope.parts(missing) > 1:
-        op.moves.append(Move("vary", missing, resharding.nbytes(t.array), "what it meets differs between devices", "psum"))
+        op.moves.append(
+            Move(
+                "vary",
+                missing,
+                resharding.nbytes(t.array),
+                "what it meets differs between devices",
+                "psum",
+            )
+        )
     with jax.named_scope(op.tag):
         return Tensor(collectives.vary(t.array, missing), t.dims, t.role, t.place)
 
@@ -90,7 +98,10 @@ def value(t, scope: Scope | None):
         return t
     if t.place is not None:
         scope.note_use(t.place.origin, ())
-    return fixed(t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())), scope)
+    return fixed(
+        t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())),
+        scope,
+    )
 
 
 def agreed(t: Tensor) -> Tensor:
@@ -116,7 +127,9 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
 
 def kind(x):
     """What a leaf must have in common with one that takes its place."""
-    return (frozenset(x.dims) if is_tensor(x) else jnp.shape(x)), x.dtype if is_tensor(x) else jnp.result_type(x)
+    return (frozenset(x.dims) if is_tensor(x) else jnp.shape(x)), x.dtype if is_tensor(
+        x
+    ) else jnp.result_type(x)
 
 
 def shown(x) -> str:
@@ -126,8 +139,12 @@ def shown(x) -> str:
 
 def matching(name: str, after, before):
     """The carry `after` a step with each Tensor's dims lying as in `before`; one that changed is an error."""
-    if jax.tree.structure(after, is_leaf=is_tensor) != jax.tree.structure(before, is_leaf=is_tensor):
-        raise MeshDSLError(f"{name}: the carry that the body returns has another structure than the one that it was given")
+    if jax.tree.structure(after, is_leaf=is_tensor) != jax.tree.structure(
+        before, is_leaf=is_tensor
+    ):
+        raise MeshDSLError(
+            f"{name}: the carry that the body returns has another structure than the one that it was given"
+        )
 
     def match(a, b):
         if is_tensor(a) != is_tensor(b) or kind(a) != kind(b):

@@ -13,7 +13,17 @@ from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.bodies import agreed, arrays_in, each, kind, lying_as, scope_of, scope_within, shown, value
+from meshdsl.ops.bodies import (
+    agreed,
+    arrays_in,
+    each,
+    kind,
+    lying_as,
+    scope_of,
+    scope_within,
+    shown,
+    value,
+)
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -25,7 +35,9 @@ def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
     """
     if predicate.dims:
         got = dim_algebra.show(predicate.dims)
-        raise MeshDSLError(f"cond: the predicate is a Tensor without dims, not {got}; use md.any, md.all, or md.where per element")
+        raise MeshDSLError(
+            f"cond: the predicate is a Tensor without dims, not {got}; use md.any, md.all, or md.where per element"
+        )
     return _choose("cond", predicate, (if_true, if_false), operands)
 
 
@@ -69,7 +81,10 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
             if tree != first[0] or [kind(x) for x in leaves] != [kind(x) for x in first[1]]:
                 one, other = (", ".join(map(shown, x)) or "nothing" for x in (first[1], leaves))
                 raise MeshDSLError(f"{name}: the branches return {one} and {other}")
-            leaves = [lying_as(x, y.dims) if is_tensor(x) else x for x, y in zip(leaves, first[1], strict=True)]
+            leaves = [
+                lying_as(x, y.dims) if is_tensor(x) else x
+                for x, y in zip(leaves, first[1], strict=True)
+            ]
             return jax.tree.unflatten(tree, leaves)
 
         return run
@@ -91,5 +106,7 @@ def _of_all(chosen, branches, operands):
     for i, branch in enumerate(branches):
         kept = lambda a, i=i: jnp.where(chosen == i, a, lax.stop_gradient(a))  # noqa: E731
         results.append(branch(uncarried(jax.tree.map(kept, carried(operands)))))
-    picked = lambda *arrays: reduce(lambda a, b: jnp.where(chosen == b[0], b[1], a), enumerate(arrays[1:], 1), arrays[0])  # noqa: E731
+    picked = lambda *arrays: reduce(
+        lambda a, b: jnp.where(chosen == b[0], b[1], a), enumerate(arrays[1:], 1), arrays[0]
+    )  # noqa: E731
     return uncarried(jax.tree.map(picked, *map(carried, results)))

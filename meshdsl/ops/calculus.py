@@ -16,7 +16,16 @@ from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, gradients, resharding
 from meshdsl.lowering.scope import Scope
-from meshdsl.ops.bodies import fixed, kind, leaves_of, lying_as, scope_of, scope_within, shown, varied
+from meshdsl.ops.bodies import (
+    fixed,
+    kind,
+    leaves_of,
+    lying_as,
+    scope_of,
+    scope_within,
+    shown,
+    varied,
+)
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -36,15 +45,24 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple):
     leaves, tree = _floats("jvp", primals, "a primal")
     others, other_tree = _floats("jvp", tangents, "a tangent")
     if tree != other_tree:
-        raise MeshDSLError("jvp: primals and tangents have different structures; give one tangent for each Tensor")
+        raise MeshDSLError(
+            "jvp: primals and tangents have different structures; give one tangent for each Tensor"
+        )
     for x, t in zip(leaves, others, strict=True):
         _alike("jvp: a tangent", t, "its primal", x)
     scope = scope_of("jvp", (leaves, others)) or scope_within("jvp", lambda: fn(*primals))
     leaves = [fixed(x, scope) for x in leaves]
     others = [as_cotangent(t, x, scope) for t, x in zip(others, leaves, strict=True)]
-    if scope is not None:  # a parameter may vary over more than splits it, and so may what becomes of it
-        both = [collectives.varying(x.array) | collectives.varying(t.array) for x, t in zip(leaves, others, strict=True)]
-        leaves, others = ([varied(x, axes) for x, axes in zip(xs, both, strict=True)] for xs in (leaves, others))
+    if (
+        scope is not None
+    ):  # a parameter may vary over more than splits it, and so may what becomes of it
+        both = [
+            collectives.varying(x.array) | collectives.varying(t.array)
+            for x, t in zip(leaves, others, strict=True)
+        ]
+        leaves, others = (
+            [varied(x, axes) for x, axes in zip(xs, both, strict=True)] for xs in (leaves, others)
+        )
     run, result = _of_arrays("jvp", fn, leaves, tree, scope)
     arrays, derivatives = jax.jvp(run, [[x.array for x in leaves]], [[t.array for t in others]])
     return result(arrays), result(derivatives)
@@ -68,7 +86,9 @@ def vjp(fn: Callable, *primals):
     uses = [()] * len(leaves)
     if scope is not None:
         leaves = [gradients.entered(fixed(x, scope)) for x in leaves]
-        uses = gradients.find_uses(lambda args: (_results("vjp", fn(*args), scope),), leaves, tree, (), scope)
+        uses = gradients.find_uses(
+            lambda args: (_results("vjp", fn(*args), scope),), leaves, tree, (), scope
+        )
         leaves = [gradients.varied(x, axes, scope) for x, axes in zip(leaves, uses, strict=True)]
     run, result = _of_arrays("vjp", fn, leaves, tree, scope)
     arrays, pull = jax.vjp(run, [x.array for x in leaves])
@@ -78,12 +98,16 @@ def vjp(fn: Callable, *primals):
         given, given_tree = _floats("vjp", cotangent, "a cotangent")
         wanted, out_tree = jax.tree.flatten(out, is_leaf=is_tensor)
         if given_tree != out_tree:
-            raise MeshDSLError("vjp: the cotangent has another structure than the result; give a Tensor for each Tensor of it")
+            raise MeshDSLError(
+                "vjp: the cotangent has another structure than the result; give a Tensor for each Tensor of it"
+            )
         for ct, x in zip(given, wanted, strict=True):
             _alike("vjp: a cotangent", ct, "its result", x)
         given = [as_cotangent(ct, x, scope) for ct, x in zip(given, wanted, strict=True)]
         (made,) = pull([ct.array for ct in given])
-        return jax.tree.unflatten(tree, [_summed(a, x, axes) for a, x, axes in zip(made, leaves, uses, strict=True)])
+        return jax.tree.unflatten(
+            tree, [_summed(a, x, axes) for a, x, axes in zip(made, leaves, uses, strict=True)]
+        )
 
     return out, back
 
@@ -106,7 +130,9 @@ def hvp(fn: Callable, primals: tuple, tangents: tuple):
         value, back = vjp(fn, *primals)
         if not is_tensor(value) or value.dims:
             got = ", ".join(dim_algebra.show(t.dims) for t in leaves_of(value)) or "nothing"
-            raise MeshDSLError(f"hvp: the value is a Tensor without dims, not {got}; take md.mean or md.sum")
+            raise MeshDSLError(
+                f"hvp: the value is a Tensor without dims, not {got}; take md.mean or md.sum"
+            )
         return back(Tensor(jnp.ones((), value.dtype), ()))
 
     return jvp(gradient, primals, tangents)[1]
@@ -120,7 +146,12 @@ def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
     if ct.place is not None:
         scope.note_use(ct.place.origin, ())
     ct = resharding.placed(ct, scope)
-    ct = resharding.settle(Tensor(ct.array, ct.dims, x.role, ct.place._replace(level=x.place.level, origin=frozenset())), split=x.place.axes)
+    ct = resharding.settle(
+        Tensor(
+            ct.array, ct.dims, x.role, ct.place._replace(level=x.place.level, origin=frozenset())
+        ),
+        split=x.place.axes,
+    )
     return varied(ct, collectives.varying(x.array))
 
 
@@ -129,7 +160,9 @@ def _summed(array, x: Tensor, axes) -> Tensor:
     if x.place is None:
         return Tensor(array, x.dims, x.role)
     level = "value" if x.place.level == "value" else "optimizer"
-    return gradients.gradient(Tensor(array, x.dims, x.role, x.place._replace(origin=frozenset())), axes, level)
+    return gradients.gradient(
+        Tensor(array, x.dims, x.role, x.place._replace(origin=frozenset())), axes, level
+    )
 
 
 def _floats(name: str, tree, what: str):
@@ -137,7 +170,9 @@ def _floats(name: str, tree, what: str):
     for x in leaves:
         if not is_tensor(x) or not jnp.issubdtype(x.dtype, jnp.inexact):
             got = shown(x) if is_tensor(x) else type(x).__name__
-            raise MeshDSLError(f"{name}: {what} is a floating-point Tensor, not {got}; close over what has no derivative")
+            raise MeshDSLError(
+                f"{name}: {what} is a floating-point Tensor, not {got}; close over what has no derivative"
+            )
     return leaves, structure
 
 
@@ -160,13 +195,17 @@ def _of_arrays(name: str, fn: Callable, leaves: list[Tensor], tree, scope: Scope
     traced: list = []
 
     def run(arrays):
-        args = jax.tree.unflatten(tree, [Tensor(a, x.dims, x.role, x.place) for a, x in zip(arrays, leaves, strict=True)])
+        args = jax.tree.unflatten(
+            tree, [Tensor(a, x.dims, x.role, x.place) for a, x in zip(arrays, leaves, strict=True)]
+        )
         out, out_tree = jax.tree.flatten(_results(name, fn(*args), scope), is_leaf=is_tensor)
         traced[:] = [out_tree, [(t.dims, t.role, t.place) for t in out]]
         return [t.array for t in out]
 
     def result(arrays):
         out_tree, kinds = traced
-        return jax.tree.unflatten(out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)])
+        return jax.tree.unflatten(
+            out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)]
+        )
 
     return run, result

@@ -19,12 +19,22 @@ from meshdsl.tensor import Tensor
 POLICIES = {
     "full": None,
     "dots": jax.checkpoint_policies.checkpoint_dots,
-    "gathers": lambda prim, *_, **__: prim.name not in ("all_gather", "linear_call"),  # which may be a gather and a cast
+    "gathers": lambda prim, *_, **__: (
+        prim.name not in ("all_gather", "linear_call")
+    ),  # which may be a gather and a cast
 }
-_marked: ContextVar[tuple[set[str], ...]] = ContextVar("marked", default=())  # names, for each checkpoint being traced
+_marked: ContextVar[tuple[set[str], ...]] = ContextVar(
+    "marked", default=()
+)  # names, for each checkpoint being traced
 
 
-def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] = (), offload: str | Iterable[str] = ()) -> Callable:
+def checkpoint(
+    fn: Callable,
+    policy: str = "full",
+    *,
+    save: str | Iterable[str] = (),
+    offload: str | Iterable[str] = (),
+) -> Callable:
     """`fn`, recomputed in the backward pass instead of remembered.
 
     Args:
@@ -47,7 +57,9 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
                 f"{quote(name)}"
             )
     if both := set(save) & set(offload):
-        raise MeshDSLError(f"checkpoint: `{min(both)}` is to be saved and to be offloaded; name it once")
+        raise MeshDSLError(
+            f"checkpoint: `{min(both)}` is to be saved and to be offloaded; name it once"
+        )
     known: set[str] = set()
 
     def marking(*args):
@@ -71,7 +83,9 @@ def checkpoint(fn: Callable, policy: str = "full", *, save: str | Iterable[str] 
         if scope is not None and scope.uses is not None:
             return fn(*args)
         out = uncarried(remembered(*carried(args)))
-        for names in _marked.get():  # JAX traces the same call once, and an outer checkpoint may want its names again
+        for names in (
+            _marked.get()
+        ):  # JAX traces the same call once, and an outer checkpoint may want its names again
             names |= known
         return out
 
@@ -95,7 +109,10 @@ def _policy(policy: str, save, offload):
     if not save and not offload:
         return by_kind
     by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=save, names_which_can_be_offloaded=offload, offload_src="device", offload_dst="pinned_host"
+        names_which_can_be_saved=save,
+        names_which_can_be_offloaded=offload,
+        offload_src="device",
+        offload_dst="pinned_host",
     )
 
     def decide(primitive, *avals, **params):

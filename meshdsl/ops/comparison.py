@@ -76,7 +76,9 @@ def to_key(a, sign: int = 1):
 def from_key(key, dtype, sign: int = 1):
     """The elements of a dtype that `to_key` turned into `key`."""
     if jnp.issubdtype(dtype, jnp.floating):
-        a = lax.bitcast_convert_type(_flipped(key.astype(f"int{jnp.dtype(dtype).itemsize * 8}")), dtype)
+        a = lax.bitcast_convert_type(
+            _flipped(key.astype(f"int{jnp.dtype(dtype).itemsize * 8}")), dtype
+        )
     else:
         a = key.astype(dtype)
     return _negative(a) if sign < 0 else a

@@ -39,7 +39,9 @@ LAX = "erf erf_inv rsqrt digamma lgamma".split()
 LINEAR = {"add", "subtract", "negative", "positive"}
 
 
-def map(fn: Callable, *operands, name: str | None = None, linear: bool = False, **options) -> Tensor:  # noqa: A001
+def map(
+    fn: Callable, *operands, name: str | None = None, linear: bool = False, **options
+) -> Tensor:  # noqa: A001
     """Apply a component-wise function of arrays.
 
     Args:
@@ -61,11 +63,21 @@ def map(fn: Callable, *operands, name: str | None = None, linear: bool = False, 
 
     def local(loop, *arrays):
         aligned = iter([align(a, t.dims, out) for a, t in zip(arrays, tensors, strict=True)])
-        return loop.fitting(fn(*[x if _is_number(x) else next(aligned) for x in operands], **options), out, name)
+        return loop.fitting(
+            fn(*[x if _is_number(x) else next(aligned) for x in operands], **options), out, name
+        )
 
     # Padding of ones: a quotient or a logarithm of it is finite, and so is its part in the gradient of an operand without the dim.
     fill = None if linear else 1
-    return run(name, local, tensors, loop=out, out=out, linear=linear and len(tensors) == len(operands), fill=fill)
+    return run(
+        name,
+        local,
+        tensors,
+        loop=out,
+        out=out,
+        linear=linear and len(tensors) == len(operands),
+        fill=fill,
+    )
 
 
 def broadcast_dims(name: str, operands: list[Dims]) -> Dims:
@@ -184,7 +196,15 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
 
 def stop_gradient(x: Tensor) -> Tensor:
     """`x`, through which no gradient flows."""
-    return run("stop_gradient", lambda _, a: jax.lax.stop_gradient(a), (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    return run(
+        "stop_gradient",
+        lambda _, a: jax.lax.stop_gradient(a),
+        (x,),
+        loop=x.dims,
+        out=x.dims,
+        linear=True,
+        fill=None,
+    )
 
 
 def _binary(name: str, swapped: bool = False) -> Callable:
@@ -220,7 +240,14 @@ _OPERATORS = {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
     "mod": "mod", "pow": "power", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
 }  # fmt: skip
-_COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal"}
+_COMPARISONS = {
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "eq": "equal",
+    "ne": "not_equal",
+}
 _UNARY = {"neg": "negative", "abs": "abs", "invert": "bitwise_not"}
 
 for _python, _name in _OPERATORS.items():

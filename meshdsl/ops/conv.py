@@ -65,14 +65,18 @@ def conv(
       MeshDSLError: a dim is missing, a setting is not legal, or a window is larger than the padded dim.
     """
     taps, loop = _taps("conv", x, kernel, over)
-    slid = windows("conv", loop, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into)
+    slid = windows(
+        "conv", loop, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into
+    )
 
     def convolve(at: Loop, array, weights, **how):
         pads = []
         for i, w in enumerate(slid, start=1):
             array, pad = w.fetch(at, array, i)
             pads.append(pad)
-        return _convolve(array, weights, slid, window_strides=[w.stride for w in slid], padding=pads, **how)
+        return _convolve(
+            array, weights, slid, window_strides=[w.stride for w in slid], padding=pads, **how
+        )
 
     types = {"precision": precision, "preferred_element_type": preferred_element_type}
     return _run("conv", x, kernel, taps, [w.out for w in slid], out, convolve, types)
@@ -109,7 +113,15 @@ def conv_transpose(
       MeshDSLError: a dim is missing, a setting is not legal, or nothing is left.
     """
     taps, loop = _taps("conv_transpose", x, kernel, over)
-    slid = windows_onto("conv_transpose", loop, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into)
+    slid = windows_onto(
+        "conv_transpose",
+        loop,
+        {d: k.size for d, k in taps.items()},
+        stride,
+        dilation,
+        padding,
+        into,
+    )
 
     def convolve(at: Loop, array, weights, **how):
         onto = []
@@ -117,7 +129,9 @@ def conv_transpose(
             onto.append(w.fetch_outputs(at, array, i))
             array = onto[-1].outputs
         how |= {"padding": [o.padding for o in onto], "lhs_dilation": [w.stride for w in slid]}
-        array = _convolve(array, jnp.flip(weights, range(len(slid))), slid, window_strides=[1] * len(slid), **how)
+        array = _convolve(
+            array, jnp.flip(weights, range(len(slid))), slid, window_strides=[1] * len(slid), **how
+        )
         for i, o in enumerate(onto, start=1):
             array = o.finish(array, i)
         return array
@@ -128,7 +142,10 @@ def conv_transpose(
 
 def _taps(name: str, x: Tensor, kernel: Tensor, over: Over) -> tuple[dict[Dim, Dim], Dims]:
     """`over` with the dims that it means, and all dims of both operands."""
-    taps = {d: dim_algebra.find(f"{name}, kernel", kernel.dims, k) for d, k in by_dim(f"{name}, over", over, x.dims).items()}
+    taps = {
+        d: dim_algebra.find(f"{name}, kernel", kernel.dims, k)
+        for d, k in by_dim(f"{name}, over", over, x.dims).items()
+    }
     dim_algebra.distinct(taps.values(), f"{name}, kernel")
     loop = dim_algebra.union(name, [x.dims, kernel.dims])
     for d, k in taps.items():
@@ -137,11 +154,22 @@ def _taps(name: str, x: Tensor, kernel: Tensor, over: Over) -> tuple[dict[Dim, D
                 f"{name}: {d} of {dim_algebra.show(x.dims)} and {k} of {dim_algebra.show(kernel.dims)} are for one operand each"
             )
     if not taps:
-        raise MeshDSLError(f"{name}: no spatial dim in {dim_algebra.show(x.dims)} is said to meet the kernel; use `einsum`")
+        raise MeshDSLError(
+            f"{name}: no spatial dim in {dim_algebra.show(x.dims)} is said to meet the kernel; use `einsum`"
+        )
     return taps, loop
 
 
-def _run(name: str, x: Tensor, kernel: Tensor, taps: dict[Dim, Dim], become: Sequence[Dim], out, convolve, types) -> Tensor:
+def _run(
+    name: str,
+    x: Tensor,
+    kernel: Tensor,
+    taps: dict[Dim, Dim],
+    become: Sequence[Dim],
+    out,
+    convolve,
+    types,
+) -> Tensor:
     """`convolve(loop, array, weights, ...)` with [batch, *spatial, channels] and [*taps, channels in, channels out]."""
     spatial = dict(zip(taps, become, strict=True))
     loop = dim_algebra.union(name, [x.dims, kernel.dims])
@@ -154,14 +182,20 @@ def _run(name: str, x: Tensor, kernel: Tensor, taps: dict[Dim, Dim], become: Seq
     def local(at: Loop, array, weights):
         count = math.prod(at.size(d) for d in groups)
         array = _merged(array, x.dims, [batch, *[(d,) for d in spatial], groups + ins])
-        weights = _merged(weights, kernel.dims, [*[(k,) for k in taps.values()], ins, groups + outs])
+        weights = _merged(
+            weights, kernel.dims, [*[(k,) for k in taps.values()], ins, groups + outs]
+        )
         array = convolve(at, array, weights, feature_group_count=count, **types)
         made = (*batch, *become, *groups, *outs)
-        array = array.reshape([array.shape[1 + become.index(d)] if d in become else at.size(d) for d in made])
+        array = array.reshape(
+            [array.shape[1 + become.index(d)] if d in become else at.size(d) for d in made]
+        )
         return jnp.transpose(array, [made.index(d) for d in out])
 
     carried = {new: old for old, new in spatial.items() if new != old}
-    return run(name, local, (x, kernel), loop=loop, out=out, whole=tuple(taps.values()), carried=carried)
+    return run(
+        name, local, (x, kernel), loop=loop, out=out, whole=tuple(taps.values()), carried=carried
+    )
 
 
 def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim], out) -> Dims:
@@ -171,14 +205,22 @@ def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim
         at = next(i for i, d in enumerate(out) if d is ...)
         out = (*out[:at], *[d for d in rest if d not in out], *out[at + 1 :])
     out = dim_algebra.distinct(out, name)
-    legal = [spatial.get(d, d) for d in dim_algebra.union(name, [x.dims, kernel.dims]) if d not in taps.values()]
+    legal = [
+        spatial.get(d, d)
+        for d in dim_algebra.union(name, [x.dims, kernel.dims])
+        if d not in taps.values()
+    ]
     for d in out:
         if d not in legal:
             names = [e.name for e in legal]
             advice = nearest(d.name, names) if d.name not in names else ""
-            raise MeshDSLError(f"{name}: out has {d}; it may have {dim_algebra.show(legal)}{advice}")
+            raise MeshDSLError(
+                f"{name}: out has {d}; it may have {dim_algebra.show(legal)}{advice}"
+            )
     if lost := [d for d in spatial.values() if d not in out]:
-        raise MeshDSLError(f"{name}: out lacks {dim_algebra.show(lost)}; spatial dims are not contracted, use `sum` afterwards")
+        raise MeshDSLError(
+            f"{name}: out lacks {dim_algebra.show(lost)}; spatial dims are not contracted, use `sum` afterwards"
+        )
     return out
 
 
@@ -196,9 +238,15 @@ def _merged(array, dims: Dims, groups: Sequence[Dims]):
 def _convolve(array, weights, slid: Sequence[Window], **how):
     n = len(slid)
     numbers = lax.ConvDimensionNumbers(
-        lhs_spec=(0, n + 1, *range(1, n + 1)), rhs_spec=(n + 1, n, *range(n)), out_spec=(0, n + 1, *range(1, n + 1))
+        lhs_spec=(0, n + 1, *range(1, n + 1)),
+        rhs_spec=(n + 1, n, *range(n)),
+        out_spec=(0, n + 1, *range(1, n + 1)),
     )
     dtype = jnp.promote_types(array.dtype, weights.dtype)
     return lax.conv_general_dilated(
-        array.astype(dtype), weights.astype(dtype), rhs_dilation=[w.dilation for w in slid], dimension_numbers=numbers, **how
+        array.astype(dtype),
+        weights.astype(dtype),
+        rhs_dilation=[w.dilation for w in slid],
+        dimension_numbers=numbers,
+        **how,
     )

@@ -50,10 +50,15 @@ def _run(scan: Scan, along: Along, tree):
     if not loop.axes(dim):
         return own
     last = 0 if reverse else loop.size(dim) - 1
-    totals = jax.tree.map(lambda a: loop.gather(lax.index_in_dim(a, last, at, keepdims=False), dim, varies=True), running)
+    totals = jax.tree.map(
+        lambda a: loop.gather(lax.index_in_dim(a, last, at, keepdims=False), dim, varies=True),
+        running,
+    )
     before = _exclusive(scan, scan.running(totals, 0, reverse=reverse), 0, reverse)
     part = loop.offset(dim) // loop.size(dim)
-    prefix = jax.tree.map(lambda a: jnp.expand_dims(lax.dynamic_index_in_dim(a, part, 0, keepdims=False), at), before)
+    prefix = jax.tree.map(
+        lambda a: jnp.expand_dims(lax.dynamic_index_in_dim(a, part, 0, keepdims=False), at), before
+    )
     return scan.combine(own, prefix)
 
 
@@ -61,7 +66,9 @@ def _exclusive(scan: Scan, running, at: int, reverse: bool):
     """A scan without the element itself: the identity put in front, and the last result dropped."""
 
     def moved(a, identity):
-        widths = [((-1, 1, 0) if reverse else (1, -1, 0)) if i == at else (0, 0, 0) for i in range(a.ndim)]
+        widths = [
+            ((-1, 1, 0) if reverse else (1, -1, 0)) if i == at else (0, 0, 0) for i in range(a.ndim)
+        ]
         return lax.pad(a, jnp.asarray(identity, a.dtype), widths)
 
     return jax.tree.map(moved, running, scan.identity)
@@ -160,6 +167,8 @@ def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
     return _cumulative("cummin", x, dim, reverse, exclusive)
 
 
-def cumlogsumexp(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
+def cumlogsumexp(
+    x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False
+) -> Tensor:
     """`log(cumsum(exp(x)))` along `dim`, without overflow; `reverse` and `exclusive` as in `cumsum`."""
     return _cumulative("cumlogsumexp", x, dim, reverse, exclusive)

@@ -47,13 +47,18 @@ def custom_gradient(fn: Callable) -> Callable:
 
         @jax.custom_gradient
         def run(*arrays):
-            inside = [Tensor(a, x.dims, x.role, x.place) if is_tensor(x) else a for a, x in zip(arrays, given, strict=True)]
+            inside = [
+                Tensor(a, x.dims, x.role, x.place) if is_tensor(x) else a
+                for a, x in zip(arrays, given, strict=True)
+            ]
             result, backward = _split(fn(*jax.tree.unflatten(tree, inside)))
             out, out_tree = _settled(result, scope)
             traced[:] = [out_tree, [(t.dims, t.role, t.place) for t in out]]
 
             def pull(cotangents):
-                cts = [Tensor(a, t.dims, t.role, t.place) for a, t in zip(cotangents, out, strict=True)]
+                cts = [
+                    Tensor(a, t.dims, t.role, t.place) for a, t in zip(cotangents, out, strict=True)
+                ]
                 back = backward(jax.tree.unflatten(out_tree, cts))
                 return tuple(_returned(back if len(args) > 1 else (back,), args, inside, scope))
 
@@ -61,35 +66,45 @@ def custom_gradient(fn: Callable) -> Callable:
 
         arrays = run(*[x.array if is_tensor(x) else jnp.asarray(x) for x in given])
         out_tree, kinds = traced
-        return jax.tree.unflatten(out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)])
+        return jax.tree.unflatten(
+            out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)]
+        )
 
     return differentiable
 
 
 def _split(returned):
     if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
-        raise MeshDSLError(f"custom_gradient: the function returns (result, backward), not {type(returned).__name__}")
+        raise MeshDSLError(
+            f"custom_gradient: the function returns (result, backward), not {type(returned).__name__}"
+        )
     return returned
 
 
 def _settled(result, scope: Scope | None):
     leaves, tree = jax.tree.flatten(result, is_leaf=is_tensor)
     if others := sorted({type(x).__name__ for x in leaves if not is_tensor(x)}):
-        raise MeshDSLError(f"custom_gradient: the result is a pytree of Tensors, not of {', '.join(others)}")
+        raise MeshDSLError(
+            f"custom_gradient: the result is a pytree of Tensors, not of {', '.join(others)}"
+        )
     return [fixed(t, scope) for t in leaves], tree
 
 
 def _returned(back, args, inside, scope: Scope | None):
     """An array of cotangents, or None, for each leaf of the arguments."""
     if not isinstance(back, tuple) or len(back) != len(args):
-        raise MeshDSLError(f"custom_gradient: backward returns a tuple with a cotangent for each of {len(args)} arguments, or None")
+        raise MeshDSLError(
+            f"custom_gradient: backward returns a tuple with a cotangent for each of {len(args)} arguments, or None"
+        )
     at = 0
     for ct, arg in zip(back, args, strict=True):
         leaves, tree = jax.tree.flatten(arg, is_leaf=is_tensor)
         try:
             cts = [None] * len(leaves) if ct is None else tree.flatten_up_to(ct)
         except ValueError:
-            raise MeshDSLError("custom_gradient: a cotangent has another structure than its argument") from None
+            raise MeshDSLError(
+                "custom_gradient: a cotangent has another structure than its argument"
+            ) from None
         for leaf, x in zip(cts, inside[at : at + len(leaves)], strict=True):
             yield None if leaf is None else _cotangent(leaf, x, scope).array
         at += len(leaves)
@@ -98,5 +113,7 @@ def _returned(back, args, inside, scope: Scope | None):
 def _cotangent(ct, x, scope: Scope | None) -> Tensor:
     if not is_tensor(ct) or not is_tensor(x) or kind(ct) != kind(x):
         shape = shown(ct) if is_tensor(ct) else type(ct).__name__
-        raise MeshDSLError(f"custom_gradient: the cotangent of {shown(x)} comes back as {shape}; only Tensors that are alike, or None")
+        raise MeshDSLError(
+            f"custom_gradient: the cotangent of {shown(x)} comes back as {shape}; only Tensors that are alike, or None"
+        )
     return as_cotangent(ct, x, scope)

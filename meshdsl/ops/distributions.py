@@ -27,7 +27,7 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import Loop
 from meshdsl.lowering.law import run
-from meshdsl.ops import component, bitwise, threefry
+from meshdsl.ops import bitwise, component, threefry
 from meshdsl.tensor import Tensor
 
 _ROOT2 = 2**0.5
@@ -38,7 +38,9 @@ _TINY = float(np.finfo(np.float32).tiny)
 def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     """A tensor of `of(loop, key, dims)`, the part on each device."""
     dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
-    return run(f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like)
+    return run(
+        f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like
+    )
 
 
 def bits(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
@@ -62,7 +64,9 @@ def uniform(
 def _between(loop: Loop, key, dims: Dims, dtype, low, high) -> jax.Array:
     """Uniform in [low, high)."""
     low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
-    return jnp.maximum(low, bitwise.apart(threefry.unit(loop, key, dims, dtype) * (high - low)) + low)
+    return jnp.maximum(
+        low, bitwise.apart(threefry.unit(loop, key, dims, dtype) * (high - low)) + low
+    )
 
 
 def _of_uniform(u, dtype) -> jax.Array:
@@ -74,7 +78,13 @@ def normal(
     key, dims: Dim | Iterable[Dim], dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
 ) -> Tensor:
     """Standard normal: `jax.random.normal` but for rounding. In other dtypes than float32 it is rounded from that."""
-    return _draw("normal", key, dims, like, lambda *part: _of_uniform(_between(*part, jnp.float32, _ABOVE, 1), dtype))
+    return _draw(
+        "normal",
+        key,
+        dims,
+        like,
+        lambda *part: _of_uniform(_between(*part, jnp.float32, _ABOVE, 1), dtype),
+    )
 
 
 def truncated_normal(
@@ -92,21 +102,36 @@ def truncated_normal(
       MeshDSLError: `lower` is not below `upper`.
     """
     if not lower < upper:
-        raise MeshDSLError(f"truncated_normal: lower is below upper, but {quote(lower)} is not below {quote(upper)}")
+        raise MeshDSLError(
+            f"truncated_normal: lower is below upper, but {quote(lower)} is not below {quote(upper)}"
+        )
     ends = [min(max(math.erf(end * 0.5**0.5), _ABOVE), -_ABOVE) for end in (lower, upper)]
-    inside = np.nextafter(np.float32(lower), np.float32(np.inf)), np.nextafter(np.float32(upper), -np.float32(np.inf))
-    part = lambda *part: jnp.clip(_of_uniform(_between(*part, jnp.float32, *ends), jnp.float32), *inside).astype(dtype)  # noqa: E731
+    inside = (
+        np.nextafter(np.float32(lower), np.float32(np.inf)),
+        np.nextafter(np.float32(upper), -np.float32(np.inf)),
+    )
+    part = lambda *part: jnp.clip(
+        _of_uniform(_between(*part, jnp.float32, *ends), jnp.float32), *inside
+    ).astype(dtype)  # noqa: E731
     return _draw("truncated_normal", key, dims, like, part)
 
 
 def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Exponential with mean 1: `jax.random.exponential` but for rounding."""
-    return _draw("exponential", key, dims, like, lambda *part: -bitwise.log(1 - threefry.unit(*part, jnp.float32)))
+    return _draw(
+        "exponential",
+        key,
+        dims,
+        like,
+        lambda *part: -bitwise.log(1 - threefry.unit(*part, jnp.float32)),
+    )
 
 
 def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Standard Gumbel, whose largest of `logits + gumbel` is a sample of `softmax(logits)`: `jax.random.gumbel` but for rounding."""
-    part = lambda *part: -bitwise.log(-bitwise.log(jnp.maximum(_TINY, threefry.unit(*part, jnp.float32))))  # noqa: E731
+    part = lambda *part: (
+        -bitwise.log(-bitwise.log(jnp.maximum(_TINY, threefry.unit(*part, jnp.float32))))
+    )  # noqa: E731
     return _draw("gumbel", key, dims, like, part)
 
 
@@ -130,12 +155,17 @@ def randint(
       MeshDSLError: `low` is not below `high`, or either is no int32.
     """
     if not all(isinstance(n, int) for n in (low, high)) or not -(2**31) <= low < high <= 2**31 - 1:
-        raise MeshDSLError(f"randint: from a whole number to a larger one, both int32, not from {quote(low)} to {quote(high)}")
+        raise MeshDSLError(
+            f"randint: from a whole number to a larger one, both int32, not from {quote(low)} to {quote(high)}"
+        )
     span = high - low
 
     def part(loop, key, dims):
         coarse, fine = (threefry.bits(loop, half, dims) for half in threefry.split(key))
-        offset = (coarse % jnp.uint32(span) * jnp.uint32((2**16 % span) ** 2 % 2**32 % span) + fine % jnp.uint32(span)) % jnp.uint32(span)
+        offset = (
+            coarse % jnp.uint32(span) * jnp.uint32((2**16 % span) ** 2 % 2**32 % span)
+            + fine % jnp.uint32(span)
+        ) % jnp.uint32(span)
         return jnp.int32(low) + offset.astype(jnp.int32)
 
     return _draw("randint", key, dims, like, part)

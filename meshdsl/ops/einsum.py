@@ -43,7 +43,9 @@ def einsum(
         is in both or, where `contract` is given, in neither, or `...` could be meant in two ways.
     """
     if not tensors or not all(isinstance(t, Tensor) for t in tensors):
-        raise MeshDSLError(f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]")
+        raise MeshDSLError(
+            f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]"
+        )
     loop = dim_algebra.union("einsum", [t.dims for t in tensors])
     out = _out_dims(tensors, out, contract, loop)
     number = {d: i for i, d in enumerate(loop)}
@@ -51,7 +53,12 @@ def einsum(
 
     def local(_, *arrays):
         operands = [item for pair in zip(arrays, terms, strict=True) for item in pair]
-        return jnp.einsum(*operands, [number[d] for d in out], precision=precision, preferred_element_type=preferred_element_type)
+        return jnp.einsum(
+            *operands,
+            [number[d] for d in out],
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+        )
 
     made = preferred_element_type or tensors[0].dtype
     linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, made)
@@ -107,9 +114,7 @@ def _check_rest(tensors, named: list[Dim], loop: Dims) -> None:
 
 def _check_contract(tensors, out: Dims, contract: Dims, loop: Dims) -> None:
     if both := [d for d in contract if d in out]:
-        raise MeshDSLError(
-            f"einsum: {dim_algebra.show(both)} cannot be in `out` and in `contract`"
-        )
+        raise MeshDSLError(f"einsum: {dim_algebra.show(both)} cannot be in `out` and in `contract`")
     if neither := dim_algebra.without(loop, (*out, *contract)):
         raise MeshDSLError(
             f"einsum: {dim_algebra.show(neither)} of {_shown(tensors)} is neither in `out` nor in "

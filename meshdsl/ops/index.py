@@ -25,16 +25,22 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     """
     dim = dim_algebra.find("take", x.dims, dim)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(f"take: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers")
+        raise MeshDSLError(
+            f"take: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
+        )
     if dim in ids.dims:
-        raise MeshDSLError(f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it")
+        raise MeshDSLError(
+            f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it"
+        )
     loop = dim_algebra.union("take", [x.dims, ids.dims])
     shared = tuple(d for d in x.dims if d in ids.dims)
     picked = dim_algebra.without(ids.dims, shared)
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
 
     def local(at: Loop, table, indices):
-        indices = indices.astype(jnp.int32) - at.offset(dim)  # a uint8 cannot be compared with a size of 256
+        indices = indices.astype(jnp.int32) - at.offset(
+            dim
+        )  # a uint8 cannot be compared with a size of 256
         inside = (indices >= 0) & (indices < at.size(dim))
         if not dim.size:  # something to index, and then to pass over
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
@@ -48,7 +54,13 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
         first, rest = shared[0], shared[1:]
         i, j = dims.index(first), id_dims.index(first)
         inner = lambda t, k, m: _take_shared(  # noqa: E731
-            t, dim_algebra.without(dims, (first,)), k, m, dim_algebra.without(id_dims, (first,)), rest, dim
+            t,
+            dim_algebra.without(dims, (first,)),
+            k,
+            m,
+            dim_algebra.without(id_dims, (first,)),
+            rest,
+            dim,
         )
         return jax.vmap(inner, in_axes=(i, j, j))(table, indices, inside)
     at = dims.index(dim)
@@ -62,7 +74,9 @@ def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     if dim.name in [d.name for d in ids.dims]:
         raise MeshDSLError(f"one_hot: {dim_algebra.show(ids.dims)} has a dim `{dim.name}` already")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(f"one_hot: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers")
+        raise MeshDSLError(
+            f"one_hot: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
+        )
     out = (*ids.dims, dim)
     local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)  # noqa: E731
     return run("one_hot", local, (ids,), loop=out, out=out)

@@ -14,7 +14,17 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.ops.bodies import agreed, arrays_in, each, leaves_of, matching, scope_of, scope_within, shown, value
+from meshdsl.ops.bodies import (
+    agreed,
+    arrays_in,
+    each,
+    leaves_of,
+    matching,
+    scope_of,
+    scope_within,
+    shown,
+    value,
+)
 from meshdsl.ops.over import over
 from meshdsl.ops.scan import restacked, scan_as, stacked
 from meshdsl.record.recorder import Move
@@ -38,14 +48,18 @@ def while_loop(cond: Callable, body: Callable, init):
       MeshDSLError: the condition is no Tensor of bool without dims, a carry changes its dims or dtype, or a gradient
         is asked for.
     """
-    scope = scope_of("while_loop", init) or scope_within("while_loop", lambda: (cond(init), body(init)))
+    scope = scope_of("while_loop", init) or scope_within(
+        "while_loop", lambda: (cond(init), body(init))
+    )
     init = each(lambda t: value(t, scope), arrays_in("while_loop", "carry", init))
 
     def goes_on(carry):
         found = cond(uncarried(carry))
         if not is_tensor(found) or found.dims or found.dtype != bool:
             got = shown(found) if is_tensor(found) else quote(found)
-            raise MeshDSLError(f"while_loop: the condition is a Tensor of bool without dims, not {got}; use md.any or md.all")
+            raise MeshDSLError(
+                f"while_loop: the condition is a Tensor of bool without dims, not {got}; use md.any or md.all"
+            )
         return agreed(found).array
 
     def step(carry):
@@ -91,11 +105,17 @@ def _no_gradient(array):
     """`array`, through which a derivative can go forwards and not back."""
     if not hasattr(array, "dtype"):  # a number that JAX gives back as such
         array = jnp.asarray(array)
-    return linear_call(lambda _, x: x, _refuse, (), array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
+    return (
+        linear_call(lambda _, x: x, _refuse, (), array)
+        if jnp.issubdtype(array.dtype, jnp.inexact)
+        else array
+    )
 
 
 def _refuse(_, cotangent):
-    raise MeshDSLError("while_loop: has no gradient, as nobody knows how many turns to remember; use md.scan, md.jvp or md.stop_gradient")
+    raise MeshDSLError(
+        "while_loop: has no gradient, as nobody knows how many turns to remember; use md.scan, md.jvp or md.stop_gradient"
+    )
 
 
 def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
@@ -114,7 +134,9 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
       MeshDSLError: a leaf of `xs` is no Tensor, or lacks `dim`; or a batch is no whole number of at least 1.
     """
     if others := sorted({type(x).__name__ for x in leaves_of(xs) if not is_tensor(x)}):
-        raise MeshDSLError(f"map_over: maps over Tensors that have {dim}, not {', '.join(others)}; close over what is shared")
+        raise MeshDSLError(
+            f"map_over: maps over Tensors that have {dim}, not {', '.join(others)}; close over what is shared"
+        )
     if batch is None:
         return scan_as("map_over", lambda _, x: ((), fn(*x)), (), xs, dim)[1]
     whole_number("map_over: a batch", batch, 1)
@@ -122,7 +144,11 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
     op = scope.recorder.begin("map_over", (dim,), ((),)) if scope else None
     xs = each(lambda x: stacked(x, dim, op, "map_over"), xs)
     turns, left = divmod(dim.size, batch)
-    turn, part, rest = Dim(f"{dim.name}_turn", turns), Dim(f"{dim.name}_part", batch), Dim(f"{dim.name}_part", left)
+    turn, part, rest = (
+        Dim(f"{dim.name}_turn", turns),
+        Dim(f"{dim.name}_part", batch),
+        Dim(f"{dim.name}_part", left),
+    )
     made = []
     if turns:
         cut = each(lambda x: _cut(x, 0, (turn, part)), xs)
@@ -135,7 +161,9 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
 def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
     """Elements from `start` on of the dim that `x` has in front, whole, as a tensor that has the dims `into` there."""
     sizes = [d.size for d in into]
-    array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(*sizes, *x.array.shape[1:])
+    array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(
+        *sizes, *x.array.shape[1:]
+    )
     place = x.place and x.place._replace(axes=(*((),) * len(into), *x.place.axes[1:]))
     return Tensor(array, (*into, *x.dims[1:]), x.role, place)
 

@@ -51,15 +51,23 @@ def over(dim: Dim, fn: Callable) -> Callable:
         scope = scope_of("over", args)
         axes = _axes(dim, [x.dims for x, h in zip(leaves, has, strict=True) if h], scope)
         op = scope.recorder.begin("over", (dim,), (axes,)) if scope else None
-        entered = [_entered(x, dim, axes, scope, op) if h else x for x, h in zip(leaves, has, strict=True)]
+        entered = [
+            _entered(x, dim, axes, scope, op) if h else x for x, h in zip(leaves, has, strict=True)
+        ]
         results: list = []
 
         def element(*arrays):
             arrays = iter(arrays)
-            inside = [_element(x, next(arrays)) if h else x for x, h in zip(entered, has, strict=True)]
-            made, out_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor)
+            inside = [
+                _element(x, next(arrays)) if h else x for x, h in zip(entered, has, strict=True)
+            ]
+            made, out_tree = jax.tree.flatten(
+                fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor
+            )
             if others := sorted({type(x).__name__ for x in made if not is_tensor(x)}):
-                raise MeshDSLError(f"over: the function returns Tensors, not {', '.join(others)}; give it dims with md.tensor")
+                raise MeshDSLError(
+                    f"over: the function returns Tensors, not {', '.join(others)}; give it dims with md.tensor"
+                )
             made = [fixed(t, t.place.scope if t.place else scope) for t in made]
             results[:] = [out_tree, [(t.dims, t.role, t.place) for t in made]]
             return [t.array for t in made]
@@ -68,7 +76,9 @@ def over(dim: Dim, fn: Callable) -> Callable:
             given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
             arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
         out_tree, kinds = results
-        return jax.tree.unflatten(out_tree, [_left(a, *kind, dim, axes) for a, kind in zip(arrays, kinds, strict=True)])
+        return jax.tree.unflatten(
+            out_tree, [_left(a, *kind, dim, axes) for a, kind in zip(arrays, kinds, strict=True)]
+        )
 
     return mapped
 
@@ -92,11 +102,20 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         return x
     if x.place is not None:
         own = {a for split in x.place.axes for a in split}.union(axes)
-        scope.note_use(x.place.origin, set(scope.sizes) - own)  # being cut over an axis is no use that varies over it
+        scope.note_use(
+            x.place.origin, set(scope.sizes) - own
+        )  # being cut over an axis is no use that varies over it
     x = resharding.settle(x)
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
-        x = resharding.bring(x, split, scope.layout.spent, scope, op, lambda _: f"one element of `{dim.name}` is split so")
+        x = resharding.bring(
+            x,
+            split,
+            scope.layout.spent,
+            scope,
+            op,
+            lambda _: f"one element of `{dim.name}` is split so",
+        )
     return Tensor(_filled(x.array, Loop({dim: axes}, scope, op), dim), x.dims, x.role, x.place)
 
 
@@ -106,7 +125,9 @@ def _filled(array, loop: Loop, dim: Dim):
     """
     if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return array
-    first = jnp.where(loop.offset(dim) == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype))
+    first = jnp.where(
+        loop.offset(dim) == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype)
+    )
     summed = loop.psum(first.astype(jnp.int32) if array.dtype == bool else first, dim, varies=True)
     inside = loop.inside((dim,)).reshape(-1, *(1,) * (array.ndim - 1))
     return jnp.where(inside, array, summed.astype(array.dtype))
@@ -121,4 +142,6 @@ def _left(array, dims: Dims, role, place: Place | None, dim: Dim, axes) -> Tenso
     dims = dim_algebra.distinct((dim, *dims), "over")
     if place is None:
         return Tensor(array, dims, role)
-    return resharding.settle(varied(Tensor(array, dims, role, place._replace(axes=(axes, *place.axes))), axes))
+    return resharding.settle(
+        varied(Tensor(array, dims, role, place._replace(axes=(axes, *place.axes))), axes)
+    )

@@ -18,7 +18,9 @@ from meshdsl.mesh import axis_names
 from meshdsl.tensor import Tensor
 
 
-def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pending: str | Iterable[str] = ()) -> Tensor:
+def reshard(
+    x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pending: str | Iterable[str] = ()
+) -> Tensor:
     """`x` split over exactly these mesh axes, and waiting for sums over exactly the axes `pending`.
 
     Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another dim, or nothing, or a sum over
@@ -38,7 +40,9 @@ def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pendin
     named = [a for group in (*axes.values(), waits) for a in group]
     for axis in named:
         if named.count(axis) > 1:
-            raise MeshDSLError(f"reshard: axis `{axis}` is named twice; it can split one dim, or be pending")
+            raise MeshDSLError(
+                f"reshard: axis `{axis}` is named twice; it can split one dim, or be pending"
+            )
     if waits and not jnp.issubdtype(x.dtype, jnp.number):
         raise MeshDSLError(
             f"reshard: {dim_algebra.show(x.dims)} is {x.dtype}, which cannot be added up over"
@@ -61,7 +65,9 @@ def reshard(x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pendin
     for dim, over in axes.items():
         if dim.size % scope.parts(over) and dim.name not in scope.layout.padded:
             shown = " x ".join(f"`{a}`={scope.sizes[a]}" for a in over)
-            raise MeshDSLError(f'reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, or a layout with uneven = "pad"')
+            raise MeshDSLError(
+                f'reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, or a layout with uneven = "pad"'
+            )
     return place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
 
 

@@ -67,7 +67,9 @@ def mean_pool(
 
     def local(at: Loop, array, slid: dict[int, Window], how):
         dtype = array.dtype
-        total = lax.reduce_window(array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add, **how)
+        total = lax.reduce_window(
+            array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add, **how
+        )
         for i, w in slid.items():
             shape = [1] * array.ndim
             shape[i] = -1
@@ -95,8 +97,12 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
     slid = {x.dims.index(w.dim): w for w in windows(name, x.dims, sizes, stride, 1, padding, into)}
     for w in slid.values():
         if not w.real_taps().all():
-            raise MeshDSLError(f"{name}: with {w.low} and {w.high} around {w.dim}, a window of {w.taps} has only padding")
-    out = dim_algebra.distinct([slid[i].out if i in slid else d for i, d in enumerate(x.dims)], name)
+            raise MeshDSLError(
+                f"{name}: with {w.low} and {w.high} around {w.dim}, a window of {w.taps} has only padding"
+            )
+    out = dim_algebra.distinct(
+        [slid[i].out if i in slid else d for i, d in enumerate(x.dims)], name
+    )
 
     def pool(at: Loop, array):
         pads = [(0, 0)] * array.ndim

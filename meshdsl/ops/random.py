@@ -1,7 +1,17 @@
 """`md.random`: everything that is drawn with a key."""
 
 from meshdsl.checked import hold
-from meshdsl.ops.distributions import bernoulli, bits, dropout, exponential, gumbel, normal, randint, truncated_normal, uniform
+from meshdsl.ops.distributions import (
+    bernoulli,
+    bits,
+    dropout,
+    exponential,
+    gumbel,
+    normal,
+    randint,
+    truncated_normal,
+    uniform,
+)
 from meshdsl.ops.sampling import categorical, permutation, permute
 
 __all__ = [

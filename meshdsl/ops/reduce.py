@@ -19,7 +19,16 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import Loop
 from meshdsl.lowering.law import run
 from meshdsl.ops import component
-from meshdsl.ops.comparison import bounds, check_real, check_some, from_key, is_complex, parts, share_ties, to_key
+from meshdsl.ops.comparison import (
+    bounds,
+    check_real,
+    check_some,
+    from_key,
+    is_complex,
+    parts,
+    share_ties,
+    to_key,
+)
 from meshdsl.tensor import Tensor
 
 Which = Dim | str | tuple[Dim | str, ...] | None
@@ -42,11 +51,15 @@ def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
 
 def mean(x: Tensor, dims: Which = None) -> Tensor:
     """The mean over `dims` (default: all of them)."""
-    count = float(dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims)))  # may be beyond int32
+    count = float(
+        dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims))
+    )  # may be beyond int32
 
     def local(_, a, at, __):
         total = jnp.sum(a, at, dtype=jnp.promote_types(a.dtype, jnp.float32))
-        return (total / count).astype(_float(a.dtype))  # in this order: the total may be too large for float16
+        return (total / count).astype(
+            _float(a.dtype)
+        )  # in this order: the total may be too large for float16
 
     return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
 
@@ -167,7 +180,9 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
             return index
         value = jnp.take_along_axis(a, jnp.expand_dims(index, at[0]), at[0]).squeeze(at[0])
         key = to_key(value, sign)
-        first = jnp.where(key == loop.pmax(key, dims), index + loop.offset(dims[0]), jnp.iinfo(jnp.int32).max)
+        first = jnp.where(
+            key == loop.pmax(key, dims), index + loop.offset(dims[0]), jnp.iinfo(jnp.int32).max
+        )
         return loop.pmin(first, dims)
 
     check_some(name, x, dim_algebra.find_all(name, x.dims, _one(name, x, dim)))
@@ -177,7 +192,9 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
 
 def _one(name, x, dim):
     if not isinstance(dim, (Dim, str)):
-        raise MeshDSLError(f"{name}: works along one dim, not {quote(dim)}; the dims are {dim_algebra.show(x.dims)}")
+        raise MeshDSLError(
+            f"{name}: works along one dim, not {quote(dim)}; the dims are {dim_algebra.show(x.dims)}"
+        )
     return dim
 
 
@@ -215,7 +232,9 @@ def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
         _, total, top = _shifted_exp(loop, a, at, dims, varies=False)
         return jnp.squeeze(jnp.log(total) + top, at)
 
-    return _reduce("logsumexp", component.cast(x, _float(x.dtype)), dims, local, sums=False, fill=-jnp.inf)
+    return _reduce(
+        "logsumexp", component.cast(x, _float(x.dtype)), dims, local, sums=False, fill=-jnp.inf
+    )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -241,7 +260,9 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))
-    return run(name, lambda loop, a: fn(loop, at, dims, a), (x,), loop=x.dims, out=x.dims, fill=-jnp.inf)
+    return run(
+        name, lambda loop, a: fn(loop, at, dims, a), (x,), loop=x.dims, out=x.dims, fill=-jnp.inf
+    )
 
 
 def softmax(x: Tensor, dims: Which) -> Tensor:

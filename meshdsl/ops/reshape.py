@@ -16,9 +16,9 @@ from einops.parsing import ParsedExpression
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.splits import regrouping
 from meshdsl.lowering.device_loop import Loop
 from meshdsl.lowering.law import run
+from meshdsl.splits import regrouping
 from meshdsl.splits.regrouping import Group
 from meshdsl.tensor import Tensor
 
@@ -34,7 +34,9 @@ def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) ->
         dim = dim_algebra.find("rename", x.dims, key)
         value = Dim(value, dim.size) if isinstance(value, str) else value
         if not isinstance(value, Dim) or value.size != dim.size:
-            raise MeshDSLError(f"rename: {dim} can be called by a name or a Dim of its size, not {value if isinstance(value, Dim) else quote(value)}")
+            raise MeshDSLError(
+                f"rename: {dim} can be called by a name or a Dim of its size, not {value if isinstance(value, Dim) else quote(value)}"
+            )
         renamed[dim] = value
     out = dim_algebra.distinct([renamed.get(d, d) for d in x.dims], "rename")
     return _regroup("rename", x, [Group((dim,), (value,)) for dim, value in renamed.items()], out)
@@ -45,11 +47,15 @@ def transpose(x: Tensor, dims) -> Tensor:
     out = dim_algebra.find_all("transpose", x.dims, dims)
     if len(out) != len(x.dims):
         absent = dim_algebra.show(dim_algebra.without(x.dims, out))
-        raise MeshDSLError(f"transpose: {dim_algebra.show(out)} lacks {absent} of {dim_algebra.show(x.dims)}")
+        raise MeshDSLError(
+            f"transpose: {dim_algebra.show(out)} lacks {absent} of {dim_algebra.show(x.dims)}"
+        )
     if out == x.dims:
         return x
     order = tuple(x.dims.index(d) for d in out)
-    return run("transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True)
+    return run(
+        "transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True
+    )
 
 
 def broadcast(x: Tensor, dims) -> Tensor:
@@ -58,7 +64,9 @@ def broadcast(x: Tensor, dims) -> Tensor:
     dim_algebra.union("broadcast", [x.dims, out])
     absent = dim_algebra.without(x.dims, out)
     if absent:
-        raise MeshDSLError(f"broadcast: {dim_algebra.show(out)} lacks {dim_algebra.show(absent)} of {dim_algebra.show(x.dims)}")
+        raise MeshDSLError(
+            f"broadcast: {dim_algebra.show(out)} lacks {dim_algebra.show(absent)} of {dim_algebra.show(x.dims)}"
+        )
     kept = tuple(d for d in out if d in x.dims)
     new = [i for i, d in enumerate(out) if d not in x.dims]
     order = tuple(x.dims.index(d) for d in kept)
@@ -106,7 +114,11 @@ def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
         a, b = i, j
         i, j = min(i + 1, len(old)), min(j + 1, len(new))
         while dim_algebra.size(old[a:i]) != dim_algebra.size(new[b:j]):
-            if dim_algebra.size(old[a:i]) < dim_algebra.size(new[b:j]) and i < len(old) or j == len(new):
+            if (
+                dim_algebra.size(old[a:i]) < dim_algebra.size(new[b:j])
+                and i < len(old)
+                or j == len(new)
+            ):
                 i += 1
             else:
                 j += 1
@@ -133,11 +145,19 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
             for at, group in enumerate(groups):
                 if have[at] != want[at]:
                     dim = next(d for d in group.old if loop.axes(d))
-                    a = loop.exchange(a, at, dim, regrouping.runs(group, have[at], want[at], loop.parts(dim)), want[at])
+                    a = loop.exchange(
+                        a,
+                        at,
+                        dim,
+                        regrouping.runs(group, have[at], want[at], loop.parts(dim)),
+                        want[at],
+                    )
         return jnp.transpose(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
 
     route = lambda now, then, scope: regrouping.best_splits(now, then, x.dims, out, groups, scope)  # noqa: E731
-    return run(name, local, (x,), loop=x.dims, out=out, route=route, linear=True, sums=False, fill=None)
+    return run(
+        name, local, (x,), loop=x.dims, out=out, route=route, linear=True, sums=False, fill=None
+    )
 
 
 def _sides(pattern: str) -> list[list[str | list[str]]]:
@@ -146,15 +166,21 @@ def _sides(pattern: str) -> list[list[str | list[str]]]:
         left, right = (ParsedExpression(side) for side in pattern.split("->"))
     except (EinopsError, ValueError) as e:
         why = f": {e}" if isinstance(e, EinopsError) else ""
-        raise MeshDSLError(f'reshape: {pattern!r} is not of the form "a (b c) -> (a b) c"{why}') from None
+        raise MeshDSLError(
+            f'reshape: {pattern!r} is not of the form "a (b c) -> (a b) c"{why}'
+        ) from None
     if left.has_ellipsis or right.has_ellipsis:
         raise MeshDSLError(f"reshape: {pattern!r} names every dim; `...` stands for none")
-    return [[item[0] if len(item) == 1 else item for item in side.composition] for side in (left, right)]
+    return [
+        [item[0] if len(item) == 1 else item for item in side.composition] for side in (left, right)
+    ]
 
 
 def _by_pattern(x: Tensor, pattern: str, sizes) -> Tensor:
     left, right = _sides(pattern)
-    sizes = {name: value if isinstance(value, Dim) else Dim(name, value) for name, value in sizes.items()}
+    sizes = {
+        name: value if isinstance(value, Dim) else Dim(name, value) for name, value in sizes.items()
+    }
     _check_names(left, right, sizes, pattern)
     x, used = _name_left(x, left, sizes, pattern)
     flat = {d.name: d for dims in used for d in dims}
@@ -166,26 +192,37 @@ def _by_pattern(x: Tensor, pattern: str, sizes) -> Tensor:
         old, name = tuple(flat[n] for n in item), "_".join(item)
         merged = sizes.get(name) or Dim(name, dim_algebra.size(old))
         if merged.size != dim_algebra.size(old):
-            raise MeshDSLError(f"reshape: {dim_algebra.show(old)} cannot be merged into {merged}, in {pattern!r}")
+            raise MeshDSLError(
+                f"reshape: {dim_algebra.show(old)} cannot be merged into {merged}, in {pattern!r}"
+            )
         groups.append(Group(old, (merged,)))
         out.append(merged)
     return _regroup("reshape", x, groups, tuple(out))
 
 
 def _check_names(left, right, sizes, pattern) -> None:
-    names, again = ([n for item in side for n in ([item] if isinstance(item, str) else item)] for side in (left, right))
+    names, again = (
+        [n for item in side for n in ([item] if isinstance(item, str) else item)]
+        for side in (left, right)
+    )
     if set(names) != set(again):
-        raise MeshDSLError(f"reshape: the two sides of {pattern!r} name different dims: {sorted(names)} and {sorted(again)}")
+        raise MeshDSLError(
+            f"reshape: the two sides of {pattern!r} name different dims: {sorted(names)} and {sorted(again)}"
+        )
     known = {*names, *("_".join(item) for item in right if not isinstance(item, str))}
     for name in sizes:
         if name not in known:
-            raise MeshDSLError(f"reshape: {pattern!r} has no `{name}` to give a size to{nearest(name, known)}")
+            raise MeshDSLError(
+                f"reshape: {pattern!r} has no `{name}` to give a size to{nearest(name, known)}"
+            )
 
 
 def _name_left(x: Tensor, left, sizes, pattern) -> tuple[Tensor, list[Dims]]:
     """Split the bracketed groups of the left side; the n-th group stands for the n-th dim of `x` not called by its name."""
     if len(left) != len(x.dims):
-        raise MeshDSLError(f"reshape: {pattern!r} has {len(left)} items on the left for {dim_algebra.show(x.dims)}")
+        raise MeshDSLError(
+            f"reshape: {pattern!r} has {len(left)} items on the left for {dim_algebra.show(x.dims)}"
+        )
     named = {item for item in left if isinstance(item, str)}
     rest = iter([d for d in x.dims if d.name not in named])
     known = dict(sizes)
@@ -197,13 +234,17 @@ def _name_left(x: Tensor, left, sizes, pattern) -> tuple[Tensor, list[Dims]]:
         old = next(rest)
         missing = [n for n in item if n not in known]
         if len(missing) > 1:
-            raise MeshDSLError(f"reshape: {pattern!r} leaves the sizes of {', '.join(missing)} open; give all but one")
+            raise MeshDSLError(
+                f"reshape: {pattern!r} leaves the sizes of {', '.join(missing)} open; give all but one"
+            )
         if missing:
             given = math.prod(known[n].size for n in item if n not in missing)
             known[missing[0]] = Dim(missing[0], old.size // given if given else 0)
         new = tuple(known[n] for n in item)
         if dim_algebra.size(new) != old.size:
-            raise MeshDSLError(f"reshape: {old} cannot be split into {dim_algebra.show(new)}, in {pattern!r}")
+            raise MeshDSLError(
+                f"reshape: {old} cannot be split into {dim_algebra.show(new)}, in {pattern!r}"
+            )
         groups.append(Group((old,), new))
         used.append(new)
     return _regroup("reshape", x, groups, tuple(d for dims in used for d in dims)), used

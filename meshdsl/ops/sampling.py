@@ -13,18 +13,24 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import Loop
 from meshdsl.lowering.law import run
-from meshdsl.ops import component, bitwise, threefry
-from meshdsl.ops.distributions import gumbel
+from meshdsl.ops import bitwise, component, threefry
 from meshdsl.ops.comparison import check_real, check_some
-from meshdsl.ops.sorting import nth_largest
+from meshdsl.ops.distributions import gumbel
 from meshdsl.ops.reduce import argmax
+from meshdsl.ops.sorting import nth_largest
 from meshdsl.tensor import Tensor
 
 _DIGIT = 4  # bits of a threshold that one round finds
 
 
 def categorical(
-    key, logits: Tensor, dim: Dim | str, *, temperature: float | Tensor = 1.0, top_k: int | None = None, top_p: float | None = None
+    key,
+    logits: Tensor,
+    dim: Dim | str,
+    *,
+    temperature: float | Tensor = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> Tensor:
     """An index (int32) along `dim` for each of the other dims, drawn with probability `softmax(logits / temperature)`.
 
@@ -46,14 +52,18 @@ def categorical(
     if not isinstance(temperature, Tensor) and not temperature >= 0:
         raise MeshDSLError(f"categorical: the temperature is at least 0, not {quote(temperature)}")
     if top_k is not None and not 1 <= top_k <= dim.size:
-        raise MeshDSLError(f"categorical: top_k is between 1 and the size of {dim}, not {quote(top_k)}")
+        raise MeshDSLError(
+            f"categorical: top_k is between 1 and the size of {dim}, not {quote(top_k)}"
+        )
     if top_p is not None and not 0 < top_p <= 1:
         raise MeshDSLError(f"categorical: top_p is above 0 and at most 1, not {quote(top_p)}")
     if not isinstance(temperature, Tensor) and temperature == 0:
         return argmax(logits, dim)
     logits = _colder(component.cast(logits, jnp.float32), temperature)
     if top_k is not None and top_k < dim.size:
-        logits = component.FUNCTIONS["where"](logits >= nth_largest(logits, dim, top_k), logits, -jnp.inf)
+        logits = component.FUNCTIONS["where"](
+            logits >= nth_largest(logits, dim, top_k), logits, -jnp.inf
+        )
     if top_p is not None and top_p < 1:
         logits = _nucleus(logits, dim, top_p)
     return argmax(logits + gumbel(key, logits.dims, like=logits), dim)
@@ -62,8 +72,17 @@ def categorical(
 def _colder(logits: Tensor, temperature: float | Tensor) -> Tensor:
     """`logits / temperature`, rounded before anything is added."""
     if isinstance(temperature, Tensor):
-        return component.map(lambda a, t: bitwise.apart(a / t), logits, component.cast(temperature, jnp.float32), name="divide")
-    return component.map(lambda a: bitwise.apart(a * (1 / temperature)), logits, name="multiply") if temperature != 1 else logits
+        return component.map(
+            lambda a, t: bitwise.apart(a / t),
+            logits,
+            component.cast(temperature, jnp.float32),
+            name="divide",
+        )
+    return (
+        component.map(lambda a: bitwise.apart(a * (1 / temperature)), logits, name="multiply")
+        if temperature != 1
+        else logits
+    )
 
 
 def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
@@ -73,19 +92,27 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
     candidates; these are sums of whole numbers, so that the result does not depend on how they are split.
     """
     at = logits.dims.index(dim)
-    word = min(15, 31 - max(dim.size - 1, 1).bit_length())  # bits of each half of a probability, so that no sum overflows
+    word = min(
+        15, 31 - max(dim.size - 1, 1).bit_length()
+    )  # bits of each half of a probability, so that no sum overflows
 
     def local(loop: Loop, a):
         a = jnp.moveaxis(a, at, -1)
         top = loop.pmax(jnp.max(a, -1), dim)
-        likelihood = bitwise.exp(a - jnp.where(jnp.isfinite(top), top, 0)[..., None])  # 1 for the likeliest
+        likelihood = bitwise.exp(
+            a - jnp.where(jnp.isfinite(top), top, 0)[..., None]
+        )  # 1 for the likeliest
         parts = jnp.round(likelihood * 2.0 ** (2 * word)).astype(jnp.uint32)
         halves = jnp.stack([parts >> word, parts & (2**word - 1)])
-        ordered = lax.bitcast_convert_type(likelihood, jnp.uint32)  # of numbers that are not negative, the bits order as they do
+        ordered = lax.bitcast_convert_type(
+            likelihood, jnp.uint32
+        )  # of numbers that are not negative, the bits order as they do
 
         def above(bounds):
             """The sum of all `likelihood`s of at least each of the bounds."""
-            counted = jnp.where(ordered[..., None, :] >= bounds[..., None], halves[:, ..., None, :], 0)
+            counted = jnp.where(
+                ordered[..., None, :] >= bounds[..., None], halves[:, ..., None, :], 0
+            )
             high, low = loop.psum(jnp.sum(counted, -1, dtype=jnp.uint32), dim).astype(jnp.float32)
             return high * 2.0**word + low
 
@@ -93,7 +120,9 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
         needed = above(found[..., None]) * jnp.float32(mass)
         for shift in range(32 - _DIGIT, -1, -_DIGIT):
             candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=jnp.uint32) << shift)
-            digit = jnp.sum(above(candidates) >= needed, -1).astype(jnp.uint32)  # the sums fall as the candidates rise
+            digit = jnp.sum(above(candidates) >= needed, -1).astype(
+                jnp.uint32
+            )  # the sums fall as the candidates rise
             found = found | (digit << shift)
         return jnp.moveaxis(jnp.where(ordered >= found[..., None], a, -jnp.inf), -1, at)
 
@@ -107,7 +136,15 @@ def permutation(key, dim: Dim, *, like: Tensor | None = None) -> Tensor:
     """
     data = threefry.key_data(key)
     (dim,) = dim_algebra.distinct(dim, "random")
-    return run("random.permutation", lambda _: _order(data, dim), (), loop=(dim,), out=(dim,), whole=(dim,), like=like)
+    return run(
+        "random.permutation",
+        lambda _: _order(data, dim),
+        (),
+        loop=(dim,),
+        out=(dim,),
+        whole=(dim,),
+        like=like,
+    )
 
 
 def permute(key, x: Tensor, dim: Dim | str) -> Tensor:

@@ -14,7 +14,16 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.bodies import arrays_in, each, fixed, lying_as, matching, scope_of, scope_within, value
+from meshdsl.ops.bodies import (
+    arrays_in,
+    each,
+    fixed,
+    lying_as,
+    matching,
+    scope_of,
+    scope_within,
+    value,
+)
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -92,7 +101,9 @@ def stacked(x, dim: Dim, op, name: str):
     """`x` with `dim` whole and in front, as `lax.scan` wants it, and each element split by the law."""
     if not is_tensor(x):
         if jnp.shape(x)[:1] != (dim.size,):
-            raise MeshDSLError(f"{name}: an array of shape {jnp.shape(x)} does not have {dim} in front")
+            raise MeshDSLError(
+                f"{name}: an array of shape {jnp.shape(x)} does not have {dim} in front"
+            )
         return x
     at = x.dims.index(dim_algebra.find(name, x.dims, dim))
     if op is not None:
@@ -106,7 +117,9 @@ def _element(x, dim: Dim):
         return x
     assert x.dims[0] == dim
     place = x.place and x.place._replace(axes=x.place.axes[1:])
-    return x.replace(dims=x.dims[1:], place=place, whole=None if x.whole is None else _element(x.whole, dim))
+    return x.replace(
+        dims=x.dims[1:], place=place, whole=None if x.whole is None else _element(x.whole, dim)
+    )
 
 
 def restacked(x, dim: Dim, name: str):
@@ -116,4 +129,6 @@ def restacked(x, dim: Dim, name: str):
     dims = dim_algebra.distinct((dim, *x.dims), name)
     if x.place is None:
         return Tensor(x.array, dims, x.role)
-    return resharding.settle(Tensor(x.array, dims, x.role, x.place._replace(axes=((), *x.place.axes))))
+    return resharding.settle(
+        Tensor(x.array, dims, x.role, x.place._replace(axes=((), *x.place.axes)))
+    )

@@ -19,8 +19,8 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.device_loop import Loop
 from meshdsl.lowering.law import run
 from meshdsl.ops import component
-from meshdsl.ops.component import align
 from meshdsl.ops.comparison import bounds, from_key, is_complex, parts, to_key
+from meshdsl.ops.component import align
 from meshdsl.ops.reduce import Which
 from meshdsl.tensor import Tensor
 
@@ -42,7 +42,9 @@ def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str
     """
     dim = dim_algebra.find("scatter", x.dims, dim)
     if how not in _HOW:
-        raise MeshDSLError(f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}{nearest(str(how), _HOW)}")
+        raise MeshDSLError(
+            f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}{nearest(str(how), _HOW)}"
+        )
     target = _aim("scatter", ids, updates, x.dims, dim)
     if not dim_algebra.size(target.loop):  # no update, or no element to update
         return x
@@ -104,42 +106,72 @@ class _Target(NamedTuple):
         The others are wrapped into it, and the caller makes their updates of no effect. Left outside of it they would be
         dropped too, but XLA fuses a lone update with a slice that `x` is cut by as if indices never were outside.
         """
-        ids = jnp.transpose(ids, [dims.index(d) for d in (*self.shared, *self.picked)]) - loop.offset(self.dim)
+        ids = jnp.transpose(
+            ids, [dims.index(d) for d in (*self.shared, *self.picked)]
+        ) - loop.offset(self.dim)
         size = loop.size(self.dim)
         inside = (ids >= 0) & (ids < size)
-        return (*self._grid(loop, len(self.picked)), jnp.mod(ids, size)), inside.reshape(*ids.shape, *(1,) * len(self.rest))
+        return (*self._grid(loop, len(self.picked)), jnp.mod(ids, size)), inside.reshape(
+            *ids.shape, *(1,) * len(self.rest)
+        )
 
     def _grid(self, loop: Loop, after: int):
         """The positions of the shared dims, shaped to go with indices that have `after` dimensions more."""
         n = len(self.shared)
-        return [jnp.arange(loop.size(d)).reshape([-1 if j == i else 1 for j in range(n + after)]) for i, d in enumerate(self.shared)]
+        return [
+            jnp.arange(loop.size(d)).reshape([-1 if j == i else 1 for j in range(n + after)])
+            for i, d in enumerate(self.shared)
+        ]
 
 
 def _aim(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim) -> _Target:
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(f"{name}: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers")
+        raise MeshDSLError(
+            f"{name}: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
+        )
     dim_algebra.union(name, [out, ids.dims])
     if dim in ids.dims:
-        raise MeshDSLError(f"{name}: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it")
+        raise MeshDSLError(
+            f"{name}: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it"
+        )
     shared = tuple(d for d in out if d in ids.dims)
     picked = tuple(sorted(dim_algebra.without(ids.dims, shared), key=lambda d: d.name))
     target = _Target(name, shared, dim, dim_algebra.without(out, (*shared, dim)), picked)
     legal = dim_algebra.without(target.loop, (dim,))
     if updates is not None and not set(updates.dims) <= set(legal):
-        raise MeshDSLError(f"{name}: the updates have {dim_algebra.show(updates.dims)}; their dims are among {dim_algebra.show(legal)}")
+        raise MeshDSLError(
+            f"{name}: the updates have {dim_algebra.show(updates.dims)}; their dims are among {dim_algebra.show(legal)}"
+        )
     return target
 
 
 def _whole_numbers(ids: Tensor) -> Tensor:
-    return component.cast(ids, jnp.int32)  # a uint8 has no -1, which is what padding holds, and may lack the size of the dim
+    return component.cast(
+        ids, jnp.int32
+    )  # a uint8 has no -1, which is what padding holds, and may lack the size of the dim
 
 
 def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = None) -> Tensor:
     def local(loop: Loop, i, u):
         index, inside = target.index(loop, i, ids.dims)
-        return _put(target, loop, "add", index, jnp.where(inside, _aligned(target, u, updates.dims), jnp.zeros((), u.dtype)), 0)
+        return _put(
+            target,
+            loop,
+            "add",
+            index,
+            jnp.where(inside, _aligned(target, u, updates.dims), jnp.zeros((), u.dtype)),
+            0,
+        )
 
-    return run(target.name, local, (ids, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=like)
+    return run(
+        target.name,
+        local,
+        (ids, updates),
+        loop=target.loop,
+        out=target.out,
+        fill=(-1, 0),
+        like=like,
+    )
 
 
 def _aligned(target: _Target, updates, dims: Dims):
@@ -165,7 +197,16 @@ def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int
     def local(loop: Loop, i, u):
         return _largest(loop, target, sign, updates.dims, *target.index(loop, i, ids.dims), u)
 
-    found = run(target.name, local, (ids, updates), loop=target.loop, out=target.out, fill=(-1, 0), sums=False, like=x)
+    found = run(
+        target.name,
+        local,
+        (ids, updates),
+        loop=target.loop,
+        out=target.out,
+        fill=(-1, 0),
+        sums=False,
+        like=x,
+    )
     # Not `maximum`: an element without updates keeps its whole gradient, and a NaN on either side stays.
     beyond = lambda a, b: (b > a if sign > 0 else b < a) | jnp.isnan(b)  # noqa: E731
     return component.map(lambda a, b: jnp.where(beyond(a, b), b, a), x, found, name=target.name)
@@ -214,12 +255,18 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
         n = len(target.picked)
         ranks = jnp.zeros((), jnp.int32)
         for j, d in enumerate(target.picked):
-            ranks = ranks + (loop.indices(d) * strides[d]).reshape([-1 if k == j else 1 for k in range(n)])
+            ranks = ranks + (loop.indices(d) * strides[d]).reshape(
+                [-1 if k == j else 1 for k in range(n)]
+            )
         index, inside = found.index(loop, i, ids.dims)
-        return loop.pmax(_put(found, loop, "max", index, jnp.where(inside, ranks, -1), -1), target.picked)
+        return loop.pmax(
+            _put(found, loop, "max", index, jnp.where(inside, ranks, -1), -1), target.picked
+        )
 
     found = target._replace(rest=())
-    last = run(target.name, last_rank, (ids,), loop=found.loop, out=found.out, fill=-1, sums=False, like=x)
+    last = run(
+        target.name, last_rank, (ids,), loop=found.loop, out=found.out, fill=-1, sums=False, like=x
+    )
 
     def picked(loop: Loop, last, u):
         """Those updates, where this device has them; the others have the rest of the sum."""
@@ -231,9 +278,13 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
             here = here & (i >= 0) & (i < loop.size(d))
         index = (*target._grid(loop, 1), *[jnp.where(here, i, 0) for i in at])
         values = u[index] if index else u[None]
-        return jnp.where(here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype))
+        return jnp.where(
+            here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype)
+        )
 
-    chosen = run(target.name, picked, (last, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=x)
+    chosen = run(
+        target.name, picked, (last, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=x
+    )
     return component.map(lambda a, b, c: jnp.where(b >= 0, c, a), x, last, chosen, name=target.name)
 
 

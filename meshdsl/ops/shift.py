@@ -32,8 +32,12 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
         if not loop.axes(dim):
             return jnp.roll(a, by, at)
         size = loop.size(dim)
-        ahead, wrapped = ([j * size - by + turn for j in range(loop.parts(dim))] for turn in (0, dim.size))
-        pieces = windows.pieces(ahead, size, size, dim.size - by) + windows.pieces(wrapped, size, size, dim.size)
+        ahead, wrapped = (
+            [j * size - by + turn for j in range(loop.parts(dim))] for turn in (0, dim.size)
+        )
+        pieces = windows.pieces(ahead, size, size, dim.size - by) + windows.pieces(
+            wrapped, size, size, dim.size
+        )
         return loop.exchange(a, at, dim, pieces, size)
 
     return run("roll", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)

@@ -35,11 +35,21 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # 
         else Dim(dim.name, whole_number(f"slice: `size` along {dim}", size, 0))
     )
     if start < 0 or start + new.size > dim.size:
-        raise MeshDSLError(f"slice: elements {start} to {start + new.size} reach beyond {dim} of {dim_algebra.show(x.dims)}")
+        raise MeshDSLError(
+            f"slice: elements {start} to {start + new.size} reach beyond {dim} of {dim_algebra.show(x.dims)}"
+        )
     return windowed("slice", x, dim, new, start)
 
 
-def pad(x: Tensor, dim: Dim | str, before: int = 0, after: int = 0, value=0, *, out: Dim | str | None = None) -> Tensor:
+def pad(
+    x: Tensor,
+    dim: Dim | str,
+    before: int = 0,
+    after: int = 0,
+    value=0,
+    *,
+    out: Dim | str | None = None,
+) -> Tensor:
     """`x` with `before` and `after` elements of `value` put around `dim`.
 
     Args:
@@ -51,10 +61,14 @@ def pad(x: Tensor, dim: Dim | str, before: int = 0, after: int = 0, value=0, *, 
     dim = dim_algebra.find("pad", x.dims, dim)
     check_fits("pad", x, value)
     if before < 0 or after < 0:
-        raise MeshDSLError(f"pad: {before} and {after} around {dim}; widths are at least 0, use `slice` to cut")
+        raise MeshDSLError(
+            f"pad: {before} and {after} around {dim}; widths are at least 0, use `slice` to cut"
+        )
     new = _called(dim.name if out is None else out, before + dim.size + after)
     if new.size != before + dim.size + after:
-        raise MeshDSLError(f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, not {new}")
+        raise MeshDSLError(
+            f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, not {new}"
+        )
     return windowed("pad", x, dim, new, -before, value)
 
 
@@ -93,7 +107,9 @@ def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> T
         starts = [start + j * size for j in range(loop.parts(new))]
         return loop.fetch(a, at, dim, starts, size, stop=start + new.size, fill=value)
 
-    return run(name, local, (x,), loop=x.dims, out=out, carried={new: dim}, linear=value == 0, fill=value)
+    return run(
+        name, local, (x,), loop=x.dims, out=out, carried={new: dim}, linear=value == 0, fill=value
+    )
 
 
 def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[Tensor, ...]:
@@ -124,12 +140,25 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
         for d, length in zip(new, lengths, strict=True):
             starts = [first + j * length for j in range(loop.parts(dim))]
             first += d.size
-            pieces += [p._replace(write=place + p.write) for p in windows.pieces(starts, length, loop.size(dim), first)]
+            pieces += [
+                p._replace(write=place + p.write)
+                for p in windows.pieces(starts, length, loop.size(dim), first)
+            ]
             place += length
         return jax.lax.split(loop.exchange(a, at, dim, pieces, place), lengths, axis=at)
 
     carried = dict.fromkeys(new, dim)
-    return run_many("split", local, (x,), loop=x.dims, outs=outs, carried=carried, linear=True, sums=False, fill=None)
+    return run_many(
+        "split",
+        local,
+        (x,),
+        loop=x.dims,
+        outs=outs,
+        carried=carried,
+        linear=True,
+        sums=False,
+        fill=None,
+    )
 
 
 def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None) -> Tensor:
@@ -148,27 +177,47 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
     count = sum(d.size for d in along)
     total = _called(dim if out is None else out, count)
     if total.size != count:
-        raise MeshDSLError(f"concat: the parts {dim_algebra.show(along)} do not add up to {total}; together they have {count}")
+        raise MeshDSLError(
+            f"concat: the parts {dim_algebra.show(along)} do not add up to {total}; together they have {count}"
+        )
     others = [dim_algebra.without(t.dims, (d,)) for t, d in zip(tensors, along, strict=True)]
     rest = _same_dims("concat", tensors, others, f" in more than `{name}`")
     dims = dim_algebra.distinct(dim_algebra.replace(tensors[0].dims, along[0], (total,)), "concat")
-    orders = [[t.dims.index(d if e == total else e) for e in dims] for t, d in zip(tensors, along, strict=True)]
+    orders = [
+        [t.dims.index(d if e == total else e) for e in dims]
+        for t, d in zip(tensors, along, strict=True)
+    ]
     at, joint = dims.index(total), Dim(name, count)
 
     def local(loop: Loop, *arrays):
-        joined = jnp.concatenate([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)], at)
+        joined = jnp.concatenate(
+            [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)], at
+        )
         if not loop.axes(joint):
             return joined
         length, pieces, first, place = loop.size(total), [], 0, 0
         for d in along:
             starts = [j * length - first for j in range(loop.parts(joint))]
-            pieces += [p._replace(read=place + p.read) for p in windows.pieces(starts, length, loop.size(d), d.size)]
+            pieces += [
+                p._replace(read=place + p.read)
+                for p in windows.pieces(starts, length, loop.size(d), d.size)
+            ]
             first += d.size
             place += loop.size(d)
         return loop.exchange(joined, at, joint, pieces, length)
 
     carried = dict.fromkeys((*along, total), joint)
-    return run("concat", local, tensors, loop=(*rest, joint), out=dims, carried=carried, linear=True, sums=False, fill=None)
+    return run(
+        "concat",
+        local,
+        tensors,
+        loop=(*rest, joint),
+        out=dims,
+        carried=carried,
+        linear=True,
+        sums=False,
+        fill=None,
+    )
 
 
 def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
@@ -180,7 +229,9 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     rest = _same_dims("stack", tensors, [t.dims for t in tensors])
     out = dim_algebra.distinct((new, *tensors[0].dims), "stack")
     orders = [[t.dims.index(d) for d in out[1:]] for t in tensors]
-    local = lambda _, *arrays: jnp.stack([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)])  # noqa: E731
+    local = lambda _, *arrays: jnp.stack(
+        [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)]
+    )  # noqa: E731
     return run("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
 
 
@@ -194,7 +245,9 @@ def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
     at = x.dims.index(dim)
     outs = [dim_algebra.without(x.dims, (dim,))] * dim.size
     local = lambda _, a: [jax.lax.index_in_dim(a, i, at, keepdims=False) for i in range(dim.size)]  # noqa: E731
-    return run_many("unstack", local, (x,), loop=x.dims, outs=outs, whole=(dim,), linear=True, fill=None)
+    return run_many(
+        "unstack", local, (x,), loop=x.dims, outs=outs, whole=(dim,), linear=True, fill=None
+    )
 
 
 def _called(dim: Dim | str, size: int) -> Dim:
@@ -203,12 +256,16 @@ def _called(dim: Dim | str, size: int) -> Dim:
 
 def _check_tensors(name: str, tensors) -> None:
     if len(tensors) == 0 or not all(isinstance(t, Tensor) for t in tensors):
-        raise MeshDSLError(f"{name}: needs one Tensor or more, not {[type(t).__name__ for t in tensors]}")
+        raise MeshDSLError(
+            f"{name}: needs one Tensor or more, not {[type(t).__name__ for t in tensors]}"
+        )
 
 
 def _same_dims(name: str, tensors: Sequence[Tensor], dims: Sequence[Dims], how: str = "") -> Dims:
     """The dims that all have; an error where one of them lacks any."""
     every = dim_algebra.union(name, dims)
     if not all(len(have) == len(every) for have in dims):
-        raise MeshDSLError(f"{name}: {' and '.join(dim_algebra.show(t.dims) for t in tensors)} differ{how}")
+        raise MeshDSLError(
+            f"{name}: {' and '.join(dim_algebra.show(t.dims) for t in tensors)} differ{how}"
+        )
     return every

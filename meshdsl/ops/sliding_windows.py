@@ -56,12 +56,16 @@ class Window(NamedTuple):
             return _pad_before(x, at, alone, fill), (self.low - alone, self.high)
         count = loop.size(self.out)
         starts = [j * count * self.stride - self.low for j in range(parts)]
-        return loop.fetch(x, at, self.dim, starts, (count - 1) * self.stride + self.reach, fill=fill), (0, 0)
+        return loop.fetch(
+            x, at, self.dim, starts, (count - 1) * self.stride + self.reach, fill=fill
+        ), (0, 0)
 
     def fetch_outputs(self, loop: Loop, x, at: int) -> Onto:
         """The outputs that look at the elements of this device, from outputs `x` at position `at`."""
         parts, count = loop.parts(self.out), loop.size(self.dim)
-        begins = [j * count + self.low - self.reach + 1 for j in range(parts)]  # of the first window, in spread outputs
+        begins = [
+            j * count + self.low - self.reach + 1 for j in range(parts)
+        ]  # of the first window, in spread outputs
         starts = [-(-b // self.stride) for b in begins]
         if parts == 1:
             starts = [max(starts[0], 0)]
@@ -77,11 +81,17 @@ class Window(NamedTuple):
         if len(set(leads)) > 1:
             part = loop.offset(self.out) // loop.size(self.out)
             skip = jnp.asarray([max(leads) - n for n in leads], jnp.int32)[part]
-        return Onto(loop.fetch(x, at, self.out, starts, length), (low, high), max(leads) - low, skip, count)
+        return Onto(
+            loop.fetch(x, at, self.out, starts, length), (low, high), max(leads) - low, skip, count
+        )
 
     def real_taps(self) -> np.ndarray:
         """For each output how many of its taps look at elements of the dim."""
-        seen = np.arange(self.out.size)[:, None] * self.stride - self.low + np.arange(self.taps) * self.dilation
+        seen = (
+            np.arange(self.out.size)[:, None] * self.stride
+            - self.low
+            + np.arange(self.taps) * self.dilation
+        )
         return ((seen >= 0) & (seen < self.dim.size)).sum(1)
 
 
@@ -110,10 +120,16 @@ class Onto(NamedTuple):
 
 
 def _pad_before(x, at: int, count: int, fill):
-    return jnp.pad(x, [(count if i == at else 0, 0) for i in range(x.ndim)], constant_values=fill) if count else x
+    return (
+        jnp.pad(x, [(count if i == at else 0, 0) for i in range(x.ndim)], constant_values=fill)
+        if count
+        else x
+    )
 
 
-def windows(name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilation, padding, into) -> tuple[Window, ...]:
+def windows(
+    name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilation, padding, into
+) -> tuple[Window, ...]:
     """For each dim of `taps` the window that slides along it.
 
     Args:
@@ -132,12 +148,16 @@ def windows(name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilation, pa
         count = (d.size + low + high - reach) // s + 1
         if count < 1:
             apart = f" taps, {e} apart" if e > 1 else ""
-            raise MeshDSLError(f"{name}: a window of {n}{apart} is larger than {d} with {low} and {high} around it")
+            raise MeshDSLError(
+                f"{name}: a window of {n}{apart} is larger than {d} with {low} and {high} around it"
+            )
         made.append(Window(d, _renamed(name, dims, d, new, [count]), n, s, e, low, high))
     return tuple(made)
 
 
-def windows_onto(name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilation, padding, into) -> tuple[Window, ...]:
+def windows_onto(
+    name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilation, padding, into
+) -> tuple[Window, ...]:
     """For each dim of `taps` the window of which it is the outputs; see `windows`.
 
     With a stride, dims of several sizes have as many outputs. By default it is the smallest, and for "SAME" the largest.
@@ -151,7 +171,9 @@ def windows_onto(name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilatio
             least = most - s + reach - sum(_padding(name, d, p, most, s, reach))
             sizes = range(max(least, 1), least + s)
         if not sizes:
-            raise MeshDSLError(f"{name}: nothing is left of {d} with a window of {n} and padding {p}")
+            raise MeshDSLError(
+                f"{name}: nothing is left of {d} with a window of {n} and padding {p}"
+            )
         whole = _renamed(name, dims, d, new, sizes)
         made.append(Window(whole, d, n, s, e, *_padding(name, d, p, whole.size, s, reach)))
     return tuple(made)
@@ -159,7 +181,10 @@ def windows_onto(name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilatio
 
 def _settings(name, taps, stride, dilation, padding, into):
     """For each dim of `taps` its taps, stride, dilation, padding and new name."""
-    stride, dilation = (_each(name, what, given, taps, 1) for what, given in (("stride", stride), ("dilation", dilation)))
+    stride, dilation = (
+        _each(name, what, given, taps, 1)
+        for what, given in (("stride", stride), ("dilation", dilation))
+    )
     for what, given in (("window", taps), ("stride", stride), ("dilation", dilation)):
         for d, n in given.items():
             whole_number(f"{name}: the {what} along {d}", n, 1)
@@ -207,10 +232,14 @@ def _padding(name: str, dim: Dim, padding, size: int, stride: int, reach: int) -
 
 def _renamed(name: str, dims: Dims, dim: Dim, wanted: Dim | str | None, sizes) -> Dim:
     """What `dim` becomes: by default of its name and of the first of the legal `sizes`."""
-    new = wanted if isinstance(wanted, Dim) else Dim(dim.name if wanted is None else wanted, sizes[0])
+    new = (
+        wanted if isinstance(wanted, Dim) else Dim(dim.name if wanted is None else wanted, sizes[0])
+    )
     if new.size not in sizes:
         legal = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
         raise MeshDSLError(f"{name}: of {dim} come {legal} elements, not {new}")
     if new.name != dim.name and new.name in [d.name for d in dims]:
-        raise MeshDSLError(f"{name}: {dim} cannot become `{new.name}`, which {dim_algebra.show(dims)} has already")
+        raise MeshDSLError(
+            f"{name}: {dim} cannot become `{new.name}`, which {dim_algebra.show(dims)} has already"
+        )
     return new

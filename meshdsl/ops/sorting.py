@@ -18,7 +18,16 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import Loop
 from meshdsl.lowering.law import run, run_many
-from meshdsl.ops.comparison import bounds, canonical, check_real, check_some, from_key, last, share_ties, to_key
+from meshdsl.ops.comparison import (
+    bounds,
+    canonical,
+    check_real,
+    check_some,
+    from_key,
+    last,
+    share_ties,
+    to_key,
+)
 from meshdsl.tensor import Tensor
 
 _DIGIT = 4  # bits of a key that one round of `_selected` finds
@@ -39,7 +48,9 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
     check_real("top_k", x)
     new = k if isinstance(k, Dim) else Dim(dim.name, k)
     if new.size > dim.size:
-        raise MeshDSLError(f"top_k: {new.size} elements along {dim} of {dim_algebra.show(x.dims)}, which has {dim.size}")
+        raise MeshDSLError(
+            f"top_k: {new.size} elements along {dim} of {dim_algebra.show(x.dims)}, which has {dim.size}"
+        )
     if new == dim:
         return _sort("top_k", x, dim, True, (0, 1))
     at = x.dims.index(dim)
@@ -53,11 +64,15 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
             values, indices = _top(a, new.size)
             if loop.axes(dim):
                 indices = _gathered(loop, indices + loop.offset(dim), dim)
-                values, chosen = _top(_gathered(loop, values, dim), new.size)  # parts are in order of index, so are ties
+                values, chosen = _top(
+                    _gathered(loop, values, dim), new.size
+                )  # parts are in order of index, so are ties
                 indices = jnp.take_along_axis(indices, chosen, -1)
         return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
 
-    return run_many("top_k", local, (x,), loop=x.dims, outs=(out, out), sums=False, fill=bounds(x.dtype)[0])
+    return run_many(
+        "top_k", local, (x,), loop=x.dims, outs=(out, out), sums=False, fill=bounds(x.dtype)[0]
+    )
 
 
 def _top(a, k: int):
@@ -93,7 +108,9 @@ def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tens
     dim = dim_algebra.find(name, x.dims, dim)
     check_some(name, x, (dim,))
     if not hasattr(n, "__index__") or not 1 <= n <= dim.size:
-        raise MeshDSLError(f"{name}: no element number {quote(n)} along {dim} of {dim_algebra.show(x.dims)}; they count from 1 to {dim.size}")
+        raise MeshDSLError(
+            f"{name}: no element number {quote(n)} along {dim} of {dim_algebra.show(x.dims)}; they count from 1 to {dim.size}"
+        )
     check_real(name, x)
     n = n if largest else dim.size + 1 - n
     at = x.dims.index(dim)
@@ -107,7 +124,10 @@ def _nth_of(loop: Loop, dim: Dim, n: int, a):
     if not loop.axes(dim):
         return lax.sort(a)[..., a.shape[-1] - n]
     key = to_key(a)
-    candidates, counts = min(n, loop.size(dim)) * loop.parts(dim), (2**_DIGIT - 1) * key.dtype.itemsize * 8 // _DIGIT
+    candidates, counts = (
+        min(n, loop.size(dim)) * loop.parts(dim),
+        (2**_DIGIT - 1) * key.dtype.itemsize * 8 // _DIGIT,
+    )
     if candidates <= counts:
         return _top(_gathered(loop, _top(a, n)[0], dim), n)[0][..., -1]
     return from_key(_selected(loop, key, dim, n), a.dtype)
@@ -123,13 +143,19 @@ def _selected(loop: Loop, key, dim: Dim, n: int):
     """The `n`th largest of integers along their last dimension, by radix selection: each round fixes some bits, the highest first."""
     dtype = jnp.dtype(f"uint{key.dtype.itemsize * 8}")
     bits = dtype.itemsize * 8
-    flip = jnp.array(1 << (bits - 1), dtype) if jnp.issubdtype(key.dtype, jnp.signedinteger) else jnp.array(0, dtype)
+    flip = (
+        jnp.array(1 << (bits - 1), dtype)
+        if jnp.issubdtype(key.dtype, jnp.signedinteger)
+        else jnp.array(0, dtype)
+    )
     unsigned = lax.bitcast_convert_type(key, dtype) ^ flip
     found = jnp.zeros(key.shape[:-1], dtype)
     for shift in range(bits - _DIGIT, -1, -_DIGIT):
         candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=dtype) << shift)
         above = jnp.sum(unsigned[..., None, :] >= candidates[..., None], -1, dtype=jnp.int32)
-        digit = jnp.sum(loop.psum(above, dim) >= n, -1).astype(dtype)  # the counts fall as the candidates rise
+        digit = jnp.sum(loop.psum(above, dim) >= n, -1).astype(
+            dtype
+        )  # the counts fall as the candidates rise
         found = found | (digit << shift)
     return lax.bitcast_convert_type(found ^ flip, key.dtype)
 
@@ -150,17 +176,25 @@ def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
     return _sort("argsort", x, dim, descending, (1,))[0]
 
 
-def _sort(name: str, x: Tensor, dim: Dim | str, descending: bool, wanted: tuple[int, ...]) -> tuple[Tensor, ...]:
+def _sort(
+    name: str, x: Tensor, dim: Dim | str, descending: bool, wanted: tuple[int, ...]
+) -> tuple[Tensor, ...]:
     """The `wanted` ones of: the elements in order, and their indices."""
     dim = dim_algebra.find(name, x.dims, dim)
     at = x.dims.index(dim)
 
     def local(loop: Loop, a):
         a = jnp.moveaxis(a, at, -1)
-        made = (_values(loop, dim, descending, a),) if wanted == (0,) else _sorted(loop, dim, descending, wanted, a)
+        made = (
+            (_values(loop, dim, descending, a),)
+            if wanted == (0,)
+            else _sorted(loop, dim, descending, wanted, a)
+        )
         return [jnp.moveaxis(b, -1, at) for b in made]
 
-    return run_many(name, local, (x,), loop=x.dims, outs=(x.dims,) * len(wanted), fill=_end(x.dtype, descending))
+    return run_many(
+        name, local, (x,), loop=x.dims, outs=(x.dims,) * len(wanted), fill=_end(x.dtype, descending)
+    )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -179,7 +213,9 @@ def _values_jvp(loop, dim, descending, primals, tangents):
 def _sorted(loop: Loop, dim: Dim, descending: bool, wanted: tuple[int, ...], a):
     """The wanted ones of `a` sorted along the last dimension, and its indices there; of equal elements the first comes first."""
     a = a if 0 in wanted else lax.stop_gradient(a)
-    turned = (lambda i: ~i) if descending else (lambda i: i)  # the order of indices is never turned around
+    turned = (
+        (lambda i: ~i) if descending else (lambda i: i)
+    )  # the order of indices is never turned around
 
     def whole(a):
         indices = jnp.broadcast_to(jnp.arange(a.shape[-1], dtype=jnp.int32), a.shape)
@@ -226,8 +262,13 @@ def _merged(loop: Loop, dim: Dim, operands, descending: bool):
         partner = jnp.asarray(partners)[part]
         starts = [p * size for p in partners]
         # Padding stays where it is, at the end: every pair leaves the later elements in its later part.
-        theirs = [loop.fetch(a, a.ndim - 1, dim, starts, size, fill=_end(a.dtype, descending)) for a in operands]
-        both = _arranged([jnp.concatenate(pair, -1) for pair in zip(operands, theirs, strict=True)], descending)
+        theirs = [
+            loop.fetch(a, a.ndim - 1, dim, starts, size, fill=_end(a.dtype, descending))
+            for a in operands
+        ]
+        both = _arranged(
+            [jnp.concatenate(pair, -1) for pair in zip(operands, theirs, strict=True)], descending
+        )
         kept = [jnp.where(part < partner, a[..., :size], a[..., size:]) for a in both]
         operands = [jnp.where(part == partner, a, b) for a, b in zip(operands, kept, strict=True)]
     return operands
@@ -263,7 +304,9 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
     if side not in ("left", "right"):
         raise MeshDSLError(f"searchsorted: side is 'left' or 'right', not {quote(side)}")
     if dim in values.dims:
-        raise MeshDSLError(f"searchsorted: the values {dim_algebra.show(values.dims)} have the dim {dim} that is searched; rename it")
+        raise MeshDSLError(
+            f"searchsorted: the values {dim_algebra.show(values.dims)} have the dim {dim} that is searched; rename it"
+        )
     loop = dim_algebra.union("searchsorted", [ordered.dims, values.dims])
     shared = tuple(d for d in values.dims if d in ordered.dims)
     rows = dim_algebra.without(ordered.dims, (*shared, dim))
@@ -273,7 +316,9 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
         table = jnp.transpose(table, _order(ordered.dims, (*shared, *rows, dim)))
         v = jnp.transpose(v, _order(values.dims, (*shared, *wanted)))
         real = jnp.clip(dim.size - at.offset(dim), 0, at.size(dim))
-        search = lambda row, v: jnp.minimum(jnp.searchsorted(row, v, side=side), real).astype(jnp.int32)  # noqa: E731
+        search = lambda row, v: jnp.minimum(jnp.searchsorted(row, v, side=side), real).astype(
+            jnp.int32
+        )  # noqa: E731
         for _ in rows:
             search = jax.vmap(search, (0, None))
         for _ in shared:
@@ -281,7 +326,14 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
         return search(table, v)
 
     fill = (last(ordered.dtype), None)
-    return run("searchsorted", local, (ordered, values), loop=loop, out=(*shared, *rows, *wanted), fill=fill)
+    return run(
+        "searchsorted",
+        local,
+        (ordered, values),
+        loop=loop,
+        out=(*shared, *rows, *wanted),
+        fill=fill,
+    )
 
 
 def _order(dims: Dims, target: Dims) -> tuple[int, ...]:

@@ -16,13 +16,17 @@ def key_data(key) -> jax.Array:
     """The two words of a key, which is a JAX PRNG key (threefry) or those words, as an array or as a Tensor without dims."""
     key = key.array if isinstance(key, Tensor) else key
     typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if getattr(key, "shape", None) != (() if typed else (2,)) or not (typed or key.dtype == jnp.uint32):
+    if getattr(key, "shape", None) != (() if typed else (2,)) or not (
+        typed or key.dtype == jnp.uint32
+    ):
         got = f"an array of {key.dtype} {key.shape}" if hasattr(key, "dtype") else quote(key)
         raise MeshDSLError(f"random: the key is one jax.random.key(...), not {got}")
     if not typed:
         return key
     if str(jax.random.key_impl(key)) != "threefry2x32":
-        raise MeshDSLError(f"random: the key is of the kind {jax.random.key_impl(key)}; draws need threefry2x32")
+        raise MeshDSLError(
+            f"random: the key is of the kind {jax.random.key_impl(key)}; draws need threefry2x32"
+        )
     return jax.random.key_data(key)
 
 
@@ -40,7 +44,9 @@ def bits(loop: Loop, key, dims: Dims) -> jax.Array:
     high, low = jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
     stride = 1
     for i in reversed(range(len(dims))):
-        index = loop.indices(dims[i], jnp.uint32).reshape([-1 if j == i else 1 for j in range(len(dims))])
+        index = loop.indices(dims[i], jnp.uint32).reshape(
+            [-1 if j == i else 1 for j in range(len(dims))]
+        )
         up, down = product64(index, stride, dims[i].size)
         low = low + down
         high = high + up + (low < down)
@@ -61,7 +67,12 @@ def product64(index, stride: int, size: int):
         add = product << shift
         low = low + add
         high = high + (product >> (32 - shift)) + (low < add)
-    high = high + halves[1] * words[1] + halves[0] * words[2] + ((halves[1] * words[2] + halves[0] * words[3]) << 16)
+    high = (
+        high
+        + halves[1] * words[1]
+        + halves[0] * words[2]
+        + ((halves[1] * words[2] + halves[0] * words[3]) << 16)
+    )
     return high, low
 
 

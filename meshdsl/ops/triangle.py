@@ -30,7 +30,9 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
     if new == across and new.size == along.size:
         along, across = across, along
     if new.size != along.size:
-        raise MeshDSLError(f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; it has {along.size} elements")
+        raise MeshDSLError(
+            f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; it has {along.size} elements"
+        )
     rest = dim_algebra.without(x.dims, (a, b))
     dim_algebra.distinct((*rest, new), "diagonal")
 

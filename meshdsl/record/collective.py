@@ -63,7 +63,9 @@ def live_axes(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> tuple[str, 
     return tuple(axis for axis, size in axis_sizes.items() if axis in wanted and size > 1)
 
 
-def crossed(pairs: Iterable[tuple[int, int]], axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
+def crossed(
+    pairs: Iterable[tuple[int, int]], axes: tuple[str, ...], axis_sizes: Mapping[str, int]
+) -> tuple[str, ...]:
     """The `axes` along which any of the `pairs` of positions moves, positions counted along `axes` major first."""
     found = set()
     for source, target in pairs:
@@ -75,7 +77,9 @@ def crossed(pairs: Iterable[tuple[int, int]], axes: tuple[str, ...], axis_sizes:
     return live_axes(found, axis_sizes)
 
 
-def summary(collectives: Iterable[Collective]) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+def summary(
+    collectives: Iterable[Collective],
+) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
     """`{(operation, axes): (count, total bytes)}`, sorted by operation and axes."""
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for c in collectives:

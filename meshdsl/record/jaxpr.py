@@ -46,12 +46,18 @@ def _walk(jaxpr, axis_sizes, count, scope) -> Iterator[Collective]:
             yield from _walk(sub, axis_sizes, times, join(inner, name))
 
 
-def collectives_of(eqn, axis_sizes: Mapping[str, int], count: int, scope: str) -> Iterator[Collective]:
+def collectives_of(
+    eqn, axis_sizes: Mapping[str, int], count: int, scope: str
+) -> Iterator[Collective]:
     """What one equation moves: a collective for each operand, none over axes of size 1."""
     operation, parameter = COLLECTIVES[eqn.primitive.name]
     names = eqn.params[parameter]
     names = tuple(names) if isinstance(names, (tuple, list)) else (names,)
-    axes = crossed(eqn.params["perm"], names, axis_sizes) if operation == "ppermute" else live_axes(names, axis_sizes)
+    axes = (
+        crossed(eqn.params["perm"], names, axis_sizes)
+        if operation == "ppermute"
+        else live_axes(names, axis_sizes)
+    )
     if not axes:
         return
     for operand, result in zip(eqn.invars, eqn.outvars, strict=True):

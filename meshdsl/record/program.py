@@ -55,7 +55,11 @@ def arguments(tree: Any, name: str, role: str | None = None) -> tuple[Argument, 
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
         path_name = jax.tree_util.keystr(path, simple=True, separator=".") or name
         for array in jax.tree.leaves(leaf):  # none for a Tensor that an optimizer masked out
-            local = array.sharding.shard_shape(array.shape) if getattr(array, "sharding", None) else array.shape
+            local = (
+                array.sharding.shard_shape(array.shape)
+                if getattr(array, "sharding", None)
+                else array.shape
+            )
             named = is_tensor(leaf) and tuple(d.size for d in leaf.dims) == tuple(array.shape)
             dims, axes = (leaf.dims, axes_of(leaf)) if named else ((), ())
             size = math.prod(local) * array.dtype.itemsize
@@ -134,10 +138,16 @@ class Program:
         for op in self.ops:
             if not op.moves and not all_ops:
                 continue
-            shown = f"{op.name}{notation(op.dims, op.axes)}" + (f" +{op.waste:.0%} padding" if op.waste else "")
+            shown = f"{op.name}{notation(op.dims, op.axes)}" + (
+                f" +{op.waste:.0%} padding" if op.waste else ""
+            )
             rows.append((str(op.count), shown, "", "", "", "", where(op)))
             for m in op.moves:
                 axes = ", ".join(m.axes)
-                rows.append(("", "", f"{m.operation}({axes})", m.backward, f"{m.bytes:,}", m.why, ""))
+                rows.append(
+                    ("", "", f"{m.operation}({axes})", m.backward, f"{m.bytes:,}", m.why, "")
+                )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        )

@@ -19,7 +19,11 @@ from meshdsl.tensor import notation
 
 _TAG = re.compile(r"\bmd\.\w+\.\d+\b")
 _USERS = ("meshdsl.layers", "meshdsl.models")
-_OUTSIDE = ("meshdsl.train", "meshdsl.commands", "meshdsl.cli")  # what calls the program; the user's model is inside
+_OUTSIDE = (
+    "meshdsl.train",
+    "meshdsl.commands",
+    "meshdsl.cli",
+)  # what calls the program; the user's model is inside
 _MACHINERY = ("meshdsl.", "jax.", "jax._src", "contextlib", "functools", "flax.")
 _LINES = 2
 
@@ -102,7 +106,15 @@ class Recorder:
         self._loops: tuple[tuple[str, int], ...] = ()
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
-        op = Op(f"md.{self.name}.{len(self.ops)}", name, dims, axes, _users_lines() if self._lines else (), self._loops, waste)
+        op = Op(
+            f"md.{self.name}.{len(self.ops)}",
+            name,
+            dims,
+            axes,
+            _users_lines() if self._lines else (),
+            self._loops,
+            waste,
+        )
         self.ops.append(op)
         self.names.update([d.name for d in dims])
         return op

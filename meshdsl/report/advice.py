@@ -27,24 +27,37 @@ def advice(op: Op, idle: tuple[str, ...], program: Program) -> str:
     sizes = program.axis_sizes
     axis = max(idle, key=lambda a: sizes[a])
     known = {r.dim for r in program.layout.parsed if r.axis == axis}
-    of_parameters = {d.name for argument in program.arguments if argument.role == "parameter" for d in argument.dims}
+    of_parameters = {
+        d.name
+        for argument in program.arguments
+        if argument.role == "parameter"
+        for d in argument.dims
+    }
     fitting = []
     for dim, axes in zip(op.dims, op.axes, strict=True):
         local = dim.size // math.prod(sizes[a] for a in axes)
-        if dim.size % math.prod(sizes[a] for a in (*axes, axis)) == 0 and local > 1 and dim.name not in known:
+        if (
+            dim.size % math.prod(sizes[a] for a in (*axes, axis)) == 0
+            and local > 1
+            and dim.name not in known
+        ):
             fitting.append((dim.name not in of_parameters, local, dim.name))
     return f"{max(fitting)[2]} -> {axis}" if fitting else ""
 
 
 def unused(program: Program) -> tuple[str, ...]:
     """What the layout says and the program has no use for: axes that split nothing, and optional rules without their dim."""
-    used = {a for op in program.ops for axes in op.axes for a in axes} | {a for argument in program.arguments for axes in argument.axes for a in axes}
+    used = {a for op in program.ops for axes in op.axes for a in axes} | {
+        a for argument in program.arguments for axes in argument.axes for a in axes
+    }
     notes = [
         f"axis `{axis}`={size} splits nothing: all {size} devices along it do the same work"
         for axis, size in program.axis_sizes.items()
         if size > 1 and axis not in used
     ]
-    known = {d.name for op in program.ops for d in op.dims} | {d.name for argument in program.arguments for d in argument.dims}
+    known = {d.name for op in program.ops for d in op.dims} | {
+        d.name for argument in program.arguments for d in argument.dims
+    }
     for rule in program.layout.parsed:
         if rule.optional and rule.dim not in known and not _spoken_for(rule, program.layout, known):
             notes.append(f"{rule}: this model has no dim `{rule.dim}`")

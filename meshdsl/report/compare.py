@@ -96,13 +96,21 @@ def best_first(rows: Iterable[Row]) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text; an unusable layout says why."""
-    lines = [("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")]
+    lines = [
+        ("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")
+    ]
     for r in rows:
         if r.error:
             lines.append((r.layout, r.mesh, "-", *[""] * 5, r.error))
             continue
         moved = ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none"
-        fits = "?" if r.fits is None else "yes" if r.fits else f"no, by {byte_words(r.peak - (r.capacity or 0))}"
+        fits = (
+            "?"
+            if r.fits is None
+            else "yes"
+            if r.fits
+            else f"no, by {byte_words(r.peak - (r.capacity or 0))}"
+        )
         lines.append(
             (
                 r.layout,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from meshdsl.record.collective import Collective, summary
 from meshdsl.compiled.match import Absent, Compiled
 from meshdsl.compiled.report import CompiledReport
-from meshdsl.estimate.explanation import TensorView
 from meshdsl.compiled.unread import unread_words
+from meshdsl.estimate.explanation import TensorView
 from meshdsl.figures import byte_words, columns, time_words
+from meshdsl.record.collective import Collective, summary
 
 
 def describe(report: CompiledReport) -> str:
@@ -27,7 +27,11 @@ def describe(report: CompiledReport) -> str:
 
 def _head(r: CompiledReport) -> list[str]:
     mesh = " ".join(f"{axis}={size}" for axis, size in r.axes.items()) or "one device"
-    lines = [r.title, f"{r.layout}, mesh {mesh}, compiled for {r.target} in {r.compile_seconds:.1f} s", r.verdict]
+    lines = [
+        r.title,
+        f"{r.layout}, mesh {mesh}, compiled for {r.target} in {r.compile_seconds:.1f} s",
+        r.verdict,
+    ]
     lines += [f"  {remedy}" for remedy in r.remedies]
     if r.time:
         lines.append(
@@ -43,7 +47,10 @@ def _surprises(r: CompiledReport) -> list[str]:
     if not r.surprises:
         which = " that was understood" if r.unread else ""
         return [f"no surprises: a record explains every collective of the compiled program{which}"]
-    return [f"SURPRISES: {len(r.surprises)} kinds of collectives that no record explains", *_rows(r.surprises)]
+    return [
+        f"SURPRISES: {len(r.surprises)} kinds of collectives that no record explains",
+        *_rows(r.surprises),
+    ]
 
 
 def _unread(r: CompiledReport) -> list[str]:
@@ -58,16 +65,30 @@ def _collectives(r: CompiledReport) -> list[str]:
     changed, same = [row for row in known if row.how], [row for row in known if not row.how]
     lines = []
     if changed:
-        lines += [f"collectives that the compiler changed: {sum(row.count for row in changed):,}", *_rows(changed), ""]
+        lines += [
+            f"collectives that the compiler changed: {sum(row.count for row in changed):,}",
+            *_rows(changed),
+            "",
+        ]
     if same:
         totals = _totals(same)
-        lines += [f"collectives that run as recorded: {sum(row.count for row in same):,}", *totals, "", *_rows(same)]
+        lines += [
+            f"collectives that run as recorded: {sum(row.count for row in same):,}",
+            *totals,
+            "",
+            *_rows(same),
+        ]
     return lines
 
 
 def _totals(rows: Iterable[Compiled]) -> list[str]:
-    found = summary(Collective(row.operation, row.axes, row.count, row.bytes, row.dtype) for row in rows)
-    cells = [(f"{operation}({', '.join(axes)})", f"{count:,} x", byte_words(size)) for (operation, axes), (count, size) in found.items()]
+    found = summary(
+        Collective(row.operation, row.axes, row.count, row.bytes, row.dtype) for row in rows
+    )
+    cells = [
+        (f"{operation}({', '.join(axes)})", f"{count:,} x", byte_words(size))
+        for (operation, axes), (count, size) in found.items()
+    ]
     return columns(cells, right=(1, 2))
 
 
@@ -77,7 +98,15 @@ def _alike(rows: Iterable[Compiled]) -> list[Compiled]:
     for row in rows:
         key = replace(row, tag="", count=0, asynchronous=None, seconds=None, exposed=None)
         one = found.get(key)
-        found[key] = row if one is None else replace(one, count=one.count + row.count, **{k: _sum(getattr(one, k), getattr(row, k)) for k in _SUMMED})
+        found[key] = (
+            row
+            if one is None
+            else replace(
+                one,
+                count=one.count + row.count,
+                **{k: _sum(getattr(one, k), getattr(row, k)) for k in _SUMMED},
+            )
+        )
     return list(found.values())
 
 
@@ -91,11 +120,41 @@ def _sum(a: float | None, b: float | None) -> float | None:
 def _rows(rows: Iterable[Compiled]) -> list[str]:
     rows = _alike(rows)
     timed = any(row.seconds is not None for row in rows)
-    cells = [("phase", "collective", "count", "bytes", *(("async", "on the links", "exposed") if timed else ()), "op", "source", "")]
+    cells = [
+        (
+            "phase",
+            "collective",
+            "count",
+            "bytes",
+            *(("async", "on the links", "exposed") if timed else ()),
+            "op",
+            "source",
+            "",
+        )
+    ]
     for row in rows:
-        times = (f"{row.asynchronous or 0:,}", time_words(row.seconds or 0.0), time_words(row.exposed or 0.0)) if timed else ()
+        times = (
+            (
+                f"{row.asynchronous or 0:,}",
+                time_words(row.seconds or 0.0),
+                time_words(row.exposed or 0.0),
+            )
+            if timed
+            else ()
+        )
         named = f"{row.operation}({', '.join(row.axes)})"
-        cells.append((row.phase, named, f"{row.count:,} x", byte_words(row.bytes), *times, row.op, row.source, row.how))
+        cells.append(
+            (
+                row.phase,
+                named,
+                f"{row.count:,} x",
+                byte_words(row.bytes),
+                *times,
+                row.op,
+                row.source,
+                row.how,
+            )
+        )
     return columns(cells, right=range(2, 7 if timed else 4))
 
 
@@ -103,32 +162,59 @@ def _absent(r: CompiledReport) -> list[str]:
     if not r.absent:
         return []
     cells = [_missing(row) for row in r.absent]
-    return [f"recorded and not in the compiled program: {sum(row.count for row in r.absent):,}", *columns(cells, right=(2, 3))]
+    return [
+        f"recorded and not in the compiled program: {sum(row.count for row in r.absent):,}",
+        *columns(cells, right=(2, 3)),
+    ]
 
 
 def _missing(row: Absent) -> tuple[str, ...]:
-    return (row.phase, f"{row.operation}({', '.join(row.axes)})", f"{row.count:,} x", byte_words(row.bytes), row.op, row.source, row.how)
+    return (
+        row.phase,
+        f"{row.operation}({', '.join(row.axes)})",
+        f"{row.count:,} x",
+        byte_words(row.bytes),
+        row.op,
+        row.source,
+        row.how,
+    )
 
 
 def _memory(r: CompiledReport) -> list[str]:
     m = r.memory
     known = (
         ("arguments", m.arguments),
-        ("outputs, beside those in the memory of arguments", None if m.outputs is None or m.aliased is None else m.outputs - m.aliased),
+        (
+            "outputs, beside those in the memory of arguments",
+            None if m.outputs is None or m.aliased is None else m.outputs - m.aliased,
+        ),
         ("temporaries", m.temporaries),
         ("program", m.code),
         ("needed in all", m.needed),
         ("most that lives at once", m.peak),
         ("of the chip, for programs", m.capacity),
     )
-    lines = ["memory of one device, by the compiler", *columns([(what, byte_words(size)) for what, size in known if size is not None], right=(1,))]
+    lines = [
+        "memory of one device, by the compiler",
+        *columns(
+            [(what, byte_words(size)) for what, size in known if size is not None], right=(1,)
+        ),
+    ]
     if m.largest:
-        lines += ["  largest arrays, beside the arguments", *columns([_held(t) for t in m.largest], indent=4, right=(2,))]
+        lines += [
+            "  largest arrays, beside the arguments",
+            *columns([_held(t) for t in m.largest], indent=4, right=(2,)),
+        ]
     return lines
 
 
 def _held(t: TensorView) -> tuple[str, ...]:
-    return (t.notation, f"{t.dtype}[{','.join(map(str, t.shape))}]" if t.shape else t.dtype, byte_words(t.bytes), t.source)
+    return (
+        t.notation,
+        f"{t.dtype}[{','.join(map(str, t.shape))}]" if t.shape else t.dtype,
+        byte_words(t.bytes),
+        t.source,
+    )
 
 
 def _time(r: CompiledReport) -> list[str]:
@@ -138,7 +224,10 @@ def _time(r: CompiledReport) -> list[str]:
     rows = [
         ("compute", time_words(t.compute)),
         ("collectives, one after the other", time_words(t.communication)),
-        ("step", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.1%}) waits for collectives"),
+        (
+            "step",
+            f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.1%}) waits for collectives",
+        ),
         ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"),
     ]
     how = "its own cycles and the links' stated bandwidth, not measured on hardware"
@@ -148,5 +237,8 @@ def _time(r: CompiledReport) -> list[str]:
 def _options(r: CompiledReport) -> list[str]:
     if not r.options:
         return ["compiler options: its own defaults"]
-    lines = [f"  {key}={value}" + ("  (given)" if key in r.given else "") for key, value in sorted(r.options.items())]
+    lines = [
+        f"  {key}={value}" + ("  (given)" if key in r.given else "")
+        for key, value in sorted(r.options.items())
+    ]
     return ["compiler options, which training uses too", *lines]

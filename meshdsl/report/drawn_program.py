@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from meshdsl.record.program import Program
 from meshdsl.report.explain import explain
 from meshdsl.report.page import program_html
-from meshdsl.record.program import Program
 
 
 class DrawnProgram(Program):

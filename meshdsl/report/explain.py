@@ -8,20 +8,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from meshdsl.record.collective import Collective
-from meshdsl.report.advice import advice, idle_axes, unused
-from meshdsl.estimate.explanation import AxisView, Explanation, MoveView, OpView, TimeView, dim_views
+from meshdsl.estimate.explanation import (
+    AxisView,
+    Explanation,
+    MoveView,
+    OpView,
+    TimeView,
+    dim_views,
+)
 from meshdsl.estimate.fusion.build import build
-from meshdsl.estimate.memory.holdings import memory_view
 from meshdsl.estimate.kernels import Graph
+from meshdsl.estimate.memory.holdings import memory_view
 from meshdsl.estimate.remedies import remedies
-from meshdsl.report.explanation_text import describe
 from meshdsl.estimate.time.step import estimate, seconds_by_tag
 from meshdsl.machine import Network, Target, find_target, fit_mesh
+from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import Op, where
+from meshdsl.report.advice import advice, idle_axes, unused
+from meshdsl.report.explanation_text import describe
 
-_PHASES = {"gradient": "gradient", "gather_updated": "optimizer"}  # of ops that stand for a part of the step
+_PHASES = {
+    "gradient": "gradient",
+    "gather_updated": "optimizer",
+}  # of ops that stand for a part of the step
 
 
 class Explained(Explanation):
@@ -83,7 +93,9 @@ def phase_of(collective: Collective, op: Op | None) -> str:
     return _PHASES.get(op.name if op else "", collective.phase)
 
 
-def _ops(program: Program, graph: Graph, network: Network | None, time: TimeView | None) -> tuple[OpView, ...]:
+def _ops(
+    program: Program, graph: Graph, network: Network | None, time: TimeView | None
+) -> tuple[OpView, ...]:
     moves: dict[str, list[MoveView]] = defaultdict(list)
     for c in program.collectives:
         op = program.op_of(c)
@@ -113,8 +125,22 @@ def _ops(program: Program, graph: Graph, network: Network | None, time: TimeView
                 waste=op.waste,
             )
         )
-    if work := flops[""].get("optimizer"):  # element by element outside of the lowered function, so no op of the model
-        found.append(OpView("", "optimizer", (), 1, (), "", {"optimizer": work}, (), seconds={p: t for p, t in seconds[""].items() if p == "optimizer"}))
+    if work := flops[""].get(
+        "optimizer"
+    ):  # element by element outside of the lowered function, so no op of the model
+        found.append(
+            OpView(
+                "",
+                "optimizer",
+                (),
+                1,
+                (),
+                "",
+                {"optimizer": work},
+                (),
+                seconds={p: t for p, t in seconds[""].items() if p == "optimizer"},
+            )
+        )
     if moves[""]:  # asked for by JAX code of the user's own, in `md.local` say
         found.append(OpView("", "not recorded", (), 1, (), "", {}, _together(moves[""])))
     return tuple(found)
@@ -139,7 +165,11 @@ def _why(c: Collective, op: Op | None, phase: str) -> str:
     if op is None:
         return ""
     backward = phase == "backward"
-    same = [m for m in op.moves if (m.backward if backward else m.operation) == c.operation and set(m.axes) == set(c.axes)]
+    same = [
+        m
+        for m in op.moves
+        if (m.backward if backward else m.operation) == c.operation and set(m.axes) == set(c.axes)
+    ]
     alike = same or [m for m in op.moves if set(m.axes) & set(c.axes)]
     return alike[0].why if alike else ""
 
@@ -153,12 +183,18 @@ def _together(moves: list[MoveView]) -> tuple[MoveView, ...]:
     return tuple(MoveView(**{**vars(key), "count": count}) for key, count in counts.items())
 
 
-def _axes(program: Program, ops: tuple[OpView, ...], network: Network | None) -> tuple[AxisView, ...]:
+def _axes(
+    program: Program, ops: tuple[OpView, ...], network: Network | None
+) -> tuple[AxisView, ...]:
     views = []
     used = {a for op in program.ops for split in op.axes for a in split}
     for axis, size in program.axis_sizes.items():
         over = [c for c in program.collectives if axis in c.axes]
-        seconds = sum(c.count * network.seconds(c.operation, c.axes, c.bytes) for c in over) if network else None
+        seconds = (
+            sum(c.count * network.seconds(c.operation, c.axes, c.bytes) for c in over)
+            if network
+            else None
+        )
         views.append(
             AxisView(
                 name=axis,

@@ -15,7 +15,14 @@ _MATTERS = 1e-4  # the share of the FLOPs from which on work that is done twice 
 
 def describe(explanation: Explanation) -> str:
     """All of it, a line for each op and each collective."""
-    parts = [_head(explanation), _axes(explanation), _ops(explanation), _redundant(explanation), _memory(explanation), _time(explanation)]
+    parts = [
+        _head(explanation),
+        _axes(explanation),
+        _ops(explanation),
+        _redundant(explanation),
+        _memory(explanation),
+        _time(explanation),
+    ]
     if explanation.notes:
         parts.append(["notes", *(f"  {note}" for note in explanation.notes)])
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -26,13 +33,23 @@ def _head(e: Explanation) -> list[str]:
     on = f" on {e.target}" if e.target else ""
     lines = [e.title, f"{e.layout}, mesh {mesh}, {e.devices} device{'s' * (e.devices > 1)}{on}"]
     if e.memory.capacity is not None:
-        verdict = "fits" if e.memory.fits else f"does NOT fit, by {byte_words(e.memory.peak - e.memory.capacity)}"
-        lines.append(f"{verdict}: estimated peak {byte_words(e.memory.peak)} of {byte_words(e.memory.capacity)} per device")
+        verdict = (
+            "fits"
+            if e.memory.fits
+            else f"does NOT fit, by {byte_words(e.memory.peak - e.memory.capacity)}"
+        )
+        lines.append(
+            f"{verdict}: estimated peak {byte_words(e.memory.peak)} of {byte_words(e.memory.capacity)} per device"
+        )
     lines += [f"  {remedy}" for remedy in e.remedies]
     if e.time:
         lines.append(
             f"estimated step {time_words(e.time.step)}"
-            + (f", MFU {e.time.mfu:.1%} (causal attention counted in full: {e.time.mfu_full:.1%})" if e.time.model_flops else "")
+            + (
+                f", MFU {e.time.mfu:.1%} (causal attention counted in full: {e.time.mfu_full:.1%})"
+                if e.time.model_flops
+                else ""
+            )
             + (f", {e.tokens_per_second:,.0f} tokens/s" if e.tokens else "")
         )
     return lines
@@ -43,7 +60,16 @@ def _axes(e: Explanation) -> list[str]:
         return []
     rows = [("axis", "size", "collectives", "bytes", "alone", "lies")]
     for a in e.axes:
-        rows.append((a.name, str(a.size), f"{a.count:,}", byte_words(a.bytes), time_words(a.seconds) if a.seconds is not None else "", a.lies))
+        rows.append(
+            (
+                a.name,
+                str(a.size),
+                f"{a.count:,}",
+                byte_words(a.bytes),
+                time_words(a.seconds) if a.seconds is not None else "",
+                a.lies,
+            )
+        )
     return ["axes: collectives of one step on one device", *columns(rows, right=(1, 2, 3, 4))]
 
 
@@ -61,7 +87,15 @@ def _ops(e: Explanation) -> list[str]:
 
 
 def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
-    rows = [(op.notation + (f" +{op.waste:.0%} padding" if op.waste else ""), "x".join(str(d.local) for d in op.dims), _flops(op), op.source) for op in ops]
+    rows = [
+        (
+            op.notation + (f" +{op.waste:.0%} padding" if op.waste else ""),
+            "x".join(str(d.local) for d in op.dims),
+            _flops(op),
+            op.source,
+        )
+        for op in ops
+    ]
     for op, line in zip(ops, columns(rows, indent=indent), strict=True):
         yield line
         cells = [_move(m, op, layout) for m in op.moves]
@@ -70,21 +104,35 @@ def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
 
 def _flops(op: OpView) -> str:
     """`forward 1.1 TFLOP, backward 2.2 TFLOP`; what is not worth a word is left out."""
-    parts = [f"{phase} {flop_words(op.flops[phase] / op.count)}" for phase in PHASES if op.flops.get(phase)]
+    parts = [
+        f"{phase} {flop_words(op.flops[phase] / op.count)}"
+        for phase in PHASES
+        if op.flops.get(phase)
+    ]
     return ", ".join(parts)
 
 
 def _move(m: MoveView, op: OpView, layout: str) -> tuple[str, ...]:
     times = m.count // op.count if op.count and m.count % op.count == 0 else m.count
     alone = time_words(m.seconds) if m.seconds is not None else ""
-    return (m.phase, f"{m.operation}({', '.join(m.axes)})", f"{times} x" if times > 1 else "", byte_words(m.bytes), alone, rule_words(m.why, layout))
+    return (
+        m.phase,
+        f"{m.operation}({', '.join(m.axes)})",
+        f"{times} x" if times > 1 else "",
+        byte_words(m.bytes),
+        alone,
+        rule_words(m.why, layout),
+    )
 
 
 def _redundant(e: Explanation) -> list[str]:
     """The ops whose work is done several times over, those with most work first; without those that are too small to matter."""
     sizes = {a.name: a.size for a in e.axes}
     total = sum(sum(op.flops.values()) for op in e.ops) or 1.0
-    found = sorted((op for op in e.ops if op.idle and sum(op.flops.values()) > _MATTERS * total), key=lambda op: -sum(op.flops.values()))
+    found = sorted(
+        (op for op in e.ops if op.idle and sum(op.flops.values()) > _MATTERS * total),
+        key=lambda op: -sum(op.flops.values()),
+    )
     if not found:
         return []
     rows = []
@@ -93,9 +141,21 @@ def _redundant(e: Explanation) -> list[str]:
         for axis in op.idle:
             copies *= sizes[axis]
         share = sum(op.flops.values()) / total
-        rows.append((op.notation, f"{copies} times", f"{share:.2%} of the FLOPs", f"`{op.advice}` would split it" if op.advice else "", op.source))
+        rows.append(
+            (
+                op.notation,
+                f"{copies} times",
+                f"{share:.2%} of the FLOPs",
+                f"`{op.advice}` would split it" if op.advice else "",
+                op.source,
+            )
+        )
     more = [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return ["done more than once: every device along the unused axes does the same", *columns(rows), *more]
+    return [
+        "done more than once: every device along the unused axes does the same",
+        *columns(rows),
+        *more,
+    ]
 
 
 # -- memory and time ---------------------------------------------------------------------------------------------
@@ -105,8 +165,15 @@ def _memory(e: Explanation) -> list[str]:
     m = e.memory
     rows = [(what, byte_words(m.total(kind))) for what, kind in _KINDS if m.total(kind)]
     rows.append(("arguments of the step", f"{byte_words(m.arguments)}, in whole tiles of the chip"))
-    rows.append(("estimated peak", f"{byte_words(m.peak)}{f', at {m.at_peak}' if m.at_peak else ''}"))
-    lines = ["memory of one device", *columns(rows), "  largest at the peak", *columns([_held(t) for t in m.largest], indent=4)]
+    rows.append(
+        ("estimated peak", f"{byte_words(m.peak)}{f', at {m.at_peak}' if m.at_peak else ''}")
+    )
+    lines = [
+        "memory of one device",
+        *columns(rows),
+        "  largest at the peak",
+        *columns([_held(t) for t in m.largest], indent=4),
+    ]
     parameters = [t for t in m.at_rest if t.kind == "parameter"]
     lines += ["  parameters at rest", *columns([_held(t) for t in parameters[:_SHOWN]], indent=4)]
     if len(parameters) > _SHOWN:
@@ -114,7 +181,12 @@ def _memory(e: Explanation) -> list[str]:
     return lines
 
 
-_KINDS = (("parameters", "parameter"), ("gradients", "gradient"), ("optimizer state", "optimizer"), ("batch", "batch"))
+_KINDS = (
+    ("parameters", "parameter"),
+    ("gradients", "gradient"),
+    ("optimizer state", "optimizer"),
+    ("batch", "batch"),
+)
 
 
 def _held(t: TensorView) -> tuple[str, ...]:
@@ -129,10 +201,30 @@ def _time(e: Explanation) -> list[str]:
         ("compute", time_words(t.compute)),
         ("collectives, one after the other", time_words(t.communication)),
         ("step, nothing overlapped", time_words(t.serial)),
-        ("step, overlapped", f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives"),
+        (
+            "step, overlapped",
+            f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives",
+        ),
     ]
     if t.model_flops:
-        rows.append(("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"))
-    slowest = sorted((op for op in e.ops if op.seconds), key=lambda op: -sum(op.seconds.values()))[:_SLOWEST]
-    spent = [(op.notation, time_words(sum(op.seconds.values())), f"{sum(op.seconds.values()) / (t.compute or 1.0):.0%}", op.source) for op in slowest]
-    return ["estimated time of one step", *columns(rows), "  ops that compute longest, all passes and layers", *columns(spent, right=(1, 2), indent=4)]
+        rows.append(
+            ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full")
+        )
+    slowest = sorted((op for op in e.ops if op.seconds), key=lambda op: -sum(op.seconds.values()))[
+        :_SLOWEST
+    ]
+    spent = [
+        (
+            op.notation,
+            time_words(sum(op.seconds.values())),
+            f"{sum(op.seconds.values()) / (t.compute or 1.0):.0%}",
+            op.source,
+        )
+        for op in slowest
+    ]
+    return [
+        "estimated time of one step",
+        *columns(rows),
+        "  ops that compute longest, all passes and layers",
+        *columns(spent, right=(1, 2), indent=4),
+    ]

@@ -40,16 +40,36 @@ class Shown:
     def __repr__(self) -> str:
         view = self.view
         rows = [("dim", "whole", "on a device", "split over")]
-        rows += [(d.name, f"{d.size:,}", f"{d.local:,}", ", ".join(f"{a}={self.mesh.get(a, 1)}" for a in d.axes)) for d in view.dims]
-        whole = math.prod(d.size for d in view.dims) * view.bytes // max(math.prod(d.local for d in view.dims), 1)
-        lines = [f"{view.notation if view.dims else view.name + '[]'} {view.dtype}, {byte_words(view.bytes)} of {byte_words(whole)} on a device"]
+        rows += [
+            (
+                d.name,
+                f"{d.size:,}",
+                f"{d.local:,}",
+                ", ".join(f"{a}={self.mesh.get(a, 1)}" for a in d.axes),
+            )
+            for d in view.dims
+        ]
+        whole = (
+            math.prod(d.size for d in view.dims)
+            * view.bytes
+            // max(math.prod(d.local for d in view.dims), 1)
+        )
+        lines = [
+            f"{view.notation if view.dims else view.name + '[]'} {view.dtype}, {byte_words(view.bytes)} of {byte_words(whole)} on a device"
+        ]
         lines += columns(rows, right=(1, 2)) if view.dims else []
         if self.mesh:
-            lines.append(f"  mesh {' '.join(f'{a}={n}' for a, n in self.mesh.items())}: {self._copies()}")
+            lines.append(
+                f"  mesh {' '.join(f'{a}={n}' for a, n in self.mesh.items())}: {self._copies()}"
+            )
         if self.pending:
-            lines.append(f"  every device holds a term of a sum over {' and '.join(self.pending)} that has not been taken yet")
+            lines.append(
+                f"  every device holds a term of a sum over {' and '.join(self.pending)} that has not been taken yet"
+            )
         if len(self.parts) > 1:
-            lines += columns([("part", "on"), *((part, ", ".join(devices)) for part, devices in self.parts)])
+            lines += columns(
+                [("part", "on"), *((part, ", ".join(devices)) for part, devices in self.parts)]
+            )
         return "\n".join(lines)
 
     def _copies(self) -> str:
@@ -79,17 +99,32 @@ def show(tensor: Tensor, name: str = "Tensor") -> Shown:
     from meshdsl.estimate.explanation import DimView, TensorView
 
     if not is_tensor(tensor):
-        dims = "; give an array dims with md.tensor(array, dims)" if hasattr(tensor, "shape") else ""
+        dims = (
+            "; give an array dims with md.tensor(array, dims)" if hasattr(tensor, "shape") else ""
+        )
         raise MeshDSLError(f"show: a Tensor is shown, not {quote(tensor)}{dims}")
     array = tensor.array
     if not hasattr(array, "dtype"):
-        raise MeshDSLError(f"show: this Tensor holds {quote(array)}, not an array; give it an array or a ShapeDtypeStruct")
+        raise MeshDSLError(
+            f"show: this Tensor holds {quote(array)}, not an array; give it an array or a ShapeDtypeStruct"
+        )
     check_shape("show", tensor)
     mesh = _mesh(tensor)
     whole = tensor.shape
-    local = tuple(array.shape) if tensor.place else tuple(array.sharding.shard_shape(whole)) if getattr(array, "sharding", None) else whole
-    dims = tuple(DimView(d.name, d.size, n, tuple(axes)) for d, n, axes in zip(tensor.dims, local, axes_of(tensor), strict=True))
-    view = TensorView(name, "other", dims, local, str(array.dtype), math.prod(local) * array.dtype.itemsize)
+    local = (
+        tuple(array.shape)
+        if tensor.place
+        else tuple(array.sharding.shard_shape(whole))
+        if getattr(array, "sharding", None)
+        else whole
+    )
+    dims = tuple(
+        DimView(d.name, d.size, n, tuple(axes))
+        for d, n, axes in zip(tensor.dims, local, axes_of(tensor), strict=True)
+    )
+    view = TensorView(
+        name, "other", dims, local, str(array.dtype), math.prod(local) * array.dtype.itemsize
+    )
     return Shown(view, mesh, _parts(tensor, view, mesh), tensor.pending)
 
 
@@ -100,7 +135,9 @@ def _mesh(tensor: Tensor) -> dict[str, int]:
     return dict(mesh.shape) if mesh is not None else {}
 
 
-def _parts(tensor: Tensor, view: TensorView, mesh: dict[str, int]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _parts(
+    tensor: Tensor, view: TensorView, mesh: dict[str, int]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The different parts in words, in the order of the array, each with those that hold it."""
     held: dict[tuple, list[str]] = {}
     for holder, bounds in _holders(tensor, view, mesh):
@@ -109,17 +146,29 @@ def _parts(tensor: Tensor, view: TensorView, mesh: dict[str, int]) -> tuple[tupl
 
 
 def _words(view: TensorView, bounds) -> str:
-    return ", ".join(f"{d.name} {a}:{b}" for d, (a, b) in zip(view.dims, bounds, strict=True)) or "the whole"
+    return (
+        ", ".join(f"{d.name} {a}:{b}" for d, (a, b) in zip(view.dims, bounds, strict=True))
+        or "the whole"
+    )
 
 
-def _holders(tensor: Tensor, view: TensorView, mesh: dict[str, int]) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
+def _holders(
+    tensor: Tensor, view: TensorView, mesh: dict[str, int]
+) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
     """Each device, with the bounds of its part along each dim. Where there are no devices yet, its place in the mesh: `data=0 model=3`."""
     sharding = getattr(tensor.array, "sharding", None)
     if math.prod(mesh.values()) > _LISTED:
         return
-    if sharding is not None and not tensor.place and not isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+    if (
+        sharding is not None
+        and not tensor.place
+        and not isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+    ):
         for device, index in sharding.devices_indices_map(tuple(d.size for d in view.dims)).items():
-            yield f"{device.platform} {device.id}", tuple(s.indices(d.size)[:2] for s, d in zip(index, view.dims, strict=True))
+            yield (
+                f"{device.platform} {device.id}",
+                tuple(s.indices(d.size)[:2] for s, d in zip(index, view.dims, strict=True)),
+            )
         return
     if not mesh:
         return
@@ -131,5 +180,8 @@ def _holders(tensor: Tensor, view: TensorView, mesh: dict[str, int]) -> Iterator
             for axis in dim.axes:
                 part = part * mesh[axis] + at[axis]
             starts.append(part * dim.local)
-        bounds = tuple((min(a, d.size), min(a + d.local, d.size)) for a, d in zip(starts, view.dims, strict=True))
+        bounds = tuple(
+            (min(a, d.size), min(a + d.local, d.size))
+            for a, d in zip(starts, view.dims, strict=True)
+        )
         yield " ".join(f"{a}={i}" for a, i in at.items()), bounds

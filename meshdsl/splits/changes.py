@@ -1,8 +1,8 @@
 """The changes that lead from one split to another, in the order in which they run; most are one collective.
 
-    pending -> split    psum_scatter        split -> whole                  all_gather
-    pending -> whole    psum                split of another dim            all_to_all
-    whole -> split      slice (free)        other axes of the same dim      ppermute
+pending -> split    psum_scatter        split -> whole                  all_gather
+pending -> whole    psum                split of another dim            all_to_all
+whole -> split      slice (free)        other axes of the same dim      ppermute
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ Split = tuple[tuple[str, ...], ...]  # for each dim of a tensor the axes that sp
 class Change(NamedTuple):
     operation: str
     axes: tuple[str, ...]  # for ppermute all axes of the dim, in the order that they had
-    dim: int = -1  # gathered, sliced, scattered, permuted; for all_to_all the dim that becomes split
+    dim: int = (
+        -1
+    )  # gathered, sliced, scattered, permuted; for all_to_all the dim that becomes split
     source: int = -1  # for all_to_all the dim that was split
     order: tuple[str, ...] = ()  # for ppermute the axes in the order that they get
 
 
 def changes(
-    now: Split, then: Split, pending: tuple[str, ...] = (), fits: Callable[[int, tuple[str, ...]], bool] = lambda dim, axes: True
+    now: Split,
+    then: Split,
+    pending: tuple[str, ...] = (),
+    fits: Callable[[int, tuple[str, ...]], bool] = lambda dim, axes: True,
 ) -> list[Change]:
     """The steps from the split `now`, with sums pending over `pending`, to the split `then` with nothing pending.
 
@@ -41,7 +46,11 @@ def changes(
     wanted = {axis for axes in then for axis in axes}
     found: list[Change] = []
     while True:
-        change = _shrink(now, then, pending) or _exchange(now, then) or _complete(now, then, pending, fits)
+        change = (
+            _shrink(now, then, pending)
+            or _exchange(now, then)
+            or _complete(now, then, pending, fits)
+        )
         if change is None and pending and (whole := [a for a in pending if a not in wanted]):
             change = Change("psum", tuple(whole))
         change = change or _reorder(now, then, wanted) or _gather(now, then, wanted)
@@ -53,13 +62,19 @@ def changes(
         _apply(change, now, pending)
 
 
-def padded_changes(dims: Dims, now: Split, then: Split, scope, pending: tuple[str, ...] = ()) -> list[Change]:
+def padded_changes(
+    dims: Dims, now: Split, then: Split, scope, pending: tuple[str, ...] = ()
+) -> list[Change]:
     """The changes from `now` to `then`. Where the padding of a dim differs between the two, the dim is made whole first."""
 
     def fits(dim: int, axes: tuple[str, ...]) -> bool:
         return scope.padded(dims[dim], axes) == scope.padded(dims[dim], now[dim])
 
-    whole = [i for i, (a, b) in enumerate(zip(now, then, strict=True)) if a and b and a != b and not fits(i, b)]
+    whole = [
+        i
+        for i, (a, b) in enumerate(zip(now, then, strict=True))
+        if a and b and a != b and not fits(i, b)
+    ]
     if not whole:
         return changes(now, then, pending, fits)
     between = tuple(() if i in whole else axes for i, axes in enumerate(now))
@@ -89,7 +104,10 @@ def _exchange(now, then) -> Change | None:
     for dim, missing in _ready(now, then):
         for source, have in enumerate(now):
             for n in range(min(len(have), len(missing)), 0, -1):
-                if have[-n:] == missing[:n] and then[source][: len(have) - n + 1] != have[: len(have) - n + 1]:
+                if (
+                    have[-n:] == missing[:n]
+                    and then[source][: len(have) - n + 1] != have[: len(have) - n + 1]
+                ):
                     return Change("all_to_all", tuple(missing[:n]), dim, source)
     return None
 

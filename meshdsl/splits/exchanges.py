@@ -27,28 +27,41 @@ def exchanges(found: Sequence[Piece]) -> list[list[Piece]]:
     sends: Counter[int] = Counter()
     receives: Counter[int] = Counter()
     far = Counter(p.source - p.target for p in found)
-    for piece in sorted(found, key=lambda p: (-far[p.source - p.target], p.source - p.target, p.source, -p.length)):
+    for piece in sorted(
+        found, key=lambda p: (-far[p.source - p.target], p.source - p.target, p.source, -p.length)
+    ):
         waiting.setdefault((("send", piece.source), ("receive", piece.target)), []).append(piece)
         sends[piece.source] += piece.length
         receives[piece.target] += piece.length
     busiest = max([*sends.values(), *receives.values()], default=0)
     rests = {(("send", s), ("rest", s)): busiest - n for s, n in sends.items()}
     rests |= {(("rest", t), ("receive", t)): busiest - n for t, n in receives.items()}
-    rests |= {(("rest", t), ("rest", s)): sum(p.length for p in some) for ((_, s), (_, t)), some in waiting.items()}
+    rests |= {
+        (("rest", t), ("rest", s)): sum(p.length for p in some)
+        for ((_, s), (_, t)), some in waiting.items()
+    }
 
     groups = []
     while waiting:
-        lengths = {edge: some[0].length for edge, some in waiting.items()} | {edge: n for edge, n in rests.items() if n}
+        lengths = {edge: some[0].length for edge, some in waiting.items()} | {
+            edge: n for edge, n in rests.items() if n
+        }
         chosen = _longest_round(lengths)
         length = min(lengths[edge] for edge in chosen)
-        groups.append([waiting[edge][0]._replace(length=length) for edge in waiting if edge in chosen])
+        groups.append(
+            [waiting[edge][0]._replace(length=length) for edge in waiting if edge in chosen]
+        )
         for edge in chosen:
             if edge in rests:
                 rests[edge] -= length
                 continue
             piece = waiting[edge].pop(0)
             if piece.length > length:
-                rest = piece._replace(read=piece.read + length, write=piece.write + length, length=piece.length - length)
+                rest = piece._replace(
+                    read=piece.read + length,
+                    write=piece.write + length,
+                    length=piece.length - length,
+                )
                 waiting[edge].insert(0, rest)
             if not waiting[edge]:
                 del waiting[edge]

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.splits import windows
-from meshdsl.splits.exchanges import exchanges
 from meshdsl.splits.changes import Split, padded_changes
+from meshdsl.splits.exchanges import exchanges
 
 Axes = tuple[str, ...]
 Placed = Mapping[Dim, Axes]  # for each dim the axes that split it
@@ -30,7 +30,9 @@ class Group(NamedTuple):
     new: Dims
 
 
-def best_splits(now: Split, then: Split, dims: Dims, out: Dims, groups: Sequence[Group], scope) -> tuple[Split, Split]:
+def best_splits(
+    now: Split, then: Split, dims: Dims, out: Dims, groups: Sequence[Group], scope
+) -> tuple[Split, Split]:
     """The split to bring the operand to, and that in which the result comes out, so that the fewest elements travel in all.
 
     Args:
@@ -46,7 +48,10 @@ def best_splits(now: Split, then: Split, dims: Dims, out: Dims, groups: Sequence
         price = [
             sum(prices)
             for prices in zip(
-                _price(dims, now, before, scope), _price_within(groups, dims, before, out, after, scope), _price(out, after, then, scope), strict=True
+                _price(dims, now, before, scope),
+                _price_within(groups, dims, before, out, after, scope),
+                _price(out, after, then, scope),
+                strict=True,
             )
         ]
         if best is None or price < best[0]:
@@ -66,7 +71,11 @@ def kept(groups: Sequence[Group], before: Placed, wanted: Placed, scope) -> Plac
     after = {d: axes for d, axes in before.items() if d not in regrouped}
     for group in groups:
         split = [d for d in group.old if before[d]]
-        found = dict.fromkeys(group.new, ()) if not split else _by_digits(group, before, wanted, scope) or _by_runs(group, before)
+        found = (
+            dict.fromkeys(group.new, ())
+            if not split
+            else _by_digits(group, before, wanted, scope) or _by_runs(group, before)
+        )
         if found is None:
             return None
         after |= found
@@ -124,11 +133,15 @@ def runs(group: Group, have: int, want: int, parts: int) -> list[windows.Piece]:
     return windows.pieces([j * want for j in range(parts)], want, have, dim_algebra.size(group.old))
 
 
-def _candidates(now: Split, wanted: Placed, dims: Dims, groups: Sequence[Group], scope) -> Iterator[Split]:
+def _candidates(
+    now: Split, wanted: Placed, dims: Dims, groups: Sequence[Group], scope
+) -> Iterator[Split]:
     """Splits that the operand could be brought to: as it is; and every axis left, gathered, or moved to where it may be of use."""
     yield now
     regrouped = {d for group in groups for d in group.old}
-    outer = [next((d for d in group.old if d.size > 1), *group.old[:1]) for group in groups if group.old]
+    outer = [
+        next((d for d in group.old if d.size > 1), *group.old[:1]) for group in groups if group.old
+    ]
     home = {axis: dim for dim, axes in zip(dims, now, strict=True) for axis in axes}
     aims = _aims(wanted, groups, scope)
     axes = list(dict.fromkeys([*(a for axes in wanted.values() for a in axes), *home]))
@@ -136,7 +149,10 @@ def _candidates(now: Split, wanted: Placed, dims: Dims, groups: Sequence[Group],
     for axis in axes:
         useful = [*outer, *(d for d in dims if d not in regrouped)] if axis in home else []
         choices.append(dict.fromkeys([home.get(axis), aims.get(axis), *useful, None]))
-    ranks = [{a: i for i, a in enumerate(order)} for order in ([a for axes in now for a in axes] + axes, axes)]
+    ranks = [
+        {a: i for i, a in enumerate(order)}
+        for order in ([a for axes in now for a in axes] + axes, axes)
+    ]
     seen = {now}
     for chosen in itertools.product(*choices):
         for rank in ranks:
@@ -144,7 +160,9 @@ def _candidates(now: Split, wanted: Placed, dims: Dims, groups: Sequence[Group],
             for axis, dim in zip(axes, chosen, strict=True):
                 if dim is not None:
                     placed[dim].append(axis)
-            split = tuple(tuple(sorted(placed[d], key=lambda a: rank.get(a, len(rank)))) for d in dims)
+            split = tuple(
+                tuple(sorted(placed[d], key=lambda a: rank.get(a, len(rank)))) for d in dims
+            )
             if split not in seen:
                 seen.add(split)
                 yield split
@@ -189,12 +207,17 @@ def _price(dims: Dims, now: Split, then: Split, scope) -> tuple[int, int]:
     return elements, collectives
 
 
-def _price_within(groups: Sequence[Group], dims: Dims, before: Split, out: Dims, after: Split, scope) -> tuple[int, int]:
+def _price_within(
+    groups: Sequence[Group], dims: Dims, before: Split, out: Dims, after: Split, scope
+) -> tuple[int, int]:
     """As `_price`, for what travels where runs end elsewhere."""
     before, after = dict(zip(dims, before, strict=True)), dict(zip(out, after, strict=True))
     elements, collectives = 0, 0
     for group in groups:
-        have, want = _elements(group.old, [before[d] for d in group.old], scope), _elements(group.new, [after[d] for d in group.new], scope)
+        have, want = (
+            _elements(group.old, [before[d] for d in group.old], scope),
+            _elements(group.new, [after[d] for d in group.new], scope),
+        )
         if have != want:
             parts = scope.parts([a for d in group.old for a in before[d]])
             travels = exchanges([p for p in runs(group, have, want, parts) if p.source != p.target])

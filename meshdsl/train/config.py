@@ -125,7 +125,9 @@ class Precision:
 
     def __post_init__(self) -> None:
         if self.loss_scale not in ("none", "dynamic") and not _positive(self.loss_scale):
-            raise MeshDSLError(f"precision.loss_scale={self.loss_scale}: expected none, dynamic, or a number above 0")
+            raise MeshDSLError(
+                f"precision.loss_scale={self.loss_scale}: expected none, dynamic, or a number above 0"
+            )
         if self.stochastic_rounding and self.params != "bfloat16":
             raise MeshDSLError("precision.stochastic_rounding: is for precision.params=bfloat16")
 
@@ -256,7 +258,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.batch % self.microbatches:
-            raise MeshDSLError(f"batch={self.batch} does not divide into microbatches={self.microbatches}")
+            raise MeshDSLError(
+                f"batch={self.batch} does not divide into microbatches={self.microbatches}"
+            )
         for what in self.offload:
             if what not in OFFLOADS:
                 raise MeshDSLError(f"offload: no `{what}`{nearest(what, OFFLOADS)}")

@@ -38,8 +38,14 @@ class Evaluator:
           datasets: batches as `job.held_out`, of each the rows that this process reads. NaN for one without any target.
         """
         # Every batch is on its way before the first result is waited for.
-        found = {name: [self._sums(params, place(batch, self._like)) for batch in batches] for name, batches in datasets.items()}
-        return {name: _mean([(float(nats.array), int(count.array)) for nats, count in sums]) for name, sums in found.items()}
+        found = {
+            name: [self._sums(params, place(batch, self._like)) for batch in batches]
+            for name, batches in datasets.items()
+        }
+        return {
+            name: _mean([(float(nats.array), int(count.array)) for nats, count in sums])
+            for name, sums in found.items()
+        }
 
 
 def _mean(sums: list[tuple[float, int]]) -> float:

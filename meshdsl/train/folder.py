@@ -57,7 +57,9 @@ class RunFolder:
         if self.path.is_file():
             raise MeshDSLError(f"--out {self.path}: is a file")
         if self.config.exists():
-            raise MeshDSLError(f"--out {self.path}: holds a run; go on with it by --resume, or choose another folder")
+            raise MeshDSLError(
+                f"--out {self.path}: holds a run; go on with it by --resume, or choose another folder"
+            )
         if self.path.exists() and any(path.name not in _LEFT for path in self.path.iterdir()):
             raise MeshDSLError(f"--out {self.path}: is not empty; choose another folder")
 
@@ -90,7 +92,9 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise MeshDSLError(f"--out {self.path}: another process is running this run; wait for it, or choose another folder") from None
+                raise MeshDSLError(
+                    f"--out {self.path}: another process is running this run; wait for it, or choose another folder"
+                ) from None
             except OSError:
                 pass  # a file system without locks
             token = secrets.token_hex(8)
@@ -119,8 +123,15 @@ def _with_whole_paths(config: Config) -> Config:
     """`config` as it is kept with the run: its paths hold from any folder."""
     whole = lambda path: str(Path(path).absolute()) if path else ""  # noqa: E731
     sources = {
-        name: replace(each, paths=tuple(map(whole, each.paths)), validation=tuple(map(whole, each.validation))) for name, each in config.data.sources.items()
+        name: replace(
+            each, paths=tuple(map(whole, each.paths)), validation=tuple(map(whole, each.validation))
+        )
+        for name, each in config.data.sources.items()
     }
-    tokenizer = config.data.tokenizer if config.data.tokenizer == "bytes" else whole(config.data.tokenizer)
-    data = replace(config.data, sources=sources, tokenizer=tokenizer, cache=whole(config.data.cache))
+    tokenizer = (
+        config.data.tokenizer if config.data.tokenizer == "bytes" else whole(config.data.tokenizer)
+    )
+    data = replace(
+        config.data, sources=sources, tokenizer=tokenizer, cache=whole(config.data.cache)
+    )
     return replace(config, data=data, warm_start=whole(config.warm_start))

@@ -16,7 +16,9 @@ from queue import SimpleQueue
 from meshdsl.hosts import store
 from meshdsl.hosts.signals import REASONS, heard
 
-_AGREEMENT = 600.0  # seconds in which all processes have told where they are; one may still be compiling
+_AGREEMENT = (
+    600.0  # seconds in which all processes have told where they are; one may still be compiling
+)
 _OVER = "over"  # in place of a wish, where the run came to its end before one
 _number = counter()  # of runs in this process; the same in all of them
 
@@ -64,7 +66,9 @@ class Stopping:
             store.put(f"{key}/steps/{store.index()}", str(self._step))
             store.meet(f"{key}/told", _AGREEMENT)
             if store.first():
-                store.put(f"{key}/last", str(1 + max(map(int, store.folder(f"{key}/steps").values()))))
+                store.put(
+                    f"{key}/last", str(1 + max(map(int, store.folder(f"{key}/steps").values())))
+                )
             self._last, self._reason = int(store.wait_for(f"{key}/last")), reason
 
     def over(self) -> None:

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.models.transformer import Transformer
 from meshdsl.compiled import saved
+from meshdsl.models.transformer import Transformer
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config
 from meshdsl.train.data.device_batches import place
@@ -24,7 +24,14 @@ from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep
 
-_OF_STEP = ("steps", "batch", "microbatches", "offload", "guard.nonfinite", "data.separate")  # settings that the compiled step depends on,
+_OF_STEP = (
+    "steps",
+    "batch",
+    "microbatches",
+    "offload",
+    "guard.nonfinite",
+    "data.separate",
+)  # settings that the compiled step depends on,
 _GROUPS_OF_STEP = ("model.", "optimizer.", "schedule.", "precision.")  # and groups of such
 Arrays = dict[str, np.ndarray]  # see `Job.batch`; each int32 [rows, length]
 
@@ -39,7 +46,9 @@ class Job:
     def __init__(self, config: Config, layout: md.Layout, mesh: jax.sharding.Mesh):
         self.config, self.layout, self.mesh = config, layout, mesh
         self.dims = [*config.model.dims.values(), "batch"]
-        microbatches = md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
+        microbatches = (
+            md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
+        )
         self.step = TrainStep(
             lambda key: Transformer.init(key, config.model),
             self._loss,
@@ -54,9 +63,18 @@ class Job:
             offload=config.offload,
         )
 
-    def _loss(self, model: Transformer, batch: dict[str, md.Tensor], key: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
-        key = key.array if isinstance(key, md.Tensor) else key  # each microbatch has a key of its own
-        return model.loss(**batch, key=key, output=self.config.precision.output, offload="activations" in self.config.offload)
+    def _loss(
+        self, model: Transformer, batch: dict[str, md.Tensor], key: Any
+    ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+        key = (
+            key.array if isinstance(key, md.Tensor) else key
+        )  # each microbatch has a key of its own
+        return model.loss(
+            **batch,
+            key=key,
+            output=self.config.precision.output,
+            offload="activations" in self.config.offload,
+        )
 
     @property
     def rows(self) -> int:
@@ -83,8 +101,14 @@ class Job:
         dims = (*leading, md.Dim("batch", self.rows), self.config.model.dims["length"])
         tensor = md.tensor(jax.ShapeDtypeStruct([dim.size for dim in dims], np.int32), dims)
         sharding = md.shardings(tensor, self.layout, self.mesh)
-        tensor = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tensor, sharding)
-        names = ("tokens", "targets", *(("segments", "positions") if self.config.data.separate else ()))
+        tensor = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tensor, sharding
+        )
+        names = (
+            "tokens",
+            "targets",
+            *(("segments", "positions") if self.config.data.separate else ()),
+        )
         return dict.fromkeys(names, tensor)
 
     def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
@@ -118,7 +142,24 @@ class Job:
     @property
     def _settings(self) -> dict[str, str]:
         """Everything that the step is made from, as texts."""
-        config = replace(self.config, optimizer=replace(self.config.optimizer, learning_rate=peak(self.config.optimizer)))
-        of_step = {key: str(value) for key, value in leaves(config) if key in _OF_STEP or key.startswith(_GROUPS_OF_STEP)}
-        rules = {f"layout {rule.level} rule {i}": rule.text for i, rule in enumerate(self.layout.parsed, 1)}
-        return of_step | rules | {"layout uneven": str([rule.pads for rule in self.layout.parsed]), "layout gather": self.layout.gather}
+        config = replace(
+            self.config,
+            optimizer=replace(self.config.optimizer, learning_rate=peak(self.config.optimizer)),
+        )
+        of_step = {
+            key: str(value)
+            for key, value in leaves(config)
+            if key in _OF_STEP or key.startswith(_GROUPS_OF_STEP)
+        }
+        rules = {
+            f"layout {rule.level} rule {i}": rule.text
+            for i, rule in enumerate(self.layout.parsed, 1)
+        }
+        return (
+            of_step
+            | rules
+            | {
+                "layout uneven": str([rule.pads for rule in self.layout.parsed]),
+                "layout gather": self.layout.gather,
+            }
+        )

@@ -20,8 +20,8 @@ from rich.console import Console
 import meshdsl as md
 from meshdsl import hosts
 from meshdsl.hosts.signals import EXIT_CODES
-from meshdsl.models.sizes import step_flops
 from meshdsl.machine import chip_of
+from meshdsl.models.sizes import step_flops
 from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.config import Config
 from meshdsl.train.data import Corpus, open_data
@@ -29,11 +29,11 @@ from meshdsl.train.data.batches import Batches
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.safeguards import Nonfinite, Watchdog, check_folder
 from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.optimizer import make_schedule, peak
 from meshdsl.train.report import describe, whole_bytes
+from meshdsl.train.safeguards import Nonfinite, Watchdog, check_folder
 from meshdsl.train.sample import sample_text
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State
@@ -43,7 +43,14 @@ _TOKENIZING = 86400.0  # seconds until the last process has tokenized its copy o
 
 
 def train(
-    config: Config, layout: md.Layout, devices: list[jax.Device], folder: RunFolder, *, resume: bool, again: bool = False, executable: Path | None = None
+    config: Config,
+    layout: md.Layout,
+    devices: list[jax.Device],
+    folder: RunFolder,
+    *,
+    resume: bool,
+    again: bool = False,
+    executable: Path | None = None,
 ) -> int:
     """Start the run in `folder`, or go on with it; returns the exit code.
 
@@ -54,8 +61,13 @@ def train(
     Raises:
       MeshDSLError: for data, layout, devices, model, folder or executable that cannot be used; nothing is written then.
     """
-    config = replace(config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer)))
-    hosts.agree("configuration", "\n".join([f"resume = {resume}", *(f"{key} = {value}" for key, value in leaves(config))]))
+    config = replace(
+        config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer))
+    )
+    hosts.agree(
+        "configuration",
+        "\n".join([f"resume = {resume}", *(f"{key} = {value}" for key, value in leaves(config))]),
+    )
     check(config.log, config.steps)
     if config.warm_start and not Path(config.warm_start).exists():
         raise md.MeshDSLError(f"warm_start={config.warm_start}: no such run, and no such file")
@@ -64,24 +76,35 @@ def train(
     job = Job(config, layout, md.make_mesh(layout, devices))
     loaded = job.load(executable) if executable else None
     console = hosts.console()
-    corpus = open_data(config, report=console.print)  # after all that is quick to refuse: it may tokenize for hours
+    corpus = open_data(
+        config, report=console.print
+    )  # after all that is quick to refuse: it may tokenize for hours
     hosts.agree("data", f"{corpus.describe()}\n{corpus.tokenizer.digest}", patience=_TOKENIZING)
     batches = corpus.train(rows_here(job.batch["tokens"]))
     held_out = corpus.validation(rows_here(job.held_out["tokens"]))
     with ExitStack() as stack:
-        lock = stack.enter_context(ExitStack())  # left last: nobody else may come in while a checkpoint is still being written
+        lock = stack.enter_context(
+            ExitStack()
+        )  # left last: nobody else may come in while a checkpoint is still being written
         stack.callback(batches.close)
-        checkpoints = stack.enter_context(closing(Checkpoints(folder.checkpoints, config.checkpoint, report=console.print)))
+        checkpoints = stack.enter_context(
+            closing(Checkpoints(folder.checkpoints, config.checkpoint, report=console.print))
+        )
         done = checkpoints.check(job.state) or 0
         if done >= config.steps and again:
             console.print(f"{folder.path} is finished, at step {done} of {config.steps}")
             return 0
         if done >= config.steps:
-            raise md.MeshDSLError(f"{folder.path} is at step {done} of {config.steps}; set more --steps to go on")
+            raise md.MeshDSLError(
+                f"{folder.path} is at step {done} of {config.steps}; set more --steps to go on"
+            )
         room = max(1, config.checkpoint.keep + 1 - checkpoints.kept)
         hosts.first_does(lambda: check_folder(folder.path, whole_bytes(job.state) * room))
         token = hosts.first_does(lambda: lock.enter_context(folder.held()))
-        hosts.agree(f"--out {folder.path}, which must be one folder for all,", f"token {folder.token(token)}")
+        hosts.agree(
+            f"--out {folder.path}, which must be one folder for all,",
+            f"token {folder.token(token)}",
+        )
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, now that nobody else can come in
         console.print(describe(layout, job.mesh, job.state, job.program().collectives))
@@ -90,7 +113,9 @@ def train(
             console.print(f"the compiled step is that of {executable}")
         run = Run(job, corpus, console, folder, checkpoints, batches, held_out, loaded)
         started = run.start(done)
-        hosts.first_does(lambda: folder.begin(config))  # only now: a resume that is refused must leave the configuration as it was
+        hosts.first_does(
+            lambda: folder.begin(config)
+        )  # only now: a resume that is refused must leave the configuration as it was
         return run.to_the_end(*started)
 
 
@@ -111,7 +136,9 @@ class Run:
         """The state to go on from and how many steps led to it: of the newest good checkpoint where there is one, else the first."""
         if not done:
             if self.folder.metrics.exists():
-                self.console.print(f"no checkpoint in {self.folder.checkpoints}: the run begins again")
+                self.console.print(
+                    f"no checkpoint in {self.folder.checkpoints}: the run begins again"
+                )
             return self.first_state(), 0
         state, position = self.checkpoints.restore(self.job.state)
         self.batches.set_state(position)
@@ -139,11 +166,15 @@ class Run:
             return hosts.ended(text, EXIT_CODES[stop.wish])
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
-            saved = f"after step {done}, which is saved" if done else "before a first step was saved"
+            saved = (
+                f"after step {done}, which is saved" if done else "before a first step was saved"
+            )
             self.console.print(f"{ending} {saved}; to go on: {again}")
             return EXIT_CODES[ending]
         if self.job.config.sample.tokens:
-            self.console.print(f"\nsample:\n{sample_text(self.job, state.params, self.corpus.tokenizer)}\n")
+            self.console.print(
+                f"\nsample:\n{sample_text(self.job, state.params, self.corpus.tokenizer)}\n"
+            )
         self.console.print(f"saved in {self.folder.path}")
         return 0
 
@@ -153,7 +184,9 @@ class Run:
         self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
         return step
 
-    def steps(self, step: Callable, state: State, done: int, stop: Stopping) -> tuple[State, int, str | None]:
+    def steps(
+        self, step: Callable, state: State, done: int, stop: Stopping
+    ) -> tuple[State, int, str | None]:
         """Run the steps after `done`, but none after the one in which `stop` asks to end. The last one is saved.
 
         Returns:
@@ -162,10 +195,14 @@ class Run:
         config, job = self.job.config, self.job
         ending = None
         with (
-            Watch(self.facts(done), self.folder, config.log, self.console, done, config.steps) as watch,
+            Watch(
+                self.facts(done), self.folder, config.log, self.console, done, config.steps
+            ) as watch,
             Watchdog(config.guard.timeout, self.folder.path) as dog,
         ):
-            guard = Nonfinite(config.guard, self.folder.path, dynamic=config.precision.loss_scale == "dynamic")
+            guard = Nonfinite(
+                config.guard, self.folder.path, dynamic=config.precision.loss_scale == "dynamic"
+            )
             while done < config.steps and not ending:
                 with watch.spent("input"):
                     arrays = next(self.batches)
@@ -176,13 +213,17 @@ class Run:
                 record = watch.step(done, measured)
                 if record:  # of a step that has ended: this one has only been begun
                     dog.beat(done)
-                ending = stop.at(done) if done < config.steps else None  # after its last step a run is finished, whatever came
+                ending = (
+                    stop.at(done) if done < config.steps else None
+                )  # after its last step a run is finished, whatever came
                 last = bool(ending) or done == config.steps
                 validate = done == config.steps or _due(done, config.validation.every)
                 save = last or self.checkpoints.due(done)
                 verdict = guard.judge(record)
                 if verdict == "go" and (validate or save):
-                    verdict = guard.judge(watch.settle())  # of this very step: what is saved is known to be finite
+                    verdict = guard.judge(
+                        watch.settle()
+                    )  # of this very step: what is saved is known to be finite
                 if verdict == "rollback":
                     state = None  # there may be no room for two
                     state, done = self.back()
@@ -206,7 +247,9 @@ class Run:
         else:
             state, _ = self.checkpoints.restore(self.job.state)
             done = int(state.step)
-        self.console.print(f"rolled back to step {done}; the data go on after the batch that was no good")
+        self.console.print(
+            f"rolled back to step {done}; the data go on after the batch that was no good"
+        )
         return state, done
 
     def facts(self, done: int) -> Facts:
@@ -218,7 +261,9 @@ class Run:
             flops=step_flops(config.model, tokens, config.model.length),
             peak_flops=chip.flops if chip else None,
             devices=mesh.size,
-            learning_rate=make_schedule(config.schedule, config.optimizer.learning_rate, config.steps),
+            learning_rate=make_schedule(
+                config.schedule, config.optimizer.learning_rate, config.steps
+            ),
             before=self.batches.get_state()["rows"] * config.model.length - done * tokens,
             bytes_per_token=self.corpus.train_bytes_per_token,
         )

@@ -22,7 +22,9 @@ def check_host_memory(mesh: Mesh, offload: Iterable[str]) -> None:
     device = mesh.local_devices[0] if mesh.local_devices else mesh.devices.flat[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
-        raise MeshDSLError(f"offload={', '.join(offload)}: needs {HOST} memory, and a device of kind {device.device_kind} has {', '.join(kinds)}")
+        raise MeshDSLError(
+            f"offload={', '.join(offload)}: needs {HOST} memory, and a device of kind {device.device_kind} has {', '.join(kinds)}"
+        )
 
 
 def in_memory(shardings: Any, kind: str) -> Any:

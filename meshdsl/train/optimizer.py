@@ -42,7 +42,9 @@ def dimension_numbers(parameters: Any) -> Any:
             return None
         at = {dim.name: index for index, dim in enumerate(parameter.dims)}
         role = parameter.role
-        return MuonDimensionNumbers(tuple(at[name] for name in role.ins), tuple(at[name] for name in role.outs))
+        return MuonDimensionNumbers(
+            tuple(at[name] for name in role.ins), tuple(at[name] for name in role.outs)
+        )
 
     return jax.tree.map(numbers, parameters, is_leaf=_is_tensor)
 
@@ -52,13 +54,20 @@ def _is_tensor(node: Any) -> bool:
 
 
 def _sgd(rate: Schedule, decay: float) -> optax.GradientTransformation:
-    return optax.chain(optax.add_decayed_weights(decay, matrices), optax.sgd(rate, momentum=0.9, nesterov=True))
+    return optax.chain(
+        optax.add_decayed_weights(decay, matrices), optax.sgd(rate, momentum=0.9, nesterov=True)
+    )
 
 
 def _adafactor(rate: Schedule, decay: float) -> optax.GradientTransformation:
     # Optax's adafactor decays by the rate it is given, not times the learning rate: chained as adamw does it instead.
     return optax.chain(
-        optax.adafactor(None, multiply_by_parameter_scale=False, clipping_threshold=1.0, min_dim_size_to_factor=128),
+        optax.adafactor(
+            None,
+            multiply_by_parameter_scale=False,
+            clipping_threshold=1.0,
+            min_dim_size_to_factor=128,
+        ),
         optax.add_decayed_weights(-decay, matrices),
         optax.scale_by_schedule(rate),
     )
@@ -66,7 +75,10 @@ def _adafactor(rate: Schedule, decay: float) -> optax.GradientTransformation:
 
 # name -> (the usual peak learning rate, the transformation of a schedule and a weight decay)
 TABLE: dict[str, tuple[float, Callable[[Schedule, float], optax.GradientTransformation]]] = {
-    "adamw": (1e-3, lambda rate, decay: optax.adamw(rate, b2=0.95, weight_decay=decay, mask=matrices)),
+    "adamw": (
+        1e-3,
+        lambda rate, decay: optax.adamw(rate, b2=0.95, weight_decay=decay, mask=matrices),
+    ),
     "adafactor": (1e-3, _adafactor),
     "lion": (3e-4, lambda rate, decay: optax.lion(rate, weight_decay=decay, mask=matrices)),
     "sgd": (1e-1, _sgd),
@@ -93,12 +105,16 @@ def make_schedule(settings: ScheduleSettings, top: float, steps: int) -> Schedul
     """A linear warmup to the rate `top`, then the shape of `settings` to the end of `steps`; no step has a rate of 0."""
     warmup = min(settings.warmup, steps - 1)
     rise = optax.linear_schedule(top / (warmup + 1), top, warmup)
-    return optax.join_schedules([rise, _SHAPES[settings.shape](settings, top, steps - warmup)], [warmup])
+    return optax.join_schedules(
+        [rise, _SHAPES[settings.shape](settings, top, steps - warmup)], [warmup]
+    )
 
 
 def _wsd(settings: ScheduleSettings, top: float, steps: int) -> Schedule:
     falling = max(1, round(settings.decay * steps))
-    return optax.linear_schedule(top, top * settings.final, falling, transition_begin=steps - falling)
+    return optax.linear_schedule(
+        top, top * settings.final, falling, transition_begin=steps - falling
+    )
 
 
 # shape -> the schedule after the warmup, over so many steps
@@ -110,7 +126,9 @@ _SHAPES: dict[str, Callable[[ScheduleSettings, float, int], Schedule]] = {
 }
 
 
-def make_optimizer(settings: Optimizer, schedule: ScheduleSettings, steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    settings: Optimizer, schedule: ScheduleSettings, steps: int
+) -> optax.GradientTransformation:
     """The optimizer that `settings` name, over a run of `steps`.
 
     Raises:

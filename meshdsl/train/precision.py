@@ -26,9 +26,15 @@ def cast(tree: Any, dtype) -> Any:
     """`tree` with the floats of its Tensors in `dtype`; what is no Tensor, or has that dtype, is left as it is."""
 
     def one(array):
-        return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) and array.dtype != dtype else array
+        return (
+            array.astype(dtype)
+            if jnp.issubdtype(array.dtype, jnp.floating) and array.dtype != dtype
+            else array
+        )
 
-    return jax.tree.map(lambda t: jax.tree.map(one, t) if is_tensor(t) else t, tree, is_leaf=is_tensor)
+    return jax.tree.map(
+        lambda t: jax.tree.map(one, t) if is_tensor(t) else t, tree, is_leaf=is_tensor
+    )
 
 
 def stochastic_round(x: jax.Array, key) -> jax.Array:
@@ -49,7 +55,10 @@ def round_at_random(params: Any, key, step) -> Any:
 
     def one(path, tensor):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return jax.tree.map(lambda x: stochastic_round(x, jax.random.fold_in(key, zlib.crc32(name.encode()))), tensor)
+        return jax.tree.map(
+            lambda x: stochastic_round(x, jax.random.fold_in(key, zlib.crc32(name.encode()))),
+            tensor,
+        )
 
     return jax.tree_util.tree_map_with_path(one, params, is_leaf=is_tensor)
 
@@ -77,4 +86,6 @@ class LossScale(PyTreeNode):
         good = jnp.where(finite, self.good + 1, 0)
         grows = good >= GROWS_AFTER
         larger = jnp.where(grows, jnp.minimum(self.value * 2, LARGEST_SCALE), self.value)
-        return LossScale(jnp.where(finite, larger, jnp.maximum(self.value / 2, 1.0)), jnp.where(grows, 0, good))
+        return LossScale(
+            jnp.where(finite, larger, jnp.maximum(self.value / 2, 1.0)), jnp.where(grows, 0, good)
+        )

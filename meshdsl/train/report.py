@@ -11,14 +11,19 @@ from typing import Any
 
 import jax
 
+from meshdsl.figures import byte_words
 from meshdsl.layout import Layout
 from meshdsl.record.collective import Collective, summary
-from meshdsl.figures import byte_words
 from meshdsl.tensor import axes_of, notation
 from meshdsl.train.checkpoints import named
 
 
-def describe(layout: Layout, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, state: Any, collectives: Iterable[Collective]) -> str:
+def describe(
+    layout: Layout,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+    state: Any,
+    collectives: Iterable[Collective],
+) -> str:
     """The report on a run.
 
     Args:
@@ -50,7 +55,10 @@ def mesh_words(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
 
 def parameter_lines(params: Any) -> Iterator[str]:
     """`blocks.mlp.up[layers, d_model_data, d_ff_model]`, with its sizes and dtype."""
-    shown = {name + notation(tensor.dims, axes_of(tensor)): tensor for name, tensor in named(params).items()}
+    shown = {
+        name + notation(tensor.dims, axes_of(tensor)): tensor
+        for name, tensor in named(params).items()
+    }
     width = max(map(len, shown))
     for text, tensor in shown.items():
         sizes = " x ".join(str(dim.size) for dim in tensor.dims)
@@ -82,4 +90,6 @@ def whole_bytes(tree: Any) -> int:
 def device_bytes(tree: Any) -> int:
     """Bytes of the arrays of `tree` that one device holds."""
     leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+    )

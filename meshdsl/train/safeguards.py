@@ -62,7 +62,9 @@ class Nonfinite:
 
     def __init__(self, guard: config.Guard, folder: Path, dynamic: bool = False):
         self._guard, self._folder, self._dynamic = guard, folder, dynamic
-        self._batches: collections.deque[tuple[int, Mapping[str, np.ndarray]]] = collections.deque(maxlen=_KEPT)
+        self._batches: collections.deque[tuple[int, Mapping[str, np.ndarray]]] = collections.deque(
+            maxlen=_KEPT
+        )
         self._in_a_row = self._backs = self._saved = 0
 
     def keep(self, step: int, batch: Mapping[str, np.ndarray]) -> None:
@@ -104,10 +106,16 @@ class Nonfinite:
         if skipped:
             after = f", the last of {self._in_a_row} steps in a row that were skipped ({patience})"
         elif policy == "rollback":
-            after = f", and the run was rolled back {self._guard.patience} times before ({patience})"
+            after = (
+                f", and the run was rolled back {self._guard.patience} times before ({patience})"
+            )
         saved = self._save(record["step"])
         batch = f"; its batch is in {saved}" if saved else ""
-        ways = [f"guard.nonfinite={each}" for each in ("skip", "rollback") if policy == "stop" and not skipped]
+        ways = [
+            f"guard.nonfinite={each}"
+            for each in ("skip", "rollback")
+            if policy == "stop" and not skipped
+        ]
         ways += ["guard.patience larger"] if after else []
         return (
             f"step {record['step']}: loss {record['loss']:.6g}, gradient norm {record['gradient_norm']:.6g}{after}{batch}; to go on from the newest "
@@ -148,7 +156,9 @@ class Watchdog:
         self._patience, self._folder = minutes * 60, folder
         self._step, self._limit, self._since = 0, self._patience * _FIRST, time.monotonic()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True) if minutes else None
+        self._thread = (
+            threading.Thread(target=self._look, name="watchdog", daemon=True) if minutes else None
+        )
 
     def beat(self, step: int) -> None:
         """The loop is well, and was last at `step`: something that the devices computed has arrived. That a step was started proves nothing."""
@@ -167,7 +177,9 @@ class Watchdog:
 
     def _look(self) -> None:
         left = self._limit
-        while not self._over.wait(min(left, self._patience)):  # not longer: the limit becomes less with the first beat
+        while not self._over.wait(
+            min(left, self._patience)
+        ):  # not longer: the limit becomes less with the first beat
             left = self._since + self._limit - time.monotonic()
             if left <= 0:
                 self._end()
@@ -180,7 +192,10 @@ class Watchdog:
                 f"the run is ended with exit code {HUNG}, and can be resumed; the stacks of all threads, also in {path}:\n{_stacks()}"
             )
             # In threads, because what the step waits for may be the very file system that these write to.
-            told = [threading.Thread(target=tell, args=(said,), daemon=True) for tell in (_to_stderr, partial(_to_file, path))]
+            told = [
+                threading.Thread(target=tell, args=(said,), daemon=True)
+                for tell in (_to_stderr, partial(_to_file, path))
+            ]
             for each in told:
                 each.start()
             until = time.monotonic() + _TELLING

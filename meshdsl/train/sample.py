@@ -26,11 +26,18 @@ from meshdsl.train.precision import cast
 def sample_text(job: Job, params: Transformer, tokenizer: Tokenizer) -> str:
     """What the model writes after the configured prompt, the prompt included, under the layout of `job`. A long prompt is cut."""
     config, length = job.config, job.config.model.length
-    prompt = [int(token) for token in tokenizer.encode(config.sample.prompt)][: length - 1] or [tokenizer.separator]
+    prompt = [int(token) for token in tokenizer.encode(config.sample.prompt)][: length - 1] or [
+        tokenizer.separator
+    ]
     count = min(config.sample.tokens, length - len(prompt))
     how = Sampling(config.sample.temperature)
     model = in_dtype(params, config.precision.compute)
-    written = [int(row[0]) for row in continuations(model, [prompt], count, jax.random.key(config.seed), how, job.layout, job.mesh)]
+    written = [
+        int(row[0])
+        for row in continuations(
+            model, [prompt], count, jax.random.key(config.seed), how, job.layout, job.mesh
+        )
+    ]
     return printable(tokenizer.decode([*prompt, *written]))
 
 
@@ -45,7 +52,12 @@ def in_dtype(params: Any, dtype: str) -> Any:
 
 
 def open_model(
-    folder: RunFolder, config: Config, layout: md.Layout, mesh: Mesh, step: int | None, report: Callable[[str], Any]
+    folder: RunFolder,
+    config: Config,
+    layout: md.Layout,
+    mesh: Mesh,
+    step: int | None,
+    report: Callable[[str], Any],
 ) -> tuple[int, Transformer]:
     """The model of a run under any layout, in the dtype that the run computes in, and the step of the checkpoint that it is of.
 
@@ -56,14 +68,27 @@ def open_model(
     Raises:
       MeshDSLError: there is no such checkpoint, or it is of another model.
     """
-    shapes = jax.eval_shape(lambda key: cast(Transformer.init(key, config.model), config.precision.params), jax.random.key(0))
-    like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, md.shardings(shapes, layout, mesh))
+    shapes = jax.eval_shape(
+        lambda key: cast(Transformer.init(key, config.model), config.precision.params),
+        jax.random.key(0),
+    )
+    like = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        shapes,
+        md.shardings(shapes, layout, mesh),
+    )
     found, params = read_params(folder.checkpoints, like, step, report=report)
     return found, in_dtype(params, config.precision.compute)
 
 
 def continuations(
-    model: Transformer, prompts: Sequence[Sequence[int]], count: int, key: jax.Array, how: Sampling, layout: md.Layout, mesh: Mesh
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    key: jax.Array,
+    how: Sampling,
+    layout: md.Layout,
+    mesh: Mesh,
 ) -> Iterator[np.ndarray]:
     """The next token of every prompt, int32 [prompts], `count` times or until all have ended.
 
@@ -90,7 +115,11 @@ def continuations(
 
         def step(*args):
             progress = fn(*args)
-            return progress.cache, progress.replace(cache=None), jax.lax.with_sharding_constraint(progress.token.array, everywhere)
+            return (
+                progress.cache,
+                progress.replace(cache=None),
+                jax.lax.with_sharding_constraint(progress.token.array, everywhere),
+            )
 
         return jax.jit(step, **how_compiled)
 
@@ -100,7 +129,10 @@ def continuations(
     def after(model: Transformer, cache, rest: Progress, key) -> Progress:
         return generate.advance(model, rest.replace(cache=cache), key, how)
 
-    placed = [_placed(array, dims, layout, mesh) for array, dims in ((tokens, (batch, length)), (sizes, (batch,)))]
+    placed = [
+        _placed(array, dims, layout, mesh)
+        for array, dims in ((tokens, (batch, length)), (sizes, (batch,)))
+    ]
     cache, rest, token = lowered(first)(model, *placed, key)
     advance = lowered(after, donate_argnums=1)
     ended = np.zeros(len(prompts), bool)
@@ -117,12 +149,20 @@ def continuations(
 
 def _fitting(size: int, dim: str, layout: md.Layout, mesh: Mesh) -> int:
     """The least size from `size` on that divides over all axes that the layout may split `dim` over."""
-    parts = 1 if dim in layout.padded else math.prod(mesh.shape[axis] for axis in layout.value_axes.get(dim, ()))
+    parts = (
+        1
+        if dim in layout.padded
+        else math.prod(mesh.shape[axis] for axis in layout.value_axes.get(dim, ()))
+    )
     return -(-size // parts) * parts
 
 
-def _placed(array: np.ndarray, dims: tuple[md.Dim, ...], layout: md.Layout, mesh: Mesh) -> md.Tensor:
+def _placed(
+    array: np.ndarray, dims: tuple[md.Dim, ...], layout: md.Layout, mesh: Mesh
+) -> md.Tensor:
     """`array`, which every process has, split by the law."""
     tensor = md.tensor(jax.ShapeDtypeStruct(array.shape, jnp.int32), dims)
     sharding = md.shardings(tensor, layout, mesh).array
-    return md.tensor(jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]), dims)
+    return md.tensor(
+        jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]), dims
+    )

@@ -55,21 +55,31 @@ def _field(config: Any, key: str) -> tuple[Any, Any]:
     """
     inside, names = config, key.split(".")
     for depth, name in enumerate(names):
-        fields = {f.name: f for f in dataclasses.fields(inside)} if dataclasses.is_dataclass(inside) else {}
+        fields = (
+            {f.name: f for f in dataclasses.fields(inside)}
+            if dataclasses.is_dataclass(inside)
+            else {}
+        )
         before = ".".join(names[:depth])
         if name not in fields:
             close = nearest(key, _keys(config))
-            raise MeshDSLError(f"no setting `{key}`{close if 'did you mean' in close else '; `meshdsl train --print-config` shows all'}")
+            raise MeshDSLError(
+                f"no setting `{key}`{close if 'did you mean' in close else '; `meshdsl train --print-config` shows all'}"
+            )
         kind = typing.get_type_hints(type(inside))[name]
         value, last = getattr(inside, name), depth == len(names) - 1
         if isinstance(value, dict) and dataclasses.is_dataclass(entry := typing.get_args(kind)[-1]):
             path = f"{before}.{name}".lstrip(".")
             if len(names) - depth != 3 or not names[depth + 1]:
-                raise MeshDSLError(f"`{key}` is a table of settings by name; set `{path}.NAME.{dataclasses.fields(entry)[0].name}`, say")
+                raise MeshDSLError(
+                    f"`{key}` is a table of settings by name; set `{path}.NAME.{dataclasses.fields(entry)[0].name}`, say"
+                )
             item, leaf = value.get(names[depth + 1], entry()), names[depth + 2]
             known = {f.name: f for f in dataclasses.fields(item)}
             if leaf not in known:
-                raise MeshDSLError(f"no setting `{key}`{nearest(key, [f'{path}.{names[depth + 1]}.{each}' for each in known])}")
+                raise MeshDSLError(
+                    f"no setting `{key}`{nearest(key, [f'{path}.{names[depth + 1]}.{each}' for each in known])}"
+                )
             return typing.get_type_hints(entry)[leaf], known[leaf].metadata
         if last:
             if dataclasses.is_dataclass(value):
@@ -87,9 +97,19 @@ def _keys(config: Any) -> list[str]:
 def _applied(config: Any, values: dict[str, Any]) -> Any:
     changes: dict[str, Any] = {}
     for group in {key.partition(".")[0] for key in values if "." in key}:
-        inside = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(group + ".")}
-        changes[group] = _grown(config, group, inside) if isinstance(getattr(config, group), dict) else _applied(getattr(config, group), inside)
-    return dataclasses.replace(config, **changes, **{key: value for key, value in values.items() if "." not in key})
+        inside = {
+            key.partition(".")[2]: value
+            for key, value in values.items()
+            if key.startswith(group + ".")
+        }
+        changes[group] = (
+            _grown(config, group, inside)
+            if isinstance(getattr(config, group), dict)
+            else _applied(getattr(config, group), inside)
+        )
+    return dataclasses.replace(
+        config, **changes, **{key: value for key, value in values.items() if "." not in key}
+    )
 
 
 def _grown(config: Any, field: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +117,11 @@ def _grown(config: Any, field: str, values: dict[str, Any]) -> dict[str, Any]:
     entry = typing.get_args(typing.get_type_hints(type(config))[field])[-1]
     table = dict(getattr(config, field))
     for name in dict.fromkeys(key.partition(".")[0] for key in values):
-        inside = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(name + ".")}
+        inside = {
+            key.partition(".")[2]: value
+            for key, value in values.items()
+            if key.startswith(name + ".")
+        }
         table[name] = _applied(table.get(name, entry()), inside)
     return table
 
@@ -176,7 +200,11 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
         if dataclasses.is_dataclass(value):
             yield from ((f"{field.name}.{key}", leaf) for key, leaf in leaves(value))
         elif isinstance(value, dict) and any(map(dataclasses.is_dataclass, value.values())):
-            yield from ((f"{field.name}.{name}.{key}", leaf) for name, entry in value.items() for key, leaf in leaves(entry))
+            yield from (
+                (f"{field.name}.{name}.{key}", leaf)
+                for name, entry in value.items()
+                for key, leaf in leaves(entry)
+            )
         elif not (isinstance(value, dict) and not value):
             yield field.name, list(value) if isinstance(value, tuple) else value
 
@@ -218,7 +246,11 @@ def _with_named(values: dict[str, Any], config: Any) -> Any:
         if dataclasses.is_dataclass(inside):
             changes[key] = _with_named(value, inside)
         elif kind and dataclasses.is_dataclass(entry := kind[-1]):
-            changes[key] = inside | {name: inside.get(name, entry()) for name, each in value.items() if isinstance(each, dict)}
+            changes[key] = inside | {
+                name: inside.get(name, entry())
+                for name, each in value.items()
+                if isinstance(each, dict)
+            }
         elif not value and dict not in kind:
             raise MeshDSLError(f"no table `{key}`{nearest(key, hints)}")
     return dataclasses.replace(config, **changes) if changes else config

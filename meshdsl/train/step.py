@@ -20,12 +20,12 @@ from flax.struct import PyTreeNode
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
+from meshdsl.compiled.options import default_options
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering import resharding
 from meshdsl.lowering.lower import gather_updated
 from meshdsl.lowering.shardings import shardings
-from meshdsl.compiled.options import default_options
 from meshdsl.record.program import Program
 from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.train.config import Precision
@@ -95,11 +95,15 @@ class TrainStep:
         self._precision = precision
         self._skips = skip_nonfinite or precision.loss_scale == "dynamic"
         on_host = "optimizer" in offload
-        self._gradients = md.lower(_loss_and_gradients(loss, microbatches, precision), layout, mesh, dims=dims)
+        self._gradients = md.lower(
+            _loss_and_gradients(loss, microbatches, precision), layout, mesh, dims=dims
+        )
         shapes = jax.eval_shape(self._start, jax.random.key(0))
         everywhere = NamedSharding(mesh, PartitionSpec())
         opt_state = shardings(shapes.opt_state, layout, mesh, "optimizer")
-        self._fetched = in_memory(opt_state, DEVICE) if on_host else None  # where optimizer state lies that waits on the host, for the update
+        self._fetched = (
+            in_memory(opt_state, DEVICE) if on_host else None
+        )  # where optimizer state lies that waits on the host, for the update
         self.shardings = State(
             step=everywhere,
             params=shardings(shapes.params, layout, mesh),
@@ -108,21 +112,34 @@ class TrainStep:
             scale=jax.tree.map(lambda _: everywhere, shapes.scale),
         )
         self.abstract = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, self.shardings
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            shapes,
+            self.shardings,
         )
         self._updating = shardings(shapes.params, layout, mesh, "optimizer")
-        known = {d.name for t in jax.tree.leaves(self.abstract.params, is_leaf=is_tensor) for d in t.dims}
-        self._to_rest = gather_updated(layout, mesh, [*dims, *known, *(r.dim for r in layout.parsed)])
-        self.compiler_options = default_options(mesh) if compiler_options is None else dict(compiler_options)
+        known = {
+            d.name for t in jax.tree.leaves(self.abstract.params, is_leaf=is_tensor) for d in t.dims
+        }
+        self._to_rest = gather_updated(
+            layout, mesh, [*dims, *known, *(r.dim for r in layout.parsed)]
+        )
+        self.compiler_options = (
+            default_options(mesh) if compiler_options is None else dict(compiler_options)
+        )
         self._step = jax.jit(
-            self._one_step, donate_argnums=0, out_shardings=(self.shardings, None), compiler_options=self.compiler_options or None
+            self._one_step,
+            donate_argnums=0,
+            out_shardings=(self.shardings, None),
+            compiler_options=self.compiler_options or None,
         )
 
     def init(self, key) -> State:
         """The first state; every array is made where it belongs, and is the same under every layout."""
         return jax.jit(self._start, out_shardings=self.shardings)(key)
 
-    def __call__(self, state: State, batch: dict[str, Tensor]) -> tuple[State, dict[str, jax.Array]]:
+    def __call__(
+        self, state: State, batch: dict[str, Tensor]
+    ) -> tuple[State, dict[str, jax.Array]]:
         """The next state, and scalars: `loss`, what the loss function reports, `gradient_norm` (before clipping) and
         `parameter_norm` (before the update); where the loss is scaled `loss_scale`, and where steps may be skipped `skipped`.
         """
@@ -138,7 +155,14 @@ class TrainStep:
         from meshdsl.report.drawn_program import DrawnProgram
 
         traced = jax.jit(lambda *args: self._one_step(*args)).trace(state, batch)
-        return DrawnProgram([*self._gradients.record, *self._to_rest.record], traced.jaxpr, self.layout, dict(self.mesh.shape), (state, batch), (0,))
+        return DrawnProgram(
+            [*self._gradients.record, *self._to_rest.record],
+            traced.jaxpr,
+            self.layout,
+            dict(self.mesh.shape),
+            (state, batch),
+            (0,),
+        )
 
     def _start(self, key) -> State:
         for_params, for_steps = jax.random.split(key)
@@ -152,11 +176,17 @@ class TrainStep:
         if self.microbatches is not None:
             key = Tensor(jax.random.split(key, self.microbatches.size), (self.microbatches,))
         scale = self._scale(state)
-        loss, aux, grads, norms = self._gradients(state.params, batch, key, *([] if scale is None else [scale]))
+        loss, aux, grads, norms = self._gradients(
+            state.params, batch, key, *([] if scale is None else [scale])
+        )
         metrics = {"loss": loss.array, **{name: t.array for name, t in {**aux, **norms}.items()}}
         if scale is not None:
             metrics["loss_scale"] = scale
-        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"]) if self._skips else None
+        finite = (
+            jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+            if self._skips
+            else None
+        )
         if finite is not None:
             metrics["skipped"] = jnp.where(finite, 0, 1)
         params, opt_state = self._updated(state, grads, metrics["gradient_norm"], finite)
@@ -179,14 +209,23 @@ class TrainStep:
         kept = jax.device_put(state.opt_state, self._fetched) if self._fetched else state.opt_state
         full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
         updates, opt_state = self._tx.update(*full)
-        params, opt_state = optax.apply_updates(full[2], updates), cast(opt_state, self._precision.optimizer)
+        params, opt_state = (
+            optax.apply_updates(full[2], updates),
+            cast(opt_state, self._precision.optimizer),
+        )
         if self._precision.stochastic_rounding:
-            params = jax.lax.with_sharding_constraint(round_at_random(params, state.key, state.step), self._updating)
+            params = jax.lax.with_sharding_constraint(
+                round_at_random(params, state.key, state.step), self._updating
+            )
         else:
             params = cast(params, self._precision.params)
         if finite is not None:
-            params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), (params, opt_state), (before, kept))
-        return params, jax.device_put(opt_state, self.shardings.opt_state) if self._fetched else opt_state
+            params, opt_state = jax.tree.map(
+                lambda new, old: jnp.where(finite, new, old), (params, opt_state), (before, kept)
+            )
+        return params, jax.device_put(
+            opt_state, self.shardings.opt_state
+        ) if self._fetched else opt_state
 
 
 def _loss_and_gradients(loss: Callable, microbatches: Dim | None, precision: Precision) -> Callable:

@@ -57,7 +57,9 @@ class Fixed:
         return tuple(md.Dim(name, max(8, -(-low // 4) * 4)) for name in names)
 
     def tensor(self, *dims, low=-1.0, high=1.0):
-        return md.tensor(self.rng.uniform(low, high, [d.size for d in dims]).astype(np.float32), dims)
+        return md.tensor(
+            self.rng.uniform(low, high, [d.size for d in dims]).astype(np.float32), dims
+        )
 
     def integers(self, *dims, below):
         return md.tensor(self.rng.integers(0, below, [d.size for d in dims]).astype(np.int32), dims)
@@ -81,7 +83,9 @@ def moves(case: Case, along) -> str:
     """What the ops of an example move when the dims `along` are split, each over four devices in turn."""
     seen, waits = set(), False
     for dim in along:
-        found, pending = lowered_moves(case, md.Layout([f"{dim.name} -> p"], mesh={"p": 4}, uneven="pad"), [dim])
+        found, pending = lowered_moves(
+            case, md.Layout([f"{dim.name} -> p"], mesh={"p": 4}, uneven="pad"), [dim]
+        )
         seen, waits = seen | found, waits or pending
     words = [*sorted(seen), *(["pending sum"] if waits else [])]
     return ", ".join(words) or "none"
@@ -92,7 +96,9 @@ def rows(entries: list[Entry]) -> list[str]:
     lines: dict[tuple, list[str]] = {}
     for entry in entries:
         case = entry.example(Fixed())
-        every = {d for t in jax.tree.leaves(case.args, is_leaf=is_tensor) if is_tensor(t) for d in t.dims}
+        every = {
+            d for t in jax.tree.leaves(case.args, is_leaf=is_tensor) if is_tensor(t) for d in t.dims
+        }
         others = sorted(every.difference(case.along), key=lambda d: d.name)
         split = moves(case, case.along) if case.along else "works along none"
         row = (shape(case), entry.local, moves(case, others), split, entry.mesh_tensorflow or "-")
@@ -103,7 +109,10 @@ def rows(entries: list[Entry]) -> list[str]:
 def page() -> str:
     parts = [HEAD]
     for family, entries in families().items():
-        parts += [f"\n## {TITLES[family]}\n", "| op | dims | what each device computes | other dims split | a dim it works along split | Mesh-TensorFlow |"]
+        parts += [
+            f"\n## {TITLES[family]}\n",
+            "| op | dims | what each device computes | other dims split | a dim it works along split | Mesh-TensorFlow |",
+        ]
         parts += ["| --- | --- | --- | --- | --- | --- |", *rows(entries)]
     return "\n".join(parts) + "\n" + TAIL
 

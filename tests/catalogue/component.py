@@ -8,7 +8,9 @@ TWO = set(
     "add arctan2 divide equal fmax fmin greater greater_equal heaviside hypot less less_equal logaddexp logaddexp2 maximum "
     "minimum multiply not_equal power float_power subtract".split()
 )
-DIVIDING = set("floor_divide fmod mod remainder".split())  # jump where a quotient is whole, so their operands keep off that
+DIVIDING = set(
+    "floor_divide fmod mod remainder".split()
+)  # jump where a quotient is whole, so their operands keep off that
 BITS = set("bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor".split())
 NOT = {"bitwise_not", "logical_not"}
 DOMAIN = {"arccosh": (1.1, 2.0)}
@@ -23,13 +25,19 @@ def _example(name):
     fn = FUNCTIONS[name]
 
     def unary(draw):
-        x = draw.tensor(*draw.dims("a", "b"), low=DOMAIN.get(name, (0.1, 0.9))[0], high=DOMAIN.get(name, (0.1, 0.9))[1])
+        x = draw.tensor(
+            *draw.dims("a", "b"),
+            low=DOMAIN.get(name, (0.1, 0.9))[0],
+            high=DOMAIN.get(name, (0.1, 0.9))[1],
+        )
         return Case(fn, (x,))
 
     def binary(draw):
         a, b = draw.dims("a", "b")
         x, y = draw.tensor(a, b, low=0.1, high=0.9), draw.tensor(b, low=0.1, high=0.9)
-        return Case(*draw.pick((fn, (x, y)), (lambda x, y: fn(y, x), (x, y)), (lambda x: fn(x, 0.5), (x,))))
+        return Case(
+            *draw.pick((fn, (x, y)), (lambda x, y: fn(y, x), (x, y)), (lambda x: fn(x, 0.5), (x,)))
+        )
 
     def dividing(draw):
         a, b = draw.dims("a", "b")
@@ -46,13 +54,29 @@ def _example(name):
 
     if name == "where":
         return where
-    return bits if name in BITS | NOT else dividing if name in DIVIDING else binary if name in TWO else unary
+    return (
+        bits
+        if name in BITS | NOT
+        else dividing
+        if name in DIVIDING
+        else binary
+        if name in TWO
+        else unary
+    )
 
 
 def _entry(name):
-    clip = lambda draw: Case(lambda x: FUNCTIONS["clip"](x, -0.5, 0.5), (draw.tensor(*draw.dims("a", "b")),))  # noqa: E731
+    clip = lambda draw: Case(
+        lambda x: FUNCTIONS["clip"](x, -0.5, 0.5), (draw.tensor(*draw.dims("a", "b")),)
+    )  # noqa: E731
     example = clip if name == "clip" else _example(name)
-    known = "SlicewiseOperation; whole operands only" if name == "where" else MESH_TENSORFLOW.get(name, "GenericGradOperation, BinaryOpWithBroadcasting or SlicewiseOperation")
+    known = (
+        "SlicewiseOperation; whole operands only"
+        if name == "where"
+        else MESH_TENSORFLOW.get(
+            name, "GenericGradOperation, BinaryOpWithBroadcasting or SlicewiseOperation"
+        )
+    )
     return Entry(name, example, LOCAL, mesh_tensorflow=known)
 
 
@@ -62,7 +86,18 @@ def _unary(fn, **how):
 
 ENTRIES = [
     *(_entry(name) for name in FUNCTIONS),
-    Entry("map", _unary(lambda x: md.map(lambda a: a * a, x)), LOCAL, mesh_tensorflow="SlicewiseOperation; gradients by hand"),
-    Entry("cast", _unary(lambda x: md.cast(x, "bfloat16")), LOCAL, mesh_tensorflow="SlicewiseOperation", gradients=False),
+    Entry(
+        "map",
+        _unary(lambda x: md.map(lambda a: a * a, x)),
+        LOCAL,
+        mesh_tensorflow="SlicewiseOperation; gradients by hand",
+    ),
+    Entry(
+        "cast",
+        _unary(lambda x: md.cast(x, "bfloat16")),
+        LOCAL,
+        mesh_tensorflow="SlicewiseOperation",
+        gradients=False,
+    ),
     Entry("stop_gradient", _unary(md.stop_gradient), LOCAL, mesh_tensorflow="StopGradient"),
 ]

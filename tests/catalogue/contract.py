@@ -9,7 +9,11 @@ def _einsum(draw):
     x, y = draw.tensor(a, b), draw.tensor(b, c)
     return draw.pick(
         Case(lambda x, y: md.einsum(x, y, out=(a, c)), (x, y), (b,)),
-        Case(lambda x, y, z: md.einsum(x, y, z, md.tensor(2.0, ()), out=(d, a)), (x, y, draw.tensor(c, d)), (b, c)),
+        Case(
+            lambda x, y, z: md.einsum(x, y, z, md.tensor(2.0, ()), out=(d, a)),
+            (x, y, draw.tensor(c, d)),
+            (b, c),
+        ),
         Case(lambda x, y: md.einsum(x, y, y, out=(b, a)), (x, y), (c,)),
         Case(lambda x: md.einsum(x, out=b), (x,), (a,)),
     )

@@ -28,7 +28,9 @@ def _chosen(fn):
 
 
 def _counted(x):
-    return md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, md.sin(c[1])), (md.tensor(0, ()), x))[1]
+    return md.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, md.sin(c[1])), (md.tensor(0, ()), x)
+    )[1]
 
 
 def _scan(x, a, b):
@@ -38,7 +40,11 @@ def _scan(x, a, b):
 def _map_over(draw):
     a, b = draw.dims("a", "b")
     batch = draw.pick(None, draw.integer(1, max(1, a.size)))
-    return Case(lambda x: md.map_over(lambda x: md.softmax(x, b), x, dim=a, batch=batch), (draw.tensor(a, b),), (a,))
+    return Case(
+        lambda x: md.map_over(lambda x: md.softmax(x, b), x, dim=a, batch=batch),
+        (draw.tensor(a, b),),
+        (a,),
+    )
 
 
 def _value(x):

@@ -8,7 +8,9 @@ def _conv(fn):
     def example(draw):
         a, b, c, d, e = draw.dims("a", "b", "c", "d", "e")
         stride, dilation = draw.pick(1, 2, 3), draw.pick(1, 2)
-        run = lambda x, k: fn(x, k, {b: d}, out=(..., e), stride=stride, dilation=dilation, into={b: "v"})  # noqa: E731
+        run = lambda x, k: fn(
+            x, k, {b: d}, out=(..., e), stride=stride, dilation=dilation, into={b: "v"}
+        )  # noqa: E731
         return Case(run, (draw.tensor(a, b, c), draw.tensor(d, c, e)), (b, d))
 
     return example

@@ -10,7 +10,10 @@ WINDOW = "its own elements of the result; fetches those that it lacks"
 
 def _take(draw):
     a, b, c = draw.dims("a", "b", "c")
-    x, ids = draw.tensor(a, b), draw.pick(draw.integers(c, below=a.size + 2), draw.integers(b, c, below=a.size + 2))
+    x, ids = (
+        draw.tensor(a, b),
+        draw.pick(draw.integers(c, below=a.size + 2), draw.integers(b, c, below=a.size + 2)),
+    )
     return Case(lambda x, ids: md.take(x, ids, a), (x, ids), (a,))
 
 
@@ -40,17 +43,29 @@ def _pad(draw):
 def _split(draw):
     a, b = draw.dims("a", "b")
     first = draw.integer(0, a.size)
-    return Case(lambda x: md.split(x, a, [md.Dim("v", first), md.Dim("w", a.size - first)]), (draw.tensor(a, b),), (a,))
+    return Case(
+        lambda x: md.split(x, a, [md.Dim("v", first), md.Dim("w", a.size - first)]),
+        (draw.tensor(a, b),),
+        (a,),
+    )
 
 
 def _concat(draw):
     a, b = draw.dims("a", "b")
-    return Case(lambda x, y: md.concat([x, y, x], "a", out="v"), (draw.tensor(a, b), draw.tensor(a, b)), (a,))
+    return Case(
+        lambda x, y: md.concat([x, y, x], "a", out="v"),
+        (draw.tensor(a, b), draw.tensor(a, b)),
+        (a,),
+    )
 
 
 def _stack(draw):
     a, b = draw.dims("a", "b")
-    return Case(lambda x, y: md.stack([x, y, x], "v"), (draw.tensor(a, b), draw.tensor(a, b)), (md.Dim("v", 3),))
+    return Case(
+        lambda x, y: md.stack([x, y, x], "v"),
+        (draw.tensor(a, b), draw.tensor(a, b)),
+        (md.Dim("v", 3),),
+    )
 
 
 def _unstack(draw):

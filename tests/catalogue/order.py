@@ -34,7 +34,11 @@ def _searchsorted(draw):
     a, b, c = draw.dims("a", "b", "c")
     side = draw.pick("left", "right")
     table = sorting.sort(draw.tensor(a, b), a)
-    return Case(lambda x, v: sorting.searchsorted(x, v, a, side=side), (table, draw.tensor(*draw.pick((b, c), (c,)))), (a,))
+    return Case(
+        lambda x, v: sorting.searchsorted(x, v, a, side=side),
+        (table, draw.tensor(*draw.pick((b, c), (c,)))),
+        (a,),
+    )
 
 
 SORT = "rows that it gets whole; a lone row: its part, merged with those of others in turn"

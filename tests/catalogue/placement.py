@@ -20,6 +20,12 @@ def _replicated(draw):
 
 
 ENTRIES = [
-    Entry("reshard", _resharded, "nothing", ("all_gather", "all_to_all", "ppermute"), "none: one layout for all, no placement by hand"),
+    Entry(
+        "reshard",
+        _resharded,
+        "nothing",
+        ("all_gather", "all_to_all", "ppermute"),
+        "none: one layout for all, no placement by hand",
+    ),
     Entry("replicate", _replicated, "nothing", ("all_gather",)),
 ]

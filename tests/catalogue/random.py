@@ -24,7 +24,11 @@ def _categorical(draw):
     a, b = draw.dims("a", "b")
     k = draw.integer(1, max(1, a.size))
     how = draw.pick({"top_p": 0.8}, {}, {"top_k": k}, {"temperature": 0.7})
-    return Case(lambda x: random.categorical(KEY, x, a, **how), (draw.tensor(a, b, low=-3.0, high=3.0),), (a,))
+    return Case(
+        lambda x: random.categorical(KEY, x, a, **how),
+        (draw.tensor(a, b, low=-3.0, high=3.0),),
+        (a,),
+    )
 
 
 def _dropout(draw):
@@ -47,7 +51,10 @@ DRAWS = {
     "normal": (lambda dims, x: random.normal(KEY, dims, like=x), UNIFORM),
     "truncated_normal": (lambda dims, x: random.truncated_normal(KEY, dims, -2.0, 2.0, like=x), ""),
     "exponential": (lambda dims, x: random.exponential(KEY, dims, like=x), ""),
-    "gumbel": (lambda dims, x: random.gumbel(KEY, dims, like=x), "RandomOperation (`sample_with_temperature`)"),
+    "gumbel": (
+        lambda dims, x: random.gumbel(KEY, dims, like=x),
+        "RandomOperation (`sample_with_temperature`)",
+    ),
     "bernoulli": (lambda dims, x: random.bernoulli(KEY, 0.3, dims, like=x), ""),
     "randint": (lambda dims, x: random.randint(KEY, dims, -3, 99, like=x), ""),
 }

@@ -18,13 +18,18 @@ NOT_FAMILIES = {"__main__", "api", "read"}
 
 def families() -> dict[str, list[Entry]]:
     """The entries of each module of the catalogue."""
-    names = sorted(m.name for m in pkgutil.iter_modules(tests.catalogue.__path__) if m.name not in NOT_FAMILIES)
+    names = sorted(
+        m.name for m in pkgutil.iter_modules(tests.catalogue.__path__) if m.name not in NOT_FAMILIES
+    )
     return {name: importlib.import_module(f"tests.catalogue.{name}").ENTRIES for name in names}
 
 
 def is_the_ops_own(op: Op, move: Move) -> bool:
     """Whether the op itself asked for a move, and not the law for the op's operands or results."""
-    return move.why.startswith((f"{op.name} along", "placed by hand")) or move.why == "the op needs it whole"
+    return (
+        move.why.startswith((f"{op.name} along", "placed by hand"))
+        or move.why == "the op needs it whole"
+    )
 
 
 def own_moves(ops: list[Op]) -> set[str]:
@@ -43,7 +48,16 @@ def lowered_moves(case: Case, layout: md.Layout, dims) -> tuple[set[str], bool]:
         pending.extend(t.pending for t in placed)
         if placed:
             ops = placed[0].place.scope.recorder.ops
-            seen.update(own_moves(ops), {m.operation for op in ops if op.name == "settle" for m in op.moves if m.operation == "psum"})
+            seen.update(
+                own_moves(ops),
+                {
+                    m.operation
+                    for op in ops
+                    if op.name == "settle"
+                    for m in op.moves
+                    if m.operation == "psum"
+                },
+            )
         return result
 
     lowered = md.lower(run, layout, dims=dims)

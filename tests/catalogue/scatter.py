@@ -11,8 +11,16 @@ def _scatter(*how):
         a, b, c = draw.dims("a", "b", "c")
         chosen = draw.pick(*how)
         picked = draw.pick((c,), (b, c))
-        x, ids, updates = draw.tensor(a, b), draw.integers(*picked, below=a.size + 1), draw.tensor(b, c)
-        return Case(lambda x, ids, updates: scatter(x, ids, updates, a, how=chosen), (x, ids, updates), (a, c))
+        x, ids, updates = (
+            draw.tensor(a, b),
+            draw.integers(*picked, below=a.size + 1),
+            draw.tensor(b, c),
+        )
+        return Case(
+            lambda x, ids, updates: scatter(x, ids, updates, a, how=chosen),
+            (x, ids, updates),
+            (a, c),
+        )
 
     return example
 
@@ -26,7 +34,9 @@ def _segment_sum(draw):
 def _bincount(draw):
     a, b, v = draw.dims("a", "b", "v")
     ids, weights = draw.integers(a, b, below=v.size + 1), draw.tensor(b, a)
-    return Case(lambda ids, w: [bincount(ids, v), bincount(ids, v, weights=w)], (ids, weights), (a, b))
+    return Case(
+        lambda ids, w: [bincount(ids, v), bincount(ids, v, weights=w)], (ids, weights), (a, b)
+    )
 
 
 def _diagonal(draw):
@@ -58,7 +68,23 @@ ENTRIES = [
     Entry("segment_sum", _segment_sum, f"{OWN}, added up", mesh_tensorflow=ONE_HOT),
     Entry("bincount", _bincount, f"{OWN}, counted", mesh_tensorflow=ONE_HOT),
     Entry("diagonal", _diagonal, "the elements of the diagonal that it has", ("ppermute",)),
-    Entry("tril", _mask(triangle.tril), "its part, by the indices that it has", mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting"),
-    Entry("triu", _mask(triangle.triu), "its part, by the indices that it has", mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting"),
-    Entry("eye", _eye, "its part, by the indices that it has", mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting", gradients=False),
+    Entry(
+        "tril",
+        _mask(triangle.tril),
+        "its part, by the indices that it has",
+        mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    ),
+    Entry(
+        "triu",
+        _mask(triangle.triu),
+        "its part, by the indices that it has",
+        mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    ),
+    Entry(
+        "eye",
+        _eye,
+        "its part, by the indices that it has",
+        mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+        gradients=False,
+    ),
 ]

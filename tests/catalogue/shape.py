@@ -8,9 +8,15 @@ def _reshape(draw):
     a, b, c = draw.dims("a", "b", "c")
     v, w = draw.dims("v", "w")
     product = md.Dim("a", v.size * w.size)
-    merge = Case(lambda x: md.reshape(x, (md.Dim("v", a.size * b.size), c)), (draw.tensor(a, b, c),), (a, b))
+    merge = Case(
+        lambda x: md.reshape(x, (md.Dim("v", a.size * b.size), c)), (draw.tensor(a, b, c),), (a, b)
+    )
     split = Case(lambda x: md.reshape(x, (b, v, w)), (draw.tensor(product, b),), (product,))
-    across = Case(lambda x: md.reshape(x, (v, md.Dim("w", w.size * b.size))), (md.transpose(draw.tensor(product, b), (product, b)),), (product, b))
+    across = Case(
+        lambda x: md.reshape(x, (v, md.Dim("w", w.size * b.size))),
+        (md.transpose(draw.tensor(product, b), (product, b)),),
+        (product, b),
+    )
     return draw.pick(merge, split, across)
 
 

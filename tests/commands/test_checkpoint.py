@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 import pytest
 import safetensors
-from meshdsl.models.transformer import Transformer
 
 from meshdsl import cli
+from meshdsl.models.transformer import Transformer
 from meshdsl.train.checkpoints import transfer
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override, to_toml
@@ -61,7 +61,10 @@ def test_ls_says_which_are_whole_without_reading_arrays(run, said):
     code, lines = said("ls", run)
     assert code == 0
     assert lines[0].split() == ["step", "size", "written", "whole"]
-    assert re.fullmatch(r" +3  [\d.]+ KiB  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  no: _METADATA is not what was written", lines[1])
+    assert re.fullmatch(
+        r" +3  [\d.]+ KiB  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  no: _METADATA is not what was written",
+        lines[1],
+    )
     assert lines[2].endswith("  yes")
 
 
@@ -80,18 +83,26 @@ def test_show_lists_arrays_with_dims_dtype_and_size(run, said):
     code, lines = said("show", run, "--step", 3)
     assert code == 0
     assert lines[0].startswith(f"step 3 of {run}, written 20")
-    assert "params.blocks.layer.mlp.up.weight [layers=1, d_model=16, d_ff=16] float32 1.0 KiB" in [" ".join(line.split()) for line in lines]
+    assert "params.blocks.layer.mlp.up.weight [layers=1, d_model=16, d_ff=16] float32 1.0 KiB" in [
+        " ".join(line.split()) for line in lines
+    ]
 
 
 def test_export_and_import_give_a_run_to_begin_with(run, said, tmp_path):
-    assert said("export", run, "--out", tmp_path / "x.safetensors") == (0, [f"wrote {tmp_path}/x.safetensors"])
+    assert said("export", run, "--out", tmp_path / "x.safetensors") == (
+        0,
+        [f"wrote {tmp_path}/x.safetensors"],
+    )
     with safetensors.safe_open(tmp_path / "x.safetensors", framework="np") as file:
         assert "blocks.layer.mlp.up.weight" in file.keys()  # noqa: SIM118 - it is no dict
         assert file.metadata()["config"] == (run / "config.toml").read_text()
     for like in (run, run / "config.toml"):
         out = tmp_path / f"from-{like.name}"
         wrote = [f"wrote {out}; a run begins with it by warm_start={out}"]
-        assert said("import", tmp_path / "x.safetensors", "--like", like, "--out", out) == (0, wrote)
+        assert said("import", tmp_path / "x.safetensors", "--like", like, "--out", out) == (
+            0,
+            wrote,
+        )
         assert (out / "config.toml").read_text() == (run / "config.toml").read_text()
         assert said("verify", out) == (0, ["step 0: good"])
     assert said("ls", out)[1][1].endswith("  yes, parameters only")
@@ -102,7 +113,17 @@ def test_the_folder_of_the_checkpoints_stands_for_the_run(run, said, tmp_path, m
     for name, folder in (("a", run / "checkpoints"), ("b", Path())):
         assert said("verify", folder) == (0, ["step 3: good", "step 6: good"])
         assert said("export", folder, "--out", tmp_path / f"{name}.safetensors")[0] == 0
-        assert said("import", tmp_path / f"{name}.safetensors", "--like", folder, "--out", tmp_path / name)[0] == 0
+        assert (
+            said(
+                "import",
+                tmp_path / f"{name}.safetensors",
+                "--like",
+                folder,
+                "--out",
+                tmp_path / name,
+            )[0]
+            == 0
+        )
 
 
 def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_path, monkeypatch):
@@ -111,8 +132,14 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_p
     out, file = tmp_path / "new" / "run", tmp_path / "file"
     before = sorted(tmp_path.iterdir())
     take = ("import", tmp_path / "x.safetensors", "--like", run, "--out")
-    assert said(*take, file / "run") == (2, [f"meshdsl checkpoint: --out {file}/run: Not a directory"])
-    assert said("export", run, "--out", file / "y.safetensors") == (2, [f"meshdsl checkpoint: {file}/y.safetensors: Not a directory"])
+    assert said(*take, file / "run") == (
+        2,
+        [f"meshdsl checkpoint: --out {file}/run: Not a directory"],
+    )
+    assert said("export", run, "--out", file / "y.safetensors") == (
+        2,
+        [f"meshdsl checkpoint: {file}/y.safetensors: Not a directory"],
+    )
 
     def full(*args, **how):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -122,18 +149,31 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(transfer, "_copy", full_for_tensorstore)
-        assert said(*take, out) == (2, [f"meshdsl checkpoint: {out}/checkpoints cannot be written: RESOURCE_EXHAUSTED: No space left on device"])
+        assert said(*take, out) == (
+            2,
+            [
+                f"meshdsl checkpoint: {out}/checkpoints cannot be written: RESOURCE_EXHAUSTED: No space left on device"
+            ],
+        )
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)  # the configuration, when all else is there
-        assert said(*take, out) == (2, [f"meshdsl checkpoint: --out {out}: No space left on device"])
+        assert said(*take, out) == (
+            2,
+            [f"meshdsl checkpoint: --out {out}: No space left on device"],
+        )
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        assert said("export", run, "--out", tmp_path / "y.safetensors") == (2, [f"meshdsl checkpoint: {tmp_path}/y.safetensors: No space left on device"])
+        assert said("export", run, "--out", tmp_path / "y.safetensors") == (
+            2,
+            [f"meshdsl checkpoint: {tmp_path}/y.safetensors: No space left on device"],
+        )
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_large_export_is_several_files(run, said, tmp_path):
-    code, lines = said("export", run, "--step", 3, "--out", tmp_path / "x.safetensors", "--limit", "2e-5")
+    code, lines = said(
+        "export", run, "--step", 3, "--out", tmp_path / "x.safetensors", "--limit", "2e-5"
+    )
     assert code == 0
     assert lines[-1] == f"wrote {tmp_path}/x.safetensors.index.json"
     assert len(lines) > 2
@@ -143,13 +183,34 @@ def test_a_large_export_is_several_files(run, said, tmp_path):
     ("words", "text"),
     [
         (["ls", "none"], "none: there are no checkpoints"),
-        (["show", "run", "--step", "4"], "--step 4: there is no such checkpoint; there are those of steps 3, 6"),
-        (["export", "run", "--out", "x.bin"], "--out x.bin: expected a name that ends with .safetensors"),
-        (["export", "run", "--out", "no/x.safetensors"], "no/x.safetensors: No such file or directory"),
-        (["export", "run", "--out", "x.safetensors", "--limit", "0"], "--limit 0: must be more than 0"),
-        (["import", "none", "--like", "run", "--out", "new"], "none: not safetensors: No such file or directory"),
-        (["import", "run", "--like", "none.toml", "--out", "new"], "none.toml: No such file or directory"),
-        (["import", "run", "--like", "run", "--out", "run"], "run: has 0 safetensors files; name one"),
+        (
+            ["show", "run", "--step", "4"],
+            "--step 4: there is no such checkpoint; there are those of steps 3, 6",
+        ),
+        (
+            ["export", "run", "--out", "x.bin"],
+            "--out x.bin: expected a name that ends with .safetensors",
+        ),
+        (
+            ["export", "run", "--out", "no/x.safetensors"],
+            "no/x.safetensors: No such file or directory",
+        ),
+        (
+            ["export", "run", "--out", "x.safetensors", "--limit", "0"],
+            "--limit 0: must be more than 0",
+        ),
+        (
+            ["import", "none", "--like", "run", "--out", "new"],
+            "none: not safetensors: No such file or directory",
+        ),
+        (
+            ["import", "run", "--like", "none.toml", "--out", "new"],
+            "none.toml: No such file or directory",
+        ),
+        (
+            ["import", "run", "--like", "run", "--out", "run"],
+            "run: has 0 safetensors files; name one",
+        ),
         (["ls", "run", "steps=3"], "`steps=3`: `checkpoint` has no settings"),
     ],
 )
@@ -166,5 +227,10 @@ def test_an_import_never_touches_a_run(run, said, tmp_path):
     said("export", run, "--out", tmp_path / "x.safetensors")
     before = contents(run)
     code, lines = said("import", tmp_path / "x.safetensors", "--like", run, "--out", run)
-    assert (code, lines) == (2, [f"meshdsl checkpoint: --out {run}: holds a run; go on with it by --resume, or choose another folder"])
+    assert (code, lines) == (
+        2,
+        [
+            f"meshdsl checkpoint: --out {run}: holds a run; go on with it by --resume, or choose another folder"
+        ],
+    )
     assert contents(run) == before

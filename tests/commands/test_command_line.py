@@ -14,7 +14,14 @@ from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.layout import Layout
 
 ROOT = Path(__file__).parents[2]
-TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.length=16", "batch=8"]
+TINY = [
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=8",
+    "model.d_ff=16",
+    "model.length=16",
+    "batch=8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +35,21 @@ def data(tmp_path_factory):
 def run(data, tmp_path_factory):
     """The folder of a finished run of three steps."""
     out = tmp_path_factory.mktemp("runs") / "a"
-    assert cli.main(["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data, *TINY]) == 0
+    assert (
+        cli.main(
+            ["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data, *TINY]
+        )
+        == 0
+    )
     return out
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def refused(capsys, *words):
@@ -60,17 +76,29 @@ def refused(capsys, *words):
         ("train steps=many", "meshdsl train: steps=many: expected a whole number"),
         ("train model.d_modle=64", "no setting `model.d_modle`; did you mean `model.d_model`?"),
         ("train model.heads=7", "d_model=128 does not divide into heads=7"),
-        ("train optimizer.name=adam", "optimizer.name=adam: expected adamw, adafactor, lion, sgd or muon; did you mean `adamw`?"),
+        (
+            "train optimizer.name=adam",
+            "optimizer.name=adam: expected adamw, adafactor, lion, sgd or muon; did you mean `adamw`?",
+        ),
         ("train --layout fspd", "no shipped layout of that name; did you mean `fsdp`?"),
-        ("train --layout absent.toml", "layout absent.toml: cannot be read: No such file or directory"),
+        (
+            "train --layout absent.toml",
+            "layout absent.toml: cannot be read: No such file or directory",
+        ),
         ("train --layout pyproject.toml", "layout pyproject.toml: unknown key"),
         ("train --data absent.txt", "data.sources.text: no file or folder `absent.txt`"),
         ("train --resume", "--resume: say which run, with --out FOLDER"),
         ("train --resume --out absent", "--resume: there is no run in absent"),
         ("train --devices 64", "64 devices are wanted, and there are 8 (cpu)"),
         ("train --data {data} batch=4096", "less than one batch=4096 of length=128"),
-        ("train --data {data} batch=12 model.length=16", "`batch`=12 does not divide over `data`=8"),
-        ("train --data {data} --layout fsdp-tensor --devices 3 model.length=16", "2 does not divide 3"),
+        (
+            "train --data {data} batch=12 model.length=16",
+            "`batch`=12 does not divide over `data`=8",
+        ),
+        (
+            "train --data {data} --layout fsdp-tensor --devices 3 model.length=16",
+            "2 does not divide 3",
+        ),
         ("layouts check absent", "no such file, and no shipped layout of that name"),
         ("layouts check fsdp --model gpt3", "no model `gpt3`; did you mean `gpt2`?"),
         ("layouts check tensor --devices 3", "`heads`=8 does not divide over `model`=3"),
@@ -84,11 +112,22 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, data, words,
 
 def test_a_run_leaves_its_configuration_metrics_and_checkpoint(run):
     config = tomllib.loads((run / "config.toml").read_text())
-    assert (config["steps"], config["layout"]["name"], config["model"]["d_model"]) == (3, "layout fsdp.toml", 16)
+    assert (config["steps"], config["layout"]["name"], config["model"]["d_model"]) == (
+        3,
+        "layout fsdp.toml",
+        16,
+    )
     assert config["optimizer"]["learning_rate"] > 0  # the resolved one
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3]
-    keys = {"loss", "bits_per_byte", "tokens_per_second", "seconds", "learning_rate", "gradient_norm"}
+    keys = {
+        "loss",
+        "bits_per_byte",
+        "tokens_per_second",
+        "seconds",
+        "learning_rate",
+        "gradient_norm",
+    }
     assert all(keys <= set(record) for record in records)
     assert "validation_loss" in records[-1]
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["3"]
@@ -101,7 +140,9 @@ def test_an_existing_run_is_never_overwritten(run, capsys, data):
     other = ["train", "--out", str(run), "--resume", "--steps", "5", "model.d_model=32"]
     there, here = "[vocab=256, d_model=16] float32 there", "[vocab=256, d_model=32] float32 here"
     assert f"`params.embedding.table` is {there} and {here}" in refused(capsys, *other)
-    assert "is at step 3 of 3; set more --steps" in refused(capsys, "train", "--out", str(run), "--resume")
+    assert "is at step 3 of 3; set more --steps" in refused(
+        capsys, "train", "--out", str(run), "--resume"
+    )
     assert cli.main(["train", "--out", str(run), "--resume", "--steps", "5", "seed=1"]) == 2
     assert "this run began with other data: the seed was 0 and is 1" in capsys.readouterr().err
     assert cli.main(["train", "--out", str(run), "--resume", "auto"]) == 0
@@ -135,7 +176,8 @@ def test_a_checked_layout_is_described(capsys, model):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "count"), [({}, 1), ({"data": 4}, 4), ({"data": "rest"}, 8), ({"data": "rest", "model": 3}, 9)]
+    ("mesh", "count"),
+    [({}, 1), ({"data": 4}, 4), ({"data": "rest"}, 8), ({"data": "rest", "model": 3}, 9)],
 )
 def test_a_mesh_asks_for_so_many_devices(mesh, count):
     assert devices_of_mesh(Layout(mesh=mesh)) == count
@@ -143,13 +185,18 @@ def test_a_mesh_asks_for_so_many_devices(mesh, count):
 
 def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    inside = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "meshdsl").rglob("__init__.py")}
+    inside = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in (ROOT / "meshdsl").rglob("__init__.py")
+    }
     assert set(listed) == inside | {"meshdsl.layers", "meshdsl.models", "meshdsl.layouts"}
 
 
 def test_a_layout_is_checked_for_devices_that_are_not_there():
     words = "layouts check data --devices 3 batch=6 model.layers=1".split()
-    done = subprocess.run([sys.executable, "-m", "meshdsl.cli", *words], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "meshdsl.cli", *words], capture_output=True, text=True, cwd=ROOT
+    )
     assert "mesh data=3 on 3 devices" in done.stdout, done.stderr
 
 

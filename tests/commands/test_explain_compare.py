@@ -20,43 +20,90 @@ def printed(capsys, *words, code=0):
 
 def test_explain_needs_no_machine(capsys):
     out = printed(capsys, "explain", "--layout", "fsdp-tensor", *SMALL)
-    assert out.startswith("llama, batch 32 of length 32\nlayout fsdp-tensor.toml, mesh data=4 model=2, 8 devices\n")
+    assert out.startswith(
+        "llama, batch 32 of length 32\nlayout fsdp-tensor.toml, mesh data=4 model=2, 8 devices\n"
+    )
     assert "estimated step" not in out
     assert "parameters at rest" in out
 
 
 def test_explain_on_a_machine_has_a_verdict_and_times(capsys):
-    out = printed(capsys, "explain", "--layout", "fsdp-tensor", "--target", "v5e:4x4", "--mesh", "data=8,model=2", *SMALL)
+    out = printed(
+        capsys,
+        "explain",
+        "--layout",
+        "fsdp-tensor",
+        "--target",
+        "v5e:4x4",
+        "--mesh",
+        "data=8,model=2",
+        *SMALL,
+    )
     assert "mesh data=8 model=2, 16 devices on v5e:4x4\nfits: estimated peak" in out
     assert "estimated step " in out and "MFU " in out
 
 
 def test_a_published_model_is_explained_for_thousands_of_devices(capsys):
-    words = ["explain", "--layout", "fsdp-sequence", "--model", "llama3-405b", "--target", "v5p:16x16x16", "--mesh", "data=512,model=8", "--batch", "512"]
+    words = [
+        "explain",
+        "--layout",
+        "fsdp-sequence",
+        "--model",
+        "llama3-405b",
+        "--target",
+        "v5p:16x16x16",
+        "--mesh",
+        "data=512,model=8",
+        "--batch",
+        "512",
+    ]
     out = printed(capsys, *words)
     assert "4096 devices on v5p:16x16x16" in out
     assert "  126 x layers" in out
 
 
 def test_batch_and_length_are_those_asked_for_or_a_sequence_for_each_device(capsys):
-    assert "batch 16 of length 8" in printed(capsys, "explain", "--batch", "16", "--length", "8", *SMALL[:-1])
+    assert "batch 16 of length 8" in printed(
+        capsys, "explain", "--batch", "16", "--length", "8", *SMALL[:-1]
+    )
     assert "batch 64 of length 32" in printed(capsys, "explain", "--target", "v5e:8x8", *SMALL)
-    assert "batch 128 of length 32" in printed(capsys, "explain", "--target", "v5e:8x8", *SMALL, "batch=128")
+    assert "batch 128 of length 32" in printed(
+        capsys, "explain", "--target", "v5e:8x8", *SMALL, "batch=128"
+    )
 
 
 def test_json_is_the_whole_explanation(capsys):
     read = json.loads(printed(capsys, "explain", "--json", "--layout", "fsdp", *SMALL))
-    assert {"axes", "ops", "memory", "time", "notes", "remedies", "fits", "bytes_at_rest"} <= set(read)
+    assert {"axes", "ops", "memory", "time", "notes", "remedies", "fits", "bytes_at_rest"} <= set(
+        read
+    )
 
 
 def test_the_page_is_one_file(capsys, tmp_path):
     printed(capsys, "explain", "--layout", "fsdp", "--html", str(tmp_path / "plan.html"), *SMALL)
     text = (tmp_path / "plan.html").read_text()
-    assert text.startswith("<!doctype html>") and "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+    assert (
+        text.startswith("<!doctype html>")
+        and "http://" not in text.replace("http://www.w3.org", "")
+        and "https://" not in text
+    )
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_to_split(capsys):
-    out = printed(capsys, "explain", "--layout", "data", "--model", "llama3-8b", "--target", "v5p:2x2x2", "--batch", "8", "--length", "2048")
+    out = printed(
+        capsys,
+        "explain",
+        "--layout",
+        "data",
+        "--model",
+        "llama3-8b",
+        "--target",
+        "v5p:2x2x2",
+        "--batch",
+        "8",
+        "--length",
+        "2048",
+    )
     assert "does NOT fit, by " in out
     assert '`parameters = ["d_model -> data"]` would save ' in out
 
@@ -64,17 +111,35 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_split(capsys):
 def test_what_would_make_it_fit_is_what_is_not_done_already(capsys):
     words = ["explain", "--model", "llama3-8b", "--target", "v5e:2x2", "--layout", "fsdp"]
     out = printed(capsys, *words, "--batch", "8", "model.remat=none")
-    assert "`microbatches=2` runs the batch in parts" in out and "`model.remat=full` keeps the least" in out
+    assert (
+        "`microbatches=2` runs the batch in parts" in out
+        and "`model.remat=full` keeps the least" in out
+    )
     out = printed(capsys, *words, "--batch", "4")
-    assert "microbatches" not in out and "remat" not in out and "a layout that splits `length`" in out
+    assert (
+        "microbatches" not in out and "remat" not in out and "a layout that splits `length`" in out
+    )
 
 
 def test_an_optimizer_whose_collectives_are_not_recorded_says_so(capsys):
-    assert "adafactor sums over whole parameters" in printed(capsys, "explain", *SMALL, "optimizer.name=adafactor")
+    assert "adafactor sums over whole parameters" in printed(
+        capsys, "explain", *SMALL, "optimizer.name=adafactor"
+    )
 
 
 def test_compare_lists_the_best_first_and_why_others_are_not_possible(capsys):
-    words = ["compare", "data", "fsdp", "single", "--target", "v5e:4x4", "--model", "llama3-8b", "--length", "2048"]
+    words = [
+        "compare",
+        "data",
+        "fsdp",
+        "single",
+        "--target",
+        "v5e:4x4",
+        "--model",
+        "llama3-8b",
+        "--length",
+        "2048",
+    ]
     lines = printed(capsys, *words).splitlines()
     assert [line.split()[0] for line in lines] == ["layout", "fsdp", "data", "single"]
     assert "no, by" in lines[2]
@@ -85,15 +150,34 @@ def test_compare_lists_the_best_first_and_why_others_are_not_possible(capsys):
 
 
 def test_compare_tries_every_mesh(capsys):
-    words = ["compare", "fsdp-tensor", "--mesh", "data=8,model=2", "--mesh", "data=4,model=4", "--target", "v5e:4x4", *SMALL]
-    assert {line.split()[1] + line.split()[2] for line in printed(capsys, *words).splitlines()[1:]} == {"data=8model=2", "data=4model=4"}
+    words = [
+        "compare",
+        "fsdp-tensor",
+        "--mesh",
+        "data=8,model=2",
+        "--mesh",
+        "data=4,model=4",
+        "--target",
+        "v5e:4x4",
+        *SMALL,
+    ]
+    assert {
+        line.split()[1] + line.split()[2] for line in printed(capsys, *words).splitlines()[1:]
+    } == {"data=8model=2", "data=4model=4"}
 
 
 def test_a_plan_needs_no_machine_and_says_nothing_on_stderr():
     """Also where libtpu is installed, which complains on stderr where it finds no TPU."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "TPU_"))}
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "TPU_"))
+    }
     for command in (["explain"], ["layouts", "check", "data"]):
-        done = subprocess.run([sys.executable, "-m", "meshdsl.cli", *command, "model.layers=1"], capture_output=True, text=True, env=clean)
+        done = subprocess.run(
+            [sys.executable, "-m", "meshdsl.cli", *command, "model.layers=1"],
+            capture_output=True,
+            text=True,
+            env=clean,
+        )
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -106,9 +190,15 @@ def test_nothing_fits_is_an_exit_code(capsys):
     ("words", "text"),
     [
         ("explain --model llama3-8", "no model `llama3-8`; did you mean `llama3-8b`?"),
-        ("explain --target v7x:2x2", "unknown chip `v7x`; known: `v4`, `v5e`, `v5p`, `v6e`, `tpu7x`, `a100`, `h100`, `h200`, `b200`, `cpu`"),
+        (
+            "explain --target v7x:2x2",
+            "unknown chip `v7x`; known: `v4`, `v5e`, `v5p`, `v6e`, `tpu7x`, `a100`, `h100`, `h200`, `b200`, `cpu`",
+        ),
         ("explain --target v5p:4x4", "v5p has no topology 4x4; legal are 3 dims"),
-        ("explain --layout fsdp-tensor --target v5p:4x4x4 --mesh data=8,model=4", "mesh data=8 model=4 is of 32 devices and v5p:4x4x4 has 64; use "),
+        (
+            "explain --layout fsdp-tensor --target v5p:4x4x4 --mesh data=8,model=4",
+            "mesh data=8 model=4 is of 32 devices and v5p:4x4x4 has 64; use ",
+        ),
         ("explain --layout fsdp-tensor --mesh data=16", "no axis `model` in the mesh"),
         ("explain --mesh data=2,data=4", "--mesh data=2,data=4: axis `data` is named twice"),
         ("explain --target v5e:4x4 devices=4", "the target says how many devices there are"),
@@ -117,7 +207,10 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("explain --slices 2", "--slices: needs a --target"),
         ("explain --hardware none.toml", "--hardware: needs a --target"),
         ("explain --target cpu:100000", "legal are 1 to 1,024 virtual devices"),
-        ("compare fsdp fspd --target v5e:4x4", "no shipped layout of that name; did you mean `fsdp`?"),
+        (
+            "compare fsdp fspd --target v5e:4x4",
+            "no shipped layout of that name; did you mean `fsdp`?",
+        ),
         ("explain --mesh data", "--mesh data: expected sizes of axes such as data=16,model=4"),
         ("explain --target v5e:4x4 --devices 8", "the target says how many devices there are"),
         ("explain --html absent/plan.html", "absent/plan.html: No such file or directory"),

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from meshdsl import cli
-from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.generate import _print_as_it_comes
+from meshdsl.commands.lookup import find_layout
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Checkpoint, Config
@@ -23,7 +23,15 @@ from meshdsl.train.settings import override
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.length=24", "model.vocab=300", "batch=8"]
+TINY = [
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=8",
+    "model.d_ff=16",
+    "model.length=24",
+    "model.vocab=300",
+    "batch=8",
+]
 
 
 def make_run(path, *settings) -> RunFolder:
@@ -48,9 +56,14 @@ def run(tmp_path_factory):
 def tokenized(tmp_path_factory):
     """A run whose tokens are those of a `tokenizer.json`."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=280, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=280, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(["the cat sat on the mat " * 20], trainer)
     path = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(str(path / "tokenizer.json"))
@@ -62,31 +75,65 @@ def said(capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_not_by_every_checkpoint(run, capsys, tmp_path):
+def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_not_by_every_checkpoint(
+    run, capsys, tmp_path
+):
     (tmp_path / "prompts").write_text("def f\na\n")
     both = ("--prompts", str(tmp_path / "prompts"), "--tokens", "6", "--json")
     found = [json.loads(line) for line in said(capsys, run, *both).splitlines()]
-    assert [(each["prompt"], each["step"], each["seed"], each["ended"]) for each in found] == [("def f", 5, 0, False), ("a", 5, 0, False)]
+    assert [(each["prompt"], each["step"], each["seed"], each["ended"]) for each in found] == [
+        ("def f", 5, 0, False),
+        ("a", 5, 0, False),
+    ]
     assert [len(each["tokens"]) for each in found] == [6, 6]
-    text = said(capsys, run, "--prompt", "def f", "--prompt", "a", "--tokens", "6", "--layout", "tensor", "--devices", "4")
+    text = said(
+        capsys,
+        run,
+        "--prompt",
+        "def f",
+        "--prompt",
+        "a",
+        "--tokens",
+        "6",
+        "--layout",
+        "tensor",
+        "--devices",
+        "4",
+    )
     first, second = text.removeprefix("--- 1 of 2 ---\n").split("\n--- 2 of 2 ---\n")
     assert (first[:5], second[:1]) == ("def f", "a")
-    printable = ["".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in each["text"]) for each in found]
+    printable = [
+        "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in each["text"])
+        for each in found
+    ]
     assert [first[5:], second[1:].removesuffix("\n")] == printable
     older = [json.loads(line) for line in said(capsys, run, *both, "--step", "0").splitlines()]
-    assert [each["tokens"] for each in older] != [each["tokens"] for each in found] and older[0]["step"] == 0
+    assert [each["tokens"] for each in older] != [each["tokens"] for each in found] and older[0][
+        "step"
+    ] == 0
 
 
-def test_the_standard_input_is_a_prompt_and_a_tokenizer_file_is_the_runs_own(tokenized, capsys, monkeypatch):
+def test_the_standard_input_is_a_prompt_and_a_tokenizer_file_is_the_runs_own(
+    tokenized, capsys, monkeypatch
+):
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
-    found = json.loads(said(capsys, tokenized, "--json", "--top-k", "40", "--top-p", "0.95", "--temperature", "1"))
+    found = json.loads(
+        said(capsys, tokenized, "--json", "--top-k", "40", "--top-p", "0.95", "--temperature", "1")
+    )
     assert found["prompt"] == "the cat"
-    assert found["ended"] or len(found["tokens"]) == 24 - 2  # `the` and ` cat` are tokens of the file
+    assert (
+        found["ended"] or len(found["tokens"]) == 24 - 2
+    )  # `the` and ` cat` are tokens of the file
     assert isinstance(found["text"], str)
 
 
 def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_their_turn(capsys):
-    rows = [[0xC3, *b"x"], [0xA9, *b"y"], [0, *b"z"], [*b"qw"]]  # an é in two bytes, then the end of the first text
+    rows = [
+        [0xC3, *b"x"],
+        [0xA9, *b"y"],
+        [0, *b"z"],
+        [*b"qw"],
+    ]  # an é in two bytes, then the end of the first text
     seen = []
 
     def coming():
@@ -95,7 +142,13 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
             yield row
 
     _print_as_it_comes(coming(), ["one ", "two "], Bytes())
-    assert [*seen, capsys.readouterr().out] == ["--- 1 of 2 ---\none ", "", "é", "\n--- 2 of 2 ---\ntwo xyz", "w\n"]
+    assert [*seen, capsys.readouterr().out] == [
+        "--- 1 of 2 ---\none ",
+        "",
+        "é",
+        "\n--- 2 of 2 ---\ntwo xyz",
+        "w\n",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +162,18 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
         ("{run} --prompt a --temperature nan", "--temperature nan: must be at least 0"),
         ("{run} --prompt a --layout fspd", "no shipped layout of that name; did you mean `fsdp`?"),
         ("{run} --prompt a --devices 64", "64 devices are wanted, and there are 8"),
-        ("{run} --prompt a --step 7", "there is no checkpoint of step 7; there are those of steps 0, 5"),
-        ("{run} --prompt a --tokens 24", "--tokens 24: the prompt has 1 token, and the model's length is 24; at most 23 more fit"),
-        ("{run} --prompt a --prompt " + 30 * "b", "prompt 2 has 30 tokens, and the model's length is 24; a prompt has at most 23"),
+        (
+            "{run} --prompt a --step 7",
+            "there is no checkpoint of step 7; there are those of steps 0, 5",
+        ),
+        (
+            "{run} --prompt a --tokens 24",
+            "--tokens 24: the prompt has 1 token, and the model's length is 24; at most 23 more fit",
+        ),
+        (
+            "{run} --prompt a --prompt " + 30 * "b",
+            "prompt 2 has 30 tokens, and the model's length is 24; a prompt has at most 23",
+        ),
         ("{run} --prompt a model.length=8", "model.length=8: a run keeps its settings"),
         ("{run} --prompts absent.txt", "--prompts absent.txt: No such file or directory"),
     ],
@@ -123,7 +185,9 @@ def test_a_mistake_is_one_line(run, capsys, monkeypatch, words, text):
     assert out == "" and err.count("\n") == 1 and text in err
 
 
-def test_a_run_without_a_checkpoint_and_one_with_another_tokenizer_are_refused(run, tokenized, capsys, tmp_path):
+def test_a_run_without_a_checkpoint_and_one_with_another_tokenizer_are_refused(
+    run, tokenized, capsys, tmp_path
+):
     begun = RunFolder(tmp_path / "begun")
     begun.begin(RunFolder(Path(run)).stored_config())
     assert cli.main(["generate", str(begun.path), "--prompt", "a"]) == 2

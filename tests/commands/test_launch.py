@@ -30,11 +30,18 @@ BEGUN = "open(f'FOLDER/{me}', 'w').close()\n"
 def run(monkeypatch):
     """Launches a program of a few lines, which knows its number as `me`, in two processes."""
     monkeypatch.setattr(command, "PROGRAM", (sys.executable, "-c"))
-    return lambda code, processes=2: launch([ME + code], devices_of_each(processes, 4, ()), port=1234)
+    return lambda code, processes=2: launch(
+        [ME + code], devices_of_each(processes, 4, ()), port=1234
+    )
 
 
 def test_process_0_has_the_terminal_and_each_knows_its_place(run, capfd):
-    assert run("print(me, *(os.environ[f'MESHDSL_{name}'] for name in ('COORDINATOR', 'PROCESSES')), os.environ['JAX_NUM_CPU_DEVICES'])") == 0
+    assert (
+        run(
+            "print(me, *(os.environ[f'MESHDSL_{name}'] for name in ('COORDINATOR', 'PROCESSES')), os.environ['JAX_NUM_CPU_DEVICES'])"
+        )
+        == 0
+    )
     assert capfd.readouterr() == ("0 localhost:1234 2 4\n", "")
 
 
@@ -46,7 +53,9 @@ def test_process_0_has_the_terminal_and_each_knows_its_place(run, capfd):
     (f"if me: print('nothing has come'); sys.exit({HUNG})\ntime.sleep(60)", HUNG, "process 1: nothing has come\n"),
     ("print('no such command', file=sys.stderr); sys.exit(2)", 2, "no such command\n"),
 ], ids=["error", "killed", "told the others", "hung", "before they met"])  # fmt: skip
-def test_when_one_fails_all_end_and_it_is_shown_by_its_number(run, monkeypatch, capfd, code, expected, printed):
+def test_when_one_fails_all_end_and_it_is_shown_by_its_number(
+    run, monkeypatch, capfd, code, expected, printed
+):
     monkeypatch.setattr(command, "TOGETHER", 0.5)
     start = time.monotonic()
     assert run(code, processes=3 if "sleep(0.3)" in code else 2) == expected
@@ -103,9 +112,14 @@ launch.launch([{ME + hangs!r}], launch.devices_of_each(2, 1, ()), port=1234)
 
 def test_gpus_are_shared_out():
     names = [str(i) for i in range(8)]
-    assert devices_of_each(2, None, names) == [{"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}]
+    assert devices_of_each(2, None, names) == [
+        {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+        {"CUDA_VISIBLE_DEVICES": "4,5,6,7"},
+    ]
     assert devices_of_each(2, 1, names)[1] == {"CUDA_VISIBLE_DEVICES": "1"}
-    with pytest.raises(MeshDSLError, match="--processes 3: with 4 GPUs each that is 12, and there are 8"):
+    with pytest.raises(
+        MeshDSLError, match="--processes 3: with 4 GPUs each that is 12, and there are 8"
+    ):
         devices_of_each(3, 4, names)
 
 
@@ -113,4 +127,7 @@ def test_any_command_can_be_launched(capfd):
     assert main(["launch", "--processes", "2", "--", "layouts"]) == 0
     assert capfd.readouterr().out.count("zero1") == 1
     assert main(["launch", "--processes", "2"]) == 2
-    assert capfd.readouterr().err == "meshdsl launch: after -- comes the command to run, such as: train --layout fsdp\n"
+    assert (
+        capfd.readouterr().err
+        == "meshdsl launch: after -- comes the command to run, such as: train --layout fsdp\n"
+    )

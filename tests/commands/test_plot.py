@@ -22,7 +22,12 @@ def write_run(folder, steps=20, seconds=0.5, validation="validation_loss"):
     folder.mkdir(parents=True)
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(1, steps + 1):
-            record = {"step": step, "loss": math.nan if step == 7 else 5.0 / step, "tokens": 100 * step, "seconds": seconds}
+            record = {
+                "step": step,
+                "loss": math.nan if step == 7 else 5.0 / step,
+                "tokens": 100 * step,
+                "seconds": seconds,
+            }
             file.write(json.dumps(record | ({validation: 0.5} if step % 10 == 0 else {})) + "\n")
     return folder
 
@@ -42,8 +47,14 @@ def test_a_page_needs_nothing_else_and_says_everything_without_its_script(tmp_pa
     text = (tmp_path / "curves.html").read_text()
     assert not re.search(r"(src|href)=|@import|url\(http", text)
     still = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-    assert still.count('class="curves"') == 2 and "loss, nats per token" in still and "seconds, s" in still
-    assert "fsdp" in still and "tensor" in still and still.count('class="dot"') == 5  # two points of each run, and the key
+    assert (
+        still.count('class="curves"') == 2
+        and "loss, nats per token" in still
+        and "seconds, s" in still
+    )
+    assert (
+        "fsdp" in still and "tensor" in still and still.count('class="dot"') == 5
+    )  # two points of each run, and the key
     assert "fsdp ends at 0.25" in still and "<td>0.25</td>" in still
     assert "nan" not in still.lower().replace("nanos", "")
 
@@ -55,12 +66,18 @@ def test_names_are_text_in_a_page(tmp_path):
 
 def test_a_png_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    runs = [write_run(tmp_path / name, validation=key) for name, key in (("a", "validation/web/loss"), ("b", "validation_loss"))]
+    runs = [
+        write_run(tmp_path / name, validation=key)
+        for name, key in (("a", "validation/web/loss"), ("b", "validation_loss"))
+    ]
     run([*runs, "--out", tmp_path / "curves.png", "--smooth", "3", "--x", "time"])
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("x", "last", "words"), [("step", 20.0, "step"), ("tokens", 2000.0, "tokens"), ("time", 10.0, "time, seconds")])
+@pytest.mark.parametrize(
+    ("x", "last", "words"),
+    [("step", 20.0, "step"), ("tokens", 2000.0, "tokens"), ("time", 10.0, "time, seconds")],
+)
 def test_curves_run_over_steps_tokens_or_time(tmp_path, x, last, words):
     (panel,) = panels(read_runs([write_run(tmp_path / "a")]), ["loss"], x, 1)
     (curve,) = panel.curves
@@ -98,7 +115,9 @@ def test_long_curves_keep_their_spikes():
 
 
 def test_metrics_have_units():
-    assert unit("loss") == unit("validation/web/loss") == unit("validation_loss") == "nats per token"
+    assert (
+        unit("loss") == unit("validation/web/loss") == unit("validation_loss") == "nats per token"
+    )
     assert unit("gradient_norm") == unit("what a loss reports") == ""
     assert set(UNITS) >= {"tokens_per_second", "mfu_causal"}
 
@@ -125,7 +144,10 @@ def test_what_cannot_be_drawn_is_one_error(tmp_path, words, says):
 
 def test_without_matplotlib_a_png_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MeshDSLError, match=r'needs matplotlib, which is not installed; pip install "meshdsl\[plot\]" brings it'):
+    with pytest.raises(
+        MeshDSLError,
+        match=r'needs matplotlib, which is not installed; pip install "meshdsl\[plot\]" brings it',
+    ):
         run([write_run(tmp_path / "a"), "--out", tmp_path / "a.png"])
 
 

@@ -5,17 +5,27 @@ import sys
 
 import meshdsl as md
 from meshdsl.compiled.compile import compile_for
-from meshdsl.report.compiled_text import describe
 from meshdsl.compiled.topology import compile_only, target_devices
-from meshdsl.report import explain
 from meshdsl.machine import find_target
+from meshdsl.report import explain
+from meshdsl.report.compiled_text import describe
 from meshdsl.train.config import Config
-from meshdsl.train.settings import override
 from meshdsl.train.job import Job
+from meshdsl.train.settings import override
 
-SETTINGS = ["model.layers=2", "model.d_model=128", "model.heads=2", "model.d_ff=128", "model.length=128", "precision.compute=bfloat16", "batch=8"]
+SETTINGS = [
+    "model.layers=2",
+    "model.d_model=128",
+    "model.heads=2",
+    "model.d_ff=128",
+    "model.length=128",
+    "precision.compute=bfloat16",
+    "batch=8",
+]
 LAYOUT = md.Layout(
-    ["batch -> data", "heads?, d_ff, vocab -> model", "length -> model"], ["d_model -> data"], mesh={"data": "rest", "model": 2}
+    ["batch -> data", "heads?, d_ff, vocab -> model", "length -> model"],
+    ["d_model -> data"],
+    mesh={"data": "rest", "model": 2},
 )
 CASES = (
     ("v5p:2x2x1", {}),
@@ -30,12 +40,22 @@ def main() -> None:
     compile_only()
     for name, given in CASES:
         target = find_target(name)
-        job = Job(override(Config(), SETTINGS), LAYOUT, md.make_mesh(LAYOUT, target_devices(target)))
+        job = Job(
+            override(Config(), SETTINGS), LAYOUT, md.make_mesh(LAYOUT, target_devices(target))
+        )
         program = job.program()
-        explanation = explain(program, title="tiny", target=target, tokens=1024, model_flops=(1e9, 1e9))
+        explanation = explain(
+            program, title="tiny", target=target, tokens=1024, model_flops=(1e9, 1e9)
+        )
         try:
             report, executable = compile_for(
-                job.lowered, program, target, explanation, options=job.step.compiler_options | given, given=tuple(given), model_flops=(1e9, 1e9)
+                job.lowered,
+                program,
+                target,
+                explanation,
+                options=job.step.compiler_options | given,
+                given=tuple(given),
+                model_flops=(1e9, 1e9),
             )
         except md.MeshDSLError as error:
             print(json.dumps({"error": str(error)}))

@@ -23,7 +23,10 @@ def read(body, computations="", mesh=MESH):
 
 
 def axes_of(groups, mesh=MESH):
-    found = read(f"  ROOT %r = bf16[8,128]{{1,0}} all-reduce(%p), replica_groups={groups}, to_apply=%add", mesh=mesh)
+    found = read(
+        f"  ROOT %r = bf16[8,128]{{1,0}} all-reduce(%p), replica_groups={groups}, to_apply=%add",
+        mesh=mesh,
+    )
     return found[0].axes if found else ()
 
 
@@ -62,11 +65,16 @@ def test_combined_all_reduce_is_one_per_operand():
         "  ROOT %r = (bf16[8,128]{1,0}, /*index=1*/f32[4]{0}) all-reduce(%p, %q), replica_groups=[4,2]<=[8], "
         "to_apply=%add"
     )
-    assert [(c.operation, c.bytes, c.dtype) for c in found] == [("psum", 2048, "bfloat16"), ("psum", 16, "float32")]
+    assert [(c.operation, c.bytes, c.dtype) for c in found] == [
+        ("psum", 2048, "bfloat16"),
+        ("psum", 16, "float32"),
+    ]
 
 
 def test_all_to_all_in_pieces_is_one():
-    found = read("  ROOT %r = (bf16[8,128], bf16[8,128]) all-to-all(%p, %p), replica_groups=[4,2]<=[8]")
+    found = read(
+        "  ROOT %r = (bf16[8,128], bf16[8,128]) all-to-all(%p, %p), replica_groups=[4,2]<=[8]"
+    )
     assert found == [Collective("all_to_all", ("model",), 1, 4096, "bfloat16")]
 
 
@@ -78,7 +86,9 @@ def test_start_and_done_are_one():
     assert found == [Collective("all_gather", ("model",), 1, 4096, "bfloat16")]
 
 
-@pytest.mark.parametrize("start, done", [("async-start", "async-done"), ("call-start", "call-done")])
+@pytest.mark.parametrize(
+    "start, done", [("async-start", "async-done"), ("call-start", "call-done")]
+)
 def test_a_collective_on_another_thread_counts_once(start, done):
     called = """
 %called (a: bf16[8,128]) -> bf16[4,128] {
@@ -87,7 +97,7 @@ def test_a_collective_on_another_thread_counts_once(start, done):
 }"""
     link = "calls" if start == "async-start" else "to_apply"
     found = read(
-        f"  %s = ((bf16[8,128], token[]), bf16[4,128]) {start}(%p), async_execution_thread=\"other\", {link}=%called\n"
+        f'  %s = ((bf16[8,128], token[]), bf16[4,128]) {start}(%p), async_execution_thread="other", {link}=%called\n'
         f"  ROOT %d = bf16[4,128]{{1,0}} {done}(%s)",
         called,
     )
@@ -125,7 +135,9 @@ def test_all_reduce_fused_with_a_slice_is_psum_scatter():
   %ar = bf16[8,128]{1,0} all-reduce(%a), replica_groups=[4,2]<=[8], to_apply=%add
   ROOT %ds = bf16[4,128]{1,0} dynamic-slice(%ar, %zero, %zero), dynamic_slice_sizes={4,128}
 }"""
-    found = read("  ROOT %f = bf16[4,128]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1", fused)
+    found = read(
+        "  ROOT %f = bf16[4,128]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1", fused
+    )
     assert found == [Collective("psum_scatter", ("model",), 1, 2048, "bfloat16")]
 
 

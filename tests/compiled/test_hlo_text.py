@@ -28,13 +28,24 @@ def module():
 
 def test_computations_and_entry(module):
     assert module.entry == "main.4"
-    assert [i.name for i in module.computations["main.4"]] == ["x.1", "copy-start.1", "fusion.7", "constant.2", "tuple.3"]
+    assert [i.name for i in module.computations["main.4"]] == [
+        "x.1",
+        "copy-start.1",
+        "fusion.7",
+        "constant.2",
+        "tuple.3",
+    ]
     assert module.root("main.4").name == "tuple.3"
 
 
 def test_an_instruction_tells_its_parts(module):
     fusion = module.instructions["fusion.7"]
-    assert (fusion.opcode, fusion.operands, fusion.attribute("calls"), fusion.attribute("kind")) == ("fusion", ("x.1",), "fused", "kLoop")
+    assert (
+        fusion.opcode,
+        fusion.operands,
+        fusion.attribute("calls"),
+        fusion.attribute("kind"),
+    ) == ("fusion", ("x.1",), "fused", "kLoop")
     assert (fusion.scope, fusion.cycles, fusion.bytes) == ("jit(f)/md.f.3/add", 2128, 8 * 128 * 4)
     assert module.called(fusion) == ["fused"]
     assert module.instructions["x.1"].cycles is None
@@ -52,11 +63,17 @@ def test_types_of_operands_are_not_operands(module):
     [
         ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", [Array("bfloat16", (8, 128), 16, 1)]),
         ("pred[]", [Array("bool", (), 8)]),
-        ("(s4[3], /*index=1*/f8e4m3fn[2]{0})", [Array("int4", (3,), 4), Array("float8_e4m3fn", (2,), 8)]),
+        (
+            "(s4[3], /*index=1*/f8e4m3fn[2]{0})",
+            [Array("int4", (3,), 4), Array("float8_e4m3fn", (2,), 8)],
+        ),
         ("f4e2m1fn[4]", [Array("float4_e2m1fn", (4,), 4)]),
         ("s32[<=8]{0}", [Array("int32", (8,), 32)]),
         ("((), (), (s32[1]{0:T(128)S(2)}))", [Array("int32", (1,), 32, 2)]),
-        ("((f32[4]{0}, token[]), c64[2]{0})", [Array("float32", (4,), 32), Array("complex64", (2,), 64)]),
+        (
+            "((f32[4]{0}, token[]), c64[2]{0})",
+            [Array("float32", (4,), 32), Array("complex64", (2,), 64)],
+        ),
     ],
 )
 def test_arrays_of_a_type(text, expected):
@@ -102,7 +119,10 @@ ENTRY %main (p: f32[4]) -> (s32[], f32[4]) {{
 """
 
 
-@pytest.mark.parametrize("step, known, turns", [(1, "", 8), (2, "", 4), (3, "", 3), (1, ', backend_config={"known_trip_count":{"n":"5"}}', 5)])
+@pytest.mark.parametrize(
+    "step, known, turns",
+    [(1, "", 8), (2, "", 4), (3, "", 3), (1, ', backend_config={"known_trip_count":{"n":"5"}}', 5)],
+)
 def test_an_unrolled_loop_turns_less_often(step, known, turns):
     module = Module("HloModule m\n" + LOOP.format(step=step, known=known))
     assert module.trip_count(module.instructions["w"]) == turns

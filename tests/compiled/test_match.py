@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from meshdsl.record.collective import Collective
 from meshdsl.compiled.match import match
 from meshdsl.compiled.replay import Ran
+from meshdsl.record.collective import Collective
 
 FORWARD, BACKWARD = "jvp(md.f.3)/x", "transpose(jvp(md.f.3))/x"
 GATHER = Collective("all_gather", ("data",), 4, 1024, "bfloat16", FORWARD)
@@ -25,7 +25,12 @@ class Op:
 
 def program(*collectives):
     """A record of these collectives."""
-    return SimpleNamespace(collectives=list(collectives), op_of=lambda c: Op("md.f.3") if "md.f.3" in c.scope else Op("md.f.5") if "md.f.5" in c.scope else None)
+    return SimpleNamespace(
+        collectives=list(collectives),
+        op_of=lambda c: (
+            Op("md.f.3") if "md.f.3" in c.scope else Op("md.f.5") if "md.f.5" in c.scope else None
+        ),
+    )
 
 
 def changed(c, **values):
@@ -40,13 +45,24 @@ def only(record, compiled):
 
 def test_what_runs_as_recorded_needs_no_words():
     row, absent = only([GATHER], [GATHER])
-    assert (row.how, row.surprise, row.count, row.tag, row.source, absent) == ("", False, 4, "md.f.3", "model.py:12", ())
+    assert (row.how, row.surprise, row.count, row.tag, row.source, absent) == (
+        "",
+        False,
+        4,
+        "md.f.3",
+        "model.py:12",
+        (),
+    )
 
 
 def test_what_no_record_explains_is_a_surprise_and_stands_first():
     resharding = Collective("all_to_all", ("data",), 2, 10_000, "bfloat16", BACKWARD)
     rows, absent = match(program(GATHER), [GATHER, resharding])
-    assert [row.surprise for row in rows] == [True, False] and rows[0].operation == "all_to_all" and rows[0].op == "op md.f.3"
+    assert (
+        [row.surprise for row in rows] == [True, False]
+        and rows[0].operation == "all_to_all"
+        and rows[0].op == "op md.f.3"
+    )
     assert absent == ()
 
 
@@ -57,16 +73,31 @@ def test_more_executions_than_recorded_are_a_surprise():
 
 def test_fewer_executions_are_named():
     row, (missing,) = only([GATHER], [changed(GATHER, count=1)])
-    assert row.count == 1 and (missing.count, missing.how) == (3, "the same as one that runs: merged with it, or moved out of a loop")
+    assert row.count == 1 and (missing.count, missing.how) == (
+        3,
+        "the same as one that runs: merged with it, or moved out of a loop",
+    )
     assert match(program(GATHER), [])[1][0].how == "left out by the compiler"
 
 
 def test_known_changes_are_told_in_words():
-    assert only([GATHER], [changed(GATHER, dtype="float32", bytes=2048)])[0].how == "in float32, not bfloat16: 2 times the bytes"
-    assert only([GATHER], [changed(GATHER, bytes=1536)])[0].how == "1,536 bytes instead of 1,024: padded"
-    assert only([SCATTER], [changed(SCATTER, operation="psum")])[0].how == "an all-reduce of the whole instead of psum_scatter"
+    assert (
+        only([GATHER], [changed(GATHER, dtype="float32", bytes=2048)])[0].how
+        == "in float32, not bfloat16: 2 times the bytes"
+    )
+    assert (
+        only([GATHER], [changed(GATHER, bytes=1536)])[0].how
+        == "1,536 bytes instead of 1,024: padded"
+    )
+    assert (
+        only([SCATTER], [changed(SCATTER, operation="psum")])[0].how
+        == "an all-reduce of the whole instead of psum_scatter"
+    )
     assert only([SUM], [changed(SUM, scope="")])[0].how == "without its scope"
-    assert only([SUM, GATHER], [GATHER, changed(SUM, scope=FORWARD)][1:])[0].how == "combined with others into one"
+    assert (
+        only([SUM, GATHER], [GATHER, changed(SUM, scope=FORWARD)][1:])[0].how
+        == "combined with others into one"
+    )
 
 
 def test_gathers_that_a_compiler_sums_are_told_from_scatters_of_about_their_size():

@@ -4,8 +4,8 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl.mesh import abstract_mesh
 from meshdsl.compiled.options import default_options, parse_options
+from meshdsl.mesh import abstract_mesh
 
 
 def test_cpus_and_meshes_without_devices_get_none():

@@ -56,10 +56,16 @@ def test_a_compiler_that_gives_up_early_says_only_how_much_it_needs(message, nee
 
 def test_the_full_message_lists_the_largest_allocations_with_their_ops():
     found = parse_oom(FULL)
-    assert (found.needed, found.available, found.arguments) == tuple(round(m * 2**20) for m in (28.64, 24, 18.02))
+    assert (found.needed, found.available, found.arguments) == tuple(
+        round(m * 2**20) for m in (28.64, 24, 18.02)
+    )
     overlays, reduced, copied = found.largest
     assert (overlays.what, overlays.tag, overlays.bytes) == ("overlays", "", round(6.01 * 2**20))
-    assert (reduced.tag, reduced.shape, reduced.label) == ("md.loss_and_gradients.92", "f32[395264]{0}", "all-reduce")
+    assert (reduced.tag, reduced.shape, reduced.label) == (
+        "md.loss_and_gradients.92",
+        "f32[395264]{0}",
+        "all-reduce",
+    )
     assert (copied.bytes, copied.label, copied.what) == (512, "copy-start.16", "HLO temp")
 
 

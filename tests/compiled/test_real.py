@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='the TPU compiler is not installed; pip install "meshdsl[tpu]"')
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason='the TPU compiler is not installed; pip install "meshdsl[tpu]"',
+)
 
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
 
@@ -17,12 +20,23 @@ OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
 @pytest.fixture(scope="module")
 def reports():
     """What was found for each of the cases of `real.py`."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TPU_", "JAX_", "XLA_"))}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("TPU_", "JAX_", "XLA_"))
+    }
     run = subprocess.run(
-        [sys.executable, "-m", "tests.compiled.real"], env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.compiled.real"],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "libtpu" not in run.stderr and "TPU_" not in run.stderr  # nothing of the environment has to be set for that
+    assert (
+        "libtpu" not in run.stderr and "TPU_" not in run.stderr
+    )  # nothing of the environment has to be set for that
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
@@ -45,7 +59,14 @@ def test_memory_and_time_are_told(reports):
     for report in reports[:2]:
         memory = report["memory"]
         assert report["fits"] is True
-        assert memory["needed"] == memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
+        assert (
+            memory["needed"]
+            == memory["arguments"]
+            + memory["outputs"]
+            - memory["aliased"]
+            + memory["temporaries"]
+            + memory["code"]
+        )
         assert memory["largest"] and memory["capacity"] > 2**33
         assert 0 < report["exposed_share"] < 1 and 0 < report["mfu"] < 1
 
@@ -58,9 +79,15 @@ def test_a_program_that_does_not_fit_is_a_verdict(reports):
     short = reports[2]
     assert short["fits"] is False and short["verdict"].startswith("does NOT fit: needs ")
     assert short["memory"]["capacity"] == 2**20 < short["memory"]["needed"]
-    assert short["memory"]["largest"]  # those of the estimate, as the compiler gave up before it had placed anything
+    assert short["memory"][
+        "largest"
+    ]  # those of the estimate, as the compiler gave up before it had placed anything
 
 
 def test_an_option_that_the_compiler_refuses_is_one_error(reports):
-    assert reports[3] == {"error": "option `xla_tpu_no_such_thing`: the compiler for v6e:2x2 has no such option"}
-    assert reports[4]["error"].startswith("option `xla_tpu_scoped_vmem_limit_kib=many`: the compiler for v6e:2x2 fails: INVALID_ARGUMENT: Failed to parse")
+    assert reports[3] == {
+        "error": "option `xla_tpu_no_such_thing`: the compiler for v6e:2x2 has no such option"
+    }
+    assert reports[4]["error"].startswith(
+        "option `xla_tpu_scoped_vmem_limit_kib=many`: the compiler for v6e:2x2 fails: INVALID_ARGUMENT: Failed to parse"
+    )

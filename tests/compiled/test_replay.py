@@ -7,10 +7,17 @@ import pytest
 from meshdsl.compiled.replay import replay
 
 US = 1e-6
-CHIP = SimpleNamespace(flops=1e12, matmul_efficiency=1.0, hbm_bandwidth=1e6, hbm_efficiency=1.0, clock=1e6, kind="tpu")
-GPU = SimpleNamespace(flops=1e9, matmul_efficiency=0.5, hbm_bandwidth=1e6, hbm_efficiency=0.5, clock=0.0, kind="gpu")
+CHIP = SimpleNamespace(
+    flops=1e12, matmul_efficiency=1.0, hbm_bandwidth=1e6, hbm_efficiency=1.0, clock=1e6, kind="tpu"
+)
+GPU = SimpleNamespace(
+    flops=1e9, matmul_efficiency=0.5, hbm_bandwidth=1e6, hbm_efficiency=0.5, clock=0.0, kind="gpu"
+)
 MESH = {"data": 4, "model": 2}
-ALONG_DATA, ALONG_MODEL = "replica_groups={{0,2,4,6},{1,3,5,7}}", "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
+ALONG_DATA, ALONG_MODEL = (
+    "replica_groups={{0,2,4,6},{1,3,5,7}}",
+    "replica_groups={{0,1},{2,3},{4,5},{6,7}}",
+)
 
 
 class Links:
@@ -58,7 +65,12 @@ def done(name, start, kind="all-reduce"):
 
 def run(body, computations="", chip=CHIP, links=None):
     entry = "ENTRY %main (p: f32[25]) -> f32[25] {\n  %p = f32[25]{0} parameter(0)\n"
-    return replay(f"HloModule test, is_scheduled=true\n{ADD}{computations}\n{entry}{body}  ROOT %result = f32[25]{{0}} bitcast(%p)\n}}\n", chip, links or Links(), MESH)
+    return replay(
+        f"HloModule test, is_scheduled=true\n{ADD}{computations}\n{entry}{body}  ROOT %result = f32[25]{{0}} bitcast(%p)\n}}\n",
+        chip,
+        links or Links(),
+        MESH,
+    )
 
 
 def times(found):
@@ -79,7 +91,13 @@ def test_a_synchronous_collective_stops_computing():
     found = run(cycles("a", "p", 30) + psum("s", "a") + cycles("b", "s", 20))
     assert us(150, 50, 100) == times(found)
     (ran,) = found.collectives
-    assert (ran.name, ran.asynchronous, ran.collective.operation, ran.collective.axes, ran.collective.bytes) == ("s", False, "psum", ("data",), 100)
+    assert (
+        ran.name,
+        ran.asynchronous,
+        ran.collective.operation,
+        ran.collective.axes,
+        ran.collective.bytes,
+    ) == ("s", False, "psum", ("data",), 100)
     assert found.communication == {("data",): pytest.approx(100 * US)}
 
 
@@ -92,13 +110,25 @@ def test_a_combined_collective_is_one_with_a_part_for_each_operand():
 
 @pytest.mark.parametrize("meanwhile, step, exposed", [(150, 170, 0), (60, 120, 40)])
 def test_an_asynchronous_collective_is_waited_for_where_it_is_used(meanwhile, step, exposed):
-    found = run(psum("s", "p", kind="all-reduce-start") + cycles("a", "p", meanwhile) + done("d", "s") + cycles("b", "d", 20))
+    found = run(
+        psum("s", "p", kind="all-reduce-start")
+        + cycles("a", "p", meanwhile)
+        + done("d", "s")
+        + cycles("b", "d", 20)
+    )
     assert us(step, meanwhile + 20, exposed) == times(found)
-    assert found.collectives[0].asynchronous and found.collectives[0].exposed == pytest.approx(exposed * US)
+    assert found.collectives[0].asynchronous and found.collectives[0].exposed == pytest.approx(
+        exposed * US
+    )
 
 
 def test_links_of_one_axis_are_first_come_first_served_and_those_of_two_axes_work_at_the_same_time():
-    one = psum("s", "p", kind="all-reduce-start") + psum("t", "p", kind="all-reduce-start") + done("d", "s") + done("e", "t")
+    one = (
+        psum("s", "p", kind="all-reduce-start")
+        + psum("t", "p", kind="all-reduce-start")
+        + done("d", "s")
+        + done("e", "t")
+    )
     two = one.replace(ALONG_DATA, ALONG_MODEL, 1)
     assert us(200, 0, 200) == times(run(one))
     assert us(100, 0, 100) == times(run(two))
@@ -106,14 +136,22 @@ def test_links_of_one_axis_are_first_come_first_served_and_those_of_two_axes_wor
 
 
 def test_shifts_in_both_directions_of_a_ring_work_at_the_same_time():
-    pairs = [[(d * 2 + m, (d + way) % 4 * 2 + m) for d in range(4) for m in range(2)] for way in (1, -1, 1)]
+    pairs = [
+        [(d * 2 + m, (d + way) % 4 * 2 + m) for d in range(4) for m in range(2)]
+        for way in (1, -1, 1)
+    ]
     texts = ["{" + ",".join(f"{{{a},{b}}}" for a, b in some) + "}" for some in pairs]
 
     def shift(name, text):
         kind = f"  %{name} = (f32[25]{{0}}, f32[25]{{0}}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={text}\n"
         return kind
 
-    both = shift("s", texts[0]) + shift("t", texts[1]) + done("d", "s", "collective-permute") + done("e", "t", "collective-permute")
+    both = (
+        shift("s", texts[0])
+        + shift("t", texts[1])
+        + done("d", "s", "collective-permute")
+        + done("e", "t", "collective-permute")
+    )
     same = both.replace(texts[1], texts[2])
     assert run(both).step == pytest.approx(100 * US)
     assert run(same).step == pytest.approx(200 * US)
@@ -127,14 +165,22 @@ def test_a_synchronous_collective_shares_the_links_with_what_is_under_way():
 
 @pytest.mark.parametrize("start, link", [("async", "calls"), ("call", "to_apply")])
 def test_a_collective_on_another_core_is_asynchronous(start, link):
-    called = "\n%called (a: f32[25]) -> f32[25] {\n  %a = f32[25]{0} parameter(0)\n  ROOT %rs = f32[25]{0} all-reduce(%a), " + ALONG_DATA + ", to_apply=%add\n}\n"
+    called = (
+        "\n%called (a: f32[25]) -> f32[25] {\n  %a = f32[25]{0} parameter(0)\n  ROOT %rs = f32[25]{0} all-reduce(%a), "
+        + ALONG_DATA
+        + ", to_apply=%add\n}\n"
+    )
     body = f'  %s = ((f32[25], token[]), f32[25]) {start}-start(%p), async_execution_thread="sparsecore", {link}=%called\n'
     found = run(body + cycles("a", "p", 70) + f"  %d = f32[25]{{0}} {start}-done(%s)\n", called)
     assert us(100, 70, 30) == times(found)
 
 
 def chain(name, target):
-    last = f'custom-call(%{name}.ag), custom_call_target="{target}"' if target else f"tuple(%{name}.ag)"
+    last = (
+        f'custom-call(%{name}.ag), custom_call_target="{target}"'
+        if target
+        else f"tuple(%{name}.ag)"
+    )
     return f"""
 %{name} (a: f32[25]) -> f32[25] {{
   %{name}.a = f32[25]{{0}} parameter(0)
@@ -145,8 +191,15 @@ def chain(name, target):
 
 
 def test_a_collective_spread_over_fusions_runs_from_the_first_to_the_last():
-    parts = chain("begin", "AsyncCollectiveStart") + chain("middle", "") + chain("finish", "AsyncCollectiveDone")
-    fusions = [cycles(f"f{i}", "p", count).replace("calls=%work", f"calls=%{name}") for i, (name, count) in enumerate([("begin", 5), ("middle", 60), ("finish", 10)])]
+    parts = (
+        chain("begin", "AsyncCollectiveStart")
+        + chain("middle", "")
+        + chain("finish", "AsyncCollectiveDone")
+    )
+    fusions = [
+        cycles(f"f{i}", "p", count).replace("calls=%work", f"calls=%{name}")
+        for i, (name, count) in enumerate([("begin", 5), ("middle", 60), ("finish", 10)])
+    ]
     found = run("".join(fusions), parts)
     assert us(115, 75, 40) == times(found)
     assert found.collectives[0].collective.count == 1
@@ -174,13 +227,21 @@ def loop(body, turns, name="w", operand="p"):
 
 
 def test_a_loop_runs_its_body_so_many_times():
-    body = psum("s", "w.v", kind="all-reduce-start") + cycles("a", "w.v", 60, "jit(f)/shard_map/md.f.3/add") + done("d", "s")
+    body = (
+        psum("s", "w.v", kind="all-reduce-start")
+        + cycles("a", "w.v", 60, "jit(f)/shard_map/md.f.3/add")
+        + done("d", "s")
+    )
     computation, call = loop(body, 10)
     found = run(call, computation)
     assert us(1000, 600, 400) == times(found)
     (ran,) = found.collectives
     assert (ran.collective.count, ran.seconds) == (10, pytest.approx(1000 * US))
-    assert [(s.stream, s.name, s.tag, s.repeats) for s in found.spans] == [("data", "s", "", 10), ("compute", "a", "md.f.3", 10), ("loops", "w", "", 1)]
+    assert [(s.stream, s.name, s.tag, s.repeats) for s in found.spans] == [
+        ("data", "s", "", 10),
+        ("compute", "a", "md.f.3", 10),
+        ("loops", "w", "", 1),
+    ]
     assert found.spans[-1].end == pytest.approx(1000 * US)
 
 
@@ -244,9 +305,17 @@ def test_what_another_core_computes_runs_meanwhile():
 
 
 COPIES = {
-    "into the chip's own memory": ("  %c = (f32[25]{0:S(1)}, f32[25]{0}, u32[]) copy-start(%p)\n", "copy", 100),
+    "into the chip's own memory": (
+        "  %c = (f32[25]{0:S(1)}, f32[25]{0}, u32[]) copy-start(%p)\n",
+        "copy",
+        100,
+    ),
     "within HBM": ("  %c = (f32[25]{0}, f32[25]{0}, u32[]) copy-start(%p)\n", "copy", 200),
-    "of a slice": ("  %c = ((f32[25]{0}), f32[20]{0:S(1)}, s32[]) slice-start(%p), slice={[0:20]}\n", "slice", 80),
+    "of a slice": (
+        "  %c = ((f32[25]{0}), f32[20]{0:S(1)}, s32[]) slice-start(%p), slice={[0:20]}\n",
+        "slice",
+        80,
+    ),
 }
 
 

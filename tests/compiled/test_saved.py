@@ -8,15 +8,26 @@ import pytest
 
 import meshdsl as md
 from meshdsl.train.config import Config
-from meshdsl.train.settings import override
 from meshdsl.train.job import Job
+from meshdsl.train.settings import override
 
-SETTINGS = ["model.layers=1", "model.d_model=16", "model.heads=2", "model.d_ff=16", "model.length=8", "batch=4"]
+SETTINGS = [
+    "model.layers=1",
+    "model.d_model=16",
+    "model.heads=2",
+    "model.d_ff=16",
+    "model.length=8",
+    "batch=4",
+]
 LAYOUT = md.Layout(["batch -> data"], ["d_model -> data"], mesh={"data": "rest"})
 
 
 def job(*settings, layout=LAYOUT, devices=4):
-    return Job(override(Config(), [*SETTINGS, *settings]), layout, md.make_mesh(layout, jax.devices()[:devices]))
+    return Job(
+        override(Config(), [*SETTINGS, *settings]),
+        layout,
+        md.make_mesh(layout, jax.devices()[:devices]),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +77,30 @@ def test_every_difference_is_one_clear_error(file, tmp_path):
     assert refused(file, job("model.length=16", "batch=8")) == (
         "was compiled with batch=4, model.length=8, and this run has batch=8, model.length=16"
     )
-    assert refused(file, job("optimizer.learning_rate=0.5")).startswith("was compiled with optimizer.learning_rate=0.001, and this run has")
-    assert refused(file, job(devices=2)) == "is for 4 cpu devices of " + _host(file) + ", and this run has 2 cpu devices of " + _host(file)
+    assert refused(file, job("optimizer.learning_rate=0.5")).startswith(
+        "was compiled with optimizer.learning_rate=0.001, and this run has"
+    )
+    assert refused(file, job(devices=2)) == "is for 4 cpu devices of " + _host(
+        file
+    ) + ", and this run has 2 cpu devices of " + _host(file)
     other = md.Layout(["batch -> data", "d_ff -> model"], mesh={"data": 2, "model": 2})
-    assert refused(file, job(layout=other)) == "is for the mesh data=4, and this run has data=2 model=2"
+    assert (
+        refused(file, job(layout=other))
+        == "is for the mesh data=4, and this run has data=2 model=2"
+    )
     rules = md.Layout(["batch -> data"], mesh={"data": "rest"})
-    assert "was compiled with layout parameter rule 2=d_model -> data, " in refused(file, job(layout=rules))
-    assert refused(rewritten(file, tmp_path, jax="0.1"), job()).startswith("was compiled with jax 0.1 and jaxlib")
-    assert refused(rewritten(file, tmp_path, kind="TPU v5", host=""), job()).startswith("is for 4 TPU v5 devices, and this run has 4 cpu devices of")
-    assert refused(rewritten(file, tmp_path, program="0"), job()).startswith("is of another program, though its settings are the same")
+    assert "was compiled with layout parameter rule 2=d_model -> data, " in refused(
+        file, job(layout=rules)
+    )
+    assert refused(rewritten(file, tmp_path, jax="0.1"), job()).startswith(
+        "was compiled with jax 0.1 and jaxlib"
+    )
+    assert refused(rewritten(file, tmp_path, kind="TPU v5", host=""), job()).startswith(
+        "is for 4 TPU v5 devices, and this run has 4 cpu devices of"
+    )
+    assert refused(rewritten(file, tmp_path, program="0"), job()).startswith(
+        "is of another program, though its settings are the same"
+    )
 
 
 def _host(file):
@@ -87,10 +113,15 @@ def test_damaged_files_are_refused_before_anything_is_unpickled(file, tmp_path, 
     path.write_bytes(whole[:-100])
     assert refused(path, job()).startswith("is cut off: it holds ")
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert refused(path, job()) == "is damaged: its checksum is not that of its content; compile it again"
+    assert (
+        refused(path, job())
+        == "is damaged: its checksum is not that of its content; compile it again"
+    )
     for content in (b"", b"hello", b'{"format": "meshdsl executable 1"}\n', whole[:100]):
         path.write_bytes(content)
-        assert refused(path, job()) == "is no file that `meshdsl compile --save` of this version wrote"
+        assert (
+            refused(path, job()) == "is no file that `meshdsl compile --save` of this version wrote"
+        )
     assert refused(tmp_path / "none", job()) == "No such file or directory"
 
 

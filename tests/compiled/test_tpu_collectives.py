@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from meshdsl.record import Collective
-from tests.models.common import LAYOUTS, STAGES
 from tests.compiled.tpu_compiler import asked
+from tests.models.common import LAYOUTS, STAGES
 
 pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,11 @@ DIFFERENCES = {
     ("v5p", "fsdp-once"): EACH,
     ("v5p", "fsdp"): EACH,
     ("v5p", "hybrid-fsdp"): [SCALES],
-    ("v5p", "sequence"): [not_gathered("model", 2, 8192), summed("model", {8192: 1}), summed("model", {4194304: 12}, "bfloat16")],
+    ("v5p", "sequence"): [
+        not_gathered("model", 2, 8192),
+        summed("model", {8192: 1}),
+        summed("model", {4194304: 12}, "bfloat16"),
+    ],
     ("v5p", "fsdp-tensor"): [SCALES],
     ("v5p", "fsdp-sequence"): [SCALES, not_gathered("model", 2, 2048), summed("model", {2048: 1})],
     ("v6e", "zero1"): [summed("data", {4096: 1, 8192: 2, 8388608: 2})],
@@ -59,7 +63,9 @@ DIFFERENCES = {
     ("v6e", "fsdp-sequence"): [SCALES, not_gathered("model", 2, 2048), summed("model", {2048: 1})],
 }
 EVERY = (*LAYOUTS, *STAGES, "spatial")
-QUICK = [("v5p:2x2x2", name) for name in ("data", "zero2", "fsdp", "tensor", "fsdp-sequence")] + [("v6e:2x4", name) for name in ("data", "fsdp-sequence")]
+QUICK = [("v5p:2x2x2", name) for name in ("data", "zero2", "fsdp", "tensor", "fsdp-sequence")] + [
+    ("v6e:2x4", name) for name in ("data", "fsdp-sequence")
+]
 ALL = [(target, name) for target in ("v5p:2x2x2", "v6e:2x4") for name in EVERY]
 
 
@@ -67,14 +73,19 @@ ALL = [(target, name) for target in ("v5p:2x2x2", "v6e:2x4") for name in EVERY]
 def compiler():
     """`compiler(target, layout)`: the collectives of the compiled train step."""
     command = [sys.executable, "-m", "tests.compiled.tpu_compiler"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
 
         def compiled(*wanted: str) -> list[Collective]:
             process.stdin.write(json.dumps(wanted) + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
             assert answer, "the compiler ended; what it said is above"
-            return [Collective(operation, tuple(axes), *rest) for operation, axes, *rest in json.loads(answer)]
+            return [
+                Collective(operation, tuple(axes), *rest)
+                for operation, axes, *rest in json.loads(answer)
+            ]
 
         yield compiled
 
@@ -86,9 +97,13 @@ def facts(collectives) -> Counter[Fact]:
     return found
 
 
-@pytest.mark.parametrize("target, layout", ALL if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else QUICK)
+@pytest.mark.parametrize(
+    "target, layout", ALL if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else QUICK
+)
 def test_the_compiled_step_runs_what_explain_shows(target, layout, compiler):
     expected = facts(asked(layout))
     for change in DIFFERENCES.get((target.partition(":")[0], layout), []):
         expected.update(change)
-    assert facts(compiler(target, layout)) == Counter({fact: count for fact, count in expected.items() if count})
+    assert facts(compiler(target, layout)) == Counter(
+        {fact: count for fact, count in expected.items() if count}
+    )

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from meshdsl.compiled.collectives import from_hlo
-from meshdsl.record.collective import Collective
 from meshdsl.compiled.compile import compile_for
-from meshdsl.report.compiled_text import describe
 from meshdsl.estimate.explanation import Explanation, MemoryView
 from meshdsl.machine import find_target
+from meshdsl.record.collective import Collective
+from meshdsl.report.compiled_text import describe
 
 # A step as libtpu 0.0.50.1 writes it, with every form of collective, copy, loop and branch.
 TEXT = (Path(__file__).parent / "step.hlo").read_text()

@@ -12,24 +12,29 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-from meshdsl.models.unet import Config as UNetConfig
-from meshdsl.models.unet import UNet
 
 import meshdsl as md
-from meshdsl.layout import Layout
-from meshdsl.mesh import abstract_mesh, axis_sizes
 from meshdsl.compiled.collectives import from_hlo
-from meshdsl.record import Collective
 from meshdsl.compiled.options import default_options
 from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.layout import Layout
 from meshdsl.machine import find_target
+from meshdsl.mesh import abstract_mesh, axis_sizes
+from meshdsl.models.unet import Config as UNetConfig
+from meshdsl.models.unet import UNet
+from meshdsl.record import Collective
 from meshdsl.train.config import Config
-from meshdsl.train.settings import override
 from meshdsl.train.job import Job
+from meshdsl.train.settings import override
 
 # Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason to pad.
 MODEL = {"style": "llama", "layers": 2, "d_model": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "d_ff": 1024, "vocab": 1024, "length": 256}  # fmt: skip
-CONFIG = override(Config(), ["precision.compute=bfloat16"], batch=8, **{f"model.{key}": value for key, value in MODEL.items()})
+CONFIG = override(
+    Config(),
+    ["precision.compute=bfloat16"],
+    batch=8,
+    **{f"model.{key}": value for key, value in MODEL.items()},
+)
 
 
 IMAGES = (md.Dim("batch", 2), md.Dim("height", 64), md.Dim("width", 64), md.Dim("colors", 3))
@@ -46,15 +51,23 @@ def step(name: str, devices: list | None = None):
     """
     layout = Layout.load(f"layouts/{name}.toml")
     sizes = mesh_of(layout)
-    mesh = abstract_mesh(sizes) if devices is None else md.make_mesh(sizes, devices if sizes else devices[:1])
+    mesh = (
+        abstract_mesh(sizes)
+        if devices is None
+        else md.make_mesh(sizes, devices if sizes else devices[:1])
+    )
     if name != "spatial":
         job = Job(CONFIG, layout, mesh)
         return job.step, (job.state, job.batch)
     model = UNet.init(jax.random.key(0), UNetConfig(levels=1, channels=64, colors=3, outputs=3))
     shapes = jax.eval_shape(lambda: (model, md.tensor(jnp.zeros([d.size for d in IMAGES]), IMAGES)))
     places = md.shardings(shapes, layout, mesh)
-    args = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
-    return md.lower(md.value_and_grad(lambda model, images: md.mean(md.square(model(images)))), layout, mesh), args
+    args = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
+    )
+    return md.lower(
+        md.value_and_grad(lambda model, images: md.mean(md.square(model(images)))), layout, mesh
+    ), args
 
 
 def asked(name: str) -> list[Collective]:
@@ -74,10 +87,16 @@ def main() -> None:
     os.dup2(2, 1)  # whatever libtpu prints is no answer
     compile_only()
     warnings.filterwarnings("error", message="the compiler's text")  # of what is not understood
-    jax.config.update("jax_optimization_level", "O0")  # a fraction of the time, the same collectives
+    jax.config.update(
+        "jax_optimization_level", "O0"
+    )  # a fraction of the time, the same collectives
     for line in sys.stdin:
         found = compiled(*json.loads(line))
-        print(json.dumps([[c.operation, c.axes, c.count, c.bytes, c.dtype, c.scope] for c in found]), file=answers, flush=True)
+        print(
+            json.dumps([[c.operation, c.axes, c.count, c.bytes, c.dtype, c.scope] for c in found]),
+            file=answers,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,24 +1,23 @@
 """Which equations become one kernel, and what they read and write."""
 
-
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshdsl.models.sizes import size
 
-from meshdsl.mesh import abstract_mesh
 from meshdsl.estimate.fusion.build import build
 from meshdsl.estimate.memory.peak import peak
+from meshdsl.mesh import abstract_mesh
+from meshdsl.models.sizes import size
 from meshdsl.record.recorder import tag_in
 from meshdsl.train.config import Config
-from meshdsl.train.settings import override
 from meshdsl.train.job import Job
+from meshdsl.train.settings import override
+from tests.estimate.graphs import array, graph, names
 from tests.models import common
 from tests.models.test_golden import train_step
-from tests.estimate.graphs import array, graph, names
 
 
 def test_element_wise_code_is_one_kernel_and_nothing_between_is_written():
@@ -43,7 +42,11 @@ def test_softmax_reads_the_scores_three_times_and_writes_none_of_its_intermediat
         return jax.nn.softmax((q @ k.T).astype(jnp.float32)).astype(jnp.bfloat16) @ v
 
     made = graph(attend, *(array(1024, 128, dtype=jnp.bfloat16) for _ in "qkv"))
-    assert names(made) == ["dot_general", "reduce_sum", "dot_general"]  # the row maximum comes out of the first product
+    assert names(made) == [
+        "dot_general",
+        "reduce_sum",
+        "dot_general",
+    ]  # the row maximum comes out of the first product
     scores = made.kernels[0].writes[0]
     assert scores.dtype == "bfloat16" and all(scores in k.reads for k in made.kernels[1:])
     assert all(b is scores or b.bytes <= 4 * 1024 for k in made.kernels[:2] for b in k.writes)
@@ -94,7 +97,12 @@ def test_a_mask_that_a_loop_is_given_is_computed_inside():
         return lax.scan(lambda x, _: (jnp.where(mask, x * 2, 0.0), ()), x, None, length=3)[0]
 
     made = graph(function, array(512, 512))
-    assert [b.bytes for k, _ in made.walk() for b in (*k.reads, *k.writes) if b.dtype == "bool" and b.bytes > 4096] == []
+    assert [
+        b.bytes
+        for k, _ in made.walk()
+        for b in (*k.reads, *k.writes)
+        if b.dtype == "bool" and b.bytes > 4096
+    ] == []
 
 
 def test_a_stack_used_in_a_narrower_type_is_converted_once_for_both_loops():
@@ -106,9 +114,16 @@ def test_a_stack_used_in_a_narrower_type_is_converted_once_for_both_loops():
         return jnp.sum(lax.scan(layer, x, ws)[0])
 
     made = graph(jax.grad(loss), array(64, 64, dtype=jnp.bfloat16), array(9, 64, 64))
-    narrow = [b for k in made.kernels for b in k.writes if k.primitive == "convert_element_type" and b.shape == (9, 64, 64)]
+    narrow = [
+        b
+        for k in made.kernels
+        for b in k.writes
+        if k.primitive == "convert_element_type" and b.shape == (9, 64, 64)
+    ]
     assert len(narrow) == 1 and narrow[0].dtype == "bfloat16"
-    assert all(narrow[0] in k.reads and made.arguments[1] not in k.reads for k in made.kernels if k.loop)
+    assert all(
+        narrow[0] in k.reads and made.arguments[1] not in k.reads for k in made.kernels if k.loop
+    )
 
 
 @pytest.mark.parametrize("checkpoint, copies", [(True, 2), (False, 0)])
@@ -119,20 +134,28 @@ def test_what_a_checkpoint_recomputes_from_is_taken_out_of_its_stack(checkpoint,
     def loss(x, ws):
         return jnp.sum(lax.scan(jax.checkpoint(layer) if checkpoint else layer, x, ws)[0])
 
-    backward = [k.loop for k in graph(jax.grad(loss), array(64, 64), array(9, 64, 64)).kernels if k.loop][-1]
+    backward = [
+        k.loop for k in graph(jax.grad(loss), array(64, 64), array(9, 64, 64)).kernels if k.loop
+    ][-1]
     copied = [k for k in backward.kernels if k.primitive == "optimization_barrier"]
-    assert len(copied) == copies and all(k.reads[0].within and not k.writes[0].within for k in copied)
+    assert len(copied) == copies and all(
+        k.reads[0].within and not k.writes[0].within for k in copied
+    )
 
 
 def test_branches_and_unknown_loops_are_walked_into():
     def function(x, w, flag):
         x = lax.cond(flag, lambda x: x @ w, jnp.sin, x)
-        return lax.while_loop(lambda c: jnp.sum(c[0] @ c[0]) < c[1], lambda c: (c[0] @ w, c[1] + 1), (x, 0))[0]
+        return lax.while_loop(
+            lambda c: jnp.sum(c[0] @ c[0]) < c[1], lambda c: (c[0] @ w, c[1] + 1), (x, 0)
+        )[0]
 
     made = graph(function, array(64, 64), array(64, 64), array(dtype=jnp.bool_))
     branch, loop = (k for k in made.kernels if k.branches or k.loop)
     assert [names(b) for b in branch.branches] == [["sin"], ["dot_general"]]
-    assert loop.loop.length == 1 and [k.flops for k in loop.loop.kernels if k.dots] == [2 * 64**3] * 2
+    assert (
+        loop.loop.length == 1 and [k.flops for k in loop.loop.kernels if k.dots] == [2 * 64**3] * 2
+    )
 
 
 def test_shapes_are_local_inside_and_outside_of_shard_map():
@@ -140,14 +163,27 @@ def test_shapes_are_local_inside_and_outside_of_shard_map():
     split = NamedSharding(mesh, P("data", "model"))
 
     def function(x):
-        y = jax.shard_map(lambda x: lax.psum(x, "model") * 2, mesh=mesh, in_specs=P("data", "model"), out_specs=P("data"))(x)
-        return jnp.tanh(x), y + 1, jax.lax.with_sharding_constraint(x * 3, NamedSharding(mesh, P(None, "model"))) + 1
+        y = jax.shard_map(
+            lambda x: lax.psum(x, "model") * 2,
+            mesh=mesh,
+            in_specs=P("data", "model"),
+            out_specs=P("data"),
+        )(x)
+        return (
+            jnp.tanh(x),
+            y + 1,
+            jax.lax.with_sharding_constraint(x * 3, NamedSharding(mesh, P(None, "model"))) + 1,
+        )
 
     made = graph(function, jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=split), mesh=mesh)
     assert made.arguments[0].shape == (16, 32)
     assert [b.shape for b in made.results] == [(16, 32), (16, 32), (64, 32)]
     (reduced,) = (k for k in made.kernels if k.collective)
-    assert (reduced.collective.operation, reduced.collective.axes, reduced.collective.bytes) == ("psum", ("model",), 16 * 32 * 4)
+    assert (reduced.collective.operation, reduced.collective.axes, reduced.collective.bytes) == (
+        "psum",
+        ("model",),
+        16 * 32 * 4,
+    )
 
 
 @pytest.mark.parametrize("name", common.LAYOUTS)
@@ -156,19 +192,34 @@ def test_a_train_step_has_its_collectives_as_kernels_and_its_flops_by_op(name):
     program = step.program(*args)
     made = build(program)
     assert [k.collective for k, _ in made.walk() if k.collective] == program.collectives
-    products = {(tag, phase): n for (tag, phase), n in made.flops.items() if (op := program.op_tagged(tag)) and op.name == "einsum"}
-    forward, recompute, backward = (sum(n for (_, p), n in products.items() if p == phase) for phase in ("forward", "recompute", "backward"))
+    products = {
+        (tag, phase): n
+        for (tag, phase), n in made.flops.items()
+        if (op := program.op_tagged(tag)) and op.name == "einsum"
+    }
+    forward, recompute, backward = (
+        sum(n for (_, p), n in products.items() if p == phase)
+        for phase in ("forward", "recompute", "backward")
+    )
     assert recompute < forward < backward
     assert {k.phase for k, _ in made.walk()} == {"forward", "recompute", "backward", "optimizer"}
-    assert all(tag_in(b.scope) for k in made.kernels if k.loop for b in k.writes if b.shape[:1] == (4,))
+    assert all(
+        tag_in(b.scope) for k in made.kernels if k.loop for b in k.writes if b.shape[:1] == (4,)
+    )
 
 
 def test_more_layers_and_devices_are_no_more_kernels():
     """So the largest model on the largest machine is planned as fast as a small one."""
 
     def kernels(layers, mesh):
-        settings = {f"model.{key}": value for key, value in size("llama3-405b").items()} | {"model.layers": layers}
-        job = Job(override(Config(), **settings, batch=512), common.load("fsdp-sequence"), abstract_mesh(mesh))
+        settings = {f"model.{key}": value for key, value in size("llama3-405b").items()} | {
+            "model.layers": layers
+        }
+        job = Job(
+            override(Config(), **settings, batch=512),
+            common.load("fsdp-sequence"),
+            abstract_mesh(mesh),
+        )
         graph = build(job.program())
         assert peak(graph).bytes > 0
         return len(list(graph.walk()))

@@ -34,15 +34,27 @@ def test_a_product_has_its_sizes_and_the_flops_that_xla_counts(spec, left, right
     if (dot.m, dot.n) != (expected.m, expected.n):  # einsum may swap the operands
         dot = Dot(dot.batch, dot.n, dot.k, dot.m, dot.flops, dot.dtype)
     assert dot == expected
-    assert "outer" in spec or dot.k == 1 or compiled_flops(function, array(*left), array(*right)) == dot.flops
+    assert (
+        "outer" in spec
+        or dot.k == 1
+        or compiled_flops(function, array(*left), array(*right)) == dot.flops
+    )
 
 
 CONVOLUTIONS = {
     "same": {"window_strides": (1, 1), "padding": "SAME"},
     "valid": {"window_strides": (1, 1), "padding": "VALID"},
     "stride": {"window_strides": (2, 3), "padding": "SAME"},
-    "dilated window": {"window_strides": (1, 2), "padding": [(2, 1), (3, 0)], "rhs_dilation": (2, 1)},
-    "dilated image": {"window_strides": (1, 1), "padding": [(2, 2), (1, 2)], "lhs_dilation": (2, 3)},
+    "dilated window": {
+        "window_strides": (1, 2),
+        "padding": [(2, 1), (3, 0)],
+        "rhs_dilation": (2, 1),
+    },
+    "dilated image": {
+        "window_strides": (1, 1),
+        "padding": [(2, 2), (1, 2)],
+        "lhs_dilation": (2, 3),
+    },
     "groups": {"window_strides": (1, 1), "padding": "SAME", "feature_group_count": 2},
 }
 
@@ -62,7 +74,9 @@ def test_flops_of_a_scan_are_counted_for_every_turn():
         return lax.scan(lambda x, w: (x @ w, ()), x, ws)[0]
 
     made = graph(function, array(8, 16), array(5, 16, 16))
-    assert sum(k.flops * n for k, n in made.walk()) == 5 * 2 * 8 * 16 * 16 == sum(made.flops.values())
+    assert (
+        sum(k.flops * n for k, n in made.walk()) == 5 * 2 * 8 * 16 * 16 == sum(made.flops.values())
+    )
 
 
 def test_element_wise_operations_count_where_they_are_computed():
@@ -75,11 +89,16 @@ def test_element_wise_operations_count_where_they_are_computed():
 PARTS = {
     "rows of a table": (lambda table, rows: table[rows], 4 * 4 * 256 * 2),
     "a slice": (lambda x, at: lax.dynamic_slice(x, (at[0], 0), (4, 256)) * 2, 4 * 4 * 256 * 2),
-    "an update in place": (lambda x, at: lax.dynamic_update_slice(x, jnp.ones((4, 256)), (at[0], 0)), 4 * 4 * 256),
+    "an update in place": (
+        lambda x, at: lax.dynamic_update_slice(x, jnp.ones((4, 256)), (at[0], 0)),
+        4 * 4 * 256,
+    ),
 }
 
 
 @pytest.mark.parametrize("function, expected", PARTS.values(), ids=PARTS)
 def test_of_an_array_that_is_used_in_part_only_that_part_moves(function, expected):
     made = graph(function, array(1024, 256), array(4, dtype=jnp.int32))
-    assert sum(k.traffic for k in made.kernels) == pytest.approx(expected, abs=100)  # and the indices
+    assert sum(k.traffic for k in made.kernels) == pytest.approx(
+        expected, abs=100
+    )  # and the indices

@@ -16,17 +16,17 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.mesh import abstract_mesh
 from meshdsl.estimate.fusion.build import build
-from meshdsl.estimate.memory.peak import argument_bytes, peak
 from meshdsl.estimate.memory.lifetimes import late
+from meshdsl.estimate.memory.peak import argument_bytes, peak
 from meshdsl.estimate.memory.tiles import padded_bytes
 from meshdsl.machine import chips
+from meshdsl.mesh import abstract_mesh
 from meshdsl.record.recorder import tag_in
-from tests.models import common
-from tests.models.test_golden import train_step
 from tests.estimate.graphs import KIB, array, graph, kib
 from tests.estimate.steps import RULES, shapes, split, step
+from tests.models import common
+from tests.models.test_golden import train_step
 
 V5P = chips()["v5p"]
 
@@ -42,7 +42,9 @@ def test_a_buffer_lives_from_the_kernel_that_makes_it_to_the_last_that_reads_it(
         b = a @ w
         return b @ w
 
-    assert held(chain, kib(4), array(256, 256)) == 4 + 256 + 4 + 4  # two products at once, never three
+    assert (
+        held(chain, kib(4), array(256, 256)) == 4 + 256 + 4 + 4
+    )  # two products at once, never three
 
 
 def test_what_is_needed_later_lives_until_then():
@@ -64,7 +66,9 @@ def test_results_take_the_memory_of_donated_arguments():
 
 
 @pytest.mark.parametrize("turned, products", [(False, 1), (True, 2)])
-def test_element_wise_code_writes_over_an_operand_that_ends_there_but_not_when_it_is_transposed(turned, products):
+def test_element_wise_code_writes_over_an_operand_that_ends_there_but_not_when_it_is_transposed(
+    turned, products
+):
     def function(x, w):
         y = x @ w
         scale = jnp.sum(y @ w)
@@ -91,18 +95,30 @@ def test_a_loop_in_reverse_holds_the_residuals_of_every_turn():
         return jnp.sum(lax.scan(lambda x, w: (jnp.sin(x @ w), ()), x, ws)[0])
 
     few, many = (held(jax.grad(loss), kib(64), array(n, 256, 256)) - n * 256 for n in (2, 10))
-    assert many - few == pytest.approx(8 * 64)  # cos of each turn's product; the gradient needs no more
+    assert many - few == pytest.approx(
+        8 * 64
+    )  # cos of each turn's product; the gradient needs no more
 
 
 def test_a_branch_counts_where_it_takes_most():
     def function(x, w, flag):
         return lax.cond(flag, lambda x: (x @ w) @ w, lambda x: x, x)
 
-    assert held(function, kib(4), array(256, 256), array(dtype=jnp.bool_)) == pytest.approx(4 + 256 + 4 + 4, abs=0.1)
+    assert held(function, kib(4), array(256, 256), array(dtype=jnp.bool_)) == pytest.approx(
+        4 + 256 + 4 + 4, abs=0.1
+    )
 
 
-@pytest.mark.parametrize("reduced, order", [(True, ["scan", "product", "product", "scan", "product"]), (False, ["scan", "product", "product", "product", "scan"])])
-def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_before_it(reduced, order):
+@pytest.mark.parametrize(
+    "reduced, order",
+    [
+        (True, ["scan", "product", "product", "scan", "product"]),
+        (False, ["scan", "product", "product", "product", "scan"]),
+    ],
+)
+def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_before_it(
+    reduced, order
+):
     mesh = md.make_mesh({"data": 2}, jax.devices()[:2])
 
     def loss(head, ws, x):
@@ -114,7 +130,11 @@ def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_bef
         return lax.psum_scatter(for_head, "data", tiled=True) if reduced else for_head, for_ws
 
     split = jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-    made = graph(split, *(over(mesh, array(*shape), P("data")) for shape in ((512, 2048), (8, 256, 256), (8, 256))), mesh=mesh)
+    made = graph(
+        split,
+        *(over(mesh, array(*shape), P("data")) for shape in ((512, 2048), (8, 256, 256), (8, 256))),
+        mesh=mesh,
+    )
     kinds = ["scan" if k.loop else "product" for k in late(made.kernels) if k.loop or k.dots]
     assert kinds == order
 
@@ -122,11 +142,16 @@ def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_bef
 def test_what_is_offloaded_takes_no_memory_of_the_device():
     def saved(keep):
         policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=["h"] if keep else [], names_which_can_be_offloaded=[] if keep else ["h"], offload_src="device", offload_dst="pinned_host"
+            names_which_can_be_saved=["h"] if keep else [],
+            names_which_can_be_offloaded=[] if keep else ["h"],
+            offload_src="device",
+            offload_dst="pinned_host",
         )
 
         def loss(x, ws):
-            layer = jax.checkpoint(lambda x, w: (jnp.sin(checkpoint_name(x @ w, "h")) @ w, ()), policy=policy)
+            layer = jax.checkpoint(
+                lambda x, w: (jnp.sin(checkpoint_name(x @ w, "h")) @ w, ()), policy=policy
+            )
             return jnp.sum(lax.scan(layer, x, ws)[0])
 
         return held(jax.grad(loss), kib(64), array(10, 256, 256))
@@ -150,7 +175,9 @@ def test_the_largest_at_the_peak_lead_to_arguments_and_ops():
     unnamed = [b for b in reached.largest if not b.name and b.bytes > 2**20]
     assert unnamed and all(program.op_tagged(tag_in(b.scope)) for b in unnamed)
     assert program.op_tagged(tag_in(reached.where))
-    assert list(reached.largest) == sorted(reached.largest, key=lambda b: padded_bytes(b.shape, b.dtype, "tpu"), reverse=True)
+    assert list(reached.largest) == sorted(
+        reached.largest, key=lambda b: padded_bytes(b.shape, b.dtype, "tpu"), reverse=True
+    )
 
 
 @pytest.mark.parametrize("sizes, whole", [({"data": 4}, 1), ({"data": 4, "model": 2}, 0)])
@@ -161,9 +188,13 @@ def test_a_reduce_scatter_over_all_devices_of_a_tpu_makes_its_result_whole(sizes
         def local(x, w):
             return lax.psum_scatter(x @ w, "data", tiled=True)
 
-        return jax.shard_map(local, mesh=mesh, in_specs=(P(None, "data"), P("data")), out_specs=P("data"))(x, w)
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(P(None, "data"), P("data")), out_specs=P("data")
+        )(x, w)
 
-    made = graph(function, *(over(mesh, kib(256), spec) for spec in (P(None, "data"), P("data"))), mesh=mesh)
+    made = graph(
+        function, *(over(mesh, kib(256), spec) for spec in (P(None, "data"), P("data"))), mesh=mesh
+    )
     assert peak(made, V5P).bytes / KIB == 2 * 64 + 256 + 64 + whole * 256
 
 
@@ -176,15 +207,29 @@ def libtpu():
     """What libtpu says, from one process for all tests."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed")
-    environment = {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    environment = {
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
     command = [sys.executable, "-m", "tests.estimate.tpu_memory"]
-    done = subprocess.run(command, env={**os.environ, **environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
 def test_arrays_are_padded_as_libtpu_pads_them(libtpu):
-    assert sum(padded_bytes(shape, dtype, "tpu") for shape, dtype in shapes()) == libtpu["arrays"]["arguments"]
+    assert (
+        sum(padded_bytes(shape, dtype, "tpu") for shape, dtype in shapes())
+        == libtpu["arrays"]["arguments"]
+    )
 
 
 def test_a_step_takes_the_memory_that_libtpu_says(libtpu):

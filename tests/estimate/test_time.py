@@ -4,21 +4,31 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshdsl.record.collective import Collective
 from meshdsl.estimate.kernels import Buffer, Dot, Graph, Kernel, Loop
-from meshdsl.estimate.time.step import estimate, seconds_by_tag
-from meshdsl.estimate.time.kernels import padded_flops, seconds
 from meshdsl.estimate.time.collectives import movement
+from meshdsl.estimate.time.kernels import padded_flops, seconds
+from meshdsl.estimate.time.step import estimate, seconds_by_tag
+from meshdsl.record.collective import Collective
 
 US = 1e-6
-CHIP = SimpleNamespace(kind="tpu", flops=1e6, matmul_efficiency=1.0, hbm_bandwidth=1e6, hbm_efficiency=1.0, vector_rate=0.0, tile=1)
+CHIP = SimpleNamespace(
+    kind="tpu",
+    flops=1e6,
+    matmul_efficiency=1.0,
+    hbm_bandwidth=1e6,
+    hbm_efficiency=1.0,
+    vector_rate=0.0,
+    tile=1,
+)
 
 
 class Links:
     """1 us for each byte. `dims` of a torus lie under each axis; the axis is all of the slice if `whole`."""
 
     def __init__(self, dims=1, *, whole=True, wraps=True, chip="v5p"):
-        self.target = SimpleNamespace(chip=SimpleNamespace(**{**vars(CHIP), "name": chip}), devices=64, slices=1)
+        self.target = SimpleNamespace(
+            chip=SimpleNamespace(**{**vars(CHIP), "name": chip}), devices=64, slices=1
+        )
         level = SimpleNamespace(kind="torus", parts=("part",) * dims)
         self.on = SimpleNamespace(levels=(level,), size=64 if whole else 16, wraps=wraps)
 
@@ -39,7 +49,13 @@ def work(count, reads=(), writes=(), tag="md.f.1"):
 
 
 def move(count, reads, writes, axis="data", operation="all_gather"):
-    return Kernel(operation, f"jit(f)/shard_map/md.f.2/{operation}", [reads], [writes], collective=Collective(operation, (axis,), 1, count, "bool"))
+    return Kernel(
+        operation,
+        f"jit(f)/shard_map/md.f.2/{operation}",
+        [reads],
+        [writes],
+        collective=Collective(operation, (axis,), 1, count, "bool"),
+    )
 
 
 def run(kernels, links=None):
@@ -64,7 +80,9 @@ def test_a_collective_hides_behind_what_does_not_need_it():
 
 def test_it_starts_when_its_operand_is_made():
     x, y = buffer(), buffer()
-    assert us(150, 50, 100, 100, 150) == times(run([work(30, [], [x]), move(100, x, y), work(20, [y])]))
+    assert us(150, 50, 100, 100, 150) == times(
+        run([work(30, [], [x]), move(100, x, y), work(20, [y])])
+    )
 
 
 def test_later_work_runs_while_one_waits():
@@ -91,7 +109,12 @@ def test_a_loop_is_its_first_turn_and_then_its_second_as_often_as_it_turns():
     body = [move(100, x, y), work(60, tag="md.f.7"), work(10, [y])]
     view = run([Kernel("scan", "jit(f)/shard_map/while", [x], [], loop=Loop(5, body))])
     assert us(550, 350, 500, 200, 850) == times(view)
-    assert [(s.stream, s.repeats) for s in view.spans] == [("data", 5), ("compute", 5), ("compute", 5), ("loops", 1)]
+    assert [(s.stream, s.repeats) for s in view.spans] == [
+        ("data", 5),
+        ("compute", 5),
+        ("compute", 5),
+        ("loops", 1),
+    ]
     assert seconds_by_tag(view)["md.f.7", "forward"] == pytest.approx(300 * US)
 
 
@@ -104,7 +127,9 @@ def test_a_turn_waits_for_all_that_it_started():
 
 def test_the_longest_branch_counts():
     branches = ((work(10),), (work(90),))
-    assert run([Kernel("cond", "jit(f)/shard_map/cond", branches=branches)]).step == pytest.approx(90 * US)
+    assert run([Kernel("cond", "jit(f)/shard_map/cond", branches=branches)]).step == pytest.approx(
+        90 * US
+    )
 
 
 def test_an_optimizers_kernels_are_its_phase():
@@ -128,14 +153,21 @@ def test_an_optimizers_kernels_are_its_phase():
         ("psum", Links(1, chip="v5e"), (20, False, 0)),
     ],
 )
-def test_how_a_collective_runs_depends_on_the_chip_and_the_torus_under_its_axis(operation, links, expected):
+def test_how_a_collective_runs_depends_on_the_chip_and_the_torus_under_its_axis(
+    operation, links, expected
+):
     how = movement(Collective(operation, ("data",), 1, 10, "bool"), links)
-    assert (how.seconds, how.asynchronous, how.filled) == (pytest.approx(expected[0] * US), *expected[1:])
+    assert (how.seconds, how.asynchronous, how.filled) == (
+        pytest.approx(expected[0] * US),
+        *expected[1:],
+    )
 
 
 def test_a_synchronous_collective_stops_computing():
     x, y = buffer(), buffer()
-    assert us(180, 80, 100, 100, 180) == times(run([move(100, x, y), work(60), work(20, [y])], Links(2)))
+    assert us(180, 80, 100, 100, 180) == times(
+        run([move(100, x, y), work(60), work(20, [y])], Links(2))
+    )
 
 
 def test_a_gather_that_runs_as_a_sum_is_filled_first():
@@ -166,10 +198,22 @@ def test_dims_are_padded_to_the_matrix_unit(product, padded):
 
 
 def test_a_short_contraction_takes_as_long_as_its_result():
-    machine = chip(flops=459e12, tile=128, matmul_efficiency=0.9, hbm_bandwidth=2765e9, hbm_efficiency=0.85, vector_rate=437e9)
+    machine = chip(
+        flops=459e12,
+        tile=128,
+        matmul_efficiency=0.9,
+        hbm_bandwidth=2765e9,
+        hbm_efficiency=0.85,
+        vector_rate=437e9,
+    )
 
     def cycles(k):
-        kernel = Kernel("dot_general", "", dots=[dot(1, 8192, k, 4096)], traffic=2 * (8192 * k + k * 4096 + 8192 * 4096))
+        kernel = Kernel(
+            "dot_general",
+            "",
+            dots=[dot(1, 8192, k, 4096)],
+            traffic=2 * (8192 * k + k * 4096 + 8192 * 4096),
+        )
         return seconds(kernel, machine) * 1.75e9
 
     # What the TPU compiler says for v5p, in cycles.
@@ -180,7 +224,10 @@ def test_a_short_contraction_takes_as_long_as_its_result():
 
 @pytest.mark.parametrize("kind, times", [("tpu", 1.58), ("gpu", 2.0)])
 def test_products_of_float32_take_longer(kind, times):
-    one, other = (seconds(Kernel("dot_general", "", dots=[dot(1, 256, 256, 256, dtype)]), chip(kind=kind)) for dtype in ("float32", "bfloat16"))
+    one, other = (
+        seconds(Kernel("dot_general", "", dots=[dot(1, 256, 256, 256, dtype)]), chip(kind=kind))
+        for dtype in ("float32", "bfloat16")
+    )
     assert one == pytest.approx(times * other)
 
 
@@ -188,7 +235,9 @@ def test_what_a_product_is_fused_with_comes_on_top():
     own = 8 * (4 + 4 + 4)
     alone = Kernel("dot_general", "", dots=[Dot(1, 4, 4, 4, 128, "int8")], traffic=48)
     fused = Kernel("dot_general", "", dots=[Dot(1, 4, 4, 4, 128, "int8")], traffic=48 + own)
-    assert seconds(alone, chip()) == pytest.approx(1e-6 * 256)  # of which the matrix unit, its rows padded to 8
+    assert seconds(alone, chip()) == pytest.approx(
+        1e-6 * 256
+    )  # of which the matrix unit, its rows padded to 8
     assert seconds(fused, chip()) == pytest.approx(1e-6 * (256 + own))
 
 

@@ -52,12 +52,26 @@ def begin(*parts: str, slurm: bool = False) -> list[subprocess.Popen]:
     told = [[at, "2", str(i)] for i in range(2)]
     cluster = [{}, {}]
     if slurm:  # JAX takes the port from the number of the job
-        task = {"SLURM_JOB_ID": str(free_port(65535 - 2**12 + 1)), "SLURM_STEP_NODELIST": "localhost"}
+        task = {
+            "SLURM_JOB_ID": str(free_port(65535 - 2**12 + 1)),
+            "SLURM_STEP_NODELIST": "localhost",
+        }
         task |= {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
-        cluster, told = [task | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)], [[], []]
-    usual = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "TPU_SKIP_MDS_QUERY": "1"}
+        cluster, told = (
+            [task | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)],
+            [[], []],
+        )
+    usual = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "TPU_SKIP_MDS_QUERY": "1",
+    }
     how = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen([sys.executable, "-c", code, *told[i]], env=usual | cluster[i], **how) for i in range(2)]
+    return [
+        subprocess.Popen([sys.executable, "-c", code, *told[i]], env=usual | cluster[i], **how)
+        for i in range(2)
+    ]
 
 
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
@@ -94,7 +108,15 @@ def test_two_processes_agree_or_all_hear_who_differs():
     differs = "configuration differs between processes, and must be the same in all 2: `seed = 0` in process 0; `seed = 1` in process 1"
     refused = ["the folder is in use", differs]
     late = "data: process 1 of 2 did not come in 0.5 s to compare it with the others; still at work, or hanging?"
-    assert both[0][1].splitlines() == ["2 0 True", "the first speaks", "done once", "{'process': 0}", "[0, 1]", *refused, late], both
+    assert both[0][1].splitlines() == [
+        "2 0 True",
+        "the first speaks",
+        "done once",
+        "{'process': 0}",
+        "[0, 1]",
+        *refused,
+        late,
+    ], both
     assert both[1][1].splitlines() == ["2 1 False", "{'process': 0}", "[0, 1]", *refused], both
     assert [code for code, _, _ in both] == [0, 0]
 
@@ -112,7 +134,9 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     """
     both = finish(begin(JOINED, COLLECTIVE, fails))
     assert [each[0] for each in both] == [code, code], both
-    assert told in both[0][2] and told in both[1][2], "process 0 says it too: its output is what a user looks at"
+    assert told in both[0][2] and told in both[1][2], (
+        "process 0 says it too: its output is what a user looks at"
+    )
 
 
 def test_when_nobody_reads_on_all_end_quietly():
@@ -175,7 +199,13 @@ def test_a_launched_process_ends_with_its_launcher():
     pipe, hold = os.pipe()
     code = "import time; from meshdsl.hosts.ending import follow_launcher; follow_launcher(); print('here', flush=True); time.sleep(60)"
     environment = {**os.environ, "MESHDSL_LAUNCHER": str(pipe)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, pass_fds=[pipe], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment,
+        pass_fds=[pipe],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout.readline() == "here\n"
         os.close(hold)
         assert process.wait(30) == 1
@@ -214,7 +244,10 @@ def test_the_port_of_the_coordinator_must_be_free():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(MeshDSLError, match=f"coordinator localhost:{port}: process 0 cannot listen on port {port}: Address already in use"):
+        with pytest.raises(
+            MeshDSLError,
+            match=f"coordinator localhost:{port}: process 0 cannot listen on port {port}: Address already in use",
+        ):
             join(f"localhost:{port}", 2, 0)
 
 
@@ -225,7 +258,12 @@ def test_the_environment_says_the_same_as_the_flags(monkeypatch):
         join()
 
 
-SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+}
 EIGHT = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
 
 
@@ -271,4 +309,7 @@ def test_a_tpu_pod_is_seen_by_its_metadata(attributes, expected):
 def test_who_differs_is_said_in_one_line():
     hashes = {str(i): "b" if i in (3, 7) else "a" for i in range(12)}
     found = _difference("data", hashes, {"a": "files = 3\nrows = 5", "b": "files = 3"})
-    assert found == "data differs between processes, and must be the same in all 12: `rows = 5` in processes 0-2, 4-6, 8-11; nothing there in processes 3, 7"
+    assert (
+        found
+        == "data differs between processes, and must be the same in all 12: `rows = 5` in processes 0-2, 4-6, 8-11; nothing there in processes 3, 7"
+    )

@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_by_law, assert_equal, assert_same, data, dims, distance, integers, weight
+from tests.helpers import (
+    assert_by_law,
+    assert_equal,
+    assert_same,
+    data,
+    dims,
+    distance,
+    integers,
+    weight,
+)
 
 BATCH, D, C, MICRO = dims(batch=8, d=8, c=4, micro=4)
 X, XS, IDS = data(BATCH, D), data(MICRO, BATCH, D, seed=1), integers(MICRO, BATCH, below=4)
@@ -22,9 +31,14 @@ RULES = {
     "features": dict(rules=["d -> n", "c -> m"]),
     "hybrid": dict(rules=["batch -> m, n"], parameters=["d -> n"]),
     "microbatches split": dict(rules=["micro? -> m", "batch -> n"]),
-    "microbatches take the axis": dict(rules=["micro? -> n", "batch -> n", "d -> m"], parameters=["c -> n"]),
+    "microbatches take the axis": dict(
+        rules=["micro? -> n", "batch -> n", "d -> m"], parameters=["c -> n"]
+    ),
 }
-LAYOUTS = {name: md.Layout(**rules, mesh=mesh) for (name, rules), mesh in zip(RULES.items(), cycle(MESHES), strict=False)}
+LAYOUTS = {
+    name: md.Layout(**rules, mesh=mesh)
+    for (name, rules), mesh in zip(RULES.items(), cycle(MESHES), strict=False)
+}
 
 
 def loss(params, x, ids=None):
@@ -32,7 +46,10 @@ def loss(params, x, ids=None):
     logits = md.tanh(md.einsum(x, w, out=(..., C)) + b)
     target = md.one_hot(ids, C) if ids is not None else 0.5
     regular = md.sum(md.square(w)) * 0.01 + md.max(b)
-    return md.mean(md.square(logits - target)) + regular, {"logits": md.mean(logits, BATCH), "largest": md.max(logits)}
+    return md.mean(md.square(logits - target)) + regular, {
+        "logits": md.mean(logits, BATCH),
+        "largest": md.max(logits),
+    }
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
@@ -50,14 +67,18 @@ def test_gradients_and_aux_are_the_same_lowered(rules):
 
 def test_gradients_are_those_of_jax():
     theirs = jax.grad(lambda w: jnp.mean(jnp.tanh(X.array @ w) ** 2))(W.array)
-    value, grad = md.value_and_grad(lambda w: md.mean(md.square(md.tanh(md.einsum(X, w, out=(BATCH, C))))))(W)
+    value, grad = md.value_and_grad(
+        lambda w: md.mean(md.square(md.tanh(md.einsum(X, w, out=(BATCH, C)))))
+    )(W)
     assert grad.dims == W.dims and distance(grad.array, theirs) < 1e-6
 
 
 def test_accumulated_gradients_are_the_mean_over_microbatches():
     (value, aux), grads = md.value_and_grad(loss, has_aux=True, accumulate=MICRO)((W, B), XS, IDS)
     each = [
-        md.value_and_grad(loss, has_aux=True)((W, B), md.tensor(XS.array[i], (BATCH, D)), md.tensor(IDS.array[i], (BATCH,)))
+        md.value_and_grad(loss, has_aux=True)(
+            (W, B), md.tensor(XS.array[i], (BATCH, D)), md.tensor(IDS.array[i], (BATCH,))
+        )
         for i in range(MICRO.size)
     ]
     mean = jax.tree.map(lambda *a: sum(a) / len(a), *each)
@@ -80,7 +101,9 @@ USES = {
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_parameters_may_be_used_in_every_way(rules):
-    run = lambda w, x, v: {name: fn(w if i % 2 else v, x) for i, (name, fn) in enumerate(USES.items())}  # noqa: E731
+    run = lambda w, x, v: {
+        name: fn(w if i % 2 else v, x) for i, (name, fn) in enumerate(USES.items())
+    }  # noqa: E731
     assert_same(run, W, X, weight(D, C, seed=5), layout=rules, dims=("micro",), tolerance=1e-3)
 
 
@@ -93,4 +116,11 @@ def test_parameters_that_are_closed_over_have_gradients_too():
 @pytest.mark.parametrize("name", ["data", "fsdp", "tensor"])
 def test_second_derivatives_are_the_same_lowered_and_recorded(name):
     value = lambda w, x: md.mean(md.square(md.tanh(md.einsum(x, w, out=(BATCH, C)))))  # noqa: E731
-    assert_same(lambda x, w: md.value_and_grad(value)(w, x)[1], X, W, layout=LAYOUTS[name], dims=("micro",), level="optimizer")
+    assert_same(
+        lambda x, w: md.value_and_grad(value)(w, x)[1],
+        X,
+        W,
+        layout=LAYOUTS[name],
+        dims=("micro",),
+        level="optimizer",
+    )

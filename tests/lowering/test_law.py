@@ -57,12 +57,18 @@ FSDP = layout("batch -> data", mesh={"data": 4}, parameters=["d_model -> data"])
 ZERO1 = layout("batch -> data", mesh={"data": 4}, optimizer=["d_model -> data"])
 TENSOR = layout("heads?, d_ff? -> model", mesh={"model": 4})
 SEQUENCE = layout("heads?, d_ff? -> model", "length -> model", mesh={"model": 4})
-HYBRID = layout("batch -> replica, data", mesh={"replica": 2, "data": 4}, parameters=["d_model -> data"])
+HYBRID = layout(
+    "batch -> replica, data", mesh={"replica": 2, "data": 4}, parameters=["d_model -> data"]
+)
 ALL = dict(data=DATA, fsdp=FSDP, zero1=ZERO1, tensor=TENSOR, sequence=SEQUENCE, hybrid=HYBRID)
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
-@pytest.mark.parametrize("fn, weights", [(mlp, WEIGHTS), (attention, ATTENTION), (stacked, STACK)], ids=["mlp", "attention", "stack"])
+@pytest.mark.parametrize(
+    "fn, weights",
+    [(mlp, WEIGHTS), (attention, ATTENTION), (stacked, STACK)],
+    ids=["mlp", "attention", "stack"],
+)
 def test_every_parallelism_is_the_same_as_one_device(fn, weights, rules):
     assert_same(lambda x, *weights: md.mean(md.square(fn(weights, x))), X, *weights, layout=rules)
 
@@ -76,7 +82,10 @@ def test_fsdp_gathers_each_weight_once_per_pass():
     found = without_scalars(step(stacked), STACK, X, layout=FSDP)
     n = 2 * LAYERS.size
     assert found == {("all_gather", ("data",)): 2 * n, ("psum_scatter", ("data",)): n}
-    phases = {phase: without_scalars(step(stacked), STACK, X, layout=FSDP, phase=phase) for phase in ("forward", "recompute")}
+    phases = {
+        phase: without_scalars(step(stacked), STACK, X, layout=FSDP, phase=phase)
+        for phase in ("forward", "recompute")
+    }
     assert phases == {phase: {("all_gather", ("data",)): n} for phase in phases}
 
 
@@ -105,9 +114,15 @@ def test_sequence_parallel_gathers_once_for_q_k_and_v():
 
 def test_hybrid_reduces_over_replicas_on_the_shard():
     program = md.lower(step(mlp), HYBRID).program(WEIGHTS, X)
-    found = [(c.operation, c.axes, c.bytes) for c in program.collectives if c.operation != "all_gather" and c.bytes > 4]
+    found = [
+        (c.operation, c.axes, c.bytes)
+        for c in program.collectives
+        if c.operation != "all_gather" and c.bytes > 4
+    ]
     whole, shard = UP.size * 4, UP.size
-    assert sorted(found) == sorted(2 * [("psum_scatter", ("data",), whole), ("psum", ("replica",), shard)])
+    assert sorted(found) == sorted(
+        2 * [("psum_scatter", ("data",), whole), ("psum", ("replica",), shard)]
+    )
 
 
 def test_sum_of_two_pending_costs_one_reduction():
@@ -117,11 +132,17 @@ def test_sum_of_two_pending_costs_one_reduction():
     assert without_scalars(run, WEIGHTS, ATTENTION, X, layout=TENSOR) == {("psum", ("model",)): 1}
 
 
-@pytest.mark.parametrize("rules, operation", [(DATA, "psum"), (ZERO1, "psum_scatter")], ids=["data", "zero1"])
+@pytest.mark.parametrize(
+    "rules, operation", [(DATA, "psum"), (ZERO1, "psum_scatter")], ids=["data", "zero1"]
+)
 def test_accumulation_reduces_once_per_step(rules, operation):
     xs = data(MICRO, BATCH, LENGTH, D)
-    assert without_scalars(step(mlp, MICRO), WEIGHTS, xs, layout=rules) == {(operation, ("data",)): 2}
-    assert without_scalars(step(stacked, MICRO), STACK, xs, layout=rules) == {(operation, ("data",)): 2}
+    assert without_scalars(step(mlp, MICRO), WEIGHTS, xs, layout=rules) == {
+        (operation, ("data",)): 2
+    }
+    assert without_scalars(step(stacked, MICRO), STACK, xs, layout=rules) == {
+        (operation, ("data",)): 2
+    }
 
 
 def test_parameters_follow_at_rest_split_through_cast():
@@ -139,7 +160,9 @@ def test_a_moved_tensor_is_shared_by_every_op_that_wants_it_so():
 
 def test_context_parallel_gathers_keys_and_values_and_nothing_else():
     rules = layout("length -> context", mesh={"context": 4})
-    assert without_scalars(attention, ATTENTION, X, layout=rules) == {("all_gather", ("context",)): 2}
+    assert without_scalars(attention, ATTENTION, X, layout=rules) == {
+        ("all_gather", ("context",)): 2
+    }
 
 
 def test_upper_rules_win_and_strict_makes_that_an_error():
@@ -150,9 +173,17 @@ def test_upper_rules_win_and_strict_makes_that_an_error():
         md.lower(run, layout("length -> m", "batch -> m", mesh={"m": 4}, strict=True))(X)
 
 
-@pytest.mark.parametrize("mesh", [{"data": 1, "model": 4}, {"model": 4, "data": 1}, {"data": 1, "model": 1}])
+@pytest.mark.parametrize(
+    "mesh", [{"data": 1, "model": 4}, {"model": 4, "data": 1}, {"data": 1, "model": 1}]
+)
 def test_axes_of_one_device_cost_nothing(mesh):
-    rules = layout("batch -> data", "d_ff -> model", "length -> model", mesh=mesh, parameters=["d_model -> data"])
+    rules = layout(
+        "batch -> data",
+        "d_ff -> model",
+        "length -> model",
+        mesh=mesh,
+        parameters=["d_model -> data"],
+    )
     program, _ = assert_same(lambda x, *w: mlp(w, x), X, *WEIGHTS, layout=rules)
     assert not [c for c in program.collectives if "data" in c.axes]
     assert not [m for op in program.ops for m in op.moves if m.axes == ("data",)]
@@ -160,13 +191,25 @@ def test_axes_of_one_device_cost_nothing(mesh):
 
 def test_every_move_states_its_rule_and_the_users_line():
     program = md.lower(mlp, SEQUENCE, dims=("heads",)).program(WEIGHTS, X)
-    moves = [(op, move) for op in program.ops for move in op.moves if move.operation in ("all_gather", "psum_scatter")]
-    assert [(op.name, m.operation) for op, m in moves] == [("einsum", "all_gather"), ("settle", "psum_scatter")]
+    moves = [
+        (op, move)
+        for op in program.ops
+        for move in op.moves
+        if move.operation in ("all_gather", "psum_scatter")
+    ]
+    assert [(op.name, m.operation) for op, m in moves] == [
+        ("einsum", "all_gather"),
+        ("settle", "psum_scatter"),
+    ]
     assert "layout, rule 1: heads?, d_ff? -> model" in moves[0][1].why
     assert "layout, rule 2: length -> model" in moves[1][1].why
     assert all(op.source[0] == __file__ for op in program.ops if op.name == "einsum")
     table = program.table()
-    assert "all_gather(model)" in table and "einsum[batch, length_model" not in table and "test_law.py:" in table
+    assert (
+        "all_gather(model)" in table
+        and "einsum[batch, length_model" not in table
+        and "test_law.py:" in table
+    )
 
 
 def test_a_lowered_function_takes_arguments_split_in_any_way():

@@ -11,7 +11,11 @@ from meshdsl.compiled.collectives import from_hlo
 from tests.helpers import assert_equal, data, dims, layout, weight
 
 BATCH, D, FF, LAYERS, MICRO = dims(batch=8, d=16, ff=8, layers=3, micro=2)
-W = (weight(LAYERS, D, FF, ins=(D,), seed=1), weight(LAYERS, FF, D, ins=(FF,), seed=2), weight(D, seed=3))
+W = (
+    weight(LAYERS, D, FF, ins=(D,), seed=1),
+    weight(LAYERS, FF, D, ins=(FF,), seed=2),
+    weight(D, seed=3),
+)
 X, XS = data(BATCH, D), data(MICRO, BATCH, D, seed=4)
 BOTH = {"n": 2, "m": 4}
 LAYOUTS = {
@@ -23,7 +27,9 @@ LAYOUTS = {
     "zero2": layout("batch -> m", mesh={"m": 8}, gradients=["d -> m"]),
     "hybrid-zero2": layout("batch -> n, m", mesh=BOTH, parameters=["d -> m"], gradients=["d -> n"]),
     "gathered once": layout("batch -> m", mesh={"m": 8}, parameters=["d -> m"], gather="step"),
-    "gathered once, zero2": layout("batch -> m", mesh={"m": 8}, parameters=["d -> m"], gradients=["d -> m"], gather="step"),
+    "gathered once, zero2": layout(
+        "batch -> m", mesh={"m": 8}, parameters=["d -> m"], gradients=["d -> m"], gather="step"
+    ),
 }
 # A device rounds its term of a gradient to bfloat16 (to 2^-9 of it), and sums in bfloat16 round each partial sum. One device has a single
 # term. Norms of the differences add up like random walks, so a few roundings stay below 2^-6.
@@ -32,7 +38,12 @@ COARSE = 2.0**-6
 
 def loss(weights, x):
     up, down, scale = weights
-    layer = md.checkpoint(lambda x, w: (x + md.einsum(md.tanh(md.einsum(x, w[0], out=(..., FF))), w[1], out=x.dims), ()))
+    layer = md.checkpoint(
+        lambda x, w: (
+            x + md.einsum(md.tanh(md.einsum(x, w[0], out=(..., FF))), w[1], out=x.dims),
+            (),
+        )
+    )
     y, _ = md.scan(layer, md.cast(x, scale.dtype), (up, down), dim=LAYERS)
     return md.mean(md.square(md.cast(y * scale, jnp.float32)))
 
@@ -43,8 +54,15 @@ def promised(program):
     for c in (c for c in program.collectives if c.bytes > 4):
         op = program.op_of(c)
         backward = c.phase == "backward" and op.name != "gradient"
-        sizes = [(m.backward, set(m.axes), m.backward_bytes or m.bytes) if backward else (m.operation, set(m.axes), m.bytes) for m in op.moves]
-        assert (c.operation, set(c.axes), c.bytes) in sizes, f"{c} is not what {op} recorded: {op.moves}"
+        sizes = [
+            (m.backward, set(m.axes), m.backward_bytes or m.bytes)
+            if backward
+            else (m.operation, set(m.axes), m.bytes)
+            for m in op.moves
+        ]
+        assert (c.operation, set(c.axes), c.bytes) in sizes, (
+            f"{c} is not what {op} recorded: {op.moves}"
+        )
         found[c.operation, c.axes, c.bytes, c.dtype] += c.count
     return found
 
@@ -84,7 +102,9 @@ def test_microbatches_are_summed_in_the_dtype_at_rest(name):
     """The mean of equal gradients is each of them, which sums in bfloat16 would not leave so."""
     xs = md.tensor(jnp.stack([X.array] * MICRO.size), (MICRO, BATCH, D))
     how = dict(compute="bfloat16", reduce="float32")
-    _, grads = md.lower(md.value_and_grad(loss, accumulate=MICRO, **how), LAYOUTS[name], dims=["micro"])(W, xs)
+    _, grads = md.lower(
+        md.value_and_grad(loss, accumulate=MICRO, **how), LAYOUTS[name], dims=["micro"]
+    )(W, xs)
     _, once = md.lower(md.value_and_grad(loss, **how), LAYOUTS[name], dims=["micro"])(W, X)
     assert_equal(grads, once)
 
@@ -102,13 +122,25 @@ def test_sums_in_the_dtype_at_rest_are_not_rounded_to_that_of_use():
 
 
 USES = {
-    "cast and renamed": lambda w, x: md.mean(md.einsum(x, md.rename(md.cast(w, jnp.float32), FF, "out"), out=(BATCH, md.Dim("out", 8)))),
-    "mapped over": lambda w, x: md.mean(md.over(D, lambda w, x: md.tanh(md.cast(w, jnp.float32) * md.mean(x)))(w, x)),
-    "carried": lambda w, x: md.sum(md.scan(lambda h, r: (h * md.cast(md.cos(r), h.dtype), ()), md.sum(w, FF), x, dim=BATCH)[0]),
+    "cast and renamed": lambda w, x: md.mean(
+        md.einsum(x, md.rename(md.cast(w, jnp.float32), FF, "out"), out=(BATCH, md.Dim("out", 8)))
+    ),
+    "mapped over": lambda w, x: md.mean(
+        md.over(D, lambda w, x: md.tanh(md.cast(w, jnp.float32) * md.mean(x)))(w, x)
+    ),
+    "carried": lambda w, x: md.sum(
+        md.scan(lambda h, r: (h * md.cast(md.cos(r), h.dtype), ()), md.sum(w, FF), x, dim=BATCH)[0]
+    ),
     "by cond": lambda w, x: md.cond(md.sum(x) > 0, lambda: md.mean(w), lambda: md.sum(w)),
-    "kept by gathers": lambda w, x: md.mean(md.checkpoint(lambda x, w: md.tanh(md.einsum(x, w, out=(BATCH, FF))), "gathers")(x, w)),
-    "differentiated": lambda w, x: md.sum(md.value_and_grad(lambda w: md.mean(md.square(md.einsum(x, w, out=(BATCH, FF)))))(w)[1]),
-    "by its own gradient": lambda w, x: md.mean(md.custom_gradient(lambda w: (md.square(w), lambda g: 3 * w * g))(w)),
+    "kept by gathers": lambda w, x: md.mean(
+        md.checkpoint(lambda x, w: md.tanh(md.einsum(x, w, out=(BATCH, FF))), "gathers")(x, w)
+    ),
+    "differentiated": lambda w, x: md.sum(
+        md.value_and_grad(lambda w: md.mean(md.square(md.einsum(x, w, out=(BATCH, FF)))))(w)[1]
+    ),
+    "by its own gradient": lambda w, x: md.mean(
+        md.custom_gradient(lambda w: (md.square(w), lambda g: 3 * w * g))(w)
+    ),
     "not at all": lambda w, x: md.mean(x),
 }
 

@@ -41,7 +41,9 @@ def product(x, y, pick):
 
 
 def shuffled(x, dim):
-    merged = md.reshape(x, f"{' '.join(d.name for d in x.dims)} -> ({' '.join(d.name for d in x.dims)})")
+    merged = md.reshape(
+        x, f"{' '.join(d.name for d in x.dims)} -> ({' '.join(d.name for d in x.dims)})"
+    )
     return md.reshape(md.sin(merged), (*without(x.dims, (dim,)), dim))
 
 
@@ -61,7 +63,9 @@ def added(x, y, dim):
     x, y = paired(x, y, lambda x, y: x), paired(x, y, lambda x, y: y)
     if set(x.dims) != set(y.dims) or dim not in x.dims:
         return x
-    return md.scatter(x, md.iota(md.Dim("v", dim.size)) * 3 % (dim.size + 2), md.rename(y, dim, "v"), dim)
+    return md.scatter(
+        x, md.iota(md.Dim("v", dim.size)) * 3 % (dim.size + 2), md.rename(y, dim, "v"), dim
+    )
 
 
 def looped(x, dim):
@@ -118,12 +122,18 @@ def program(steps):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 2), st.integers(0, 3), st.integers(0, 15)), min_size=5, max_size=15
+    st.tuples(
+        st.sampled_from(sorted(OPS)), st.integers(0, 2), st.integers(0, 3), st.integers(0, 15)
+    ),
+    min_size=5,
+    max_size=15,
 )
 RULES = st.lists(st.tuples(st.sampled_from("abcdv"), st.sampled_from(range(3))), max_size=5)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{a}{n}" for a, n in mesh.items()))
+@pytest.mark.parametrize(
+    "mesh", MESHES, ids=lambda mesh: "-".join(f"{a}{n}" for a, n in mesh.items())
+)
 def test_random_programs_are_the_same_lowered(mesh):
     def lines(rules):
         return [f"{dim}? -> {list(mesh)[axis % len(mesh)]}" for dim, axis in rules]
@@ -131,9 +141,13 @@ def test_random_programs_are_the_same_lowered(mesh):
     @settings(max_examples=settings.default.max_examples // 5)
     @given(STEPS, RULES, RULES, RULES, st.sampled_from([EVEN, UNEVEN]))
     def same(steps, rules, parameters, optimizer, size):
-        layout = md.Layout(lines(rules), lines(parameters[:2]), lines(optimizer[:2]), mesh, uneven="pad")
+        layout = md.Layout(
+            lines(rules), lines(parameters[:2]), lines(optimizer[:2]), mesh, uneven="pad"
+        )
         a, b, c, _ = four(size)
         x, y = data(a, b, seed=1), data(b, c, seed=2)
-        assert_same(program(steps), x, y, weight(c, a, seed=3), layout=layout, tolerance=2e-5, floor=1.0)
+        assert_same(
+            program(steps), x, y, weight(c, a, seed=3), layout=layout, tolerance=2e-5, floor=1.0
+        )
 
     same()

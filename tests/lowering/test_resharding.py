@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from tests.helpers import dims
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import collectives
 from meshdsl.lowering.resharding import perform
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
 from meshdsl.splits.changes import Change, changes
+from tests.helpers import dims
 
 AXES = {"a": 2, "b": 2, "c": 2}
 DIMS = dims(x=8, y=8, z=8)
@@ -44,7 +44,9 @@ def after(step: Change, split, pending):
         assert pending.issuperset(step.axes)
         pending -= set(step.axes)
     if step.operation == "slice":
-        assert pending.isdisjoint(step.axes) and not {a for axes in split for a in axes}.intersection(step.axes)
+        assert pending.isdisjoint(step.axes) and not {
+            a for axes in split for a in axes
+        }.intersection(step.axes)
     if step.operation == "all_to_all":
         assert split[step.source] is not split[step.dim]
     if step.operation in ("all_to_all", "all_gather"):
@@ -70,7 +72,11 @@ def without_gather(start, then) -> bool:
             steps = [Change("psum", (axis,))] if axis in pending else []
             for dim, want in enumerate(then):
                 if want[: len(split[dim]) + 1] == (*split[dim], axis) and not inside:
-                    moved = Change("psum_scatter", (axis,), dim) if axis in pending else Change("slice", (axis,), dim)
+                    moved = (
+                        Change("psum_scatter", (axis,), dim)
+                        if axis in pending
+                        else Change("slice", (axis,), dim)
+                    )
                     steps.append(Change("all_to_all", (axis,), dim, at[0]) if at else moved)
             reached = {after(step, split, pending) for step in steps} - seen
             seen |= reached
@@ -108,9 +114,15 @@ def test_steps_move_real_data_exactly(start, then):
         x = contributions(x, pending, scope) if pending else x
         op = scope.recorder.begin("move", DIMS, split)
         how = dict(dims=DIMS, now=split, then=then)
-        return perform(x, changes(split, then, pending), scope, op, **how, varies=frozenset(), why=str)
+        return perform(
+            x, changes(split, then, pending), scope, op, **how, varies=frozenset(), why=str
+        )
 
-    moved = jax.jit(jax.shard_map(move, mesh=mesh, in_specs=partition_spec(split), out_specs=partition_spec(then)))(whole)
+    moved = jax.jit(
+        jax.shard_map(
+            move, mesh=mesh, in_specs=partition_spec(split), out_specs=partition_spec(then)
+        )
+    )(whole)
     np.testing.assert_array_equal(moved, whole)
 
 

@@ -38,7 +38,9 @@ def language_model(table, w, ids, targets):
 def attention(x, w):
     q = md.einsum(x, w, out=(..., HEADS))
     k = md.rename(q, LENGTH, "memory")
-    scores = md.softmax(md.einsum(q, k, out=(BATCH, HEADS, LENGTH, k.dim("memory"))) * 0.3, "memory")
+    scores = md.softmax(
+        md.einsum(q, k, out=(BATCH, HEADS, LENGTH, k.dim("memory"))) * 0.3, "memory"
+    )
     return md.einsum(scores, k, out=(BATCH, LENGTH, HEADS))
 
 
@@ -50,12 +52,21 @@ def quick_compiles():
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_language_model_is_the_same_with_padded_dims(rules):
     ids, targets = integers(BATCH, LENGTH, below=17), integers(BATCH, LENGTH, below=17, seed=5)
-    assert_same(language_model, weight(VOCAB, D), weight(D, VOCAB, ins=D, seed=2), ids, targets, layout=rules)
+    assert_same(
+        language_model,
+        weight(VOCAB, D),
+        weight(D, VOCAB, ins=D, seed=2),
+        ids,
+        targets,
+        layout=rules,
+    )
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_attention_is_the_same_with_padded_dims(rules):
-    assert_same(attention, data(BATCH, LENGTH, D), weight(D, HEADS, ins=D), layout=rules, dims=["vocab"])
+    assert_same(
+        attention, data(BATCH, LENGTH, D), weight(D, HEADS, ins=D), layout=rules, dims=["vocab"]
+    )
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
@@ -64,9 +75,22 @@ def test_padding_never_poisons_gradients(rules):
 
     def run(x, w, v):
         y = md.log(x) * w + w / x + md.sqrt(x - 0.4) + md.arccosh(x + 0.6) + md.power(x, w)
-        return md.sum(y, BATCH), md.max(y, BATCH), md.prod(x, BATCH), md.einsum(y, v, out=(HEADS,)), md.logsumexp(y / v, BATCH)
+        return (
+            md.sum(y, BATCH),
+            md.max(y, BATCH),
+            md.prod(x, BATCH),
+            md.einsum(y, v, out=(HEADS,)),
+            md.logsumexp(y / v, BATCH),
+        )
 
-    assert_same(run, data(BATCH, HEADS, low=0.5, high=2), data(HEADS, low=1, high=2), data(BATCH, low=1, high=2), layout=rules, dims=["vocab"])
+    assert_same(
+        run,
+        data(BATCH, HEADS, low=0.5, high=2),
+        data(HEADS, low=1, high=2),
+        data(BATCH, low=1, high=2),
+        layout=rules,
+        dims=["vocab"],
+    )
 
 
 SIXTEEN = """
@@ -81,7 +105,9 @@ assert_same(run, data(length, d), layout=layout("length -> m", mesh={"m": 16}, u
 
 
 def test_a_length_of_1000_over_16():
-    subprocess.run([sys.executable, "-c", SIXTEEN], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    subprocess.run(
+        [sys.executable, "-c", SIXTEEN], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}
+    )
 
 
 def test_a_vocabulary_of_50257_over_8_and_25_heads_and_a_batch_of_6():
@@ -92,22 +118,45 @@ def test_a_vocabulary_of_50257_over_8_and_25_heads_and_a_batch_of_6():
         return md.logsumexp(logits, vocab), md.argmax(logits, vocab), md.max(logits, vocab)
 
     over = {"m": 8}
-    assert_same(run, data(batch, heads), weight(vocab, heads), layout=layout("vocab -> m", mesh=over, uneven="pad"))
-    assert_same(run, data(batch, heads), weight(vocab, heads), layout=layout("heads -> m", mesh=over, uneven="pad"))
-    assert_same(run, data(batch, heads), weight(vocab, heads), layout=layout("batch -> n", "vocab -> m", mesh={"n": 4, "m": 2}, uneven="pad"))
+    assert_same(
+        run,
+        data(batch, heads),
+        weight(vocab, heads),
+        layout=layout("vocab -> m", mesh=over, uneven="pad"),
+    )
+    assert_same(
+        run,
+        data(batch, heads),
+        weight(vocab, heads),
+        layout=layout("heads -> m", mesh=over, uneven="pad"),
+    )
+    assert_same(
+        run,
+        data(batch, heads),
+        weight(vocab, heads),
+        layout=layout("batch -> n", "vocab -> m", mesh={"n": 4, "m": 2}, uneven="pad"),
+    )
 
 
 def test_results_have_their_logical_size_and_no_device_more_than_its_share():
     rules = layout("batch -> data", mesh={"data": 4}, uneven="pad")
     result = md.lower(lambda x: x * 2, rules)(data(BATCH, D))
     assert result.array.shape == (6, 12)
-    assert result.split == {D: ("data",)}  # the axis that would cut the batch unevenly cuts another dim
+    assert result.split == {
+        D: ("data",)
+    }  # the axis that would cut the batch unevenly cuts another dim
     assert md.lower(lambda x: x * 2, rules)(data(BATCH)).split == {}
 
 
 def test_a_padded_dim_nests_so_that_no_move_between_its_splits_gathers_it_all():
     length, heads = dims(length=1000, heads=4)
-    rules = layout("length -> context", "heads? -> model", "length -> model", mesh={"context": 4, "model": 2}, uneven="pad")
+    rules = layout(
+        "length -> context",
+        "heads? -> model",
+        "length -> model",
+        mesh={"context": 4, "model": 2},
+        uneven="pad",
+    )
 
     def run(x):
         return md.sum(md.tanh(md.broadcast(md.tanh(x), (length, heads))))
@@ -130,12 +179,16 @@ def test_random_draws_do_not_change():
     draw = lambda x: md.random.normal(jax.random.key(0), (BATCH, LENGTH), like=x)  # noqa: E731
     expected = draw(None)
     for rules in LAYOUTS.values():
-        found = md.lower(lambda x: draw(x) + x * 0, rules, dims=["vocab", "heads", "d"])(data(BATCH, LENGTH))
+        found = md.lower(lambda x: draw(x) + x * 0, rules, dims=["vocab", "heads", "d"])(
+            data(BATCH, LENGTH)
+        )
         assert jnp.array_equal(found.array, expected.array), show(found.dims)
 
 
 def test_a_dim_that_does_not_divide_stays_an_error_by_default():
-    with pytest.raises(md.MeshDSLError, match='`batch`=6 does not divide over `data`=4; .*or uneven = "pad"'):
+    with pytest.raises(
+        md.MeshDSLError, match='`batch`=6 does not divide over `data`=4; .*or uneven = "pad"'
+    ):
         md.lower(lambda x: x * 2, layout("batch -> data", mesh=MESH))(data(BATCH))
 
 

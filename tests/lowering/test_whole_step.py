@@ -7,8 +7,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.shardings import shardings
-from meshdsl.report import explain
 from meshdsl.machine import find_target
+from meshdsl.report import explain
 from meshdsl.tensor import is_tensor
 from tests.helpers import assert_by_law, assert_equal, assert_explained, data, dims, weight
 

@@ -7,18 +7,65 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from tests.helpers import assert_equal, assert_same, data, dims, layout, weight
-from tests.lowering.test_law import BATCH, HYBRID, LAYERS, LENGTH, MICRO, STACK, UP, WEIGHTS, ZERO1, D, X, mlp, stacked, step, without_scalars
+from tests.lowering.test_law import (
+    BATCH,
+    HYBRID,
+    LAYERS,
+    LENGTH,
+    MICRO,
+    STACK,
+    UP,
+    WEIGHTS,
+    ZERO1,
+    D,
+    X,
+    mlp,
+    stacked,
+    step,
+    without_scalars,
+)
 
 ONE = {"data": 4}
 ZERO2 = layout("batch -> data", mesh=ONE, gradients=["d_model -> data"])
 ONCE = layout("batch -> data", mesh=ONE, parameters=["d_model -> data"], gather="step")
-ONCE_ZERO2 = layout("batch -> data", mesh=ONE, parameters=["d_model -> data"], gradients=["d_model -> data"], gather="step")
-HYBRID_ZERO2 = layout("batch -> replica, data", mesh=HYBRID.mesh, parameters=["d_model -> data"], gradients=["d_model -> replica"])
-TENSOR_ZERO2 = layout("batch -> data", "d_ff -> model", mesh={"data": 2, "model": 4}, gradients=["d_model -> data"])
-OTHER_OPTIMIZER = layout("batch -> data", mesh={"data": 4, "other": 2}, gradients=["d_model -> data"], optimizer=["d_ff -> other"])
+ONCE_ZERO2 = layout(
+    "batch -> data",
+    mesh=ONE,
+    parameters=["d_model -> data"],
+    gradients=["d_model -> data"],
+    gather="step",
+)
+HYBRID_ZERO2 = layout(
+    "batch -> replica, data",
+    mesh=HYBRID.mesh,
+    parameters=["d_model -> data"],
+    gradients=["d_model -> replica"],
+)
+TENSOR_ZERO2 = layout(
+    "batch -> data", "d_ff -> model", mesh={"data": 2, "model": 4}, gradients=["d_model -> data"]
+)
+OTHER_OPTIMIZER = layout(
+    "batch -> data",
+    mesh={"data": 4, "other": 2},
+    gradients=["d_model -> data"],
+    optimizer=["d_ff -> other"],
+)
 BY_LAYERS = layout("batch -> data", mesh={"data": 3}, uneven="pad", gradients=["layers -> data"])
-UNEVEN = layout("batch -> data", "d_ff -> model", mesh={"data": 3, "model": 2}, uneven="pad", gradients=["d_model -> data"])
-UNEVEN_ONCE = layout("batch -> data", "d_ff -> model", mesh={"data": 2, "model": 3}, uneven="pad", parameters=["d_model -> data"], gather="step")
+UNEVEN = layout(
+    "batch -> data",
+    "d_ff -> model",
+    mesh={"data": 3, "model": 2},
+    uneven="pad",
+    gradients=["d_model -> data"],
+)
+UNEVEN_ONCE = layout(
+    "batch -> data",
+    "d_ff -> model",
+    mesh={"data": 2, "model": 3},
+    uneven="pad",
+    parameters=["d_model -> data"],
+    gather="step",
+)
 ALL = dict(
     zero2=ZERO2, once=ONCE, once_zero2=ONCE_ZERO2, hybrid=HYBRID_ZERO2, tensor=TENSOR_ZERO2, optimizer=OTHER_OPTIMIZER, layers=BY_LAYERS,
     uneven=UNEVEN, uneven_once=UNEVEN_ONCE,
@@ -28,11 +75,15 @@ XS = data(MICRO, BATCH, LENGTH, D, seed=7)
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
 def test_loss_and_gradients_are_those_of_one_device(rules):
-    assert_same(lambda x, *weights: md.mean(md.square(stacked(weights, x))), X, *STACK, layout=rules)
+    assert_same(
+        lambda x, *weights: md.mean(md.square(stacked(weights, x))), X, *STACK, layout=rules
+    )
 
 
 def counted(rules, accumulate=None):
-    return without_scalars(step(stacked, accumulate), STACK, X if accumulate is None else XS, layout=rules)
+    return without_scalars(
+        step(stacked, accumulate), STACK, X if accumulate is None else XS, layout=rules
+    )
 
 
 def test_zero2_scatters_each_gradient_where_it_is_made_and_gathers_nothing():
@@ -42,18 +93,32 @@ def test_zero2_scatters_each_gradient_where_it_is_made_and_gathers_nothing():
 
 
 def test_no_device_ever_has_a_whole_gradient_under_zero2():
-    compiled = [md.lower(step(stacked, MICRO), rules).lower(STACK, XS).compile() for rules in (ZERO1, ZERO2)]
+    compiled = [
+        md.lower(step(stacked, MICRO), rules).lower(STACK, XS).compile() for rules in (ZERO1, ZERO2)
+    ]
     zero1, zero2 = (c.memory_analysis().temp_size_in_bytes for c in compiled)
-    assert zero1 - zero2 >= sum(w.size * 4 for w in STACK) * 3 // 4  # all but a device's quarter of them
+    assert (
+        zero1 - zero2 >= sum(w.size * 4 for w in STACK) * 3 // 4
+    )  # all but a device's quarter of them
 
 
 def test_hybrid_scatters_over_replicas_too():
-    assert counted(HYBRID_ZERO2) == {("all_gather", ("data",)): 4 * LAYERS.size, ("psum_scatter", ("replica", "data")): 2 * LAYERS.size}
+    assert counted(HYBRID_ZERO2) == {
+        ("all_gather", ("data",)): 4 * LAYERS.size,
+        ("psum_scatter", ("replica", "data")): 2 * LAYERS.size,
+    }
 
 
 def test_gathered_once_per_step_however_many_layers_passes_and_microbatches():
-    assert counted(ONCE) == counted(ONCE, MICRO) == {("all_gather", ("data",)): 2, ("psum_scatter", ("data",)): 2}
-    assert counted(ONCE_ZERO2, MICRO) == {("all_gather", ("data",)): 2, ("psum_scatter", ("data",)): 2 * LAYERS.size * MICRO.size}
+    assert (
+        counted(ONCE)
+        == counted(ONCE, MICRO)
+        == {("all_gather", ("data",)): 2, ("psum_scatter", ("data",)): 2}
+    )
+    assert counted(ONCE_ZERO2, MICRO) == {
+        ("all_gather", ("data",)): 2,
+        ("psum_scatter", ("data",)): 2 * LAYERS.size * MICRO.size,
+    }
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
@@ -73,7 +138,9 @@ def test_an_aux_result_of_parameters_alone_is_no_gradient(rules):
 def test_what_only_parameters_make_has_a_whole_copy_too():
     """A parameter times two is one, and nothing is gathered to have it whole."""
     doubled = lambda w, x: mlp([2.0 * w[0], w[1]], x)  # noqa: E731
-    assert without_scalars(step(doubled), WEIGHTS, X, layout=ZERO2) == {("psum_scatter", ("data",)): 2}
+    assert without_scalars(step(doubled), WEIGHTS, X, layout=ZERO2) == {
+        ("psum_scatter", ("data",)): 2
+    }
     assert_same(lambda x, *w: md.mean(doubled(w, x)), X, *WEIGHTS, layout=ZERO2)
 
 
@@ -81,12 +148,17 @@ def test_derivatives_of_derivatives_see_every_path():
     """Of a gradient by what is held twice: forwards over backwards, and backwards twice."""
     value = lambda w: md.mean(md.square(md.tanh(mlp((w, WEIGHTS[1]), X))))  # noqa: E731
     gradient = lambda w: md.value_and_grad(value)(w)[1]  # noqa: E731
-    for run in (lambda w: md.jvp(gradient, (w,), (w,))[1], lambda w: md.value_and_grad(lambda w: md.sum(md.square(gradient(w))))(w)[1]):
+    for run in (
+        lambda w: md.jvp(gradient, (w,), (w,))[1],
+        lambda w: md.value_and_grad(lambda w: md.sum(md.square(gradient(w))))(w)[1],
+    ):
         assert_equal(md.lower(run, ZERO2)(UP), run(UP))
 
 
 AXES = st.sampled_from(["p", "q", "p, q"])
-LINES = st.lists(st.builds("{}? -> {}".format, st.sampled_from(["a", "b", "layers"]), AXES), max_size=2)
+LINES = st.lists(
+    st.builds("{}? -> {}".format, st.sampled_from(["a", "b", "layers"]), AXES), max_size=2
+)
 A, B, N = dims(a=6, b=6, n=4)
 W, ROWS = weight(LAYERS, B, A, ins=(B,), seed=1), data(N, B)
 
@@ -94,10 +166,20 @@ W, ROWS = weight(LAYERS, B, A, ins=(B,), seed=1), data(N, B)
 @settings(max_examples=settings.default.max_examples // 3)
 @given(LINES, LINES, LINES, st.sampled_from(["layer", "step"]), st.sampled_from([None, "bfloat16"]))
 def test_random_layouts(parameters, gradients, optimizer, gather, compute):
-    rules = md.Layout(["n -> p, q"], parameters, optimizer, {"p": 2, "q": 2}, gradients=gradients, gather=gather, uneven="pad")
+    rules = md.Layout(
+        ["n -> p, q"],
+        parameters,
+        optimizer,
+        {"p": 2, "q": 2},
+        gradients=gradients,
+        gather=gather,
+        uneven="pad",
+    )
 
     def value(w, x):
-        layer = md.checkpoint(lambda x, w: (md.rename(md.tanh(md.einsum(x, w, out=(N, A))), A, B), ()))
+        layer = md.checkpoint(
+            lambda x, w: (md.rename(md.tanh(md.einsum(x, w, out=(N, A))), A, B), ())
+        )
         return md.mean(md.square(md.scan(layer, md.cast(x, w.dtype), w, dim=LAYERS)[0]))
 
     run = md.value_and_grad(value, compute=compute)

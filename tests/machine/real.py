@@ -17,7 +17,11 @@ from meshdsl.machine import find_target
 def as_jax(sizes, devices, mesh):
     """Whether `jax.make_mesh` makes the same `mesh`; None where it makes none, because it would have to split a dim of the torus."""
     try:
-        return bool((jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=devices).devices == mesh).all())
+        return bool(
+            (
+                jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=devices).devices == mesh
+            ).all()
+        )
     except NotImplementedError:
         return None
 
@@ -28,7 +32,9 @@ def place(text, slices, sizes):
     mesh = md.make_mesh(sizes, devices).devices
     return {
         "kind": devices[0].device_kind,
-        "places": [[getattr(d, "slice_index", None) or 0, *d.coords, d.core_on_chip] for d in mesh.flat],
+        "places": [
+            [getattr(d, "slice_index", None) or 0, *d.coords, d.core_on_chip] for d in mesh.flat
+        ],
         "same": as_jax(sizes, devices, mesh) if sizes and slices == 1 else None,
     }
 
@@ -36,21 +42,41 @@ def place(text, slices, sizes):
 def rings(text, sizes, axis):
     """What the compiler makes of a sum and of a scatter over `axis`: dims of the torus in each ring, `["4 4"]` or `["16"]`."""
     mesh = md.make_mesh(sizes, topologies.get_topology_desc(**find_target(text).topology).devices)
-    x = jax.ShapeDtypeStruct((4096, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec()))
+    x = jax.ShapeDtypeStruct(
+        (4096, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())
+    )
     found = {}
     for name, collective, out in (
         ("psum", jax.lax.psum, PartitionSpec()),
-        ("psum_scatter", lambda x, axis: jax.lax.psum_scatter(x, axis, tiled=True), PartitionSpec(axis)),
+        (
+            "psum_scatter",
+            lambda x, axis: jax.lax.psum_scatter(x, axis, tiled=True),
+            PartitionSpec(axis),
+        ),
     ):
-        f = jax.shard_map(lambda x, c=collective: c(x, axis), mesh=mesh, in_specs=PartitionSpec(), out_specs=out, check_vma=False)
+        f = jax.shard_map(
+            lambda x, c=collective: c(x, axis),
+            mesh=mesh,
+            in_specs=PartitionSpec(),
+            out_specs=out,
+            check_vma=False,
+        )
         compiled = jax.jit(f).lower(x).compile().as_text()
-        found[name] = sorted(set(re.findall(r"Strategy\w*\{colors:\d+ phases:\d+ cores:\{([\d ]+)\}", compiled)))
+        found[name] = sorted(
+            set(re.findall(r"Strategy\w*\{colors:\d+ phases:\d+ cores:\{([\d ]+)\}", compiled))
+        )
     return found
 
 
 def main():
     asked = json.load(sys.stdin)
-    json.dump({"places": [place(*case) for case in asked["places"]], "rings": [rings(*case) for case in asked["rings"]]}, sys.stdout)
+    json.dump(
+        {
+            "places": [place(*case) for case in asked["places"]],
+            "rings": [rings(*case) for case in asked["rings"]],
+        },
+        sys.stdout,
+    )
 
 
 if __name__ == "__main__":

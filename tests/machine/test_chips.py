@@ -16,20 +16,41 @@ def own(tmp_path, text):
 
 def gpu(**changes):
     """The lines of a complete chip of one's own; a change to None leaves a line out."""
-    units = {"TFLOP/s": ["flops"], "GiB": ["hbm"], "GHz": ["clock"], "us": ["link_latency", "scale_out_latency"]}
+    units = {
+        "TFLOP/s": ["flops"],
+        "GiB": ["hbm"],
+        "GHz": ["clock"],
+        "us": ["link_latency", "scale_out_latency"],
+    }
     units["GB/s"] = ["hbm_bandwidth", "link_bandwidth", "scale_out_bandwidth"]
     units["1"] = ["tile", "matmul_efficiency", "hbm_efficiency", "link_efficiency"]
     lines = {"kind": '"gpu"', "device_kind": '"Mine"', "node": "4", "source": '"mine"'}
     lines |= {key: FIGURE % unit for unit, keys in units.items() for key in keys}
     lines |= changes
-    return "[mine]\n" + "\n".join(f"{key} = {value}" for key, value in lines.items() if value is not None)
+    return "[mine]\n" + "\n".join(
+        f"{key} = {value}" for key, value in lines.items() if value is not None
+    )
 
 
 def test_known_chips():
-    assert list(chips()) == ["v4", "v5e", "v5p", "v6e", "tpu7x", "a100", "h100", "h200", "b200", "cpu"]
+    assert list(chips()) == [
+        "v4",
+        "v5e",
+        "v5p",
+        "v6e",
+        "tpu7x",
+        "a100",
+        "h100",
+        "h200",
+        "b200",
+        "cpu",
+    ]
 
 
-@pytest.mark.parametrize("name, flops, bandwidth", [("v5p", 459e12, 2765e9), ("h200", 989e12, 4800e9), ("tpu7x", 2307e12 / 2, 7380e9 / 2)])
+@pytest.mark.parametrize(
+    "name, flops, bandwidth",
+    [("v5p", 459e12, 2765e9), ("h200", 989e12, 4800e9), ("tpu7x", 2307e12 / 2, 7380e9 / 2)],
+)
 def test_figures_are_of_one_device(name, flops, bandwidth):
     chip = chips()[name]
     assert (chip.flops, chip.hbm_bandwidth) == (flops, bandwidth)
@@ -42,17 +63,34 @@ def test_memory_is_what_a_program_may_use():
 
 def test_virtual_devices_have_no_figures():
     cpu = chips()["cpu"]
-    assert not cpu.timed and cpu.hbm is None and all(chip.timed for name, chip in chips().items() if name != "cpu")
+    assert (
+        not cpu.timed
+        and cpu.hbm is None
+        and all(chip.timed for name, chip in chips().items() if name != "cpu")
+    )
 
 
 def test_every_figure_has_a_source():
     for chip in chips().values():
-        figures = {key for key in ("flops", "hbm", "hbm_bandwidth", "link_bandwidth", "link_latency", "scale_out_bandwidth") if chip.timed}
+        figures = {
+            key
+            for key in (
+                "flops",
+                "hbm",
+                "hbm_bandwidth",
+                "link_bandwidth",
+                "link_latency",
+                "scale_out_bandwidth",
+            )
+            if chip.timed
+        }
         assert figures <= set(chip.sources) and all(chip.sources[key] for key in figures)
 
 
 def test_a_figure_of_a_known_chip_can_be_replaced(tmp_path):
-    path = own(tmp_path, '[v5p]\nlink_bandwidth = { value = 100, unit = "GB/s", source = "measured" }')
+    path = own(
+        tmp_path, '[v5p]\nlink_bandwidth = { value = 100, unit = "GB/s", source = "measured" }'
+    )
     new, old = chips(path)["v5p"], chips()["v5p"]
     assert new.link_bandwidth == 100e9 and new.sources["link_bandwidth"] == "measured"
     assert (new.flops, new.clock) == (old.flops, old.clock)
@@ -60,21 +98,42 @@ def test_a_figure_of_a_known_chip_can_be_replaced(tmp_path):
 
 def test_a_chip_can_be_added(tmp_path):
     chip = chips(own(tmp_path, gpu(scale_out_bandwidth=FIGURE % "Gbit/s")))["mine"]
-    assert (chip.flops, chip.hbm, chip.link_latency, chip.scale_out_bandwidth, chip.node) == (1e12, 2**30, 1e-6, 1e9 / 8, 4)
+    assert (chip.flops, chip.hbm, chip.link_latency, chip.scale_out_bandwidth, chip.node) == (
+        1e12,
+        2**30,
+        1e-6,
+        1e9 / 8,
+        4,
+    )
     assert chip.vector_rate == 0 and chips()["tpu7x"].vector_rate == 508e9
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('[v5p]\nlink_bandwith = "x"', "unknown key `link_bandwith`; did you mean `link_bandwidth`?"),
+        (
+            '[v5p]\nlink_bandwith = "x"',
+            "unknown key `link_bandwith`; did you mean `link_bandwidth`?",
+        ),
         ("flops = 3", "`flops` stands outside a chip's table; begin one with `[name]`"),
-        ("[v5p]\nflops = 459", '`flops` is a figure, { value = ..., unit = "TFLOP/s", source = "..." }, not 459'),
-        ('[v5p]\nflops = { value = 459, unit = "TFLOP/s" }', "`flops` is a figure, { value = ..., unit"),
+        (
+            "[v5p]\nflops = 459",
+            '`flops` is a figure, { value = ..., unit = "TFLOP/s", source = "..." }, not 459',
+        ),
+        (
+            '[v5p]\nflops = { value = 459, unit = "TFLOP/s" }',
+            "`flops` is a figure, { value = ..., unit",
+        ),
         (f"[v5p]\nflops = {FIGURE % 'GB/s'}", "the unit of `flops` is TFLOP/s, not 'GB/s'"),
         (f"[v5p]\nhbm = {FIGURE % 'GB/s'}", "the unit of `hbm` is GB or GiB, not 'GB/s'"),
-        ('[v5p]\nflops = { value = -1, unit = "TFLOP/s", source = "x" }', "the value of `flops` is a number above 0, not -1"),
-        ('[v5p]\nflops = { value = 1, unit = "TFLOP/s", source = "" }', "the source of `flops` is a text"),
+        (
+            '[v5p]\nflops = { value = -1, unit = "TFLOP/s", source = "x" }',
+            "the value of `flops` is a number above 0, not -1",
+        ),
+        (
+            '[v5p]\nflops = { value = 1, unit = "TFLOP/s", source = "" }',
+            "the source of `flops` is a text",
+        ),
         ("[v5p]\ncube = true", "`cube` is a whole number of at least 1, not True"),
         ("[v5p]\ndims = 4", "`dims` is 1, 2 or 3, not 4"),
         ("[v5p]\ndevice_kind = 5", "`device_kind` is a text, not 5"),

@@ -31,7 +31,10 @@ CASES = [
     ("v5p:2x2x4", 4, {"replica": 2, "data": 8, "model": 4}),
     ("v5e:1x1", 1, {}),
 ]
-RINGS = [("v5p:4x4x4", {"data": 16, "model": 4}, "data"), ("v6e:16x16", {"data": 64, "model": 4}, "data")]
+RINGS = [
+    ("v5p:4x4x4", {"data": 16, "model": 4}, "data"),
+    ("v6e:16x16", {"data": 64, "model": 4}, "data"),
+]
 TPU = {
     "JAX_PLATFORMS": "cpu",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -45,13 +48,22 @@ TPU = {
 def real():
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed")
-    command, asked = [sys.executable, "-m", f"{__package__}.real"], json.dumps({"places": CASES, "rings": RINGS})
-    done = subprocess.run(command, input=asked, env=os.environ | TPU, capture_output=True, text=True, check=False)
+    command, asked = (
+        [sys.executable, "-m", f"{__package__}.real"],
+        json.dumps({"places": CASES, "rings": RINGS}),
+    )
+    done = subprocess.run(
+        command, input=asked, env=os.environ | TPU, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{n}-{t}-{'x'.join(map(str, s.values()))}" for t, n, s in CASES])
+@pytest.mark.parametrize(
+    "case",
+    range(len(CASES)),
+    ids=[f"{n}-{t}-{'x'.join(map(str, s.values()))}" for t, n, s in CASES],
+)
 def test_meshes_lie_where_they_lie_on_the_real_topology(real, case):
     text, slices, sizes = CASES[case]
     target = find_target(text, slices=slices)
@@ -66,7 +78,10 @@ def test_meshes_are_those_of_jax_where_it_makes_them(real):
 
 def test_the_compiler_uses_several_dims_for_sums_of_whole_dims_only(real):
     """What `Network` takes for granted: a scatter over two dims goes along one ring, and so does all over a dim in part."""
-    assert real["rings"] == [{"psum": ["4 4"], "psum_scatter": ["16"]}, {"psum": ["64"], "psum_scatter": ["64"]}]
+    assert real["rings"] == [
+        {"psum": ["4 4"], "psum_scatter": ["16"]},
+        {"psum": ["64"], "psum_scatter": ["64"]},
+    ]
 
 
 def test_thousands_of_devices_each_have_a_place():

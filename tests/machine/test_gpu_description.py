@@ -18,19 +18,31 @@ GPUS = ["a100", "h100", "h200", "b200"]
 def test_what_the_compiler_is_told():
     text = gpu_target_config(chips()["h100"])
     assert 'device_description_str: "NVIDIA H100 80GB HBM3"' in text
-    assert "cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }" in text
-    for field in ("core_count: 132", "clock_rate_ghz: 1.98", "memory_bandwidth: 3352000000000", "shared_memory_per_block_optin: 232448"):
+    assert (
+        "cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }"
+        in text
+    )
+    for field in (
+        "core_count: 132",
+        "clock_rate_ghz: 1.98",
+        "memory_bandwidth: 3352000000000",
+        "shared_memory_per_block_optin: 232448",
+    ):
         assert f"  {field}\n" in text
     assert "source" not in text
 
 
-@pytest.mark.parametrize("text, topology", [("h100:8", "1x1x8"), ("h100:8x4", "1x4x8"), ("b200:2", "1x1x2")])
+@pytest.mark.parametrize(
+    "text, topology", [("h100:8", "1x1x8"), ("h100:8x4", "1x4x8"), ("b200:2", "1x1x2")]
+)
 def test_nodes_are_processes(text, topology):
     assert find_target(text).topology["topology"] == topology
 
 
 def test_only_known_gpus_can_be_compiled_for():
-    with pytest.raises(MeshDSLError, match="chip `v5p`: only `a100`, `h100`, `h200`, `b200` can be compiled for"):
+    with pytest.raises(
+        MeshDSLError, match="chip `v5p`: only `a100`, `h100`, `h200`, `b200` can be compiled for"
+    ):
         gpu_target_config(chips()["v5p"])
 
 
@@ -52,10 +64,14 @@ for name in json.load(sys.stdin):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax[cuda13] is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax[cuda13] is not installed"
+)
 def test_a_sum_over_eight_gpus_compiles():
     env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, input=json.dumps(GPUS), env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, input=json.dumps(GPUS), env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{name} ('psum', ('data',), 256)" for name in GPUS]

@@ -50,7 +50,15 @@ def test_words(text, slices, sizes, axis, words):
 
 def test_lay_of_an_axis():
     lay = network("v5p:4x4x4", data=16, model=4).axis("model")
-    assert (lay.size, lay.kind, lay.links, lay.gbytes_one_way, lay.gbytes, lay.wraps, lay.hops) == (4, "ring", 2, 90, 180, True, 2)
+    assert (lay.size, lay.kind, lay.links, lay.gbytes_one_way, lay.gbytes, lay.wraps, lay.hops) == (
+        4,
+        "ring",
+        2,
+        90,
+        180,
+        True,
+        2,
+    )
     assert network("h100:8x4", data=2, model=16).axis("model").kind == "mixed"
     assert network("v5e:2x2", a=2, b=2).axis("a").kind == "path"
 
@@ -61,7 +69,10 @@ def test_axes_that_fill_a_dim_together_are_a_ring():
     assert parts.lay(("a", "b")) == network("v6e:16x16", a=16, c=16).axis("a")
 
 
-RING, FAST = 180e9 * 0.82, 450e9 * 0.82  # what collectives reach of a v5p's ring and of an h100's NVLink
+RING, FAST = (
+    180e9 * 0.82,
+    450e9 * 0.82,
+)  # what collectives reach of a v5p's ring and of an h100's NVLink
 
 
 @pytest.mark.parametrize(
@@ -77,26 +88,49 @@ RING, FAST = 180e9 * 0.82, 450e9 * 0.82  # what collectives reach of a v5p's rin
     ],
 )
 def test_seconds_by_the_formulas(operation, ring, switch):
-    assert network("v5p:4x4x4", data=16, model=4).seconds(operation, ("model",), 100 * MB) == pytest.approx(ring)
-    assert network("h100:8x4", data=4, model=8).seconds(operation, ("model",), 100 * MB) == pytest.approx(switch)
+    assert network("v5p:4x4x4", data=16, model=4).seconds(
+        operation, ("model",), 100 * MB
+    ) == pytest.approx(ring)
+    assert network("h100:8x4", data=4, model=8).seconds(
+        operation, ("model",), 100 * MB
+    ) == pytest.approx(switch)
 
 
 @pytest.mark.parametrize(
     "text, sizes, gather, sum_",
     [
-        ("v5p:4x4x4", {"data": 16, "model": 4}, 180, 360),  # two dims: a gather goes along one ring, a sum along both
+        (
+            "v5p:4x4x4",
+            {"data": 16, "model": 4},
+            180,
+            360,
+        ),  # two dims: a gather goes along one ring, a sum along both
         ("v5p:8x8x16", {"data": 128, "model": 8}, 180, 360),
-        ("v5p:4x4x4", {"data": 64}, 270, 540),  # three dims: a gather is run as a sum, which takes twice its time
+        (
+            "v5p:4x4x4",
+            {"data": 64},
+            270,
+            540,
+        ),  # three dims: a gather is run as a sum, which takes twice its time
         ("tpu7x:4x4x4", {"data": 16, "model": 8}, 180, 180),
-        ("v6e:16x16", {"data": 64, "model": 4}, 45, 45),  # a dim in part: one ring, at the pace of its narrowest dim
+        (
+            "v6e:16x16",
+            {"data": 64, "model": 4},
+            45,
+            45,
+        ),  # a dim in part: one ring, at the pace of its narrowest dim
         ("v6e:16x16", {"data": 16, "model": 16}, 180, 180),
     ],
 )
 def test_several_dims_of_the_torus(text, sizes, gather, sum_):
     net, v, n = network(text, **sizes), 1e12, sizes["data"]
-    assert net.seconds("all_gather", ("data",), v) == pytest.approx(v * (n - 1) / n / (gather * 1e9 * 0.82), rel=1e-3)
+    assert net.seconds("all_gather", ("data",), v) == pytest.approx(
+        v * (n - 1) / n / (gather * 1e9 * 0.82), rel=1e-3
+    )
     assert net.seconds("psum_scatter", ("data",), v) == net.seconds("all_gather", ("data",), v)
-    assert net.seconds("psum", ("data",), v) == pytest.approx(2 * v * (n - 1) / n / (sum_ * 1e9 * 0.82), rel=1e-3)
+    assert net.seconds("psum", ("data",), v) == pytest.approx(
+        2 * v * (n - 1) / n / (sum_ * 1e9 * 0.82), rel=1e-3
+    )
 
 
 def test_nodes_are_left_an_eighth_by_eight_gpus():
@@ -114,7 +148,9 @@ def test_an_axis_of_one_and_virtual_devices_take_no_time():
 
 def test_a_gather_measured_on_hardware():
     """bf16[1024, 16384] over an axis of 4 of a v5e 4x4 took 680 us (https://jax-ml.github.io/scaling-book/sharding)."""
-    assert network("v5e:4x4", x=4, y=4).seconds("all_gather", ("y",), 2 * 1024 * 16384) == pytest.approx(680e-6, rel=0.02)
+    assert network("v5e:4x4", x=4, y=4).seconds(
+        "all_gather", ("y",), 2 * 1024 * 16384
+    ) == pytest.approx(680e-6, rel=0.02)
 
 
 def test_more_bytes_and_more_axes_never_take_less():
@@ -140,19 +176,26 @@ def test_all_to_all_is_the_load_of_the_busiest_link(text, sizes, axes):
     busiest = max(loads(target, sizes, axes, size).values())
     latency = Network(target, sizes).lay(axes).hops * target.chip.link_latency
     expected = busiest / (target.chip.link_bandwidth * target.chip.link_efficiency) + latency
-    assert Network(target, sizes).seconds("all_to_all", axes, size) == pytest.approx(expected, rel=0.03)
+    assert Network(target, sizes).seconds("all_to_all", axes, size) == pytest.approx(
+        expected, rel=0.03
+    )
 
 
 def loads(target, sizes, axes, size):
     """Bytes over each directed link when every device sends `size` / n to each of its group, along x first, the short way round."""
-    order = [i for i, axis in enumerate(sizes) if axis not in axes] + [i for i, axis in enumerate(sizes) if axis in axes]
+    order = [i for i, axis in enumerate(sizes) if axis not in axes] + [
+        i for i, axis in enumerate(sizes) if axis in axes
+    ]
     n = math.prod(sizes[axis] for axis in axes)
     groups = places(target, sizes).transpose(*order, len(order)).reshape(-1, n, 5)[..., 1:4]
     shape, found = (*target.shape, 1)[:3], Counter()
     for group in groups:
         for a in group:
             for b in group:
-                for way in (0, 1):  # two ways round a ring are equally short from its middle: half goes each
+                for way in (
+                    0,
+                    1,
+                ):  # two ways round a ring are equally short from its middle: half goes each
                     at = list(a)
                     for d, joined in zip(range(3), (*target.wraps, False), strict=False):
                         step = direction(at[d], b[d], shape[d], joined, way)
@@ -172,5 +215,7 @@ def direction(a, b, n, joined, way):
 def test_the_documentation_prints_what_it_says():
     page = pathlib.Path(__file__).parents[2] / "docs" / "hardware.md"
     code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL).group(1)
-    found = doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(code, {}, page.name, None, 0))
+    found = doctest.DocTestRunner().run(
+        doctest.DocTestParser().get_doctest(code, {}, page.name, None, 0)
+    )
     assert found.attempted == 4 and not found.failed

@@ -47,7 +47,11 @@ def test_rings_need_whole_cubes_or_the_longest_dim(text, wraps):
 @pytest.mark.parametrize(
     "text, slices, message",
     [
-        ("v9:2x2", 1, "target 'v9:2x2': unknown chip `v9`; known: `v4`, `v5e`, `v5p`, `v6e`, `tpu7x`, `a100`, `h100`, `h200`, `b200`, `cpu`"),
+        (
+            "v9:2x2",
+            1,
+            "target 'v9:2x2': unknown chip `v9`; known: `v4`, `v5e`, `v5p`, `v6e`, `tpu7x`, `a100`, `h100`, `h200`, `b200`, `cpu`",
+        ),
         ("h10:8", 1, "target 'h10:8': unknown chip `h10`; did you mean `h100`?; known: `v4`,"),
         ("v5p", 1, f"target 'v5p': after the chip comes how many of them, {LEGAL_V5P}"),
         ("v5p:4x", 1, "target 'v5p:4x': after the chip comes"),
@@ -55,11 +59,23 @@ def test_rings_need_whole_cubes_or_the_longest_dim(text, wraps):
         ("v5p:3x4x4", 1, "v5p has no topology 3x4x4"),
         ("v5p:4x4x6", 1, "v5p has no topology 4x4x6"),
         ("v5p:16x32x32", 1, "v5p has no topology 16x32x32"),
-        ("v6e:32x32", 1, "v6e has no topology 32x32; legal are 2 dims of at most 16, x and y even, at most 256 chips, such as `v6e:2x2`"),
-        ("h100:16", 1, "legal are 1 to 8 in one node, `h100:8`, or whole nodes, `h100:8x4` for 4 of them"),
+        (
+            "v6e:32x32",
+            1,
+            "v6e has no topology 32x32; legal are 2 dims of at most 16, x and y even, at most 256 chips, such as `v6e:2x2`",
+        ),
+        (
+            "h100:16",
+            1,
+            "legal are 1 to 8 in one node, `h100:8`, or whole nodes, `h100:8x4` for 4 of them",
+        ),
         ("h100:4x2", 1, "h100 has no topology 4x2"),
         ("cpu:2x2", 1, "legal are 1 to 1,024 virtual devices, `cpu:8`"),
-        ("h100:8", 2, "target 'h100:8': 2 slices; TPUs have 1 or more, nodes of GPUs are written `h100:8x4`"),
+        (
+            "h100:8",
+            2,
+            "target 'h100:8': 2 slices; TPUs have 1 or more, nodes of GPUs are written `h100:8x4`",
+        ),
         ("v5p:4x4x4", 0, "target 'v5p:4x4x4': 0 slices; TPUs have 1 or more"),
     ],
 )
@@ -70,8 +86,14 @@ def test_errors_say_what_is_legal(text, slices, message):
 
 
 def test_rest_is_what_the_target_leaves():
-    assert fit_mesh(find_target("v5p:4x4x4"), {"data": "rest", "model": 4}) == {"data": 16, "model": 4}
-    assert fit_mesh(find_target("v5p:4x4x4", slices=2), {"data": "rest", "model": 4}) == {"data": 32, "model": 4}
+    assert fit_mesh(find_target("v5p:4x4x4"), {"data": "rest", "model": 4}) == {
+        "data": 16,
+        "model": 4,
+    }
+    assert fit_mesh(find_target("v5p:4x4x4", slices=2), {"data": "rest", "model": 4}) == {
+        "data": 32,
+        "model": 4,
+    }
     assert fit_mesh(find_target("h100:8"), {"data": 2, "model": 4}) == {"data": 2, "model": 4}
 
 
@@ -93,7 +115,9 @@ def test_a_mesh_that_does_not_fit_is_told_which_do(text, sizes, is_of, use):
 
 def test_a_layout_without_a_mesh_fits_one_device():
     assert fit_mesh(find_target("v5e:1x1"), {}) == {}
-    with pytest.raises(MeshDSLError, match="^mesh: a mesh without axes is of 1 device and v5p:4x4x4 has 64$"):
+    with pytest.raises(
+        MeshDSLError, match="^mesh: a mesh without axes is of 1 device and v5p:4x4x4 has 64$"
+    ):
         fit_mesh(find_target("v5p:4x4x4"), {})
 
 

@@ -9,8 +9,21 @@ from meshdsl.layout import Layout
 from meshdsl.mesh import axis_sizes
 from meshdsl.models.transformer import Config, Transformer
 
-LAYOUTS = ("single", "data", "zero1", "fsdp", "hybrid-fsdp", "tensor", "sequence", "fsdp-tensor", "fsdp-sequence")
-STAGES = ("zero2", "fsdp-once")  # between zero1 and fsdp, for whom the tests of these two stand in elsewhere
+LAYOUTS = (
+    "single",
+    "data",
+    "zero1",
+    "fsdp",
+    "hybrid-fsdp",
+    "tensor",
+    "sequence",
+    "fsdp-tensor",
+    "fsdp-sequence",
+)
+STAGES = (
+    "zero2",
+    "fsdp-once",
+)  # between zero1 and fsdp, for whom the tests of these two stand in elsewhere
 CONFIGS = {
     "llama": Config(style="llama", layers=2, d_model=32, heads=16, kv_heads=8, head_dim=8, d_ff=64, vocab=64, length=16,
                     dropout=0.1, z_loss=1e-3),
@@ -41,8 +54,13 @@ def batch(config: Config, seed: int = 1, **outer: int) -> dict[str, md.Tensor]:
     length = config.dims["length"]
     dims = (*(md.Dim(name, size) for name, size in outer.items()), BATCH, length)
     shape = [d.size for d in dims]
-    tokens = jax.random.randint(jax.random.key(seed), (*shape[:-1], length.size + 1), 0, config.vocab)
-    return {"tokens": md.tensor(tokens[..., :-1], dims), "targets": md.tensor(tokens[..., 1:], dims)}
+    tokens = jax.random.randint(
+        jax.random.key(seed), (*shape[:-1], length.size + 1), 0, config.vocab
+    )
+    return {
+        "tokens": md.tensor(tokens[..., :-1], dims),
+        "targets": md.tensor(tokens[..., 1:], dims),
+    }
 
 
 def loss(model: Transformer, batch, key):

@@ -12,11 +12,24 @@ import meshdsl as md
 from tests.models import common
 from tests.models.test_parity import by_path
 
-CONFIGS = {style: dataclasses.replace(config, dropout=0.0) for style, config in common.CONFIGS.items()}
-CUTS = ((8,), (1, 8), (16,), (3, 6, 10), (7,), (15,), (2, 4), (11, 12))  # where the documents of each row end, but for the last
+CONFIGS = {
+    style: dataclasses.replace(config, dropout=0.0) for style, config in common.CONFIGS.items()
+}
+CUTS = (
+    (8,),
+    (1, 8),
+    (16,),
+    (3, 6, 10),
+    (7,),
+    (15,),
+    (2, 4),
+    (11, 12),
+)  # where the documents of each row end, but for the last
 LAYOUTS = {name: None for name in (*common.LAYOUTS[1:], *common.STAGES)} | {
     "context": md.Layout(["batch -> data", "length -> context"], mesh={"data": 2, "context": 4}),
-    "context of keys": md.Layout(["batch -> data", "length, memory -> context"], mesh={"data": 2, "context": 4}),
+    "context of keys": md.Layout(
+        ["batch -> data", "length, memory -> context"], mesh={"data": 2, "context": 4}
+    ),
 }
 
 
@@ -30,15 +43,24 @@ def packed(style: str, **outer: int) -> dict[str, md.Tensor]:
     batch = common.batch(CONFIGS[style], **outer)
     length = CONFIGS[style].length
     rows = [np.searchsorted(cuts, np.arange(length), side="right") for cuts in CUTS]
-    places = [np.arange(length) - np.array([0, *cuts])[row] for row, cuts in zip(rows, CUTS, strict=True)]
+    places = [
+        np.arange(length) - np.array([0, *cuts])[row] for row, cuts in zip(rows, CUTS, strict=True)
+    ]
     ends = np.array([[i + 1 in cuts or i + 1 == length for i in range(length)] for cuts in CUTS])
     dims = batch["tokens"].dims
 
     def shaped(rows):
-        return md.tensor(jnp.asarray(np.broadcast_to(np.asarray(rows, np.int32), [d.size for d in dims])), dims)
+        return md.tensor(
+            jnp.asarray(np.broadcast_to(np.asarray(rows, np.int32), [d.size for d in dims])), dims
+        )
 
     targets = md.where(shaped(ends) == 1, -1, batch["targets"])
-    return {"tokens": batch["tokens"], "targets": targets, "segments": shaped(rows), "positions": shaped(places)}
+    return {
+        "tokens": batch["tokens"],
+        "targets": targets,
+        "segments": shaped(rows),
+        "positions": shaped(places),
+    }
 
 
 def loss(model, batch):
@@ -62,8 +84,13 @@ def assert_like_one_device(style, result):
     np.testing.assert_allclose(value.array, expected.array, rtol=1e-5)
     got, want = by_path(grads), by_path(expected_grads)
     everything = np.sqrt(sum(np.sum(np.square(g)) for g in want.values()))
-    for path, g in want.items():  # softmax does not see a bias of the keys: its gradient is rounding
-        assert np.linalg.norm(got[path] - g) <= 1e-5 * (everything if "key.bias" in path else np.linalg.norm(g)), path
+    for (
+        path,
+        g,
+    ) in want.items():  # softmax does not see a bias of the keys: its gradient is rounding
+        assert np.linalg.norm(got[path] - g) <= 1e-5 * (
+            everything if "key.bias" in path else np.linalg.norm(g)
+        ), path
 
 
 @pytest.mark.parametrize("style", CONFIGS)
@@ -71,7 +98,10 @@ def test_a_document_has_the_loss_that_it_has_alone(style):
     model, batch = on_one_device(style)[0], packed(style)
     nats = jax.jit(lambda batch: model.nats(**batch).array)
     together, half = np.asarray(nats(batch))[0], md.Dim("length", CONFIGS[style].length // 2)
-    alone = {name: md.tensor(batch[name].array[0].reshape(2, -1), (md.Dim("batch", 2), half)) for name in ("tokens", "targets")}
+    alone = {
+        name: md.tensor(batch[name].array[0].reshape(2, -1), (md.Dim("batch", 2), half))
+        for name in ("tokens", "targets")
+    }
     np.testing.assert_allclose(together, np.asarray(nats(alone)).ravel(), rtol=1e-5, atol=1e-6)
 
 
@@ -87,17 +117,26 @@ def test_the_loss_is_the_sum_over_all_tokens_and_the_report_says_how_many_counte
     assert CONFIGS[style].z_loss or value.array == aux["cross_entropy"].array
 
 
-@pytest.mark.parametrize("style, name", [*(("llama", name) for name in LAYOUTS), ("gpt2", "sequence"), ("gpt2", "context")])
+@pytest.mark.parametrize(
+    "style, name",
+    [*(("llama", name) for name in LAYOUTS), ("gpt2", "sequence"), ("gpt2", "context")],
+)
 def test_every_layout_keeps_documents_apart(style, name):
     layout = layout_of(name)
-    assert_like_one_device(style, md.lower(gradients, layout, dims=["d_ff", "vocab"])(on_one_device(style)[0], packed(style)))
+    assert_like_one_device(
+        style,
+        md.lower(gradients, layout, dims=["d_ff", "vocab"])(on_one_device(style)[0], packed(style)),
+    )
 
 
 @pytest.mark.parametrize("style, name", [("llama", "fsdp"), ("gpt2", "sequence")])
 def test_microbatches_of_rows_with_more_and_with_fewer_targets_come_to_the_same(style, name):
     """Four microbatches of two rows, whose rows have between one and fifteen targets, against all rows at once."""
     batch, micro, rows = packed(style), md.Dim("micro", 4), md.Dim("batch", 2)
-    cut = {key: md.tensor(t.array.reshape(4, 2, -1), (micro, rows, t.dims[1])) for key, t in batch.items()}
+    cut = {
+        key: md.tensor(t.array.reshape(4, 2, -1), (micro, rows, t.dims[1]))
+        for key, t in batch.items()
+    }
     accumulated = md.value_and_grad(loss, has_aux=True, accumulate=micro)
     layout = common.on(common.load(name), 2)
     assert_like_one_device(style, md.lower(accumulated, layout)(on_one_device(style)[0], cut))
@@ -107,6 +146,14 @@ def test_segments_are_gathered_as_keys_are_and_once_for_all_layers():
     layout = layout_of("context")
     program = md.lower(loss, layout).program(on_one_device("llama")[0], packed("llama"))
     length, rows = CONFIGS["llama"].length, common.BATCH.size // 2
-    gathers = [(program.op_of(c).name, c.count, c.bytes) for c in program.collectives if c.operation == "all_gather"]
+    gathers = [
+        (program.op_of(c).name, c.count, c.bytes)
+        for c in program.collectives
+        if c.operation == "all_gather"
+    ]
     keys = rows * length * CONFIGS["llama"].kv_heads * CONFIGS["llama"].head_dim * 4
-    assert sorted(gathers) == [("rename", 1, rows * length * 4), ("rename", CONFIGS["llama"].layers, keys), ("rename", CONFIGS["llama"].layers, keys)]
+    assert sorted(gathers) == [
+        ("rename", 1, rows * length * 4),
+        ("rename", CONFIGS["llama"].layers, keys),
+        ("rename", CONFIGS["llama"].layers, keys),
+    ]

@@ -21,14 +21,18 @@ GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=0.9, top_k=20, t
 def prompts() -> tuple[md.Tensor, md.Tensor]:
     """Tokens, and how many of each row are the prompt."""
     tokens = jax.random.randint(jax.random.key(1), (common.BATCH.size, LENGTH.size), 0, 64)
-    return md.tensor(tokens, (common.BATCH, LENGTH)), md.tensor(jnp.asarray(SIZES, jnp.int32), (common.BATCH,))
+    return md.tensor(tokens, (common.BATCH, LENGTH)), md.tensor(
+        jnp.asarray(SIZES, jnp.int32), (common.BATCH,)
+    )
 
 
 @functools.cache
 def on_one_device(style: str, how: Sampling):
     model = common.init(common.CONFIGS[style])
     tokens, sizes = prompts()
-    written = jax.jit(lambda model: generate(model, tokens, COUNT, jax.random.key(7), how, sizes))(model)
+    written = jax.jit(lambda model: generate(model, tokens, COUNT, jax.random.key(7), how, sizes))(
+        model
+    )
     return model, np.asarray(written.array)
 
 
@@ -44,18 +48,28 @@ def whole_rows(written: np.ndarray) -> np.ndarray:
 def logits_of(model, rows: np.ndarray) -> np.ndarray:
     """The whole model on all of the rows: [row, position, vocab]."""
     tokens = md.tensor(jnp.asarray(rows), (common.BATCH, md.Dim("length", rows.shape[1])))
-    return np.asarray(jax.jit(lambda model: md.transpose(model(tokens), ("batch", "length", "vocab")).array)(model))
+    return np.asarray(
+        jax.jit(lambda model: md.transpose(model(tokens), ("batch", "length", "vocab")).array)(
+            model
+        )
+    )
 
 
 CASES = [("llama", DRAWN, name) for name in common.LAYOUTS[1:] if name != "zero1"]
 CASES += [("gpt2", GREEDY, name) for name in ("sequence", "fsdp-tensor")]
 
 
-@pytest.mark.parametrize("style, how, name", CASES, ids=[f"{style}-{name}" for style, _, name in CASES])
+@pytest.mark.parametrize(
+    "style, how, name", CASES, ids=[f"{style}-{name}" for style, _, name in CASES]
+)
 def test_every_layout_writes_the_same(style, how, name):
     model, expected = on_one_device(style, how)
     tokens, sizes = prompts()
-    lowered = md.lower(lambda m, p, n, k: generate(m, p, COUNT, k, how, n), common.on(common.load(name), 8), dims=common.CONFIGS[style].dims)
+    lowered = md.lower(
+        lambda m, p, n, k: generate(m, p, COUNT, k, how, n),
+        common.on(common.load(name), 8),
+        dims=common.CONFIGS[style].dims,
+    )
     assert np.array_equal(lowered(model, tokens, sizes, jax.random.key(7)).array, expected)
 
 
@@ -72,13 +86,21 @@ def test_a_draw_is_of_the_key_the_row_and_the_number_of_tokens_before_it():
     model, written = on_one_device("llama", DRAWN)
     tokens, sizes = prompts()
     behind = np.arange(LENGTH.size) >= np.array(SIZES)[:, None]
-    other = md.tensor(jnp.where(behind | (np.arange(8) % 2 == 1)[:, None], 3, tokens.array), tokens.dims)
-    again = np.asarray(jax.jit(lambda model: generate(model, other, COUNT, jax.random.key(7), DRAWN, sizes).array)(model))
+    other = md.tensor(
+        jnp.where(behind | (np.arange(8) % 2 == 1)[:, None], 3, tokens.array), tokens.dims
+    )
+    again = np.asarray(
+        jax.jit(lambda model: generate(model, other, COUNT, jax.random.key(7), DRAWN, sizes).array)(
+            model
+        )
+    )
     assert np.array_equal(again[::2], written[::2])
     logits = logits_of(model, whole_rows(written))
     for row, size in enumerate(SIZES):
         for i, token in enumerate(written[row]):
-            assert (logits[row, size - 1 + i] > logits[row, size - 1 + i, token]).sum() < DRAWN.top_k
+            assert (
+                logits[row, size - 1 + i] > logits[row, size - 1 + i, token]
+            ).sum() < DRAWN.top_k
     assert len({tuple(row) for row in written}) == len(SIZES)
 
 
@@ -96,11 +118,17 @@ def test_a_step_reads_the_cache_where_the_law_put_it():
     """Heads are split by `model`: a step of tensor parallel sums after attention and the feed-forward layer, and moves no key or value."""
     model, layout = on_one_device("llama", GREEDY)[0], common.on(common.load("tensor"), 8)
     tokens, sizes = prompts()
-    program = md.lower(lambda m, p, n: generate(m, p, COUNT, jax.random.key(7), GREEDY, n), layout).program(model, tokens, sizes)
-    moved = {c.operation for c in program.collectives if ("written", COUNT) in program.op_of(c).loops}
+    program = md.lower(
+        lambda m, p, n: generate(m, p, COUNT, jax.random.key(7), GREEDY, n), layout
+    ).program(model, tokens, sizes)
+    moved = {
+        c.operation for c in program.collectives if ("written", COUNT) in program.op_of(c).loops
+    }
     assert moved == {"psum", "pmax", "pmin"}
 
 
 def test_a_continuation_longer_than_the_model_is_an_error():
-    with pytest.raises(md.MeshDSLError, match="8 tokens of prompt and 12 more exceed the model's length=16"):
+    with pytest.raises(
+        md.MeshDSLError, match="8 tokens of prompt and 12 more exceed the model's length=16"
+    ):
         generate(on_one_device("gpt2", GREEDY)[0], prompts()[0], 12, jax.random.key(0))

@@ -12,14 +12,16 @@ import optax
 import pytest
 
 import meshdsl as md
+from meshdsl.compiled.collectives import from_hlo
 from meshdsl.mesh import axis_sizes
 from meshdsl.record.collective import summary
-from meshdsl.compiled.collectives import from_hlo
 from meshdsl.train.step import TrainStep
 from tests.models import common
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-CONFIG = common.Config(style="llama", layers=4, d_model=64, heads=16, kv_heads=8, d_ff=128, vocab=64, length=16)
+CONFIG = common.Config(
+    style="llama", layers=4, d_model=64, heads=16, kv_heads=8, d_ff=128, vocab=64, length=16
+)
 HEADER = (
     f"# One step of adamw on {CONFIG.layers} llama layers: d_model={CONFIG.d_model}, heads={CONFIG.heads}, kv_heads={CONFIG.kv_heads}, "
     f"head_dim={CONFIG.dims['head_dim'].size}, d_ff={CONFIG.d_ff},\n# vocab={CONFIG.vocab}, batch={common.BATCH.size}, "
@@ -43,7 +45,12 @@ def train_step(name):
     sizes = axis_sizes(layout.mesh, 8 if layout.mesh else 1)
     layout = common.on(layout, 8) if layout.mesh else layout
     step = TrainStep(
-        lambda key: common.Transformer.init(key, CONFIG), common.loss, optax.adamw(1e-3), layout, md.make_mesh(layout), clip=1.0
+        lambda key: common.Transformer.init(key, CONFIG),
+        common.loss,
+        optax.adamw(1e-3),
+        layout,
+        md.make_mesh(layout),
+        clip=1.0,
     )
     return step, sizes, (step.abstract, common.batch(CONFIG))
 
@@ -58,11 +65,15 @@ def describe(program, sizes) -> str:
         phase = op.name if op.name in ("gradient", "gather_updated") else c.phase
         where = "each layer" if layers > 1 else "each step"
         assert c.count % layers == 0
-        rows[where, phase, c.operation, ", ".join(c.axes), f"{c.bytes:,}", str(op)] += c.count // layers
+        rows[where, phase, c.operation, ", ".join(c.axes), f"{c.bytes:,}", str(op)] += (
+            c.count // layers
+        )
     lines = [("where", "pass", "collective", "axis", "count", "bytes", "op")]
     lines += [(*key[:4], str(count), *key[4:]) for key, count in rows.items()]
     widths = [max(len(line[i]) for line in lines) for i in range(7)]
-    table = "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    table = "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
     mesh = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "one device"
     return f"{HEADER}# mesh: {mesh}\n\n{table if rows else 'no collectives'}\n"
 

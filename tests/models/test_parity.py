@@ -13,9 +13,18 @@ from meshdsl.train.step import TrainStep
 from tests.models import common
 
 CASES = [("single", 1, False)]
-CASES += [(name, n, False) for name in ("data", "zero1", "fsdp", "tensor", "sequence") for n in (1, 2, 4, 8)]
+CASES += [
+    (name, n, False)
+    for name in ("data", "zero1", "fsdp", "tensor", "sequence")
+    for n in (1, 2, 4, 8)
+]
 CASES += [(name, 1, False) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence")]
-CASES += [(name, n, r) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence") for n in (2, 4, 8) for r in (False, True)]
+CASES += [
+    (name, n, r)
+    for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence")
+    for n in (2, 4, 8)
+    for r in (False, True)
+]
 CASES += [(name, 8, False) for name in common.STAGES]
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
@@ -29,7 +38,10 @@ def one_device(style):
 
 
 def by_path(tree):
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 @pytest.mark.parametrize("style", common.CONFIGS)
@@ -39,7 +51,9 @@ def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse)
     layout = common.on(common.load(name), devices, reverse=reverse)
     (got, got_aux), got_grads = md.lower(value_and_grad, layout)(model, batch, jax.random.key(5))
     np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
-    np.testing.assert_allclose(got_aux["cross_entropy"].array, aux["cross_entropy"].array, rtol=1e-6)
+    np.testing.assert_allclose(
+        got_aux["cross_entropy"].array, aux["cross_entropy"].array, rtol=1e-6
+    )
     expected, got = by_path(grads), by_path(got_grads)
     everything = np.sqrt(sum(np.sum(np.square(g)) for g in expected.values()))
     for path, g in expected.items():
@@ -70,7 +84,9 @@ def losses_on_one_device(style):
 @pytest.mark.parametrize("style", common.CONFIGS)
 @pytest.mark.parametrize("name", common.LAYOUTS[1:])
 def test_ten_steps_of_training_give_the_same_losses(style, name):
-    np.testing.assert_allclose(run(style, common.on(common.load(name), 8)), losses_on_one_device(style), rtol=1e-5)
+    np.testing.assert_allclose(
+        run(style, common.on(common.load(name), 8)), losses_on_one_device(style), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("style", common.CONFIGS)

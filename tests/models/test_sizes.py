@@ -42,7 +42,10 @@ def test_flops_are_six_per_parameter_of_a_matrix_and_as_much_per_pair_of_positio
     config = Config(style="gpt2", layers=2, d_model=8, heads=2, vocab=32, length=4)
     matrices = 2 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 32
     pairs = 2 * 2 * 8 * 4  # layers, two products, d_model, length
-    assert step_flops(config, tokens=12, length=4) == (6 * 12 * (matrices + pairs / 2), 6 * 12 * (matrices + pairs))
+    assert step_flops(config, tokens=12, length=4) == (
+        6 * 12 * (matrices + pairs / 2),
+        6 * 12 * (matrices + pairs),
+    )
 
 
 def test_grouped_queries_share_keys_and_a_llama_has_three_matrices_in_its_mlp():

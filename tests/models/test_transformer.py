@@ -42,26 +42,40 @@ def test_no_device_holds_unsplit_logits(name):
 
 def test_a_model_computes_in_the_dtype_of_its_parameters_and_gathers_them_in_it():
     def in_bfloat16(model, batch, key):
-        return common.loss(jax.tree.map(lambda t: md.cast(t, "bfloat16"), model, is_leaf=is_tensor), batch, key)
+        return common.loss(
+            jax.tree.map(lambda t: md.cast(t, "bfloat16"), model, is_leaf=is_tensor), batch, key
+        )
 
     _, args = program(CONFIG, "fsdp")
     lowered = md.lower(md.value_and_grad(in_bfloat16, has_aux=True), common.load("fsdp"))
     (loss, _), grads = lowered(*args)
     (expected, _), _ = program(CONFIG, "fsdp")[0](*args)
     np.testing.assert_allclose(loss.array, expected.array, rtol=1e-2)
-    assert {g.dtype for g in jax.tree.leaves(grads, is_leaf=lambda g: isinstance(g, md.Tensor))} == {np.dtype("float32")}
-    gathered = [c for c in lowered.program(*args).collectives if c.operation == "all_gather" and c.bytes > 1000]
+    assert {
+        g.dtype for g in jax.tree.leaves(grads, is_leaf=lambda g: isinstance(g, md.Tensor))
+    } == {np.dtype("float32")}
+    gathered = [
+        c
+        for c in lowered.program(*args).collectives
+        if c.operation == "all_gather" and c.bytes > 1000
+    ]
     assert gathered and {c.dtype for c in gathered} == {"bfloat16"}
 
 
-@pytest.mark.parametrize("remat, gathers_again", [("none", False), ("dots", True), ("gathers", True), ("full", True)])
+@pytest.mark.parametrize(
+    "remat, gathers_again", [("none", False), ("dots", True), ("gathers", True), ("full", True)]
+)
 def test_what_is_recomputed_changes_collectives_and_no_gradient(remat, gathers_again):
     lowered, args = program(dataclasses.replace(CONFIG, remat=remat), "fsdp")
     reference, same = program(CONFIG, "single")
     (_, grads), (_, expected) = lowered(*args), reference(*same)
     for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         assert np.linalg.norm(np.asarray(got) - np.asarray(want)) <= 1e-5 * np.linalg.norm(want)
-    again = [c for c in lowered.program(*args).collectives if c.phase == "recompute" and c.operation == "all_gather"]
+    again = [
+        c
+        for c in lowered.program(*args).collectives
+        if c.phase == "recompute" and c.operation == "all_gather"
+    ]
     assert bool(again) == gathers_again
 
 
@@ -69,20 +83,35 @@ def test_what_a_layer_is_given_waits_in_the_memory_of_the_host():
     def loss(model, batch, offload):
         return model.loss(batch["tokens"], batch["targets"], offload=offload)[0]
 
-    lowered = [md.lower(md.value_and_grad(functools.partial(loss, offload=offload)), common.load("fsdp")) for offload in (True, False)]
+    lowered = [
+        md.lower(md.value_and_grad(functools.partial(loss, offload=offload)), common.load("fsdp"))
+        for offload in (True, False)
+    ]
     args = common.init(CONFIG), common.batch(CONFIG)
-    assert ["Host" in str(each.trace(*args).jaxpr) or "pinned_host" in str(each.trace(*args).jaxpr) for each in lowered] == [True, False]
-    with pytest.raises(md.MeshDSLError, match="offload of activations: needs layers that are recomputed"):
+    assert [
+        "Host" in str(each.trace(*args).jaxpr) or "pinned_host" in str(each.trace(*args).jaxpr)
+        for each in lowered
+    ] == [True, False]
+    with pytest.raises(
+        md.MeshDSLError, match="offload of activations: needs layers that are recomputed"
+    ):
         common.init(dataclasses.replace(CONFIG, remat="none")).loss(**args[1], offload=True)
 
 
 def test_logits_are_rounded_to_the_dtype_that_is_asked_for_and_the_loss_is_not():
     model, batch = common.init(CONFIG), common.batch(CONFIG)
-    nats, exact = (np.asarray(jax.jit(lambda model, to=to: model.nats(**batch, output=to).array)(model)) for to in ("bfloat16", "float32"))
-    logits = jax.jit(lambda model: md.transpose(model(batch["tokens"]), ("batch", "length", "vocab")).array)(model)
+    nats, exact = (
+        np.asarray(jax.jit(lambda model, to=to: model.nats(**batch, output=to).array)(model))
+        for to in ("bfloat16", "float32")
+    )
+    logits = jax.jit(
+        lambda model: md.transpose(model(batch["tokens"]), ("batch", "length", "vocab")).array
+    )(model)
     logits = np.asarray(logits.astype("bfloat16").astype("float32"))
     chosen = np.take_along_axis(logits, np.asarray(batch["targets"].array)[..., None], -1)[..., 0]
-    np.testing.assert_allclose(nats, np.asarray(jax.nn.logsumexp(logits, -1)) - chosen, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        nats, np.asarray(jax.nn.logsumexp(logits, -1)) - chosen, rtol=1e-6, atol=1e-6
+    )
     assert not np.array_equal(nats, exact)
 
 
@@ -93,7 +122,10 @@ def test_logits_are_rounded_to_the_dtype_that_is_asked_for_and_the_loss_is_not()
         ({"remat": "all"}, "model: no remat 'all'"),
         ({"layers": 0}, "model: layers is at least 1, not 0"),
         ({"dropout": 1.0}, "model: dropout is at least 0 and less than 1, not 1.0"),
-        ({"d_model": 30, "heads": 8}, "model: d_model=30 does not divide into heads=8; set head_dim"),
+        (
+            {"d_model": 30, "heads": 8},
+            "model: d_model=30 does not divide into heads=8; set head_dim",
+        ),
         ({"heads": 8, "kv_heads": 3}, "model: heads=8 is not a multiple of kv_heads=3"),
         ({"head_dim": 3}, "model: rotary positions need an even head_dim, not 3"),
     ],
@@ -106,5 +138,7 @@ def test_a_wrong_setting_is_named(settings, text):
 def test_tokens_longer_than_the_model_are_an_error():
     length = md.Dim("length", 17)
     tokens = md.tensor(np.zeros((8, 17), np.int32), (common.BATCH, length))
-    with pytest.raises(md.MeshDSLError, match="tokens of length=17 are longer than the model's length=16"):
+    with pytest.raises(
+        md.MeshDSLError, match="tokens of length=17 are longer than the model's length=16"
+    ):
         common.init(CONFIG)(tokens)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.models.unet import Config, UNet
 from meshdsl.compiled.collectives import from_hlo
+from meshdsl.models.unet import Config, UNet
 from meshdsl.record import summary
 from meshdsl.record.jaxpr import sub_jaxprs
 from tests.helpers import assert_equal, data, dims, layout
@@ -24,8 +24,16 @@ TILES = layout("height -> rows", "width -> cols", mesh={"rows": 4, "cols": 2}, u
 LAYOUTS = {
     "spatial": (SPATIAL, (BATCH, HEIGHT, WIDTH, COLORS)),
     "odd sizes": (TILES, ODD),
-    "channels and rows": (layout("hidden -> m", "height -> r", mesh={"r": 2, "m": 4}), (BATCH, HEIGHT, WIDTH, COLORS)),
-    "FSDP": (layout("batch -> d", "height -> r", mesh={"d": 2, "r": 2}, parameters=["channels, hidden -> d"]), (BATCH, HEIGHT, WIDTH, COLORS)),
+    "channels and rows": (
+        layout("hidden -> m", "height -> r", mesh={"r": 2, "m": 4}),
+        (BATCH, HEIGHT, WIDTH, COLORS),
+    ),
+    "FSDP": (
+        layout(
+            "batch -> d", "height -> r", mesh={"d": 2, "r": 2}, parameters=["channels, hidden -> d"]
+        ),
+        (BATCH, HEIGHT, WIDTH, COLORS),
+    ),
 }
 
 
@@ -75,8 +83,14 @@ def halo_bytes(config: Config, size: int, batch: int, rows: int, cols: int) -> t
     """
     over_rows = over_cols = 0
     for level in range(config.levels + 1):
-        height, width, channels = size // 2**level // rows, size // 2**level // cols, config.channels * 2**level
-        ins = [channels if level else config.colors, channels] + [2 * channels, channels] * (level < config.levels)
+        height, width, channels = (
+            size // 2**level // rows,
+            size // 2**level // cols,
+            config.channels * 2**level,
+        )
+        ins = [channels if level else config.colors, channels] + [2 * channels, channels] * (
+            level < config.levels
+        )
         passes = sum(n * (1 if level == i == 0 else 2) for i, n in enumerate(ins))
         sides = lambda parts: 1 if parts == 2 else 2  # noqa: E731  of two parts each has one neighbour
         over_rows += passes * sides(rows) * width * batch * 4
@@ -99,7 +113,12 @@ def test_images_of_4096_pixels_squared_cost_the_rims_of_their_tiles(rules):
     sizes = dict(mesh.shape)
     batch = md.Dim("batch", sizes.get("data", 1))
     images = (batch, *dims(height=4096, width=4096), COLORS)
-    args = jax.eval_shape(lambda: (UNet.init(jax.random.key(0), config), md.tensor(jnp.zeros([d.size for d in images]), images)))
+    args = jax.eval_shape(
+        lambda: (
+            UNet.init(jax.random.key(0), config),
+            md.tensor(jnp.zeros([d.size for d in images]), images),
+        )
+    )
     lowered = md.lower(step, rules, mesh)
     program = lowered.program(*args)
     over_rows, over_cols = halo_bytes(config, 4096, 1, sizes["rows"], sizes["cols"])
@@ -109,7 +128,9 @@ def test_images_of_4096_pixels_squared_cost_the_rims_of_their_tiles(rules):
     assert {operation for operation, _ in found} == {"ppermute", "psum"}
     assert summary(from_hlo(lowered.lower(*args).compile().as_text(), mesh)) == found
     (whole,) = [e for e in lowered.trace(*args).jaxpr.eqns if e.primitive.name == "shard_map"]
-    assert max(local_sizes(whole.params["jaxpr"])) == 4096 // min(sizes["rows"], sizes["cols"]) + 2  # no more than a tile with its halo
+    assert (
+        max(local_sizes(whole.params["jaxpr"])) == 4096 // min(sizes["rows"], sizes["cols"]) + 2
+    )  # no more than a tile with its halo
 
 
 @pytest.mark.parametrize(

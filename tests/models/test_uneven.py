@@ -16,8 +16,29 @@ from tests.models import common
 from tests.models.test_parity import by_path, value_and_grad
 
 CONFIGS = {
-    "llama": Config(style="llama", layers=2, d_model=32, heads=10, kv_heads=5, head_dim=8, d_ff=60, vocab=67, length=18, dropout=0.1),
-    "gpt2": Config(style="gpt2", layers=2, d_model=32, heads=5, head_dim=8, d_ff=60, vocab=67, length=18, dropout=0.1),
+    "llama": Config(
+        style="llama",
+        layers=2,
+        d_model=32,
+        heads=10,
+        kv_heads=5,
+        head_dim=8,
+        d_ff=60,
+        vocab=67,
+        length=18,
+        dropout=0.1,
+    ),
+    "gpt2": Config(
+        style="gpt2",
+        layers=2,
+        d_model=32,
+        heads=5,
+        head_dim=8,
+        d_ff=60,
+        vocab=67,
+        length=18,
+        dropout=0.1,
+    ),
 }
 BATCH = md.Dim("batch", 6)
 
@@ -54,7 +75,9 @@ def step_under(layout, optimizer):
     return TrainStep(init, common.loss, optimizer, layout, md.make_mesh(layout), clip=1.0)
 
 
-@pytest.mark.parametrize("optimizer", [optax.adamw(1e-3), optax.adafactor(1e-3)], ids=["adamw", "adafactor"])
+@pytest.mark.parametrize(
+    "optimizer", [optax.adamw(1e-3), optax.adafactor(1e-3)], ids=["adamw", "adafactor"]
+)
 def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
     """Trained under a layout that pads, saved, and gone on with on one device: as if it had always been there."""
     losses = {}
@@ -70,7 +93,11 @@ def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
     checkpoints.close()
     single = step_under(load("single", 1), optimizer)
     restored, _ = Checkpoints(tmp_path / "checkpoints", Checkpoint(keep=1)).restore(single.abstract)
-    table = next(t for t in jax.tree.leaves(restored.params, is_leaf=lambda x: isinstance(x, md.Tensor)) if any(d.name == "vocab" for d in t.dims))
+    table = next(
+        t
+        for t in jax.tree.leaves(restored.params, is_leaf=lambda x: isinstance(x, md.Tensor))
+        if any(d.name == "vocab" for d in t.dims)
+    )
     assert table.array.shape == tuple(d.size for d in table.dims)
     _, metrics = single(restored, batch(CONFIGS["gpt2"], seed=3))
     _, expected = step(state, batch(CONFIGS["gpt2"], seed=3))

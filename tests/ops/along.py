@@ -30,7 +30,13 @@ def assert_as_numpy(ops) -> None:
         x = data(*sizes)
         for name, (ours, theirs) in ops.items():
             found = md.transpose(y := ours(x, *sizes), y.dims).array
-            np.testing.assert_allclose(found, theirs(np.asarray(x.array), *(d.size for d in sizes)), rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(
+                found,
+                theirs(np.asarray(x.array), *(d.size for d in sizes)),
+                rtol=1e-5,
+                atol=1e-6,
+                err_msg=name,
+            )
 
 
 def assert_all_same(ops, sizes, rules, **how) -> None:

@@ -60,7 +60,11 @@ def params(w, s):
 def test_forward_derivatives_are_the_same_lowered(rules):
     def run(w, s, x, v, r):
         tangents = (params(v, md.sum(v, B)), md.broadcast(r, (A, B)))
-        return jvp(vector, (params(w, s), x), tangents), jvp(loss, (params(w, s), x), tangents), jvp(md.square, (x,), (w_like(x),))
+        return (
+            jvp(vector, (params(w, s), x), tangents),
+            jvp(loss, (params(w, s), x), tangents),
+            jvp(md.square, (x,), (w_like(x),)),
+        )
 
     w_like = lambda x: md.transpose(md.sin(x), (B, A))  # noqa: E731
     assert_same(run, MIX, SCALE, X, V, ROW, layout=rules, dims=NAMES, gradients=False)
@@ -72,7 +76,14 @@ def test_backward_derivatives_are_the_same_lowered_and_split_as_gradients_are(ru
         value, back = vjp(loss, params(w, s), x)
         (of_loss, of_x) = back(ONE)
         out, back = vjp(vector, params(w, s), x)
-        scaled = back({"y": md.transpose(out["y"], (E, A)), "sum": out["sum"] * 2.0, "total": md.sum(v), "unchanged": md.sum(v, B)})
+        scaled = back(
+            {
+                "y": md.transpose(out["y"], (E, A)),
+                "sum": out["sum"] * 2.0,
+                "total": md.sum(v),
+                "unchanged": md.sum(v, B),
+            }
+        )
         return (value, out, of_x, scaled[1]), (of_loss, scaled[0])
 
     mesh = md.make_mesh(rules)
@@ -81,7 +92,9 @@ def test_backward_derivatives_are_the_same_lowered_and_split_as_gradients_are(ru
     assert_equal(found, expected)
     assert_by_law(values, rules, mesh)
     assert_by_law(grads, rules, mesh, "optimizer")
-    theirs = md.lower(lambda w, s, x: md.value_and_grad(loss)(params(w, s), x)[1], rules, mesh, dims=NAMES)(MIX, SCALE, X)
+    theirs = md.lower(
+        lambda w, s, x: md.value_and_grad(loss)(params(w, s), x)[1], rules, mesh, dims=NAMES
+    )(MIX, SCALE, X)
     assert_equal(grads[0], theirs)
 
 
@@ -91,13 +104,25 @@ def test_a_gradient_by_vjp_is_summed_over_devices_once():
     def ours(w, x):
         return vjp(lambda w: md.sum(md.scan(step(w, x), md.sum(x, B), (), dim=T)[0]), w)[1](ONE)
 
-    assert collectives(ours, MIX, X, layout=LAYOUTS["data"], dims=NAMES) == {("psum", ("m",)): 2}  # of the value, and of the gradient
+    assert collectives(ours, MIX, X, layout=LAYOUTS["data"], dims=NAMES) == {
+        ("psum", ("m",)): 2
+    }  # of the value, and of the gradient
 
 
 @RULES
 def test_hessian_vector_products_are_the_same_lowered(rules):
     run = lambda w, s, x, v: hvp(loss, (params(w, s), x), (params(v, md.sum(v, B)), md.cos(x)))  # noqa: E731
-    assert_same(run, MIX, SCALE, X, V, layout=rules, dims=NAMES, gradients=False, level="optimizer" if rules.optimizer else None)
+    assert_same(
+        run,
+        MIX,
+        SCALE,
+        X,
+        V,
+        layout=rules,
+        dims=NAMES,
+        gradients=False,
+        level="optimizer" if rules.optimizer else None,
+    )
 
 
 def test_derivatives_are_those_of_jax():
@@ -105,7 +130,9 @@ def test_derivatives_are_those_of_jax():
     ours = lambda w, x: md.sum(md.square(md.tanh(md.einsum(x, w, out=(A, E)))))  # noqa: E731
     arrays, tangents = (MIX.array, X.array), (V.array, jnp.sin(X.array))
     given = (V, md.sin(X))
-    for found, expected in zip(jvp(ours, (MIX, X), given), jax.jvp(f, arrays, tangents), strict=True):
+    for found, expected in zip(
+        jvp(ours, (MIX, X), given), jax.jvp(f, arrays, tangents), strict=True
+    ):
         np.testing.assert_allclose(found.array, expected, rtol=1e-5)
     expected = jax.jvp(jax.grad(f, argnums=(0, 1)), arrays, tangents)[1]
     for found, theirs in zip(hvp(ours, (MIX, X), given), expected, strict=True):
@@ -138,7 +165,10 @@ def test_derivatives_can_be_differentiated(rules):
 @custom_gradient
 def product(x, w):
     """A matrix product whose backward pass is written out, and doubled so that it is seen to be used."""
-    return md.einsum(x, w, out=(A, E)), lambda ct: (md.einsum(ct, w, out=(A, B)) * 2.0, md.einsum(ct, x, out=(B, E)) * 2.0)
+    return md.einsum(x, w, out=(A, E)), lambda ct: (
+        md.einsum(ct, w, out=(A, B)) * 2.0,
+        md.einsum(ct, x, out=(B, E)) * 2.0,
+    )
 
 
 @custom_gradient
@@ -156,7 +186,11 @@ def rounded(w):
 def several(tree, ids, row):
     x = tree["x"]
     out = {"picked": md.take(row, ids, B), "sum": md.sum(x, A)}
-    back = lambda ct: ({"x": md.transpose(md.broadcast(ct["sum"], (A, B)), (B, A)) * 3.0}, None, None)  # noqa: E731
+    back = lambda ct: (
+        {"x": md.transpose(md.broadcast(ct["sum"], (A, B)), (B, A)) * 3.0},
+        None,
+        None,
+    )  # noqa: E731
     return out, back
 
 
@@ -167,7 +201,9 @@ CUSTOM = {
     "of a parameter": lambda x, w, r: md.einsum(x, rounded(w), out=(A, E)),
     "trees and none": lambda x, w, r: several({"x": x * r}, IDS, r),
     "pending": lambda x, w, r: md.sin(clipped(md.sum(x, A))),
-    "in a scan": lambda x, w, r: md.scan(lambda h, _: (md.einsum(product(h, w), w, out=(A, B)), ()), x, (), dim=T)[0],
+    "in a scan": lambda x, w, r: md.scan(
+        lambda h, _: (md.einsum(product(h, w), w, out=(A, B)), ()), x, (), dim=T
+    )[0],
     "checkpointed": lambda x, w, r: checkpoint(lambda x: md.tanh(product(x, w)))(x),
     "for each element": lambda x, w, r: over(A, lambda x: clipped(x * r))(x),
     "a constant": lambda x, w, r: x * clipped(md.tensor(1.5, ())),
@@ -189,5 +225,15 @@ def test_the_gradient_is_the_one_that_was_given():
 
 
 def test_a_sum_that_a_cotangent_waits_for_is_scattered():
-    found = collectives(lambda x, w: md.value_and_grad(lambda w: md.sum(product(x, w)))(w)[1], X, MIX, layout=LAYOUTS["fsdp"], dims=NAMES)
-    assert found == {("all_gather", ("m",)): 2, ("psum_scatter", ("m",)): 1, ("psum", ("m",)): 1}  # `w` is gathered for each pass
+    found = collectives(
+        lambda x, w: md.value_and_grad(lambda w: md.sum(product(x, w)))(w)[1],
+        X,
+        MIX,
+        layout=LAYOUTS["fsdp"],
+        dims=NAMES,
+    )
+    assert found == {
+        ("all_gather", ("m",)): 2,
+        ("psum_scatter", ("m",)): 1,
+        ("psum", ("m",)): 1,
+    }  # `w` is gathered for each pass

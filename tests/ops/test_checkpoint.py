@@ -65,8 +65,15 @@ def layer(h, w):
 def test_named_save_points_change_nothing_but_what_is_kept(rules):
     def run(x, xs, w):
         made = {name: checkpoint(layer, **how)(x, w) for name, how in NAMED.items()}
-        made["scanned"], _ = md.scan(checkpoint(lambda h, x: (layer(h, w) + x, ()), save="hidden", offload="out"), x, xs, dim=T)
-        made["pending"] = checkpoint(lambda x: md.sin(checkpoint_name(md.sum(x, A), "sum")), save="sum")(x)
+        made["scanned"], _ = md.scan(
+            checkpoint(lambda h, x: (layer(h, w) + x, ()), save="hidden", offload="out"),
+            x,
+            xs,
+            dim=T,
+        )
+        made["pending"] = checkpoint(
+            lambda x: md.sin(checkpoint_name(md.sum(x, A), "sum")), save="sum"
+        )(x)
         return made
 
     _, (found, _) = assert_same(run, X, XS, MIX, layout=rules)
@@ -74,25 +81,46 @@ def test_named_save_points_change_nothing_but_what_is_kept(rules):
         assert_equal(found[name], layer(X, MIX))
 
 
-@pytest.mark.parametrize("how, expected", [({}, 4), (dict(save="hidden"), 3), (dict(policy="dots"), 3), (dict(offload="hidden"), 3)])
+@pytest.mark.parametrize(
+    "how, expected",
+    [({}, 4), (dict(save="hidden"), 3), (dict(policy="dots"), 3), (dict(offload="hidden"), 3)],
+)
 def test_what_is_kept_is_not_computed_again(how, expected):
-    jaxpr = jax.make_jaxpr(lambda x, w: md.value_and_grad(lambda w: md.sum(checkpoint(layer, **how)(x, w)))(w)[1])(X, MIX)
+    jaxpr = jax.make_jaxpr(
+        lambda x, w: md.value_and_grad(lambda w: md.sum(checkpoint(layer, **how)(x, w)))(w)[1]
+    )(X, MIX)
     assert str(jaxpr).count("dot_general") == expected - 1
 
 
 def test_a_sum_that_is_kept_is_not_taken_again():
     rules = layout("b -> m", mesh={"m": 4})
-    run = lambda how: lambda x: md.value_and_grad(lambda x: md.sum(checkpoint(  # noqa: E731
-        lambda x: md.sin(md.exp(checkpoint_name(md.sum(md.square(x), B), "sum"))), **how)(x)))(x)[1]
+    run = lambda how: (
+        lambda x: md.value_and_grad(
+            lambda x: md.sum(
+                checkpoint(  # noqa: E731
+                    lambda x: md.sin(md.exp(checkpoint_name(md.sum(md.square(x), B), "sum"))), **how
+                )(x)
+            )
+        )(x)[1]
+    )
     assert collectives(run({}), X, layout=rules, dims=("a",))["psum", ("m",)] == 2
     assert collectives(run(dict(save="sum")), X, layout=rules, dims=("a",))["psum", ("m",)] == 1
 
 
 def test_what_is_offloaded_lies_on_the_host():
-    run = lambda x, w: md.value_and_grad(lambda w: md.sum(md.scan(  # noqa: E731
-        checkpoint(lambda h, _: (layer(h, w), ()), offload="hidden"), x, (), dim=T)[0]))(w)[1]
+    run = lambda x, w: md.value_and_grad(
+        lambda w: md.sum(
+            md.scan(  # noqa: E731
+                checkpoint(lambda h, _: (layer(h, w), ()), offload="hidden"), x, (), dim=T
+            )[0]
+        )
+    )(w)[1]
     jaxpr = str(md.lower(run, LAYOUTS["data"]).trace(X, MIX).jaxpr)
-    assert "f32<host>[4,2,8]" in jaxpr and "MemorySpace.Host" in jaxpr and "MemorySpace.Device" in jaxpr
+    assert (
+        "f32<host>[4,2,8]" in jaxpr
+        and "MemorySpace.Host" in jaxpr
+        and "MemorySpace.Device" in jaxpr
+    )
 
 
 def test_an_outer_checkpoint_sees_the_names_of_an_inner_one():

@@ -7,7 +7,16 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.component import FUNCTIONS, LAX, NN, NUMPY
-from tests.helpers import assert_equal, assert_same, collectives, data, dims, distance, integers, layout
+from tests.helpers import (
+    assert_equal,
+    assert_same,
+    collectives,
+    data,
+    dims,
+    distance,
+    integers,
+    layout,
+)
 
 A, B, C = dims(a=4, b=8, c=2)
 SPLIT = layout("a -> m", "b -> n", mesh={"m": 2, "n": 4})
@@ -18,10 +27,17 @@ TWO = set(
     "add arctan2 divide equal float_power floor_divide fmax fmin fmod greater greater_equal heaviside hypot less less_equal "
     "logaddexp logaddexp2 maximum minimum mod multiply not_equal power remainder subtract".split()
 )
-BITS = set("bitwise_and bitwise_not bitwise_or bitwise_xor logical_and logical_not logical_or logical_xor".split())
+BITS = set(
+    "bitwise_and bitwise_not bitwise_or bitwise_xor logical_and logical_not logical_or logical_xor".split()
+)
 OPERANDS = {name: (X, Y) if name in TWO else (X,) for name in FUNCTIONS}
 OPERANDS |= {name: (I,) if name.endswith("not") else (I, J) for name in BITS}
-OPERANDS |= {"arccosh": (md.tensor(X.array + 1, X.dims),), "where": (X > 0.5, X, Y), "clip": (X, 0.3, 0.6), "imag": (X,)}
+OPERANDS |= {
+    "arccosh": (md.tensor(X.array + 1, X.dims),),
+    "where": (X > 0.5, X, Y),
+    "clip": (X, 0.3, 0.6),
+    "imag": (X,),
+}
 
 
 def theirs(name):
@@ -32,7 +48,9 @@ def theirs(name):
 def lowered():
     """Every function of the table, in one program."""
     names, operands = list(OPERANDS), list(OPERANDS.values())
-    run = md.lower(lambda operands: [FUNCTIONS[n](*x) for n, x in zip(names, operands, strict=True)], SPLIT)
+    run = md.lower(
+        lambda operands: [FUNCTIONS[n](*x) for n, x in zip(names, operands, strict=True)], SPLIT
+    )
     return dict(zip(names, run(operands), strict=True))
 
 
@@ -44,7 +62,11 @@ def test_function_is_that_of_jax_under_a_layout(name, lowered):
     assert found.dims == (A, B) and found.split == {A: ("m",), B: ("n",)}
     assert found.dtype == expected.dtype
     assert distance(found.array, expected) < 1e-6
-    assert FUNCTIONS[name].__name__ == name and getattr(md, name) is FUNCTIONS[name] and name in md.__all__
+    assert (
+        FUNCTIONS[name].__name__ == name
+        and getattr(md, name) is FUNCTIONS[name]
+        and name in md.__all__
+    )
 
 
 def test_table_names_each_function_once():
@@ -53,12 +75,21 @@ def test_table_names_each_function_once():
 
 
 def test_exact_gelu_is_that_of_jax():
-    assert distance(md.gelu(X, approximate=False).array, jax.nn.gelu(X.array, approximate=False)) < 1e-6
+    assert (
+        distance(md.gelu(X, approximate=False).array, jax.nn.gelu(X.array, approximate=False))
+        < 1e-6
+    )
 
 
 def gradients_of_all(x, y):
-    smooth = [n for n in FUNCTIONS if n not in BITS | {"arccosh", "where", "clip", "imag", "heaviside", "float_power"}]
-    made = [FUNCTIONS[n](*([x, y] if n in TWO else [x])) for n in smooth] + [md.gelu(x, approximate=False)]
+    smooth = [
+        n
+        for n in FUNCTIONS
+        if n not in BITS | {"arccosh", "where", "clip", "imag", "heaviside", "float_power"}
+    ]
+    made = [FUNCTIONS[n](*([x, y] if n in TWO else [x])) for n in smooth] + [
+        md.gelu(x, approximate=False)
+    ]
     return [t for t in made if jnp.issubdtype(t.dtype, jnp.floating)]
 
 
@@ -88,7 +119,11 @@ def test_operators_are_those_of_arrays(text):
     assert found.dtype == expected.dtype and distance(found.array, expected) == 0
 
 
-@pytest.mark.parametrize("scalar", [np.float32(2), np.int32(2), jnp.float32(2), np.array(2.0, np.float32)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "scalar",
+    [np.float32(2), np.int32(2), jnp.float32(2), np.array(2.0, np.float32)],
+    ids=lambda s: type(s).__name__,
+)
 def test_scalars_of_any_kind_work_on_either_side(scalar):
     for found in (scalar * X, X * scalar):
         assert isinstance(found, md.Tensor) and distance(found.array, X.array * 2) == 0
@@ -98,7 +133,9 @@ def test_operands_broadcast_by_name_whatever_their_order():
     rows, flipped = data(A, seed=5), data(B, A, seed=6)
     expected = X.array + rows.array[:, None] * flipped.array.T
     assert_equal((X + rows * flipped), md.tensor(expected, (A, B)))
-    assert (rows + X).dims == (A, B) and (X * flipped).dims == (A, B) and (flipped * X).dims == (B, A)
+    assert (
+        (rows + X).dims == (A, B) and (X * flipped).dims == (A, B) and (flipped * X).dims == (B, A)
+    )
     assert_same(lambda x, r, f: x + r * f, X, rows, flipped, layout=SPLIT)
 
 
@@ -116,7 +153,9 @@ def test_cast_gives_the_dtype(dtype):
 
 
 def test_stop_gradient_stops_it():
-    assert_same(lambda x, y: md.stop_gradient(x) * y + md.stop_gradient(md.sum(x)) * x, X, Y, layout=SPLIT)
+    assert_same(
+        lambda x, y: md.stop_gradient(x) * y + md.stop_gradient(md.sum(x)) * x, X, Y, layout=SPLIT
+    )
 
 
 PENDING = {

@@ -86,12 +86,18 @@ def test_scan_is_a_loop():
 
 def test_a_scan_over_split_elements_moves_them_once():
     rules = LAYOUTS["the scanned dim over both"]
-    found = collectives(lambda xs: md.scan(lambda h, x: (h + md.sum(x), ()), md.tensor(0.0, ()), xs, dim=T)[0], XS, layout=rules)
+    found = collectives(
+        lambda xs: md.scan(lambda h, x: (h + md.sum(x), ()), md.tensor(0.0, ()), xs, dim=T)[0],
+        XS,
+        layout=rules,
+    )
     assert {key[0]: n for key, n in found.items()} == {"all_to_all": 1, "psum": T.size}
 
 
 def test_the_record_holds_a_body_once_and_counts_its_turns():
-    lowered = md.lower(lambda x: md.scan(lambda h, _: (h + md.sum(x, A), ()), ZERO, (), dim=T)[0], LAYOUTS["both"])
+    lowered = md.lower(
+        lambda x: md.scan(lambda h, _: (h + md.sum(x, A), ()), ZERO, (), dim=T)[0], LAYOUTS["both"]
+    )
     sums = [op for op in lowered.program(X).ops if op.name == "sum"]
     assert [(op.count, op.loops) for op in sums] == [(4, (("t", 4),))]
 
@@ -110,7 +116,11 @@ CONDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rules", [LAYOUTS["data"], LAYOUTS["features"], LAYOUTS["both"]], ids=["data", "features", "both"])
+@pytest.mark.parametrize(
+    "rules",
+    [LAYOUTS["data"], LAYOUTS["features"], LAYOUTS["both"]],
+    ids=["data", "features", "both"],
+)
 @pytest.mark.parametrize("choice", [True, False])
 def test_conds_are_the_same_lowered(rules, choice):
     run = lambda p, x, w: {name: fn(p, x, w) for name, fn in CONDS.items()}  # noqa: E731
@@ -125,14 +135,24 @@ LOCALS = {
     "contracted away": lambda x, w: md.local(lambda x: jnp.max(x, 1), x, out=(A,)),
     "a dim that it makes": lambda x, w: md.local(lambda x: jnp.stack([x, -x], 2), x, out=(A, B, S)),
     "pending": lambda x, w: md.local(jnp.sin, md.sum(x, A), out=(B,)),
-    "not all axes of the loop": lambda x, w: md.local(lambda r, x: x @ r, md.sum(x, A), x, out=(A,), whole=B),
+    "not all axes of the loop": lambda x, w: md.local(
+        lambda r, x: x @ r, md.sum(x, A), x, out=(A,), whole=B
+    ),
 }
 
 
-@pytest.mark.parametrize("rules", [*LAYOUTS.values(), layout("a -> m", "b -> m, n", mesh={"m": 2, "n": 4})])
+@pytest.mark.parametrize(
+    "rules", [*LAYOUTS.values(), layout("a -> m", "b -> m, n", mesh={"m": 2, "n": 4})]
+)
 def test_local_functions_are_the_same_lowered(rules):
     names = ("e", "t")
-    assert_same(lambda x, w: {name: fn(x, w) for name, fn in LOCALS.items()}, X, MIX, layout=rules, dims=names)
+    assert_same(
+        lambda x, w: {name: fn(x, w) for name, fn in LOCALS.items()},
+        X,
+        MIX,
+        layout=rules,
+        dims=names,
+    )
 
 
 def test_carries_of_integers_are_the_same_lowered():

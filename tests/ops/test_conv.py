@@ -12,7 +12,17 @@ import meshdsl as md
 from meshdsl import conv, conv_transpose
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.record import summary
-from tests.helpers import assert_equal, assert_same, collectives, data, dims, distance, integers, layout, weight
+from tests.helpers import (
+    assert_equal,
+    assert_same,
+    collectives,
+    data,
+    dims,
+    distance,
+    integers,
+    layout,
+    weight,
+)
 
 N, H, W, C, O, P, Q, G = dims(n=2, h=8, w=16, c=4, o=8, p=3, q=5, g=2)
 X, K = data(N, H, W, C), weight(P, Q, C, O, ins=(C,))
@@ -43,19 +53,26 @@ LAYOUTS = {
 def transposed(how):
     """The settings for the way back, where x has u and v."""
     name = {"h": "u", "w": "v", H: "u", W: "v"}
-    return {key: {name[d]: n for d, n in value.items()} if isinstance(value, dict) else value for key, value in how.items()}
+    return {
+        key: {name[d]: n for d, n in value.items()} if isinstance(value, dict) else value
+        for key, value in how.items()
+    }
 
 
 def there_and_back(x, k, how):
     y = conv(x, k, OVER, out=(..., O), into={H: "u", "w": "v"}, **how)
-    back = conv_transpose(y, k, {"u": P, "v": "q"}, out=(..., C), into={"u": H, "v": W}, **transposed(how))
+    back = conv_transpose(
+        y, k, {"u": P, "v": "q"}, out=(..., C), into={"u": H, "v": W}, **transposed(how)
+    )
     return y, back
 
 
 @pytest.mark.parametrize("ours, theirs", SETTINGS.values(), ids=SETTINGS)
 def test_conv_is_that_of_jax_and_conv_transpose_its_transpose(ours, theirs):
     y, back = there_and_back(X, K, ours)
-    expected, transpose = jax.vjp(lambda x: lax.conv_general_dilated(x, K.array, dimension_numbers=NHWC, **theirs), X.array)
+    expected, transpose = jax.vjp(
+        lambda x: lax.conv_general_dilated(x, K.array, dimension_numbers=NHWC, **theirs), X.array
+    )
     assert distance(y.array, expected) < 1e-6
     assert distance(back.array, transpose(expected)[0]) < 1e-6
 
@@ -82,7 +99,9 @@ JUDGED = {"several batch dims": {W: T}, "an order of its own": {W: T}, "groups o
 
 def by_taps(x, k, over, out, stride=1, dilation=1, padding=None):
     """The convolution as a sum over the taps, in numpy. `padding` is (low, high); by default that of "SAME" with stride 1."""
-    letters = {name: chr(ord("a") + i) for i, name in enumerate({d.name: 0 for d in (*x.dims, *k.dims)})}
+    letters = {
+        name: chr(ord("a") + i) for i, name in enumerate({d.name: 0 for d in (*x.dims, *k.dims)})
+    }
     term = lambda names: "".join(letters[d.name] for d in names)  # noqa: E731
     array, weights, total = np.asarray(x.array, np.float64), np.asarray(k.array, np.float64), 0
     for d, t in over.items():
@@ -104,7 +123,9 @@ def by_taps(x, k, over, out, stride=1, dilation=1, padding=None):
 @pytest.mark.parametrize("name", JUDGED)
 def test_names_say_what_is_batch_group_and_channel(name):
     y = PARTS[name](MANY, GROUPED, TAPS)
-    expected = by_taps(MANY, TAPS if name == "no channels at all" else GROUPED, JUDGED[name], y.dims)
+    expected = by_taps(
+        MANY, TAPS if name == "no channels at all" else GROUPED, JUDGED[name], y.dims
+    )
     assert distance(y.array, expected) < 1e-6
 
 
@@ -118,10 +139,16 @@ def test_every_part_is_the_same_lowered(name):
 def windows(draw):
     """Sizes, a window that fits, and the size of the dim that the transpose is to come out with."""
     n, taps, stride, dilation = (draw(st.integers(1, top)) for top in (20, 5, 4, 3))
-    padding = draw(st.sampled_from(["SAME", "VALID", 1]) | st.tuples(st.integers(0, 7), st.integers(0, 7)))
+    padding = draw(
+        st.sampled_from(["SAME", "VALID", 1]) | st.tuples(st.integers(0, 7), st.integers(0, 7))
+    )
     low, high = {"SAME": (99, 99), "VALID": (0, 0), 1: (1, 1)}.get(padding, padding)
     assume((taps - 1) * dilation < n + low + high)
-    return md.Dim("w", n), md.Dim("t", taps), dict(stride=stride, dilation=dilation, padding=padding)
+    return (
+        md.Dim("w", n),
+        md.Dim("t", taps),
+        dict(stride=stride, dilation=dilation, padding=padding),
+    )
 
 
 def by_jax(x, k, stride, dilation, padding):
@@ -131,7 +158,9 @@ def by_jax(x, k, stride, dilation, padding):
     if isinstance(padding, str):
         ((pads),) = lax.padtype_to_pads((x.shape[1],), (reach,), (stride,), padding)
     x = jnp.pad(x, [(0, 0), pads, (0, 0)])
-    return lax.conv_general_dilated(x, k, (stride,), "VALID", rhs_dilation=(dilation,), dimension_numbers=("NHC", "HIO", "NHC"))
+    return lax.conv_general_dilated(
+        x, k, (stride,), "VALID", rhs_dilation=(dilation,), dimension_numbers=("NHC", "HIO", "NHC")
+    )
 
 
 @given(windows())
@@ -166,7 +195,11 @@ def test_three_spatial_dims_split_over_three_axes():
     volume, kernel = data(depth, C, H, W), weight(z, P, Q, C, G)
     fn = lambda x, k: conv(x, k, {"depth": "z", "h": "p", "w": "q"}, out=(..., G), stride={"h": 2})  # noqa: E731
     expected = lax.conv_general_dilated(
-        volume.array[None], kernel.array, (1, 2, 1), "SAME", dimension_numbers=("NDCHW", "DHWIO", "NDHWC")
+        volume.array[None],
+        kernel.array,
+        (1, 2, 1),
+        "SAME",
+        dimension_numbers=("NDCHW", "DHWIO", "NDHWC"),
     )
     assert distance(fn(volume, kernel).array, expected[0]) < 1e-6
     rules = layout("depth -> m", "h -> r", "w -> s", mesh={"r": 2, "m": 2, "s": 2})
@@ -200,13 +233,23 @@ def test_a_split_over_rows_and_columns_moves_the_rim_of_the_tiles_forward_and_ba
     bytes_of = lambda elements: N.size * C.size * 4 * elements  # noqa: E731
     # Two rows of neighbours, up and down; then two columns on each side, with those rows in them. With two parts the left
     # one sends right and the right one left at once.
-    forward = {("ppermute", ("m",)): (2, bytes_of(2 * cols)), ("ppermute", ("s",)): (1, bytes_of(2 * (rows + 2)))}
+    forward = {
+        ("ppermute", ("m",)): (2, bytes_of(2 * cols)),
+        ("ppermute", ("s",)): (1, bytes_of(2 * (rows + 2))),
+    }
     found, program = moved(lambda x, k: conv(x, k, OVER, out=(..., O)), X, K, rules=rules)
     assert found == forward
-    assert sum(m.bytes for op in program.ops for m in op.moves if m.operation == "ppermute") == bytes_of(2 * cols + 2 * (rows + 2))
+    assert sum(
+        m.bytes for op in program.ops for m in op.moves if m.operation == "ppermute"
+    ) == bytes_of(2 * cols + 2 * (rows + 2))
     found, _ = moved(step(OVER), X, K, rules=rules)
-    assert {key: found[key] for key in forward} == {key: (2 * n, 2 * size) for key, (n, size) in forward.items()}
-    assert {operation for operation, _ in found} == {"ppermute", "psum"}  # and the gradient of the kernel, once
+    assert {key: found[key] for key in forward} == {
+        key: (2 * n, 2 * size) for key, (n, size) in forward.items()
+    }
+    assert {operation for operation, _ in found} == {
+        "ppermute",
+        "psum",
+    }  # and the gradient of the kernel, once
 
 
 HALOS = {  # settings of a window along w (16 elements in 4 parts), and how many elements of it each exchange brings
@@ -217,7 +260,11 @@ HALOS = {  # settings of a window along w (16 elements in 4 parts), and how many
     "one side, causal": (3, dict(padding=(2, 0)), [2]),
     "both sides": (5, dict(), [2, 2]),
     "dilated": (3, dict(dilation=3), [3, 3]),
-    "from further parts": (3, dict(dilation=6), [4, 4, 2]),  # the outer two parts and the inner two swap at once
+    "from further parts": (
+        3,
+        dict(dilation=6),
+        [4, 4, 2],
+    ),  # the outer two parts and the inner two swap at once
 }
 
 
@@ -227,7 +274,9 @@ def test_a_halo_is_what_the_windows_look_at_and_no_more(taps, how, sizes):
     rules = layout("w -> s", mesh={"s": 4})
     row = N.size * H.size * C.size * 4
     expected = {("ppermute", ("s",)): (len(sizes), row * sum(sizes))} if sizes else {}
-    found, _ = moved(lambda x, k: conv(x, k, {W: t}, out=(..., O), **how), X, weight(t, C, O), rules=rules)
+    found, _ = moved(
+        lambda x, k: conv(x, k, {W: t}, out=(..., O), **how), X, weight(t, C, O), rules=rules
+    )
     assert found == expected
     found, _ = moved(step({W: t}, **how), X, weight(t, C, O), rules=rules)
     assert found.get(("ppermute", ("s",)), (0, 0)) == (2 * len(sizes), 2 * row * sum(sizes))
@@ -244,8 +293,12 @@ def test_channels_in_leave_a_pending_sum_and_channels_out_nothing():
     fn = lambda x, k: conv(x, k, OVER, out=(..., O))  # noqa: E731
     assert collectives(fn, X, K, layout=layout("c -> s", mesh={"s": 4})) == {("psum", ("s",)): 1}
     assert collectives(fn, X, K, layout=layout("o -> s", mesh={"s": 4})) == {}
-    assert collectives(fn, X, K, layout=layout("o -> s", "c -> s", mesh={"s": 4})) == {("all_gather", ("s",)): 1}
-    assert collectives(fn, X, K, layout=layout("c -> s", "o -> s", mesh={"s": 4})) == {("psum_scatter", ("s",)): 1}
+    assert collectives(fn, X, K, layout=layout("o -> s", "c -> s", mesh={"s": 4})) == {
+        ("all_gather", ("s",)): 1
+    }
+    assert collectives(fn, X, K, layout=layout("c -> s", "o -> s", mesh={"s": 4})) == {
+        ("psum_scatter", ("s",)): 1
+    }
     both = lambda x, k: conv(x, k, OVER, out=(..., O)) + conv(x * 2, k, OVER, out=(..., O))  # noqa: E731
     assert collectives(both, X, K, layout=layout("c -> s", mesh={"s": 4})) == {("psum", ("s",)): 1}
 
@@ -257,9 +310,17 @@ def test_depthwise_channels_may_be_split_for_nothing():
 
 def test_dtypes_are_those_of_an_einsum():
     run = lambda x, k, i: [  # noqa: E731
-        conv(md.cast(x, jnp.bfloat16), md.cast(k, jnp.bfloat16), OVER, out=(..., O), preferred_element_type=jnp.float32),
+        conv(
+            md.cast(x, jnp.bfloat16),
+            md.cast(k, jnp.bfloat16),
+            OVER,
+            out=(..., O),
+            preferred_element_type=jnp.float32,
+        ),
         conv(md.cast(x, jnp.bfloat16), k, OVER, out=(..., O), precision="highest"),
-        conv_transpose(md.cast(x, jnp.float16), md.cast(k, jnp.float16), OVER, out=(..., O), stride=2),
+        conv_transpose(
+            md.cast(x, jnp.float16), md.cast(k, jnp.float16), OVER, out=(..., O), stride=2
+        ),
         conv(i, md.cast(k * 9, jnp.int32), OVER, out=(..., O)),
     ]
     I = integers(N, H, W, C, below=9)  # noqa: E741
@@ -272,10 +333,34 @@ def test_dtypes_are_those_of_an_einsum():
 
 def test_a_dim_keeps_its_name_with_its_new_size_or_takes_another():
     assert conv(X, K, OVER, out=(..., O), stride=2).dims == (N, md.Dim("h", 4), md.Dim("w", 8), O)
-    assert conv(X, K, OVER, out=(O, H, N, W), stride=2, into={"h": "u"}).dims == (O, md.Dim("u", 4), N, md.Dim("w", 8))
-    assert conv(X, K, OVER, out=(md.Dim("h", 4), ..., O), stride=2).dims == (md.Dim("h", 4), N, md.Dim("w", 8), O)
-    assert conv_transpose(X, K, OVER, out=(..., O), stride=2).dims == (N, md.Dim("h", 16), md.Dim("w", 32), O)
-    odd = conv_transpose(X, K, OVER, out=(..., O), stride=2, into={H: md.Dim("h", 15), "w": md.Dim("v", 31)})
+    assert conv(X, K, OVER, out=(O, H, N, W), stride=2, into={"h": "u"}).dims == (
+        O,
+        md.Dim("u", 4),
+        N,
+        md.Dim("w", 8),
+    )
+    assert conv(X, K, OVER, out=(md.Dim("h", 4), ..., O), stride=2).dims == (
+        md.Dim("h", 4),
+        N,
+        md.Dim("w", 8),
+        O,
+    )
+    assert conv_transpose(X, K, OVER, out=(..., O), stride=2).dims == (
+        N,
+        md.Dim("h", 16),
+        md.Dim("w", 32),
+        O,
+    )
+    odd = conv_transpose(
+        X, K, OVER, out=(..., O), stride=2, into={H: md.Dim("h", 15), "w": md.Dim("v", 31)}
+    )
     assert odd.dims == (N, md.Dim("h", 15), md.Dim("v", 31), O)
     rules = layout("h -> m", "w, v? -> s", mesh=MESH, uneven="pad")
-    assert_same(lambda x, k: conv(conv(x, k, OVER, out=(..., O), stride=2), k, {"h": P, "w": Q}, out=(..., C)), X, K, layout=rules)
+    assert_same(
+        lambda x, k: conv(
+            conv(x, k, OVER, out=(..., O), stride=2), k, {"h": P, "w": Q}, out=(..., C)
+        ),
+        X,
+        K,
+        layout=rules,
+    )

@@ -34,7 +34,10 @@ def test_scans_are_those_of_numpy(name):
     for sizes in (EVEN, UNEVEN):
         x = data(*sizes)
         for how in HOW:
-            assert distance(op(name)(x, "b", **how).array, expected(name, np.asarray(x.array), **how)) < 1e-6, how
+            assert (
+                distance(op(name)(x, "b", **how).array, expected(name, np.asarray(x.array), **how))
+                < 1e-6
+            ), how
 
 
 @every_layout
@@ -61,13 +64,18 @@ def test_a_product_with_zeros_has_the_gradient_of_one_device():
     for x in (line(2, 0, 3, 1, 2), line(1, 2, 3, 4, 5, 6, 0, 2, 3, 4, 5, 6), line(0, 1)):
         _, (_, (gradient,)) = assert_same(lambda x: md.cumprod(x, N), x, layout=SPLIT)
         weights = data(N, seed=100, low=0.5, high=1.5).array
-        jacobian = jax.jacobian(lambda a: jnp.stack([jnp.prod(a[: i + 1]) for i in range(N.size)]))(x.array)
+        jacobian = jax.jacobian(lambda a: jnp.stack([jnp.prod(a[: i + 1]) for i in range(N.size)]))(
+            x.array
+        )
         assert distance(gradient.array, weights @ jacobian) < 1e-6
 
 
 def shares(x):
     """The jacobian of a running maximum in which elements that tie share."""
-    rows = np.array([[(x[k] == x[: i + 1].max()) & (k <= i) for k in range(len(x))] for i in range(len(x))], np.float32)
+    rows = np.array(
+        [[(x[k] == x[: i + 1].max()) & (k <= i) for k in range(len(x))] for i in range(len(x))],
+        np.float32,
+    )
     return rows / rows.sum(1, keepdims=True)
 
 
@@ -75,17 +83,26 @@ def test_elements_that_tie_for_an_extremum_share_the_gradient_wherever_they_are(
     for x in (line(1, 1, 0, 1, 2, 2), line(1)):
         weights = np.asarray(data(N, seed=100, low=0.5, high=1.5).array)
         _, (_, (largest,)) = assert_same(lambda x: md.cummax(x, N), x, layout=SPLIT)
-        _, (_, (smallest,)) = assert_same(lambda x: md.cummin(x, N, reverse=True), x, layout=UNEVENLY)
+        _, (_, (smallest,)) = assert_same(
+            lambda x: md.cummin(x, N, reverse=True), x, layout=UNEVENLY
+        )
         assert distance(largest.array, weights @ shares(np.asarray(x.array))) < 1e-6
-        assert distance(smallest.array[::-1], weights[::-1] @ shares(-np.asarray(x.array)[::-1])) < 1e-6
+        assert (
+            distance(smallest.array[::-1], weights[::-1] @ shares(-np.asarray(x.array)[::-1]))
+            < 1e-6
+        )
 
 
 def test_a_logsumexp_of_nothing_has_no_gradient_and_no_nan():
     x = line(-np.inf, -np.inf, -np.inf, -np.inf, 1, 2, -np.inf, 3)
     for how in HOW:
-        _, (found, (gradient,)) = assert_same(lambda x: md.cumlogsumexp(x, N, **how), x, layout=SPLIT)
+        _, (found, (gradient,)) = assert_same(
+            lambda x: md.cumlogsumexp(x, N, **how), x, layout=SPLIT
+        )
         assert np.isfinite(gradient.array).all() and np.isneginf(found.array).any()
-        assert np.array_equal(gradient.array[np.isneginf(x.array)], np.zeros(sum(np.isneginf(x.array))))
+        assert np.array_equal(
+            gradient.array[np.isneginf(x.array)], np.zeros(sum(np.isneginf(x.array)))
+        )
 
 
 def test_infinities_only_reach_what_comes_after():
@@ -96,7 +113,9 @@ def test_infinities_only_reach_what_comes_after():
 
 
 def test_large_numbers_do_not_overflow_a_logsumexp():
-    assert_same(lambda x: md.cumlogsumexp(x, N), line(1000, -1000, 1001), layout=SPLIT, tolerance=1e-3)
+    assert_same(
+        lambda x: md.cumlogsumexp(x, N), line(1000, -1000, 1001), layout=SPLIT, tolerance=1e-3
+    )
 
 
 def test_a_second_derivative_is_that_of_one_device():
@@ -108,12 +127,21 @@ def test_a_second_derivative_is_that_of_one_device():
 
 
 def test_scans_of_other_dtypes_are_the_same_lowered():
-    run = lambda x: {t: [op(name)(md.cast(x, t), N) for name in NUMPY] for t in ("int8", "int32", "bool", "float16", "bfloat16")}  # noqa: E731
+    run = lambda x: {
+        t: [op(name)(md.cast(x, t), N) for name in NUMPY]
+        for t in ("int8", "int32", "bool", "float16", "bfloat16")
+    }  # noqa: E731
     x = line(1, 0, 2, 1, -1, 1)
     found = jax.eval_shape(run, x)
     assert [t.dtype for t in found["bool"]] == [jnp.int32] * 4 + [jnp.float32]
     assert [t.dtype for t in found["int8"]] == [jnp.int8] * 4 + [jnp.float32]
-    assert_equal(run(x)["int32"][:4], [md.tensor(f(x.array.astype(int)), (N,)) for f in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin)])
+    assert_equal(
+        run(x)["int32"][:4],
+        [
+            md.tensor(f(x.array.astype(int)), (N,))
+            for f in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin)
+        ],
+    )
     for rules in (SPLIT, UNEVENLY):
         assert_same(run, x, layout=rules, gradients=False, tolerance=2e-2)
 
@@ -128,5 +156,9 @@ def test_one_total_of_each_part_travels(name):
     """What the prefix needs at the least is one number for each device; all of them come at once instead, in one collective."""
     a, b = dims(a=3, b=32)
     for parts in (4, 8):
-        program = md.lower(lambda x: op(name)(x, b), layout("b -> m", mesh={"m": parts})).program(data(a, b))
-        assert [(c.operation, c.bytes) for c in program.collectives] == [("all_gather", parts * a.size * 4)]
+        program = md.lower(lambda x: op(name)(x, b), layout("b -> m", mesh={"m": parts})).program(
+            data(a, b)
+        )
+        assert [(c.operation, c.bytes) for c in program.collectives] == [
+            ("all_gather", parts * a.size * 4)
+        ]

@@ -48,7 +48,12 @@ def test_sums_that_wait_are_taken_before_what_is_not_linear_in_them(dtype):
         z = md.einsum(x, y, out=(A, C))
         larger = md.einsum(md.cast(x, "int32"), md.cast(y, "int32"), out=(A, C))
         made = [z * 2, z / 2, z + larger, z + z, md.sum(z, C), md.mean(z, C)]
-        return [*made, md.transpose(z, (C, A)), md.einsum(z, out=A, preferred_element_type="int32"), md.cast(z, "float32")]
+        return [
+            *made,
+            md.transpose(z, (C, A)),
+            md.einsum(z, out=A, preferred_element_type="int32"),
+            md.cast(z, "float32"),
+        ]
 
     assert_same(run, x, y, layout=SPLIT["contracted"])
 
@@ -125,7 +130,9 @@ REFUSING = {
 @pytest.mark.parametrize("name", REFUSING)
 def test_what_has_no_order_of_complex_numbers_refuses_them_alike(name):
     op = REFUSING[name]
-    expected = f"{name}: takes no complex numbers, and [a=4, b=8] is complex64; use md.real, md.imag or"
+    expected = (
+        f"{name}: takes no complex numbers, and [a=4, b=8] is complex64; use md.real, md.imag or"
+    )
     for run in (op, md.lower(op, SPLIT["contracted"])):
         with pytest.raises(md.MeshDSLError, match=re.escape(expected)):
             run(Z)
@@ -134,9 +141,13 @@ def test_what_has_no_order_of_complex_numbers_refuses_them_alike(name):
 def test_component_wise_functions_refuse_dtypes_in_our_words():
     floor = lambda z: md.floor(z)  # noqa: E731
     for run in (floor, md.lower(floor, SPLIT["contracted"])):
-        with pytest.raises(md.MeshDSLError, match=r"^floor: is not defined for \[a=4, b=8\] of complex64"):
+        with pytest.raises(
+            md.MeshDSLError, match=r"^floor: is not defined for \[a=4, b=8\] of complex64"
+        ):
             run(Z)
-    with pytest.raises(md.MeshDSLError, match=r"^subtract: .* \[a=4, b=8\] of bool .*; use md.cast"):
+    with pytest.raises(
+        md.MeshDSLError, match=r"^subtract: .* \[a=4, b=8\] of bool .*; use md.cast"
+    ):
         numbers(A, B, dtype=bool) - numbers(A, B, dtype=bool)
 
 

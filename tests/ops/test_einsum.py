@@ -29,20 +29,31 @@ CASES = {
     "one operand, transposed": ("abc->cba", lambda x, y, z: md.einsum(x, out=(C, B, A))),
     "an operand twice": ("abc,abc->b", lambda x, y, z: md.einsum(x, x, out=B)),
     "rest of the first": (
-        "ac,bcd->abd", lambda x, y, z: md.einsum(md.sum(x, B), y, out=(..., B, D))),
+        "ac,bcd->abd",
+        lambda x, y, z: md.einsum(md.sum(x, B), y, out=(..., B, D)),
+    ),
     "rest of all": (
-        "abc,bcd->ad", lambda x, y, z: md.einsum(x, y, out=(..., D), contract=(B, "c"))),
+        "abc,bcd->ad",
+        lambda x, y, z: md.einsum(x, y, out=(..., D), contract=(B, "c")),
+    ),
     "rest of all, shared": (
-        "abc,bcd->abd", lambda x, y, z: md.einsum(x, y, out=(..., D), contract=C)),
-    "rest of another": (
-        "abc,bcd->abd", lambda x, y, z: md.einsum(x, y, out=(A, ...), contract=C)),
+        "abc,bcd->abd",
+        lambda x, y, z: md.einsum(x, y, out=(..., D), contract=C),
+    ),
+    "rest of another": ("abc,bcd->abd", lambda x, y, z: md.einsum(x, y, out=(A, ...), contract=C)),
     "nothing contracted, all kept": (
-        "abc,bcd->abcd", lambda x, y, z: md.einsum(x, y, out=(...,), contract=())),
+        "abc,bcd->abcd",
+        lambda x, y, z: md.einsum(x, y, out=(...,), contract=()),
+    ),
     "contracted, by name": (
-        "abc,bcd->ad", lambda x, y, z: md.einsum(x, y, out=(A, D), contract=("b", "c"))),
+        "abc,bcd->ad",
+        lambda x, y, z: md.einsum(x, y, out=(A, D), contract=("b", "c")),
+    ),
     "rest, and a named one": ("abc,bcd->bad", lambda x, y, z: md.einsum(x, y, out=(B, ..., D))),
     "rest that is empty": (
-        "c,cd->d", lambda x, y, z: md.einsum(md.sum(x, (A, B)), md.sum(y, B), out=(..., D))),
+        "c,cd->d",
+        lambda x, y, z: md.einsum(md.sum(x, (A, B)), md.sum(y, B), out=(..., D)),
+    ),
 }
 
 
@@ -89,7 +100,13 @@ def test_attention_is_written_for_any_leading_dims(leading):
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_einsum_is_the_same_lowered(rules):
-    assert_same(lambda x, y, z: {name: fn(x, y, z) for name, (_, fn) in CASES.items()}, X, Y, Z, layout=rules)
+    assert_same(
+        lambda x, y, z: {name: fn(x, y, z) for name, (_, fn) in CASES.items()},
+        X,
+        Y,
+        Z,
+        layout=rules,
+    )
 
 
 def test_contracting_again_and_again_is_the_same_lowered():
@@ -104,19 +121,26 @@ def test_contracting_again_and_again_is_the_same_lowered():
 
 def test_scalars_multiply():
     s = md.tensor(3.0, ())
-    assert_same(lambda x, s: md.einsum(x, s, s, out=(A, C)), X, s, layout=LAYOUTS["everything"], dims=("d",))
+    assert_same(
+        lambda x, s: md.einsum(x, s, s, out=(A, C)), X, s, layout=LAYOUTS["everything"], dims=("d",)
+    )
 
 
 def test_preferred_element_type_is_that_of_the_result():
     run = lambda x, y: md.einsum(  # noqa: E731
-        md.cast(x, jnp.bfloat16), md.cast(y, jnp.bfloat16), out=(A, D), preferred_element_type=jnp.float32
+        md.cast(x, jnp.bfloat16),
+        md.cast(y, jnp.bfloat16),
+        out=(A, D),
+        preferred_element_type=jnp.float32,
     )
     assert run(X, Y).dtype == jnp.float32
     assert_same(run, X, Y, layout=LAYOUTS["contracted"], tolerance=1e-2)
 
 
 def test_a_product_with_parameters_is_the_same_lowered():
-    rules = layout("a -> m", "d -> n", mesh={"m": 2, "n": 4}, parameters=["b -> m"], optimizer=["d -> m"])
+    rules = layout(
+        "a -> m", "d -> n", mesh={"m": 2, "n": 4}, parameters=["b -> m"], optimizer=["d -> m"]
+    )
     run = lambda x, w, v: md.einsum(x, w, md.cast(v, jnp.float32), out=(..., D))  # noqa: E731
     assert_same(run, X, weight(B, C, D, ins=(B, C)), weight(B), layout=rules)
 
@@ -182,10 +206,21 @@ def test_uneven_dims_contract_exactly():
 
     def run(x, y):
         x, y = md.cos(x), md.cos(y)  # their padding is not zero
-        return md.einsum(x, y, out=(a, c)), md.einsum(x, y, out=()), md.einsum(x, x, y, out=(c, b)), md.einsum(x, out=b)
+        return (
+            md.einsum(x, y, out=(a, c)),
+            md.einsum(x, y, out=()),
+            md.einsum(x, x, y, out=(c, b)),
+            md.einsum(x, out=b),
+        )
 
     for rules in (["b -> m"], ["b -> m", "c -> m", "a -> n"], ["a -> n, m", "c -> m"]):
-        assert_same(run, data(a, b), data(b, c), layout=layout(*rules, mesh={"m": 2, "n": 4}, uneven="pad"), dims=["a", "b", "c"])
+        assert_same(
+            run,
+            data(a, b),
+            data(b, c),
+            layout=layout(*rules, mesh={"m": 2, "n": 4}, uneven="pad"),
+            dims=["a", "b", "c"],
+        )
 
 
 def test_precision_is_handed_on():

@@ -52,7 +52,9 @@ def test_takes_are_the_same_lowered(rules):
 
 def test_a_lookup_in_a_split_table_costs_one_sum_and_no_gather():
     rules = layout("v -> m", "a -> n", mesh={"m": 4, "n": 2})
-    assert collectives(lambda t, i: md.take(t, i, V), TABLE, IDS, layout=rules) == {("psum", ("m",)): 1}
+    assert collectives(lambda t, i: md.take(t, i, V), TABLE, IDS, layout=rules) == {
+        ("psum", ("m",)): 1
+    }
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.uint32])
@@ -62,7 +64,9 @@ def test_indices_of_any_integer_dtype_work(dtype):
     table = data(wide, C)
     rules = layout("wide -> m", mesh={"m": 8})
     assert_same(lambda t, i: [md.take(t, i, wide), md.one_hot(i, wide)], table, ids, layout=rules)
-    assert np.array_equal(md.one_hot(ids, wide).array, jax.nn.one_hot(ids.array.astype(jnp.int32), 512))
+    assert np.array_equal(
+        md.one_hot(ids, wide).array, jax.nn.one_hot(ids.array.astype(jnp.int32), 512)
+    )
     assert np.array_equal(md.take(table, ids, wide).array, table.array[ids.array.astype(jnp.int32)])
 
 
@@ -71,7 +75,12 @@ def test_numbered_elements_are_the_same_lowered(rules):
     long = md.Dim("b", 4096)
 
     def run(x):
-        every = [md.iota(B), md.iota(B, jnp.float32), md.iota(B, like=x), md.iota(long, jnp.bfloat16, like=x)]
+        every = [
+            md.iota(B),
+            md.iota(B, jnp.float32),
+            md.iota(B, like=x),
+            md.iota(long, jnp.bfloat16, like=x),
+        ]
         causal = md.broadcast(md.iota(A), (A, B)) >= md.iota(B)
         return every, md.where(causal, x, 0.0), md.one_hot(md.iota(A), B, jnp.bfloat16)
 

@@ -26,7 +26,9 @@ MIX = weight(B, E, ins=(B,), seed=4)
 LAYOUTS = {
     "data": layout("a -> m", mesh={"m": 4}, parameters=["b -> m"]),
     "both": layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}),
-    "the mapped dim over both, minor first": layout("t? -> n, m", "a -> m", "b -> n", mesh={"m": 2, "n": 2}),
+    "the mapped dim over both, minor first": layout(
+        "t? -> n, m", "a -> m", "b -> n", mesh={"m": 2, "n": 2}
+    ),
     "uneven": layout("a -> m", "b -> n", "t? -> m", mesh={"m": 3, "n": 2}, uneven="pad"),
 }
 RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
@@ -59,7 +61,10 @@ WHILES = {
 def test_while_loops_are_the_same_lowered(rules):
     def run(x, w):
         floats = lambda tree: [t for t in jax.tree.leaves(tree, is_leaf=is_tensor) if is_float(t)]  # noqa: E731
-        tangents = [jvp(lambda x, w, fn=fn: floats(fn(x, w)), (x, w), (md.sin(x), w))[1] for fn in WHILES.values()]
+        tangents = [
+            jvp(lambda x, w, fn=fn: floats(fn(x, w)), (x, w), (md.sin(x), w))[1]
+            for fn in WHILES.values()
+        ]
         return {name: fn(x, w) for name, fn in WHILES.items()}, tangents
 
     assert_same(run, X, MIX, layout=rules, dims=("t",), gradients=False)
@@ -75,7 +80,11 @@ def test_a_while_loop_is_a_loop():
 
 def test_a_gradient_flows_past_a_while_loop():
     def run(x, w):
-        turns, _ = while_loop(lambda c: c[1] < 30.0, lambda c: (c[0] + 1, c[1] * 2.0), (md.tensor(0, ()), md.stop_gradient(md.sum(md.square(x)))))
+        turns, _ = while_loop(
+            lambda c: c[1] < 30.0,
+            lambda c: (c[0] + 1, c[1] * 2.0),
+            (md.tensor(0, ()), md.stop_gradient(md.sum(md.square(x)))),
+        )
         return x * md.cast(turns, jnp.float32)
 
     assert_same(run, X, MIX, layout=LAYOUTS["data"], dims=("t",))
@@ -102,16 +111,25 @@ def test_switches_are_the_same_lowered(rules):
 
 @pytest.mark.parametrize("index, expected", [(-3, 0), (0, 0), (1, 1), (9, 2)])
 def test_an_index_beyond_the_branches_takes_the_nearest(index, expected):
-    assert int(switch(md.tensor(index, ()), [lambda i=i: md.tensor(i, ()) for i in range(3)]).array) == expected
+    assert (
+        int(switch(md.tensor(index, ()), [lambda i=i: md.tensor(i, ()) for i in range(3)]).array)
+        == expected
+    )
 
 
 MAPS = {
     "one": lambda xs, x, w: map_over(md.sin, xs, dim=T),
-    "several trees": lambda xs, x, w: map_over(lambda a, b: {"s": a["x"] + b, "m": md.sum(a["x"], A)}, {"x": xs}, md.sum(xs, B), dim=T),
+    "several trees": lambda xs, x, w: map_over(
+        lambda a, b: {"s": a["x"] + b, "m": md.sum(a["x"], A)}, {"x": xs}, md.sum(xs, B), dim=T
+    ),
     "a parameter": lambda xs, x, w: map_over(lambda x: md.softmax(mixed(x, w), B), xs, dim=T),
-    "dim not in front": lambda xs, x, w: map_over(lambda x: md.cumsum(x, B), md.transpose(xs, (A, T, B)), dim=T),
+    "dim not in front": lambda xs, x, w: map_over(
+        lambda x: md.cumsum(x, B), md.transpose(xs, (A, T, B)), dim=T
+    ),
     "closed over": lambda xs, x, w: map_over(lambda y: md.sum(x * y), xs, dim=T),
-    "of constants": lambda xs, x, w: map_over(lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T),
+    "of constants": lambda xs, x, w: map_over(
+        lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T
+    ),
     "nested": lambda xs, x, w: map_over(lambda x: map_over(md.sum, x, dim=A), xs, dim=T),
 }
 
@@ -123,15 +141,23 @@ def test_maps_are_the_same_lowered(rules):
 
 
 BATCHED = {
-    "component-wise": lambda xs, x, w, batch: map_over(lambda y: (md.sin(y), md.sum(y * x)), xs, dim=T, batch=batch),
-    "a parameter": lambda xs, x, w, batch: map_over(lambda y: md.max(mixed(y, w), B), xs, dim=T, batch=batch),
-    "of constants": lambda xs, x, w, batch: map_over(lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T, batch=batch),
+    "component-wise": lambda xs, x, w, batch: map_over(
+        lambda y: (md.sin(y), md.sum(y * x)), xs, dim=T, batch=batch
+    ),
+    "a parameter": lambda xs, x, w, batch: map_over(
+        lambda y: md.max(mixed(y, w), B), xs, dim=T, batch=batch
+    ),
+    "of constants": lambda xs, x, w, batch: map_over(
+        lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T, batch=batch
+    ),
 }
 
 
 @RULES
 def test_maps_in_batches_are_the_same_lowered(rules):
-    run = lambda xs, x, w: {name: [fn(xs, x, w, batch) for batch in (3, 7)] for name, fn in BATCHED.items()}  # noqa: E731
+    run = lambda xs, x, w: {
+        name: [fn(xs, x, w, batch) for batch in (3, 7)] for name, fn in BATCHED.items()
+    }  # noqa: E731
     _, (found, _) = assert_same(run, XS, X, MIX, layout=rules)
     for name, fn in BATCHED.items():
         for result in found[name]:
@@ -165,5 +191,9 @@ def test_a_choice_by_a_parameter_in_a_map_and_parameters_in_its_branches(batch):
 
 
 def test_a_map_over_a_split_dim_moves_it_once():
-    found = collectives(lambda xs: map_over(lambda x: md.sin(x), xs, dim=T), XS, layout=LAYOUTS["the mapped dim over both, minor first"])
+    found = collectives(
+        lambda xs: map_over(lambda x: md.sin(x), xs, dim=T),
+        XS,
+        layout=LAYOUTS["the mapped dim over both, minor first"],
+    )
     assert found == {("all_to_all", ("m",)): 2, ("all_to_all", ("n",)): 2}

@@ -34,7 +34,9 @@ LAYOUTS = {
     "uneven": layout("a -> m", "b -> n", "e -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
 }  # fmt: skip
 RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
-SOME = pytest.mark.parametrize("rules", [LAYOUTS[name] for name in ("fsdp", "both", "other dims come first", "uneven")])
+SOME = pytest.mark.parametrize(
+    "rules", [LAYOUTS[name] for name in ("fsdp", "both", "other dims come first", "uneven")]
+)
 NAMES = ("a", "b", "e", "v")
 OVERS = {
     "component-wise": lambda x, row, col, w, t: over(A, lambda x, c: md.sin(x) * c + row)(x, col),
@@ -89,11 +91,22 @@ def test_control_flow_inside_is_the_same_lowered(rules):
 @SOME
 def test_elements_that_loop_for_different_times_wait_for_each_other(rules):
     def run(x, w):
-        grown = over(A, lambda x: while_loop(lambda h: md.sum(md.abs(h)) < 40.0, lambda h: h * 2.0 + md.einsum(h, w, w, out=(B,)) * 0.1, x))(x)
-        shared = over(A, lambda x: x * while_loop(lambda n: n < 9.0, lambda n: n * 2.0, md.tensor(1.0, ())))(x)
+        grown = over(
+            A,
+            lambda x: while_loop(
+                lambda h: md.sum(md.abs(h)) < 40.0,
+                lambda h: h * 2.0 + md.einsum(h, w, w, out=(B,)) * 0.1,
+                x,
+            ),
+        )(x)
+        shared = over(
+            A, lambda x: x * while_loop(lambda n: n < 9.0, lambda n: n * 2.0, md.tensor(1.0, ()))
+        )(x)
         return grown, shared
 
-    _, (found, _) = assert_same(run, X * md.exp(COLUMN * 4.0), MIX, layout=rules, dims=NAMES, gradients=False)
+    _, (found, _) = assert_same(
+        run, X * md.exp(COLUMN * 4.0), MIX, layout=rules, dims=NAMES, gradients=False
+    )
 
 
 @SOME
@@ -105,7 +118,9 @@ def test_each_element_has_a_gradient_of_its_own(rules):
         return values, gradients, md.sum(gradients, A)
 
     _, (found, _) = assert_same(run, X, MIX, layout=rules, dims=NAMES, gradients=False)
-    _, theirs = jax.vmap(lambda x: jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(MIX.array))(X.array)
+    _, theirs = jax.vmap(
+        lambda x: jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(MIX.array)
+    )(X.array)
     np.testing.assert_allclose(found[1].array, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -118,30 +133,47 @@ def test_draws_are_shared_unless_keys_are_mapped_too(rules):
         own = over(A, lambda x, s: md.dropout(x, 0.5, jax.random.fold_in(key, s.array)))(x, seeds)
         return shared, own
 
-    _, (found, _) = assert_same(run, X, md.tensor(jnp.arange(A.size), (A,)), layout=rules, dims=NAMES)
+    _, (found, _) = assert_same(
+        run, X, md.tensor(jnp.arange(A.size), (A,)), layout=rules, dims=NAMES
+    )
     noise = found[0].array - X.array
     np.testing.assert_allclose(noise, np.broadcast_to(noise[0], noise.shape), atol=1e-6)
     for i in range(A.size):
-        assert np.array_equal(found[1].array[i] != 0, jax.random.uniform(jax.random.fold_in(key, i), (B.size,)) >= 0.5)
+        assert np.array_equal(
+            found[1].array[i] != 0, jax.random.uniform(jax.random.fold_in(key, i), (B.size,)) >= 0.5
+        )
 
 
 def test_a_dim_that_is_split_stays_so_and_nothing_moves():
     rules = layout("a -> m", "b -> n", mesh={"m": 2, "n": 4})
-    assert collectives(lambda x: over(A, lambda x: md.softmax(x, B))(x), X, layout=rules) == {("pmax", ("n",)): 1, ("psum", ("n",)): 1}
+    assert collectives(lambda x: over(A, lambda x: md.softmax(x, B))(x), X, layout=rules) == {
+        ("pmax", ("n",)): 1,
+        ("psum", ("n",)): 1,
+    }
 
 
 def test_shared_weights_are_gathered_once_and_their_gradients_scattered():
     def step(w, x):
-        return md.value_and_grad(lambda w, x: md.sum(over(A, lambda x: md.einsum(x, w, out=(E,)))(x)))(w, x)[1]
+        return md.value_and_grad(
+            lambda w, x: md.sum(over(A, lambda x: md.einsum(x, w, out=(E,)))(x))
+        )(w, x)[1]
 
     found = collectives(step, MIX, X, layout=LAYOUTS["fsdp"], dims=NAMES)
-    assert found == {("all_gather", ("m",)): 1, ("psum_scatter", ("m",)): 1, ("psum", ("m",)): 1}  # the sum is that of the value
+    assert found == {
+        ("all_gather", ("m",)): 1,
+        ("psum_scatter", ("m",)): 1,
+        ("psum", ("m",)): 1,
+    }  # the sum is that of the value
 
 
 def test_a_dim_that_does_not_divide_inside_is_no_error_where_its_axis_is_spent():
     odd = md.Dim("b", 5)
     x = data(A, odd)
-    assert_same(lambda x: over(A, lambda x: md.sum(x * 2.0))(x), x, layout=layout("a -> m", "b -> m", mesh={"m": 2}))
+    assert_same(
+        lambda x: over(A, lambda x: md.sum(x * 2.0))(x),
+        x,
+        layout=layout("a -> m", "b -> m", mesh={"m": 2}),
+    )
 
 
 def test_nested_results_have_the_dims_in_order():
@@ -156,9 +188,20 @@ def test_padding_of_the_dim_behaves_like_an_element():
     run = lambda x, r: over(A, lambda x: md.sum(r / md.sum(x)) + md.sum(md.log(x) * r))(x)  # noqa: E731
     assert_same(run, positive, weight(B, seed=6), layout=rules, dims=NAMES)
     odd = lambda n: md.equal(md.mod(n, 2), 1)  # noqa: E731
-    collatz = lambda n: while_loop(lambda n: n != 1, lambda n: md.where(odd(n), n * 3 + 1, n // 2), n)  # noqa: E731
-    counts, yes = md.tensor(jnp.array([3, 6, 7, 9, 1, 2]), (A,)), md.tensor(jnp.arange(6) % 2 == 0, (A,))
-    assert_same(lambda n, yes: over(A, lambda n, yes: md.where(yes, collatz(n), 0))(n, yes), counts, yes, layout=rules, dims=NAMES)
+    collatz = lambda n: while_loop(
+        lambda n: n != 1, lambda n: md.where(odd(n), n * 3 + 1, n // 2), n
+    )  # noqa: E731
+    counts, yes = (
+        md.tensor(jnp.array([3, 6, 7, 9, 1, 2]), (A,)),
+        md.tensor(jnp.arange(6) % 2 == 0, (A,)),
+    )
+    assert_same(
+        lambda n, yes: over(A, lambda n, yes: md.where(yes, collatz(n), 0))(n, yes),
+        counts,
+        yes,
+        layout=rules,
+        dims=NAMES,
+    )
 
 
 @pytest.mark.parametrize("mesh", [{"x": 3, "y": 2}, {"y": 2, "x": 3}], ids="-".join)
@@ -175,7 +218,9 @@ def test_keys_may_be_mapped():
     for name in ("none", "both"):
         _, (found, _) = assert_same(run, X, keys, layout=LAYOUTS[name], dims=NAMES, gradients=False)
     for i in range(A.size):
-        assert np.array_equal(found.array[i] != 0, jax.random.uniform(keys.array[i], (B.size,)) >= 0.5)
+        assert np.array_equal(
+            found.array[i] != 0, jax.random.uniform(keys.array[i], (B.size,)) >= 0.5
+        )
 
 
 def test_typed_keys_of_an_uneven_dim():

@@ -35,7 +35,10 @@ def moved(*states):
     def run(x):
         for split, pending in states:
             x = reshard(x, split, pending=pending)
-            assert x.place is None or ({d: list(axes) for d, axes in x.split.items()} == split and set(x.pending) == set(pending))
+            assert x.place is None or (
+                {d: list(axes) for d, axes in x.split.items()} == split
+                and set(x.pending) == set(pending)
+            )
         return x
 
     return run
@@ -50,7 +53,9 @@ def forward(fn, *args, **how):
     return counts
 
 
-@pytest.mark.parametrize(("before", "after"), ONE_AXIS, ids=lambda s: {"-": "whole", "+": "pending"}.get(s, s))
+@pytest.mark.parametrize(
+    ("before", "after"), ONE_AXIS, ids=lambda s: {"-": "whole", "+": "pending"}.get(s, s)
+)
 def test_one_axis_moves_by_one_collective(before, after):
     start, end = state({"q": before}), state({"q": after})
     closing = forward(moved(end), X)  # what it takes to leave from the state at the end
@@ -64,20 +69,30 @@ def test_one_axis_moves_by_one_collective(before, after):
 
 def test_every_pair_of_states_of_two_axes_keeps_the_tensor():
     states = [dict(zip("pq", pair, strict=True)) for pair in product("ab-+", repeat=2)]
-    states += [dict(reversed(s.items())) for s in states if s["p"] == s["q"] and s["p"] in "ab"]  # minor first
+    states += [
+        dict(reversed(s.items())) for s in states if s["p"] == s["q"] and s["p"] in "ab"
+    ]  # minor first
 
     def run(x):
         return [moved(state(s), state(t))(x) for s, t in permutations(states, 2)]
 
     for rules in ((), ("b -> q", "a -> p")):
         results = jax.jit(md.lower(run, layout(*rules, mesh=MESH)))(X)
-        wrong = [pair for pair, y in zip(permutations(states, 2), results, strict=True) if not np.allclose(y.array, X.array, atol=1e-6)]
+        wrong = [
+            pair
+            for pair, y in zip(permutations(states, 2), results, strict=True)
+            if not np.allclose(y.array, X.array, atol=1e-6)
+        ]
         assert not wrong
 
 
 def test_the_docs_say_what_one_axis_costs():
     words = {"a": "splits a dim", "b": "splits a dim", "-": "copies", "+": "pending"}
-    rows = [line.split(" | ") for line in (Path(__file__).parents[2] / "docs/placements.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line.split(" | ")
+        for line in (Path(__file__).parents[2] / "docs/placements.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
     documented = {(row[0].strip("| "), row[1]): row[2] for row in rows if len(row) == 4}
     for (before, after), expected in ONE_AXIS.items():
         start, end = words[before], words[after]

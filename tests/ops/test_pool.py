@@ -12,7 +12,9 @@ from meshdsl import max_pool, mean_pool
 from tests.helpers import assert_same, collectives, data, dims, distance, integers, layout
 
 N, H, W, C = dims(n=2, h=9, w=16, c=3)
-X = data(N, H, W, C, low=-2.0, high=-1.0)  # so that a zero of padding would be a maximum, and change a mean
+X = data(
+    N, H, W, C, low=-2.0, high=-1.0
+)  # so that a zero of padding would be a maximum, and change a mean
 MESH = {"m": 2, "s": 4}
 CASES = {
     "side by side": lambda pool, x: pool(x, {H: 3, "w": 2}),
@@ -25,13 +27,17 @@ LAYOUTS = {
     "other dims": layout("n -> m", "c -> s", mesh=MESH, uneven="pad"),
     "rows and columns": layout("h, u -> m", "w, v -> s", mesh=MESH, uneven="pad"),
     "columns over both": layout("w -> m, s", "h, v -> s, m", mesh=MESH, uneven="pad"),
-    "three axes": layout("h -> r", "w -> m", "c -> s", "u -> r", mesh={"r": 2, "m": 2, "s": 2}, uneven="pad"),
+    "three axes": layout(
+        "h -> r", "w -> m", "c -> s", "u -> r", mesh={"r": 2, "m": 2, "s": 2}, uneven="pad"
+    ),
 }
 
 
 def by_jax(x, window, strides, pads):
     """The maxima and the means of the elements that are there."""
-    total, count = (lax.reduce_window(a, 0.0, lax.add, window, strides, pads) for a in (x, jnp.ones_like(x)))
+    total, count = (
+        lax.reduce_window(a, 0.0, lax.add, window, strides, pads) for a in (x, jnp.ones_like(x))
+    )
     return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, pads), total / count
 
 
@@ -67,11 +73,18 @@ def test_any_window_over_any_number_of_parts_is_the_same_lowered(n, size, stride
     dim = md.Dim("w", n)
     assume(max(padding) < size <= n + sum(padding))
     args = {dim: size}, dict(stride=stride, padding=padding, into={"w": "v"})
-    counts = [sum(0 <= o * stride - padding[0] + t < n for t in range(size)) for o in range((n + sum(padding) - size) // stride + 1)]
+    counts = [
+        sum(0 <= o * stride - padding[0] + t < n for t in range(size))
+        for o in range((n + sum(padding) - size) // stride + 1)
+    ]
     assume(all(counts))
     x = data(dim, C)
     rules = layout(f"w -> {', '.join(axes)}", f"v -> {axes[0]}", mesh=MESH, uneven="pad")
-    assert_same(lambda x: (max_pool(x, args[0], **args[1]), mean_pool(x, args[0], **args[1])), x, layout=rules)
+    assert_same(
+        lambda x: (max_pool(x, args[0], **args[1]), mean_pool(x, args[0], **args[1])),
+        x,
+        layout=rules,
+    )
     for found, expected in zip(
         (max_pool(x, args[0], **args[1]), mean_pool(x, args[0], **args[1])),
         by_jax(x.array, (size, 1), (stride, 1), [padding, (0, 0)]),
@@ -100,9 +113,22 @@ def test_other_dtypes_are_the_same_lowered():
     ]
     ids = integers(H, W, below=100)
     ids = md.tensor(ids.array - 200, ids.dims)
-    assert [t.dtype for t in run(X, ids)] == [jnp.bfloat16, jnp.bfloat16, jnp.int32, jnp.uint8, jnp.float32, bool]
+    assert [t.dtype for t in run(X, ids)] == [
+        jnp.bfloat16,
+        jnp.bfloat16,
+        jnp.int32,
+        jnp.uint8,
+        jnp.float32,
+        bool,
+    ]
     assert run(X, ids)[2].array.max() < 0
-    assert_same(run, X, ids, layout=layout("w -> m, s", "h -> s, m", mesh=MESH, uneven="pad"), tolerance=1e-2)
+    assert_same(
+        run,
+        X,
+        ids,
+        layout=layout("w -> m, s", "h -> s, m", mesh=MESH, uneven="pad"),
+        tolerance=1e-2,
+    )
 
 
 def test_a_pool_moves_the_halo_and_no_more():

@@ -52,7 +52,9 @@ def test_draws_are_those_of_jax(name):
     assert found.dims == DIMS and found.dtype == expected.dtype
     if name in EXACT:
         assert np.array_equal(found.array, expected)
-    np.testing.assert_allclose(found.array, expected, rtol=1e-5, atol=1e-6)  # XLA's erf_inv has errors of 6e-6
+    np.testing.assert_allclose(
+        found.array, expected, rtol=1e-5, atol=1e-6
+    )  # XLA's erf_inv has errors of 6e-6
 
 
 GOLDEN = {
@@ -82,10 +84,15 @@ def test_draws_are_the_same_bits_lowered_and_fused_with_anything(rules):
     def run(key, x):
         wholes = {name: draw(key, DIMS) for name, (draw, _) in DRAWS.items()}
         parts = {name: draw(key, DIMS, like=x) for name, (draw, _) in DRAWS.items()}
-        fused = {name: (draw(key, (A, B), like=x) + x, draw(key, (A, B), like=x)) for name, (draw, _) in ROUNDED.items()}
+        fused = {
+            name: (draw(key, (A, B), like=x) + x, draw(key, (A, B), like=x))
+            for name, (draw, _) in ROUNDED.items()
+        }
         return wholes, parts, fused
 
-    _, ((wholes, parts, fused), _) = assert_same(run, KEY, X, layout=rules, gradients=False, tolerance=0.0)
+    _, ((wholes, parts, fused), _) = assert_same(
+        run, KEY, X, layout=rules, gradients=False, tolerance=0.0
+    )
     for name, (draw, _) in DRAWS.items():
         assert np.array_equal(wholes[name].array, draw(KEY, DIMS).array), name
         assert np.array_equal(parts[name].array, wholes[name].array), name
@@ -101,7 +108,11 @@ def test_draws_take_no_communication():
 
 @pytest.mark.parametrize("rules", LAYOUTS, ids=range(len(LAYOUTS)))
 def test_dropout_drops_the_same_elements_lowered(rules):
-    run = lambda key, x: [md.dropout(x, 0.4, key), md.dropout(md.sum(x, A), 0.4, key), md.dropout(x, 0.0, key)]  # noqa: E731
+    run = lambda key, x: [
+        md.dropout(x, 0.4, key),
+        md.dropout(md.sum(x, A), 0.4, key),
+        md.dropout(x, 0.0, key),
+    ]  # noqa: E731
     _, (found, _) = assert_same(run, KEY, X, layout=rules, dims=("c",))
     kept = jax.random.uniform(KEY, (4, 8)) >= 0.4
     np.testing.assert_allclose(found[0].array, np.where(kept, X.array / 0.6, 0), rtol=1e-6)
@@ -131,7 +142,9 @@ def test_a_key_may_be_typed_raw_or_a_tensor(key):
 def test_indices_beyond_32_bits_are_exact(stride):
     indices = np.array([0, 1, 2**16, 2**19 - 1, 2**31 + 12345, 2**32 - 1], np.uint32)
     high, low = product64(jnp.asarray(indices), stride, 2**32)
-    assert [(int(h) << 32) + int(n) for h, n in zip(high, low, strict=True)] == [int(i) * stride % 2**64 for i in indices]
+    assert [(int(h) << 32) + int(n) for h, n in zip(high, low, strict=True)] == [
+        int(i) * stride % 2**64 for i in indices
+    ]
 
 
 def everywhere(low, high):

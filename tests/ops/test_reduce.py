@@ -18,7 +18,9 @@ LAYOUTS = {
     "two axes": layout("b -> m, n", "a -> n", mesh={"m": 2, "n": 4}),
     "two axes, minor first": layout("b -> n, m", "c -> r", mesh={"r": 2, "m": 2, "n": 2}),
 }
-ODD = data(*dims(a=5, b=3, c=2))  # over 4 devices: parts of 2, 2 and 1 elements, and one of padding only
+ODD = data(
+    *dims(a=5, b=3, c=2)
+)  # over 4 devices: parts of 2, 2 and 1 elements, and one of padding only
 UNEVEN = {
     "one dim": layout("a -> m", mesh={"m": 4}, uneven="pad"),
     "two dims": layout("b -> n", "a -> m", mesh={"m": 4, "n": 2}, uneven="pad"),
@@ -39,7 +41,11 @@ OVER_BC = {
     "softmax": (md.softmax, jax.nn.softmax),
     "log_softmax": (md.log_softmax, jax.nn.log_softmax),
 }
-TRUTH = {"any": (md.any, jnp.any), "all": (md.all, jnp.all), "count_nonzero": (count_nonzero, jnp.count_nonzero)}
+TRUTH = {
+    "any": (md.any, jnp.any),
+    "all": (md.all, jnp.all),
+    "count_nonzero": (count_nonzero, jnp.count_nonzero),
+}
 ARG = {"argmax": (md.argmax, jnp.argmax), "argmin": (md.argmin, jnp.argmin)}
 
 
@@ -65,7 +71,10 @@ def test_reductions_are_the_same_lowered(rules):
     assert_same(lambda x: {name: fn(x, (B, C)) for name, fn in floats.items()}, X, layout=rules)
     others = {name: fns[0] for name, fns in (TRUTH | ARG).items()}
     assert_same(
-        lambda x: {n: fn(x > 0.8 if n in TRUTH else x, B) for n, fn in others.items()} | {n: fn(x, None) for n, fn in floats.items()},
+        lambda x: (
+            {n: fn(x > 0.8 if n in TRUTH else x, B) for n, fn in others.items()}
+            | {n: fn(x, None) for n, fn in floats.items()}
+        ),
         X,
         layout=rules,
     )
@@ -77,9 +86,17 @@ def test_padding_takes_no_part_in_a_reduction(rules):
     others = {name: fns[0] for name, fns in (TRUTH | ARG).items()}
 
     def run(x):
-        whole = md.cast(x * 100 - 200, jnp.int32)  # below zero, as is what `softmax` sees less its maximum
-        over = {name: fn(x - 2, "a") for name, fn in floats.items()} | {f"{f.__name__} of all": f(x - 2, None) for f in (md.mean, md.max, md.softmax)}
-        return over, {n: fn(x > -2 if n in TRUTH else x - 2, "a") for n, fn in others.items()}, [f(whole, "a") for f in WHOLE]
+        whole = md.cast(
+            x * 100 - 200, jnp.int32
+        )  # below zero, as is what `softmax` sees less its maximum
+        over = {name: fn(x - 2, "a") for name, fn in floats.items()} | {
+            f"{f.__name__} of all": f(x - 2, None) for f in (md.mean, md.max, md.softmax)
+        }
+        return (
+            over,
+            {n: fn(x > -2 if n in TRUTH else x - 2, "a") for n, fn in others.items()},
+            [f(whole, "a") for f in WHOLE],
+        )
 
     assert_same(run, ODD, layout=rules, dims=("c",))
 
@@ -90,7 +107,13 @@ WHOLE = (md.sum, md.mean, md.max, md.min, md.prod, md.logsumexp, md.softmax, md.
 @pytest.mark.parametrize("rules", UNEVEN.values(), ids=UNEVEN)
 def test_padding_does_not_tie_with_what_is_infinite(rules):
     low = md.tensor(ODD.array.at[:, 0].set(-jnp.inf).at[2:, 1, 0].set(jnp.nan), ODD.dims)
-    run = lambda x: [md.max(x, "a"), md.min(-x, "a"), md.argmax(x, "a"), md.argmin(-x, "a"), md.logsumexp(x, "a")]  # noqa: E731
+    run = lambda x: [
+        md.max(x, "a"),
+        md.min(-x, "a"),
+        md.argmax(x, "a"),
+        md.argmin(-x, "a"),
+        md.logsumexp(x, "a"),
+    ]  # noqa: E731
     assert_same(run, low, layout=rules, gradients=False)
     kept = md.tensor(ODD.array.at[:, 0].set(-jnp.inf), ODD.dims)
     grad = lambda x: md.value_and_grad(lambda x: md.sum(md.max(x, "a")))(x)[1]  # noqa: E731
@@ -117,15 +140,22 @@ def test_values_that_are_not_finite_stay_what_they_are(rules):
     array[2, 5] = np.nan
     array[3, :7] = -np.inf
     run = lambda x: [f(x, B) for f in (md.logsumexp, md.max, md.min, md.sum, md.argmax, md.argmin)]  # noqa: E731
-    program, (found, _) = assert_same(run, md.tensor(array, (A, B)), layout=rules, dims=("c",), gradients=False)
+    program, (found, _) = assert_same(
+        run, md.tensor(array, (A, B)), layout=rules, dims=("c",), gradients=False
+    )
     theirs = [jax.nn.logsumexp, jnp.max, jnp.min, jnp.sum, jnp.argmax, jnp.argmin]
     for t, f in zip(found, theirs, strict=True):
-        assert np.array_equal(t.array, f(array, 1), equal_nan=True) or distance(t.array, f(array, 1)) < 1e-6
+        assert (
+            np.array_equal(t.array, f(array, 1), equal_nan=True)
+            or distance(t.array, f(array, 1)) < 1e-6
+        )
 
 
 def test_masked_softmax_gives_no_weight_and_no_gradient_to_what_is_masked():
     mask = md.iota(B) < 3
-    run = lambda x: md.softmax(md.where(mask, x, -1e30), B) * x + md.softmax(md.where(mask, x, -jnp.inf), B)  # noqa: E731
+    run = lambda x: (
+        md.softmax(md.where(mask, x, -1e30), B) * x + md.softmax(md.where(mask, x, -jnp.inf), B)
+    )  # noqa: E731
     for rules in LAYOUTS.values():
         assert_same(run, X, layout=rules)
 
@@ -149,8 +179,12 @@ DTYPES = {
 
 def test_dtypes_are_those_of_jax():
     for rules in LAYOUTS.values():
-        _, (found, _) = assert_same(lambda x: {name: fn(x) for name, (fn, _) in DTYPES.items()}, X, layout=rules)
-        assert {name: t.dtype for name, t in found.items()} == {name: dtype for name, (_, dtype) in DTYPES.items()}
+        _, (found, _) = assert_same(
+            lambda x: {name: fn(x) for name, (fn, _) in DTYPES.items()}, X, layout=rules
+        )
+        assert {name: t.dtype for name, t in found.items()} == {
+            name: dtype for name, (_, dtype) in DTYPES.items()
+        }
 
 
 def test_mean_of_many_does_not_overflow_a_small_dtype():

@@ -25,7 +25,10 @@ RULES = {
     "results": ("f? -> n", "g? -> m", "ab? -> m", "a -> n"),
     "results first, all axes": ("f? -> m, n", "ab? -> n, m", "z? -> m", "b -> m", "a -> n"),
 }
-LAYOUTS = {name: layout(*rules, mesh=mesh) for (name, rules), mesh in zip(RULES.items(), cycle(MESHES), strict=False)}
+LAYOUTS = {
+    name: layout(*rules, mesh=mesh)
+    for (name, rules), mesh in zip(RULES.items(), cycle(MESHES), strict=False)
+}
 
 PATTERNS = {
     "a b c -> a b c": {},
@@ -52,12 +55,17 @@ def test_patterns_are_those_of_einops(pattern):
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_patterns_are_the_same_lowered(rules):
-    assert_same(lambda x: {p: md.reshape(x, p, **sizes) for p, sizes in PATTERNS.items()}, X, layout=rules)
+    assert_same(
+        lambda x: {p: md.reshape(x, p, **sizes) for p, sizes in PATTERNS.items()}, X, layout=rules
+    )
 
 
 def test_a_merged_dim_is_called_by_its_parts_or_as_told():
     assert md.reshape(X, "a b c -> (a b) c").dims == (md.Dim("a_b", 4096), C)
-    assert md.reshape(X, "a b c -> (a b) c", a_b=md.Dim("rows", 4096)).dims == (md.Dim("rows", 4096), C)
+    assert md.reshape(X, "a b c -> (a b) c", a_b=md.Dim("rows", 4096)).dims == (
+        md.Dim("rows", 4096),
+        C,
+    )
 
 
 # Dims of a tensor, dims to give it, and rules: every way in which old and new dims can lie across each other.
@@ -71,8 +79,16 @@ REGROUPED = {
     "4x3 of 6x2": (dict(p=6, q=2), dict(r=4, s=3), ["p -> m", "r -> m"]),
     "3x4 of 6x2": (dict(p=6, q=2), dict(r=3, s=4), ["p -> m", "s -> m"]),
     "2x9 of 6x3, the axis passes on": (dict(p=6, q=4), dict(r=2, s=12), ["q -> m", "p -> m"]),
-    "two groups": (dict(p=4, q=6, k=2), dict(r=2, s=2, t=12), ["p -> m", "q -> n", "t -> n", "s -> m"]),
-    "a kept dim in between": (dict(p=4, k=2, q=6), dict(r=24, k=2), ["k -> m", "p -> n", "r -> n, m"]),
+    "two groups": (
+        dict(p=4, q=6, k=2),
+        dict(r=2, s=2, t=12),
+        ["p -> m", "q -> n", "t -> n", "s -> m"],
+    ),
+    "a kept dim in between": (
+        dict(p=4, k=2, q=6),
+        dict(r=24, k=2),
+        ["k -> m", "p -> n", "r -> n, m"],
+    ),
     "a kept dim takes the axis": (dict(p=4, k=2, q=6), dict(k=2, r=24), ["p -> m", "k -> m"]),
     "ones": (dict(i=1, p=4, j=1), dict(o=1, r=4, u=1), ["p -> m", "r -> m", "o -> l", "i -> l"]),
     "ones alone": (dict(i=1), dict(o=1, u=1), ["i -> l"]),
@@ -83,7 +99,9 @@ REGROUPED = {
 
 
 @pytest.mark.parametrize("name", REGROUPED)
-@pytest.mark.parametrize("mesh", [{"m": 2, "n": 2, "l": 1}, {"l": 1, "n": 2, "m": 2}], ids=["m-n", "n-m"])
+@pytest.mark.parametrize(
+    "mesh", [{"m": 2, "n": 2, "l": 1}, {"l": 1, "n": 2, "m": 2}], ids=["m-n", "n-m"]
+)
 def test_regrouped_dims_are_the_same_lowered(name, mesh):
     before, after, rules = REGROUPED[name]
     x, out = data(*dims(**before)), dims(**after)
@@ -97,8 +115,14 @@ def test_regrouped_dims_are_the_same_lowered(name, mesh):
 
 
 FREE = {
-    "split, outer dim keeps the axis": (["a -> m", "f -> m"], lambda x: md.reshape(x, "(f g) b c -> f g b c", g=8)),
-    "merged, outer dim keeps the axis": (["a -> m", "a_b -> m"], lambda x: md.reshape(x, "a b c -> (a b) c")),
+    "split, outer dim keeps the axis": (
+        ["a -> m", "f -> m"],
+        lambda x: md.reshape(x, "(f g) b c -> f g b c", g=8),
+    ),
+    "merged, outer dim keeps the axis": (
+        ["a -> m", "a_b -> m"],
+        lambda x: md.reshape(x, "a b c -> (a b) c"),
+    ),
     "renamed": (["a -> m", "z -> m"], lambda x: md.rename(x, "a", "z")),
     "transposed": (["a -> m"], lambda x: md.transpose(x, (C, B, A))),
     "broadcast": (["z -> m"], lambda x: md.broadcast(md.sum(x), (md.Dim("z", 8),))),
@@ -148,7 +172,10 @@ def test_runs_that_end_elsewhere_only_exchange_their_ends():
     rules = layout("p, z -> m", mesh={"m": 2}, uneven="pad")
     run = lambda x: md.tanh(md.reshape(md.cos(x), (md.Dim("z", 264),)))  # noqa: E731
     program, _ = assert_same(run, data(p, q), layout=rules)
-    assert [c.bytes for c in program.collectives if c.operation == "ppermute"] == [4 * 4, 4 * 4]  # forward and backward
+    assert [c.bytes for c in program.collectives if c.operation == "ppermute"] == [
+        4 * 4,
+        4 * 4,
+    ]  # forward and backward
 
 
 @st.composite
@@ -166,9 +193,20 @@ def regroupings(draw):
     kept = dims(k=draw(st.sampled_from([4, 6, 3])))
     old, new = factors("abc"), factors("vwx")
     mesh = draw(st.sampled_from([{"m": 2, "n": 2}, {"n": 2, "m": 4}, {"m": 3, "n": 2}, {"m": 8}]))
-    rules = draw(st.lists(st.tuples(st.sampled_from("abckvwx"), st.sampled_from(sorted(mesh))), min_size=1, max_size=4))
+    rules = draw(
+        st.lists(
+            st.tuples(st.sampled_from("abckvwx"), st.sampled_from(sorted(mesh))),
+            min_size=1,
+            max_size=4,
+        )
+    )
     at = draw(st.integers(0, len(new)))
-    return old, kept, new[:at] + kept + new[at:], layout(*(f"{d}? -> {axis}" for d, axis in rules), mesh=mesh, uneven="pad")
+    return (
+        old,
+        kept,
+        new[:at] + kept + new[at:],
+        layout(*(f"{d}? -> {axis}" for d, axis in rules), mesh=mesh, uneven="pad"),
+    )
 
 
 @settings(max_examples=max(15, settings.default.max_examples // 5))
@@ -186,7 +224,9 @@ OTHERS = {
     "rename": lambda x: md.rename(x, A, "z"),
     "rename to a Dim": lambda x: md.rename(x, "a", md.Dim("z", 64)),
     "rename, swapped": lambda x: md.rename(x, {"a": "b", B: A}),
-    "rename in a circle": lambda x: md.rename(md.reshape(x, "a b (u v) -> a b u v", u=2), {"a": "b", "b": "a", "v": "u", "u": "v"}),
+    "rename in a circle": lambda x: md.rename(
+        md.reshape(x, "a b (u v) -> a b u v", u=2), {"a": "b", "b": "a", "v": "u", "u": "v"}
+    ),
     "transpose": lambda x: md.transpose(x, (C, "a", B)),
     "broadcast": lambda x: md.broadcast(md.sum(x, (A, C)), (C, md.Dim("f", 8), B)),
     "broadcast of a number": lambda x: md.broadcast(md.sum(x), (md.Dim("f", 8), B)),

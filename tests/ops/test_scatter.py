@@ -21,7 +21,9 @@ from tests.helpers import (
 A, C, V, I, J, W = dims(a=5, c=2, v=7, i=6, j=3, w=7)
 HOW = ("add", "max", "min", "set")
 X, UPDATES, MORE = data(A, V, C), data(C, I, A, seed=3), data(J, A, I, seed=5)
-IDS = md.tensor(integers(I, A, below=9, seed=2).array - 1, (I, A))  # from -1 to 7: some outside of the dim
+IDS = md.tensor(
+    integers(I, A, below=9, seed=2).array - 1, (I, A)
+)  # from -1 to 7: some outside of the dim
 PLANES = integers(J, I, below=7, seed=4)
 ROUND = [md.tensor(jnp.round(t.array * 2) / 2, t.dims) for t in (X, UPDATES)]  # many equal elements
 LAYOUTS = {
@@ -29,15 +31,22 @@ LAYOUTS = {
     "the dim": layout("v -> m", "w? -> m", mesh={"m": 4}, uneven="pad"),
     "indices": layout("i -> m", "v -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
     "shared dim": layout("a -> m", "i -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
-    "two dims of indices": layout("j? -> m", "i -> n", "w? -> m", mesh={"m": 2, "n": 4}, uneven="pad"),
+    "two dims of indices": layout(
+        "j? -> m", "i -> n", "w? -> m", mesh={"m": 2, "n": 4}, uneven="pad"
+    ),
     "priority": layout("i -> m", "v -> m", "c -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
-    "three axes": layout("v -> n, m", "i -> r", "w? -> r", mesh={"r": 2, "m": 2, "n": 2}, uneven="pad"),
+    "three axes": layout(
+        "v -> n, m", "i -> r", "w? -> r", mesh={"r": 2, "m": 2, "n": 2}, uneven="pad"
+    ),
 }
 
 
 def by_loops(x, ids, updates, how):
     """Scatter into an array [a, v, c] of updates [i, a, c] at ids [i, a], one after the other."""
-    x, merge = np.array(x), {"add": np.add, "max": np.maximum, "min": np.minimum, "set": lambda _, u: u}[how]
+    x, merge = (
+        np.array(x),
+        {"add": np.add, "max": np.maximum, "min": np.minimum, "set": lambda _, u: u}[how],
+    )
     for i, a in np.ndindex(ids.shape):
         if 0 <= ids[i, a] < x.shape[1]:
             x[a, ids[i, a]] = merge(x[a, ids[i, a]], updates[i, a])
@@ -49,21 +58,36 @@ def test_scatter_is_that_of_a_loop(how):
     updates = np.asarray(md.transpose(UPDATES, (I, A, C)).array)
     found = scatter(X, IDS, UPDATES, V, how=how)
     assert found.dims == X.dims
-    np.testing.assert_allclose(found.array, by_loops(X.array, np.asarray(IDS.array), updates, how), rtol=1e-6)
+    np.testing.assert_allclose(
+        found.array, by_loops(X.array, np.asarray(IDS.array), updates, how), rtol=1e-6
+    )
     same = md.sum(UPDATES, C)
     repeated = np.repeat(np.asarray(md.transpose(same, (I, A)).array)[..., None], 2, 2)
-    np.testing.assert_allclose(scatter(X, IDS, same, "v", how=how).array, by_loops(X.array, np.asarray(IDS.array), repeated, how), rtol=1e-6)
+    np.testing.assert_allclose(
+        scatter(X, IDS, same, "v", how=how).array,
+        by_loops(X.array, np.asarray(IDS.array), repeated, how),
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_scatters_are_the_same_lowered(rules):
     def run(x, updates, more, tied, ties, ids, planes):
         one = {how: scatter(x, ids, updates, V, how=how) for how in ("add", "set")}
-        two = {how: scatter(x, planes, more, "v", how=how) for how in ("add", "max", "set")}  # dims of indices, none shared
+        two = {
+            how: scatter(x, planes, more, "v", how=how) for how in ("add", "max", "set")
+        }  # dims of indices, none shared
         ties = {how: scatter(tied, ids, ties, V, how=how) for how in ("max", "min")}
         truth = scatter(x > 0, md.cast(md.abs(ids), jnp.uint8), updates > 0, V, how="set")
-        repeated = [scatter(x, planes, md.sum(updates, (I, C)), V, how=how) for how in ("add", "set")]
-        segments = [segment_sum(updates, ids, I, W), segment_sum(updates, ids, (I, "a"), W), bincount(ids, W), bincount(ids, W, weights=updates)]
+        repeated = [
+            scatter(x, planes, md.sum(updates, (I, C)), V, how=how) for how in ("add", "set")
+        ]
+        segments = [
+            segment_sum(updates, ids, I, W),
+            segment_sum(updates, ids, (I, "a"), W),
+            bincount(ids, W),
+            bincount(ids, W, weights=updates),
+        ]
         return one, two, ties, truth, repeated, segments
 
     assert_same(run, X, UPDATES, MORE, ROUND[0], ROUND[1], IDS, PLANES, layout=rules)
@@ -81,13 +105,21 @@ def test_every_collective_of_a_gradient_is_in_a_row_of_the_record():
 
 
 def test_the_last_update_wins_whatever_the_order_of_dims():
-    x, ids = md.tensor(jnp.zeros(2), (md.Dim("v", 2),)), md.tensor(jnp.ones((3, 6), jnp.int32), (J, I))
+    x, ids = (
+        md.tensor(jnp.zeros(2), (md.Dim("v", 2),)),
+        md.tensor(jnp.ones((3, 6), jnp.int32), (J, I)),
+    )
     updates = md.tensor(jnp.arange(18.0).reshape(3, 6), (J, I))
     for order in ((I, J), (J, I)):
-        found = scatter(x, md.transpose(ids, order), md.transpose(updates, order[::-1]), "v", how="set")
+        found = scatter(
+            x, md.transpose(ids, order), md.transpose(updates, order[::-1]), "v", how="set"
+        )
         assert found.array.tolist() == [0, 17]
     early = md.tensor(ids.array.at[2, 5].set(7), (J, I))
-    assert scatter(x, early, updates, "v", how="set").array.tolist() == [0, 11]  # j=1, i=5: i counts first, then j
+    assert scatter(x, early, updates, "v", how="set").array.tolist() == [
+        0,
+        11,
+    ]  # j=1, i=5: i counts first, then j
 
 
 def test_gradients_go_where_the_elements_came_from():
@@ -102,7 +134,9 @@ def test_gradients_go_where_the_elements_came_from():
         "set": ([0, 0, 100], [0, 1, 10, 0]),
     }
     for how, grads in expected.items():
-        found = jax.grad(lambda t, how=how: md.sum(scatter(t[0], ids, t[1], v, how=how) * weights).array)((x, updates))
+        found = jax.grad(
+            lambda t, how=how: md.sum(scatter(t[0], ids, t[1], v, how=how) * weights).array
+        )((x, updates))
         assert tuple(g.array.tolist() for g in found) == grads, how
 
 
@@ -111,7 +145,10 @@ def test_a_nan_stays_in_a_maximum():
     nan, rules = md.tensor(jnp.array([jnp.nan, 1.0]), (v,)), layout("i -> m", mesh={"m": 2})
     for how in ("max", "min"):
         run = lambda x, u, how=how: scatter(x, md.iota(i), u, v, how=how)  # noqa: E731
-        for x, u in ((nan, md.tensor(jnp.zeros(2), (i,))), (md.tensor(jnp.zeros(2), (v,)), md.rename(nan, v, "i"))):
+        for x, u in (
+            (nan, md.tensor(jnp.zeros(2), (i,))),
+            (md.tensor(jnp.zeros(2), (v,)), md.rename(nan, v, "i")),
+        ):
             assert_same(run, x, u, layout=rules, gradients=False)
             assert np.isnan(run(x, u).array).tolist() == [True, False]
 
@@ -124,7 +161,9 @@ def test_sums_by_segment_are_those_of_numpy():
     assert set(found.dims) == {C, W}
     for c in range(2):
         expected = np.bincount(ids[inside], x[..., c][inside], minlength=7)
-        np.testing.assert_allclose(md.transpose(found, (C, W)).array[c], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            md.transpose(found, (C, W)).array[c], expected, rtol=1e-5, atol=1e-6
+        )
     by_row = md.transpose(segment_sum(UPDATES, IDS, I, W), (A, C, W)).array
     assert np.allclose(by_row.sum(0), md.transpose(found, (C, W)).array, atol=1e-6)
 
@@ -133,7 +172,9 @@ def test_take_undoes_a_scatter():
     v, i = dims(v=16, i=5)
     ids = md.tensor(jnp.array([3, 15, 0, 7, 8]), (i,))
     rows = data(i, C)
-    run = lambda rows: md.take(scatter(md.tensor(jnp.zeros((16, 2)), (v, C)), ids, rows, v, how="set"), ids, v)  # noqa: E731
+    run = lambda rows: md.take(
+        scatter(md.tensor(jnp.zeros((16, 2)), (v, C)), ids, rows, v, how="set"), ids, v
+    )  # noqa: E731
     assert np.array_equal(run(rows).array, rows.array)
 
 
@@ -141,7 +182,11 @@ COUNTS = {
     "into a split dim": ("v -> m", {how: {} for how in HOW}),
     "split updates": (
         "i -> m",
-        {"add": {("psum", ("m",)): 1}, "max": {("pmax", ("m",)): 1}, "set": {("pmax", ("m",)): 1, ("psum", ("m",)): 1}},
+        {
+            "add": {("psum", ("m",)): 1},
+            "max": {("pmax", ("m",)): 1},
+            "set": {("pmax", ("m",)): 1, ("psum", ("m",)): 1},
+        },
     ),
 }
 
@@ -154,7 +199,9 @@ def test_only_what_updates_come_to_travels(rule, expected):
         run = lambda x, ids, u, how=how: scatter(x, ids, u, v, how=how)  # noqa: E731
         assert collectives(run, x, ids, updates, layout=layout(rule, mesh={"m": 4})) == counts
     spread = layout("i -> m", "v -> m", mesh={"m": 4})
-    assert collectives(lambda x, ids, u: scatter(x, ids, u, v), x, ids, updates, layout=spread) == {("psum_scatter", ("m",)): 1}
+    assert collectives(lambda x, ids, u: scatter(x, ids, u, v), x, ids, updates, layout=spread) == {
+        ("psum_scatter", ("m",)): 1
+    }
 
 
 def test_a_lone_update_of_another_part_changes_nothing():
@@ -162,12 +209,22 @@ def test_a_lone_update_of_another_part_changes_nothing():
     v, i = dims(v=8, i=1)
     x, ids, update = data(v, C), md.tensor(jnp.array([7]), (i,)), data(C, i)
     for how in HOW:
-        assert_same(lambda x, ids, u, how=how: scatter(x, ids, u, v, how=how), x, ids, update, layout=layout("v -> m", mesh={"m": 3}, uneven="pad"))
+        assert_same(
+            lambda x, ids, u, how=how: scatter(x, ids, u, v, how=how),
+            x,
+            ids,
+            update,
+            layout=layout("v -> m", mesh={"m": 3}, uneven="pad"),
+        )
 
 
 def test_an_index_without_dims_puts_one_element():
     v = md.Dim("v", 8)
-    run = lambda x, u: [scatter(x, md.tensor(jnp.array(i), ()), u, v, how=how) for how in HOW for i in (5, 8)]  # noqa: E731
+    run = lambda x, u: [
+        scatter(x, md.tensor(jnp.array(i), ()), u, v, how=how) for how in HOW for i in (5, 8)
+    ]  # noqa: E731
     found = run(data(v, C), data(C, seed=2))
-    assert np.array_equal(found[6].array, data(v, C).array.at[5].set(data(C, seed=2).array)) and np.array_equal(found[7].array, data(v, C).array)
+    assert np.array_equal(
+        found[6].array, data(v, C).array.at[5].set(data(C, seed=2).array)
+    ) and np.array_equal(found[7].array, data(v, C).array)
     assert_same(run, data(v, C), data(C, seed=2), layout=layout("v -> m", mesh={"m": 4}))

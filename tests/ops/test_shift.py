@@ -45,7 +45,12 @@ def test_other_dtypes_move_the_same_lowered():
 
 def test_a_dim_of_nothing_moves_nowhere():
     b, c = dims(b=0, c=3)
-    assert md.roll(data(b, c), b, 2).dims == md.shift(data(b, c), b, 2).dims == md.flip(data(b, c), b).dims == (b, c)
+    assert (
+        md.roll(data(b, c), b, 2).dims
+        == md.shift(data(b, c), b, 2).dims
+        == md.flip(data(b, c), b).dims
+        == (b, c)
+    )
 
 
 def test_moving_is_linear_and_keeps_a_sum_pending():
@@ -64,8 +69,17 @@ A, B = dims(a=3, b=32)
 X, COLUMN = data(A, B), A.size * 4
 PARTS, BLOCK = 4, 8
 LACKING = {
-    **{f"roll by {by}": (lambda x, by=by: md.roll(x, B, by), min(by % B.size, -by % B.size, BLOCK)) for by in (1, 8, 11, 16, 30, -3)},
-    **{f"shift by {by}": (lambda x, by=by: md.shift(x, B, by), min(abs(by), BLOCK, B.size - abs(by))) for by in (1, 8, 11, 30, -3, -25)},
+    **{
+        f"roll by {by}": (lambda x, by=by: md.roll(x, B, by), min(by % B.size, -by % B.size, BLOCK))
+        for by in (1, 8, 11, 16, 30, -3)
+    },
+    **{
+        f"shift by {by}": (
+            lambda x, by=by: md.shift(x, B, by),
+            min(abs(by), BLOCK, B.size - abs(by)),
+        )
+        for by in (1, 8, 11, 30, -3, -25)
+    },
     "flip": (lambda x: md.flip(x, B), BLOCK),
 }
 

@@ -52,9 +52,17 @@ def test_cuts_under_the_dim_s_own_name_are_the_same_lowered():
 
     def run(x):
         halves = md.split(x, b, 2)
-        return md.concat(halves[::-1], b), md.slice(x, b, 4, 8), md.pad(x, b, 3, 5, 1), md.concat([x, halves[0]], "b")
+        return (
+            md.concat(halves[::-1], b),
+            md.slice(x, b, 4, 8),
+            md.pad(x, b, 3, 5, 1),
+            md.concat([x, halves[0]], "b"),
+        )
 
-    for rules in (layout("b -> m", mesh={"m": 8}), layout("a -> m", "b -> n", mesh={"m": 2, "n": 4})):
+    for rules in (
+        layout("b -> m", mesh={"m": 8}),
+        layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}),
+    ):
         assert_same(run, data(a, b), layout=rules)
 
 
@@ -63,7 +71,10 @@ def test_concat_puts_together_tensors_whose_dims_lie_differently():
     run = lambda x, y: md.concat([x, md.transpose(y, (b, c, a)), md.slice(y, b, 0, 8)], "b")  # noqa: E731
     x, y = data(a, b, c), data(a, b, c, seed=9)
     assert np.array_equal(run(x, y).array[:, 16:32], y.array)
-    for rules in (layout("b -> m", "a -> n", mesh={"m": 4, "n": 2}), layout("c -> n", mesh={"n": 4})):
+    for rules in (
+        layout("b -> m", "a -> n", mesh={"m": 4, "n": 2}),
+        layout("c -> n", mesh={"n": 4}),
+    ):
         assert_same(run, x, y, layout=rules)
 
 
@@ -73,9 +84,17 @@ def test_cuts_of_other_dtypes_are_the_same_lowered():
     def run(x):
         for dtype in (jnp.bool_, jnp.int8, jnp.uint32, jnp.bfloat16):
             y = md.cast(x * 9, dtype)
-            yield md.slice(y, b, 1, v(7)), md.pad(y, b, 2, 3, 1, out="v"), md.concat([y, y], b, out="v"), md.stack([y, y], "v")
+            yield (
+                md.slice(y, b, 1, v(7)),
+                md.pad(y, b, 2, 3, 1, out="v"),
+                md.concat([y, y], b, out="v"),
+                md.stack([y, y], "v"),
+            )
 
-    for rules in (layout("b -> m", mesh={"m": 4}), layout("b, v -> m", mesh={"m": 8}, uneven="pad")):
+    for rules in (
+        layout("b -> m", mesh={"m": 4}),
+        layout("b, v -> m", mesh={"m": 8}, uneven="pad"),
+    ):
         assert_same(lambda x: list(run(x)), data(a, b), layout=rules, gradients=False)
 
 
@@ -85,13 +104,21 @@ def test_linear_cuts_keep_a_sum_pending():
     def run(x):
         total = md.sum(x, a)
         first, second = md.split(total, b, [v(3), md.Dim("w", 5)])
-        kept = [md.slice(total, b, 2, v(4)), md.pad(total, b, 1, 1, out="v"), md.stack([total, total], "v"), first, second]
+        kept = [
+            md.slice(total, b, 2, v(4)),
+            md.pad(total, b, 1, 1, out="v"),
+            md.stack([total, total], "v"),
+            first,
+            second,
+        ]
         kept += md.unstack(total, b)
         assert all(t.pending == ("m",) for t in kept if t.place), kept
         assert not md.pad(total, b, 1, 1, value=1, out="v").pending
         return kept
 
-    assert_same(run, data(a, b), layout=layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}, uneven="pad"))
+    assert_same(
+        run, data(a, b), layout=layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}, uneven="pad")
+    )
 
 
 A, B = dims(a=16, b=32)
@@ -100,7 +127,9 @@ X, Y, ROW = data(A, B), data(A, B, seed=2), A.size * 4
 
 def moved(fn, *args, parts=4, rules=("b -> m", "v? -> m", "w? -> m"), uneven="pad"):
     """Bytes that the forward pass moves, by operation, where `b` lies in blocks of 8."""
-    program = md.lower(fn, layout(*rules, mesh={"m": parts}, uneven=uneven), dims=("v", "w")).program(*args)
+    program = md.lower(
+        fn, layout(*rules, mesh={"m": parts}, uneven=uneven), dims=("v", "w")
+    ).program(*args)
     found = {}
     for c in program.collectives:
         found[c.operation] = found.get(c.operation, 0) + c.bytes
@@ -109,12 +138,30 @@ def moved(fn, *args, parts=4, rules=("b -> m", "v? -> m", "w? -> m"), uneven="pa
 
 # Columns that the busiest device sends or receives. With `b` in blocks of 8: 0-7, 8-15, 16-23, 24-31.
 COLUMNS = {
-    "slice, blocks of 6 from 4 on": (lambda x, y: md.slice(x, B, 4, v(24)), 2),  # 4-9, 10-15, 16-21, 22-27: the first and the last lack 2
-    "slice of one block": (lambda x, y: md.slice(x, B, 8, v(8)), 6),  # the second device has all and gives away 3 x 2
-    "pad by a block": (lambda x, y: md.pad(x, B, 8, 0, out=v(40)), 6),  # -8-1, 2-11, 12-21, 22-31: the second lacks 2-7
-    "pad at the end": (lambda x, y: md.pad(x, B, 0, 4, out=v(36)), 3),  # 0-8, 9-17, 18-26, 27-35: the third lacks 24-26
-    "concat": (lambda x, y: md.concat([x, y], B, out=v(64)), 16),  # the second and the third lack all of their blocks of 16
-    "concat to one side": (lambda x, y: md.concat([x, md.slice(y, B, 0, md.Dim("b", 8))], "b", out=v(40)), 6 + 6),  # the slice sends 6; then the third lacks 24-29
+    "slice, blocks of 6 from 4 on": (
+        lambda x, y: md.slice(x, B, 4, v(24)),
+        2,
+    ),  # 4-9, 10-15, 16-21, 22-27: the first and the last lack 2
+    "slice of one block": (
+        lambda x, y: md.slice(x, B, 8, v(8)),
+        6,
+    ),  # the second device has all and gives away 3 x 2
+    "pad by a block": (
+        lambda x, y: md.pad(x, B, 8, 0, out=v(40)),
+        6,
+    ),  # -8-1, 2-11, 12-21, 22-31: the second lacks 2-7
+    "pad at the end": (
+        lambda x, y: md.pad(x, B, 0, 4, out=v(36)),
+        3,
+    ),  # 0-8, 9-17, 18-26, 27-35: the third lacks 24-26
+    "concat": (
+        lambda x, y: md.concat([x, y], B, out=v(64)),
+        16,
+    ),  # the second and the third lack all of their blocks of 16
+    "concat to one side": (
+        lambda x, y: md.concat([x, md.slice(y, B, 0, md.Dim("b", 8))], "b", out=v(40)),
+        6 + 6,
+    ),  # the slice sends 6; then the third lacks 24-29
     "split": (lambda x, y: md.split(x, B, [v(16), md.Dim("w", 16)]), 8),
     "stack": (lambda x, y: md.stack([x, y], "v"), 0),
 }
@@ -133,5 +180,9 @@ def test_a_slice_that_is_whole_gathers_the_slice_and_never_the_dim():
 
 def test_elements_of_a_split_dim_come_by_one_gather_or_pass_their_axis_on():
     run = lambda x: [t * 2 for t in md.unstack(x, B)]  # noqa: E731
-    assert collectives(run, X, layout=layout("b -> m", mesh={"m": 4})) == {("all_gather", ("m",)): 1}
-    assert collectives(run, X, layout=layout("b -> m", "a -> m", mesh={"m": 4})) == {("all_to_all", ("m",)): 1}
+    assert collectives(run, X, layout=layout("b -> m", mesh={"m": 4})) == {
+        ("all_gather", ("m",)): 1
+    }
+    assert collectives(run, X, layout=layout("b -> m", "a -> m", mesh={"m": 4})) == {
+        ("all_to_all", ("m",)): 1
+    }

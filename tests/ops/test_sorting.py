@@ -13,7 +13,17 @@ from tests.helpers import assert_same, collectives, data, dims, layout
 A, B, C, K = dims(a=2, b=13, c=3, k=4)
 X = data(A, B, C)
 TIES = md.tensor(jnp.round(X.array * 2), X.dims)  # many equal elements, and -0
-ODD = md.tensor(TIES.array.at[:, 3:7].set(jnp.nan).at[0, 1:4].set(-jnp.inf).at[:, 8].set(-jnp.nan).at[1, ::2].set(jnp.inf), X.dims)
+ODD = md.tensor(
+    TIES.array.at[:, 3:7]
+    .set(jnp.nan)
+    .at[0, 1:4]
+    .set(-jnp.inf)
+    .at[:, 8]
+    .set(-jnp.nan)
+    .at[1, ::2]
+    .set(jnp.inf),
+    X.dims,
+)
 LAYOUTS = {
     "other dim": layout("a -> m", mesh={"m": 2}),
     "the dim": layout("b -> m", "k? -> m", mesh={"m": 4}, uneven="pad"),
@@ -76,16 +86,35 @@ def test_order_is_the_same_lowered(rules):
 def test_one_row_is_sorted_the_same_lowered(rules):
     """Too few rows to share out: the parts are merged in pairs."""
     run = lambda x: [sorting.sort(x, B), sorting.argsort(x, B), sorting.top_k(x, B, 13)]  # noqa: E731
-    for x in (TIES, ODD) if rules is LAYOUTS["the dim, with parts that are padding only"] else (TIES,):
-        assert_same(run, md.tensor(x.array[1, :, 0], (B,)), layout=rules, dims=("a", "k"), gradients=x is TIES)
+    for x in (
+        (TIES, ODD) if rules is LAYOUTS["the dim, with parts that are padding only"] else (TIES,)
+    ):
+        assert_same(
+            run,
+            md.tensor(x.array[1, :, 0], (B,)),
+            layout=rules,
+            dims=("a", "k"),
+            gradients=x is TIES,
+        )
 
 
 def test_elements_that_are_not_finite_keep_their_place():
-    assert_same(every_order, ODD, layout=LAYOUTS["the dim, with parts that are padding only"], gradients=False)
+    assert_same(
+        every_order,
+        ODD,
+        layout=LAYOUTS["the dim, with parts that are padding only"],
+        gradients=False,
+    )
 
 
 def of_dtype(dtype):
-    low, high = (0, 1) if dtype == jnp.bool_ else (-8, 8) if dtype == jnp.bfloat16 else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    low, high = (
+        (0, 1)
+        if dtype == jnp.bool_
+        else (-8, 8)
+        if dtype == jnp.bfloat16
+        else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    )
     array = np.random.default_rng(1).integers(low, high, (2, 13, 3), endpoint=True)
     array[0, 2:5], array[1, 5:9] = low, high
     return md.tensor(jnp.asarray(array, dtype), (A, B, C))
@@ -102,8 +131,15 @@ def test_order_of_other_dtypes_is_that_of_numpy(x):
 
 
 def test_order_of_other_dtypes_is_the_same_lowered():
-    few = lambda x: [sorting.sort(x, B), sorting.argsort(x, B, descending=True), sorting.top_k(x, B, K), sorting.nth_smallest(x, B, 7)]  # noqa: E731
-    assert_same(lambda *xs: [few(x) for x in xs], *OTHERS, layout=LAYOUTS["the dim"], gradients=False)
+    few = lambda x: [
+        sorting.sort(x, B),
+        sorting.argsort(x, B, descending=True),
+        sorting.top_k(x, B, K),
+        sorting.nth_smallest(x, B, 7),
+    ]  # noqa: E731
+    assert_same(
+        lambda *xs: [few(x) for x in xs], *OTHERS, layout=LAYOUTS["the dim"], gradients=False
+    )
 
 
 def test_an_element_that_is_chosen_gets_its_gradient_and_of_equal_ones_the_first():
@@ -111,7 +147,9 @@ def test_an_element_that_is_chosen_gets_its_gradient_and_of_equal_ones_the_first
     weights = md.tensor(jnp.array([10.0, 1.0]), (md.Dim("k", 2),))
     top = lambda x: md.sum(sorting.top_k(x, "b", md.Dim("k", 2))[0] * weights).array  # noqa: E731
     assert jax.grad(top)(x).array.tolist() == [0, 10, 0, 1, 0]
-    numbered = lambda x: md.sum(sorting.sort(x, "b", descending=True) * (md.iota(md.Dim("b", 5)) + 1)).array  # noqa: E731
+    numbered = lambda x: (
+        md.sum(sorting.sort(x, "b", descending=True) * (md.iota(md.Dim("b", 5)) + 1)).array
+    )  # noqa: E731
     assert jax.grad(numbered)(x).array.tolist() == [5, 1, 4, 2, 3]
     third = lambda x: sorting.nth_largest(x, "b", 3).array  # noqa: E731
     np.testing.assert_allclose(jax.grad(third)(x).array, [0, 1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-6)
@@ -128,8 +166,14 @@ SEARCHES = {
     "left": lambda s, w: sorting.searchsorted(s, w, B),
     "right": lambda s, w: sorting.searchsorted(s, w, "b", side="right"),
     "one row": lambda s, w: sorting.searchsorted(md.sum(s, (A, C)), w, B, side="right"),
-    "beyond the ends": lambda s, w: [sorting.searchsorted(s, w * f, B, side=side) for f in (1e9, -1e9) for side in ("left", "right")],
-    "whole numbers": lambda s, w: sorting.searchsorted(md.cast(s, jnp.int8), md.cast(w, jnp.int8) * 0 + 127, B, side="right"),
+    "beyond the ends": lambda s, w: [
+        sorting.searchsorted(s, w * f, B, side=side)
+        for f in (1e9, -1e9)
+        for side in ("left", "right")
+    ],
+    "whole numbers": lambda s, w: sorting.searchsorted(
+        md.cast(s, jnp.int8), md.cast(w, jnp.int8) * 0 + 127, B, side="right"
+    ),
 }
 
 
@@ -139,23 +183,40 @@ def test_searches_are_those_of_numpy():
         assert found.dims == (A, C, WANTED.dims[1]) and found.dtype == jnp.int32
         for i in range(A.size):
             for j in range(C.size):
-                assert np.array_equal(found.array[i, j], np.searchsorted(SORTED.array[i, :, j], WANTED.array[i], side))
-    assert np.array_equal(SEARCHES["one row"](SORTED, WANTED).array, np.searchsorted(SORTED.array.sum((0, 2)), WANTED.array, "right"))
+                assert np.array_equal(
+                    found.array[i, j], np.searchsorted(SORTED.array[i, :, j], WANTED.array[i], side)
+                )
+    assert np.array_equal(
+        SEARCHES["one row"](SORTED, WANTED).array,
+        np.searchsorted(SORTED.array.sum((0, 2)), WANTED.array, "right"),
+    )
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_searches_are_the_same_lowered(rules):
-    assert_same(lambda s, w: {name: fn(s, w) for name, fn in SEARCHES.items()}, SORTED, WANTED, layout=rules, dims=("k",), gradients=False)
+    assert_same(
+        lambda s, w: {name: fn(s, w) for name, fn in SEARCHES.items()},
+        SORTED,
+        WANTED,
+        layout=rules,
+        dims=("k",),
+        gradients=False,
+    )
 
 
 @pytest.mark.parametrize("parts", range(1, 18))
 def test_the_network_sorts_any_number_of_parts(parts):
     rng = np.random.default_rng(parts)
     for _ in range(200):
-        bits = rng.integers(0, 2, parts).tolist()  # a network that sorts zeros and ones sorts everything
+        bits = rng.integers(
+            0, 2, parts
+        ).tolist()  # a network that sorts zeros and ones sorts everything
         for partners in _rounds(parts):
             assert [partners[p] for p in partners] == list(range(parts))
-            bits = [min(bits[i], bits[p]) if i < p else max(bits[i], bits[p]) for i, p in enumerate(partners)]
+            bits = [
+                min(bits[i], bits[p]) if i < p else max(bits[i], bits[p])
+                for i, p in enumerate(partners)
+            ]
         assert bits == sorted(bits)
 
 
@@ -169,11 +230,16 @@ def bytes_of(fn, x=ROWS, rules=SPLIT):
 
 
 def test_top_k_gathers_k_candidates_of_each_part():
-    assert bytes_of(lambda x: sorting.top_k(x, LONG, FEW)) == [("all_gather", 8 * FEW.size * A.size * 4)] * 2  # indices and values
+    assert (
+        bytes_of(lambda x: sorting.top_k(x, LONG, FEW))
+        == [("all_gather", 8 * FEW.size * A.size * 4)] * 2
+    )  # indices and values
 
 
 def test_top_k_of_more_than_a_part_gathers_the_parts_without_indices():
-    assert bytes_of(lambda x: sorting.top_k(x, LONG, md.Dim("k", 20))) == [("all_gather", LONG.size * A.size * 4)]
+    assert bytes_of(lambda x: sorting.top_k(x, LONG, md.Dim("k", 20))) == [
+        ("all_gather", LONG.size * A.size * 4)
+    ]
 
 
 def test_the_gradient_of_top_k_moves_nothing():
@@ -182,17 +248,26 @@ def test_the_gradient_of_top_k_moves_nothing():
 
 
 def test_nth_largest_gathers_candidates_or_counts():
-    assert bytes_of(lambda x: sorting.nth_largest(x, LONG, 3)) == [("all_gather", 8 * 3 * A.size * 4)]
+    assert bytes_of(lambda x: sorting.nth_largest(x, LONG, 3)) == [
+        ("all_gather", 8 * 3 * A.size * 4)
+    ]
     long = data(A, md.Dim("long", 512))
-    assert bytes_of(lambda x: sorting.nth_smallest(x, "long", 256), long) == [("psum", 15 * A.size * 4)] * 8  # four bits a time
+    assert (
+        bytes_of(lambda x: sorting.nth_smallest(x, "long", 256), long)
+        == [("psum", 15 * A.size * 4)] * 8
+    )  # four bits a time
 
 
 def test_a_sort_of_few_rows_moves_a_part_each_round_and_no_device_has_the_whole():
     block = LONG.size // 8 * 4
     row = data(LONG)
     assert bytes_of(lambda x: sorting.sort(x, LONG), row) == [("ppermute", block)] * 6
-    assert bytes_of(lambda x: sorting.argsort(x, LONG), row) == [("ppermute", block)] * 12  # elements and indices
-    assert bytes_of(lambda x: sorting.sort(x, LONG), row, layout("long -> m", mesh={"m": 2})) == [("ppermute", 4 * block)]
+    assert (
+        bytes_of(lambda x: sorting.argsort(x, LONG), row) == [("ppermute", block)] * 12
+    )  # elements and indices
+    assert bytes_of(lambda x: sorting.sort(x, LONG), row, layout("long -> m", mesh={"m": 2})) == [
+        ("ppermute", 4 * block)
+    ]
 
 
 def test_a_sort_of_many_rows_moves_a_part_there_and_back():

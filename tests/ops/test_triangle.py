@@ -15,20 +15,43 @@ LAYOUTS = {
     "rows": layout("a -> m", "w? -> m", mesh={"m": 4}, uneven="pad"),
     "columns": layout("b -> m", "d -> m", "w? -> m", mesh={"m": 4}, uneven="pad"),
     "both": layout("a -> m", "b -> n", "d -> n", mesh={"m": 2, "n": 4}, uneven="pad"),
-    "three axes": layout("b -> n, m", "d -> n", "a -> r", "w? -> n, r", mesh={"r": 2, "m": 2, "n": 2}, uneven="pad"),
+    "three axes": layout(
+        "b -> n, m", "d -> n", "a -> r", "w? -> n, r", mesh={"r": 2, "m": 2, "n": 2}, uneven="pad"
+    ),
 }
 # What is computed of X [a, c, b], and the same on its array.
 MATRIX = {
     "diagonal": (lambda x: diagonal(x, A, B, W), lambda a: np.diagonal(a, axis1=0, axis2=2)),
-    "diagonal, the other way round": (lambda x: diagonal(x, "b", "a", W), lambda a: np.diagonal(a, axis1=0, axis2=2)),
-    "diagonal that keeps a dim": (lambda x: diagonal(x, A, B, A), lambda a: np.diagonal(a, axis1=0, axis2=2)),
-    "diagonal that keeps a name": (lambda x: diagonal(x, A, B, md.Dim("b", 5)), lambda a: np.diagonal(a, axis1=0, axis2=2)),
-    "diagonal of truth": (lambda x: diagonal(x > 0, A, B, W), lambda a: np.diagonal(a > 0, axis1=0, axis2=2)),
+    "diagonal, the other way round": (
+        lambda x: diagonal(x, "b", "a", W),
+        lambda a: np.diagonal(a, axis1=0, axis2=2),
+    ),
+    "diagonal that keeps a dim": (
+        lambda x: diagonal(x, A, B, A),
+        lambda a: np.diagonal(a, axis1=0, axis2=2),
+    ),
+    "diagonal that keeps a name": (
+        lambda x: diagonal(x, A, B, md.Dim("b", 5)),
+        lambda a: np.diagonal(a, axis1=0, axis2=2),
+    ),
+    "diagonal of truth": (
+        lambda x: diagonal(x > 0, A, B, W),
+        lambda a: np.diagonal(a > 0, axis1=0, axis2=2),
+    ),
     "tril": (lambda x: tril(x, A, B), lambda a: np.tril(a.transpose(1, 0, 2)).transpose(1, 0, 2)),
-    "tril, rows and columns swapped": (lambda x: tril(x, "b", "a"), lambda a: np.tril(a.transpose(1, 2, 0)).transpose(2, 0, 1)),
-    "tril above": (lambda x: tril(x, A, B, 2), lambda a: np.tril(a.transpose(1, 0, 2), 2).transpose(1, 0, 2)),
+    "tril, rows and columns swapped": (
+        lambda x: tril(x, "b", "a"),
+        lambda a: np.tril(a.transpose(1, 2, 0)).transpose(2, 0, 1),
+    ),
+    "tril above": (
+        lambda x: tril(x, A, B, 2),
+        lambda a: np.tril(a.transpose(1, 0, 2), 2).transpose(1, 0, 2),
+    ),
     "triu": (lambda x: triu(x, A, B), lambda a: np.triu(a.transpose(1, 0, 2)).transpose(1, 0, 2)),
-    "triu below": (lambda x: triu(x, A, B, -1), lambda a: np.triu(a.transpose(1, 0, 2), -1).transpose(1, 0, 2)),
+    "triu below": (
+        lambda x: triu(x, A, B, -1),
+        lambda a: np.triu(a.transpose(1, 0, 2), -1).transpose(1, 0, 2),
+    ),
     "eye": (lambda x: eye(A, B), lambda a: np.eye(5, 7)),
     "part of eye": (lambda x: eye(B, A, jnp.int32, like=x), lambda a: np.eye(7, 5)),
 }
@@ -42,13 +65,19 @@ def test_matrix_is_that_of_numpy(name):
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_matrices_are_the_same_lowered(rules):
-    run = lambda x, y: [{name: ours(x) for name, (ours, _) in MATRIX.items()}, diagonal(y, "a", "d", W), diagonal(y, "a", "d", y.dims[1])]  # noqa: E731
+    run = lambda x, y: [
+        {name: ours(x) for name, (ours, _) in MATRIX.items()},
+        diagonal(y, "a", "d", W),
+        diagonal(y, "a", "d", y.dims[1]),
+    ]  # noqa: E731
     assert_same(run, X, SQUARE, layout=rules)
 
 
 def test_a_sum_stays_pending_through_a_triangle_and_a_diagonal():
     rules = layout("c -> m", mesh={"m": 2})
-    assert collectives(lambda x: diagonal(tril(md.sum(x, C), A, B), A, B, W), X, layout=rules) == {("psum", ("m",)): 1}
+    assert collectives(lambda x: diagonal(tril(md.sum(x, C), A, B), A, B, W), X, layout=rules) == {
+        ("psum", ("m",)): 1
+    }
 
 
 COUNTS = {
@@ -70,4 +99,11 @@ def test_a_diagonal_moves_at_most_itself(rule, expected):
 def test_masks_move_nothing():
     rules = layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}, uneven="pad")
     whole = data(md.Dim("a", 4), md.Dim("b", 8))
-    assert collectives(lambda x: [tril(x, "a", "b"), triu(x, "b", "a", 1), eye(*x.dims, like=x)], whole, layout=rules) == {}
+    assert (
+        collectives(
+            lambda x: [tril(x, "a", "b"), triu(x, "b", "a", 1), eye(*x.dims, like=x)],
+            whole,
+            layout=rules,
+        )
+        == {}
+    )

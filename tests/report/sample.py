@@ -8,7 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from meshdsl.estimate.explanation import AxisView, DimView, Explanation, MemoryView, MoveView, OpView, Span, TensorView, TimeView
+from meshdsl.estimate.explanation import (
+    AxisView,
+    DimView,
+    Explanation,
+    MemoryView,
+    MoveView,
+    OpView,
+    Span,
+    TensorView,
+    TimeView,
+)
 
 MESH = {"data": 16, "model": 4}
 SIZES = {
@@ -19,14 +29,23 @@ RULE = {
     "model": "layout fsdp-sequence.toml, rule 2: heads?, kv_heads?, d_ff, vocab -> model",
     "length": "layout fsdp-sequence.toml, rule 3: length -> model",
 }
-B, S, H = "batch:data length d_model", "batch:data length:model d_model", "batch:data length kv_heads:model group head_dim"
+B, S, H = (
+    "batch:data length d_model",
+    "batch:data length:model d_model",
+    "batch:data length kv_heads:model group head_dim",
+)
 SCORES = "batch:data length kv_heads:model group memory"
 TRANSPOSED = {"all_gather": "psum_scatter", "psum_scatter": "all_gather"}
 
 # Name, loop nest, source, moves as "operation axis bytes".
 HEAD = (
     ("cast", "vocab:model d_model:data", "embedding.py:23", ""),
-    ("take", "vocab:model d_model batch:data length", "embedding.py:23", "all_gather data 262668288, all_gather model 131072"),
+    (
+        "take",
+        "vocab:model d_model batch:data length",
+        "embedding.py:23",
+        "all_gather data 262668288, all_gather model 131072",
+    ),
     ("settle", S, "stack.py:41", "psum_scatter model 268435456"),
 )
 LAYER = (
@@ -35,9 +54,24 @@ LAYER = (
     ("mean", S, "norm.py:24", ""),
     ("rsqrt", "batch:data length:model", "norm.py:25", ""),
     ("multiply", S, "norm.py:25", "all_gather data 16384"),
-    ("einsum", "batch:data length d_model kv_heads:model group head_dim", "linear.py:30", "all_gather model 268435456, all_gather data 8388608"),
-    ("einsum", "batch:data length d_model kv_heads:model head_dim", "linear.py:30", "all_gather data 2097152"),
-    ("einsum", "batch:data length d_model kv_heads:model head_dim", "linear.py:30", "all_gather data 2097152"),
+    (
+        "einsum",
+        "batch:data length d_model kv_heads:model group head_dim",
+        "linear.py:30",
+        "all_gather model 268435456, all_gather data 8388608",
+    ),
+    (
+        "einsum",
+        "batch:data length d_model kv_heads:model head_dim",
+        "linear.py:30",
+        "all_gather data 2097152",
+    ),
+    (
+        "einsum",
+        "batch:data length d_model kv_heads:model head_dim",
+        "linear.py:30",
+        "all_gather data 2097152",
+    ),
     ("split", H, "rotary.py:23", ""),
     ("multiply", H, "rotary.py:24", ""),
     ("subtract", H, "rotary.py:24", ""),
@@ -47,13 +81,23 @@ LAYER = (
     ("where", SCORES, "attention.py:75", ""),
     ("softmax", SCORES, "attention.py:75", ""),
     ("einsum", "batch:data length kv_heads:model group memory head_dim", "attention.py:76", ""),
-    ("einsum", "batch:data length kv_heads:model group head_dim d_model", "linear.py:30", "all_gather data 8388608"),
+    (
+        "einsum",
+        "batch:data length kv_heads:model group head_dim d_model",
+        "linear.py:30",
+        "all_gather data 8388608",
+    ),
     ("settle", S, "transformer.py:145", "psum_scatter model 268435456"),
     ("add", S, "transformer.py:145", ""),
     ("cast", S, "norm.py:23", ""),
     ("square", S, "norm.py:24", ""),
     ("multiply", S, "norm.py:25", "all_gather data 16384"),
-    ("einsum", "batch:data length d_model d_ff:model", "linear.py:30", "all_gather model 268435456, all_gather data 29360128"),
+    (
+        "einsum",
+        "batch:data length d_model d_ff:model",
+        "linear.py:30",
+        "all_gather model 268435456, all_gather data 29360128",
+    ),
     ("silu", "batch:data length d_ff:model", "mlp.py:47", ""),
     ("einsum", "batch:data length d_model d_ff:model", "linear.py:30", "all_gather data 29360128"),
     ("multiply", "batch:data length d_ff:model", "mlp.py:47", ""),
@@ -64,8 +108,18 @@ LAYER = (
 TAIL = (
     ("square", S, "norm.py:24", ""),
     ("multiply", S, "norm.py:25", "all_gather data 16384"),
-    ("einsum", "batch:data length d_model vocab:model", "linear.py:30", "all_gather model 268435456, all_gather data 262668288"),
-    ("logsumexp", "batch:data length vocab:model", "transformer.py:200", "pmax model 131072, psum model 131072"),
+    (
+        "einsum",
+        "batch:data length d_model vocab:model",
+        "linear.py:30",
+        "all_gather model 268435456, all_gather data 262668288",
+    ),
+    (
+        "logsumexp",
+        "batch:data length vocab:model",
+        "transformer.py:200",
+        "pmax model 131072, psum model 131072",
+    ),
     ("one_hot", "batch:data length vocab:model", "transformer.py:201", "all_gather model 131072"),
     ("settle", "", "loss.py:12", "psum data+model 4"),
 )
@@ -100,7 +154,9 @@ def sample() -> Explanation:
         )
         for (name, size), where in zip(MESH.items(), ("x and y", "z"), strict=True)
     )  # fmt: skip
-    time = TimeView(busy, talk, step, busy + talk, max(step - busy, 0.0), 4.1e14, 4.6e14, 459e12, tuple(spans))
+    time = TimeView(
+        busy, talk, step, busy + talk, max(step - busy, 0.0), 4.1e14, 4.6e14, 459e12, tuple(spans)
+    )
     return Explanation(
         "llama3-8b, batch 64, length 8,192", "layout fsdp-sequence.toml", "v5p:4x4x4", axes, tuple(ops), _memory(), time, SIZES["batch"] * SIZES["length"],
         ("Times assume 60% of the peak for matrix products.", "Compiler cycles agree with the compiler, not with hardware."),
@@ -109,15 +165,29 @@ def sample() -> Explanation:
 
 def without_target() -> Explanation:
     whole = sample()
-    ops = tuple(replace(op, moves=tuple(replace(move, seconds=None) for move in op.moves)) for op in whole.ops)
+    ops = tuple(
+        replace(op, moves=tuple(replace(move, seconds=None) for move in op.moves))
+        for op in whole.ops
+    )
     axes = tuple(replace(axis, lies="", seconds=None) for axis in whole.axes)
-    return replace(whole, target="", time=None, memory=replace(whole.memory, capacity=None), ops=ops, axes=axes, notes=())
+    return replace(
+        whole,
+        target="",
+        time=None,
+        memory=replace(whole.memory, capacity=None),
+        ops=ops,
+        axes=axes,
+        notes=(),
+    )
 
 
 def too_large() -> Explanation:
     whole = sample()
     return replace(
-        whole, target="v5e:8x8", memory=replace(whole.memory, capacity=16_000_000_000), remedies=("split `length` over `model`: softmax is 4.00 GiB",)
+        whole,
+        target="v5e:8x8",
+        memory=replace(whole.memory, capacity=16_000_000_000),
+        remedies=("split `length` over `model`: softmax is 4.00 GiB",),
     )
 
 
@@ -128,26 +198,61 @@ def _dims(text: str) -> tuple[DimView, ...]:
     found = []
     for word in text.split():
         name, *axes = word.split(":")
-        found.append(DimView(name, SIZES[name], SIZES[name] // prod(MESH[axis] for axis in axes), tuple(axes)))
+        found.append(
+            DimView(
+                name, SIZES[name], SIZES[name] // prod(MESH[axis] for axis in axes), tuple(axes)
+            )
+        )
     return tuple(found)
 
 
 def _ops() -> list[OpView]:
     found = []
     for rows, loops in ((HEAD, ()), (LAYER, (("layers", 32),)), (TAIL, ())):
-        found += [_op(f"md.loss_and_gradients.{len(found) + i}", *row, loops) for i, row in enumerate(rows)]
-    scale = TensorView("gradient", "gradient", _dims("layers d_model:data"), (32, 256), "float32", 32768)
-    sums = MoveView("psum", ("model",), "gradient", 1, scale.bytes, "float32", RULE["length"], _seconds(scale.bytes))
-    found.append(OpView("md.loss_and_gradients.87", "gradient", scale.dims, 1, (), "loss.py:13", {"gradient": 8192.0}, (sums,)))
+        found += [
+            _op(f"md.loss_and_gradients.{len(found) + i}", *row, loops)
+            for i, row in enumerate(rows)
+        ]
+    scale = TensorView(
+        "gradient", "gradient", _dims("layers d_model:data"), (32, 256), "float32", 32768
+    )
+    sums = MoveView(
+        "psum",
+        ("model",),
+        "gradient",
+        1,
+        scale.bytes,
+        "float32",
+        RULE["length"],
+        _seconds(scale.bytes),
+    )
+    found.append(
+        OpView(
+            "md.loss_and_gradients.87",
+            "gradient",
+            scale.dims,
+            1,
+            (),
+            "loss.py:13",
+            {"gradient": 8192.0},
+            (sums,),
+        )
+    )
     update = _dims("layers d_model:data d_ff:model")
-    found.append(OpView("md.adamw.0", "adamw", update, 1, (), "optimizer.py:40", {"optimizer": 2.2e9}, ()))
+    found.append(
+        OpView("md.adamw.0", "adamw", update, 1, (), "optimizer.py:40", {"optimizer": 2.2e9}, ())
+    )
     return found
 
 
 def _op(tag: str, name: str, nest: str, source: str, moved: str, loops) -> OpView:
     dims, count = _dims(nest), prod(n for _, n in loops)
     flops = (2.0 if name == "einsum" else 1.0) * prod(dim.local for dim in dims) * count
-    each = {"forward": flops, "recompute": flops, "backward": 2 * flops} if loops else {"forward": flops, "backward": 2 * flops}
+    each = (
+        {"forward": flops, "recompute": flops, "backward": 2 * flops}
+        if loops
+        else {"forward": flops, "backward": 2 * flops}
+    )
     moves = []
     for words in filter(None, moved.split(", ")):
         operation, axes, size = words.split()
@@ -156,10 +261,30 @@ def _op(tag: str, name: str, nest: str, source: str, moved: str, loops) -> OpVie
         for phase, what in phases:
             if what:
                 over = tuple(axes.split("+"))
-                moves.append(MoveView(what, over, phase, count, int(size), "bfloat16", RULE[over[-1]], _seconds(int(size))))
+                moves.append(
+                    MoveView(
+                        what,
+                        over,
+                        phase,
+                        count,
+                        int(size),
+                        "bfloat16",
+                        RULE[over[-1]],
+                        _seconds(int(size)),
+                    )
+                )
     idle = ("model",) if name == "take" else ()
     return OpView(
-        tag, name, dims, count, loops, source, {} if name in ("rename", "settle") else each, tuple(moves), idle, "d_model -> model" if idle else ""
+        tag,
+        name,
+        dims,
+        count,
+        loops,
+        source,
+        {} if name in ("rename", "settle") else each,
+        tuple(moves),
+        idle,
+        "d_model -> model" if idle else "",
     )
 
 
@@ -183,13 +308,17 @@ def _spans(ops: list[OpView]) -> list[Span]:
                     stream = ", ".join(move.axes)
                     begin = max(free.get(stream, 0.0), issue)
                     free[stream] = begin + move.seconds
-                    spans.append(Span(stream, move.operation, begin, free[stream], phase, op.tag, turns))
+                    spans.append(
+                        Span(stream, move.operation, begin, free[stream], phase, op.tag, turns)
+                    )
                     ready = max(ready, free[stream])
                 flops = op.flops.get(phase, 0.0) / max(op.count, 1)
                 if flops:
                     issue = ready
                     free["compute"] = ready + flops / RATE
-                    spans.append(Span("compute", op.name, ready, free["compute"], phase, op.tag, turns))
+                    spans.append(
+                        Span("compute", op.name, ready, free["compute"], phase, op.tag, turns)
+                    )
                     ready = free["compute"]
         if turns > 1:
             end = start + turns * (max(free.values()) - start)
@@ -211,7 +340,12 @@ def _passes(ops: list[OpView]):
 
 def _memory() -> MemoryView:
     at_rest = []
-    for kind, prefix in (("parameter", ""), ("optimizer", "mu."), ("optimizer", "nu."), ("gradient", "")):
+    for kind, prefix in (
+        ("parameter", ""),
+        ("optimizer", "mu."),
+        ("optimizer", "nu."),
+        ("gradient", ""),
+    ):
         for name, nest in PARAMETERS:
             dims = _dims(nest)
             shape = tuple(dim.local for dim in dims)
@@ -231,6 +365,23 @@ def _memory() -> MemoryView:
     for name, nest, dtype, source in large:
         dims = _dims(nest)
         shape = tuple(dim.local for dim in dims)
-        largest.append(TensorView(name, "activation", dims, shape, dtype, prod(shape) * (2 if dtype == "bfloat16" else 4), source))
+        largest.append(
+            TensorView(
+                name,
+                "activation",
+                dims,
+                shape,
+                dtype,
+                prod(shape) * (2 if dtype == "bfloat16" else 4),
+                source,
+            )
+        )
     largest.sort(key=lambda t: -t.bytes)
-    return MemoryView(tuple(at_rest), arguments, 20_413_290_688, tuple(largest), "attention.py:75, backward", 102_005_473_280)
+    return MemoryView(
+        tuple(at_rest),
+        arguments,
+        20_413_290_688,
+        tuple(largest),
+        "attention.py:75, backward",
+        102_005_473_280,
+    )

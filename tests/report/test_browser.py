@@ -16,7 +16,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver, as Debian packages them")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver, as Debian packages them"
+)
 
 # Elements with text of their own whose colour stands out too little from what is behind: less than 4.5 to 1, or 3 to 1 for large text.
 FAINT = """
@@ -77,7 +79,10 @@ def visit(browser, files):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not script})
         metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}, {"name": "prefers-reduced-motion", "value": "reduce"}]
+        features = [
+            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         browser.get(files[name])
         if script:
@@ -86,7 +91,9 @@ def visit(browser, files):
 
     browser.get_log("browser")
     yield visit
-    assert [entry for entry in browser.get_log("browser") if "favicon" not in entry["message"]] == []
+    assert [
+        entry for entry in browser.get_log("browser") if "favicon" not in entry["message"]
+    ] == []
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
@@ -103,7 +110,9 @@ def press(browser, *keys: str) -> None:
 def test_nothing_overflows(visit, name, width):
     browser = visit(name, width)
     browser.execute_script("document.querySelectorAll('details').forEach((d) => d.open = true)")
-    wide, room = browser.execute_script("const e = document.documentElement; return [e.scrollWidth, e.clientWidth]")
+    wide, room = browser.execute_script(
+        "const e = document.documentElement; return [e.scrollWidth, e.clientWidth]"
+    )
     assert wide <= room <= width
 
 
@@ -184,7 +193,9 @@ def test_arrow_keys_switch_the_pass_and_walk_the_ops(visit):
 def test_arrow_keys_walk_the_timeline_and_zoom_it(visit):
     browser = visit("sample")
     picked = browser.find_element(By.CSS_SELECTOR, ".picked")
-    browser.execute_script("document.querySelector('.timeline .lane .block[tabindex=\"0\"]').focus()")
+    browser.execute_script(
+        "document.querySelector('.timeline .lane .block[tabindex=\"0\"]').focus()"
+    )
     assert picked.text.startswith("32 × layers")
     press(browser, Keys.ARROW_DOWN)
     assert "forward" in picked.text and "show the op" in picked.text
@@ -198,7 +209,9 @@ def test_arrow_keys_walk_the_timeline_and_zoom_it(visit):
     browser.find_element(By.XPATH, "//button[text()='Whole step']").click()
     assert width() == before
     picked.find_element(By.TAG_NAME, "a").click()
-    assert browser.execute_script("return document.activeElement.closest('details').open && document.activeElement.checkVisibility()")
+    assert browser.execute_script(
+        "return document.activeElement.closest('details').open && document.activeElement.checkVisibility()"
+    )
 
 
 def test_headings_sort_and_an_op_of_the_table_leads_to_the_flow(visit):
@@ -208,18 +221,24 @@ def test_headings_sort_and_an_op_of_the_table_leads_to_the_flow(visit):
     )
     heads = browser.find_elements(By.CSS_SELECTOR, ".sortable thead th")
     assert heads[5].get_attribute("aria-sort") == "descending"
-    press_on = lambda head: browser.execute_script("arguments[0].querySelector('button').focus()", head)
+    press_on = lambda head: browser.execute_script(
+        "arguments[0].querySelector('button').focus()", head
+    )
     press_on(heads[4])
     press(browser, Keys.ENTER)
     each = [float(v) for v in column(4)]
-    assert each == sorted(each, reverse=True) and heads[4].get_attribute("aria-sort") == "descending"
+    assert (
+        each == sorted(each, reverse=True) and heads[4].get_attribute("aria-sort") == "descending"
+    )
     press(browser, Keys.ENTER)
     each = [float(v) for v in column(4)]
     assert each == sorted(each) and heads[4].get_attribute("aria-sort") == "ascending"
     press_on(heads[0])
     press(browser, Keys.ENTER)
     assert column(0) == sorted(column(0)) and heads[4].get_attribute("aria-sort") is None
-    link = browser.find_element(By.XPATH, "//table[contains(@class, 'sortable')]//tr[td[3]='backward']//a")
+    link = browser.find_element(
+        By.XPATH, "//table[contains(@class, 'sortable')]//tr[td[3]='backward']//a"
+    )
     browser.execute_script("arguments[0].focus()", link)
     press(browser, Keys.ENTER)
     assert browser.find_element(By.CSS_SELECTOR, ".panel-2").is_displayed()
@@ -238,6 +257,14 @@ def test_without_script_the_page_reads_and_the_passes_switch(visit):
 
 def test_fragment_keeps_to_itself(visit):
     browser = visit("notebook", dark=True)
-    assert browser.execute_script("return getComputedStyle(document.querySelector('h1')).color") == "rgb(0, 0, 0)"
+    assert (
+        browser.execute_script("return getComputedStyle(document.querySelector('h1')).color")
+        == "rgb(0, 0, 0)"
+    )
     browser.execute_script("document.body.dataset.jpThemeLight = 'true'")
-    assert browser.execute_script("return getComputedStyle(document.querySelector('.mdsl')).backgroundColor") == "rgb(253, 253, 252)"
+    assert (
+        browser.execute_script(
+            "return getComputedStyle(document.querySelector('.mdsl')).backgroundColor"
+        )
+        == "rgb(253, 253, 252)"
+    )

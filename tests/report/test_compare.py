@@ -4,10 +4,32 @@ from dataclasses import replace
 
 from meshdsl.report.compare import Row, best_first, table
 
-FAST = Row("fsdp", "data=64", fits=True, peak=2**30, capacity=2**34, step=0.5, mfu=0.5, exposed=0.1, moved=(("data", 10**9),))
-SLOW = Row("tensor", "model=64", fits=True, peak=2**31, capacity=2**34, step=1.5, mfu=0.2, exposed=0.6, moved=(("model", 10**10),))
+FAST = Row(
+    "fsdp",
+    "data=64",
+    fits=True,
+    peak=2**30,
+    capacity=2**34,
+    step=0.5,
+    mfu=0.5,
+    exposed=0.1,
+    moved=(("data", 10**9),),
+)
+SLOW = Row(
+    "tensor",
+    "model=64",
+    fits=True,
+    peak=2**31,
+    capacity=2**34,
+    step=1.5,
+    mfu=0.2,
+    exposed=0.6,
+    moved=(("model", 10**10),),
+)
 LARGE = Row("data", "data=64", peak=2**35, capacity=2**34, step=0.4, mfu=0.6, exposed=0.0, moved=())
-LARGER = Row("zero1", "data=64", peak=2**36, capacity=2**34, step=0.3, mfu=0.6, exposed=0.0, moved=())
+LARGER = Row(
+    "zero1", "data=64", peak=2**36, capacity=2**34, step=0.3, mfu=0.6, exposed=0.0, moved=()
+)
 BROKEN = Row("mine", "", error="rule 2: no dim `heds`")
 
 
@@ -17,8 +39,23 @@ def test_what_fits_comes_first_and_the_fastest_of_it():
 
 def test_the_table_says_by_how_much_something_does_not_fit_and_what_is_wrong_with_the_rest():
     lines = table([FAST, LARGE, BROKEN]).splitlines()
-    assert lines[0].split() == ["layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives", "by", "axis", "by"]
-    assert lines[1].split() == "fsdp data=64 yes 1.00 GiB 500 ms 50.0% 10% data 953.7 MiB estimate".split()
+    assert lines[0].split() == [
+        "layout",
+        "mesh",
+        "fits",
+        "peak",
+        "step",
+        "MFU",
+        "exposed",
+        "collectives",
+        "by",
+        "axis",
+        "by",
+    ]
+    assert (
+        lines[1].split()
+        == "fsdp data=64 yes 1.00 GiB 500 ms 50.0% 10% data 953.7 MiB estimate".split()
+    )
     assert "no, by 16.00 GiB" in lines[2]
     assert lines[3].endswith("rule 2: no dim `heds`")
 

@@ -3,18 +3,49 @@
 import json
 from dataclasses import replace
 
-from meshdsl.compiled.report import CompiledReport
-from meshdsl.report.compiled_text import describe
 from meshdsl.compiled.match import Absent, Compiled
-from meshdsl.compiled.report import ChipMemory
+from meshdsl.compiled.report import ChipMemory, CompiledReport
 from meshdsl.estimate.explanation import Explanation, MemoryView, Span, TensorView, TimeView
+from meshdsl.report.compiled_text import describe
 
 GATHER = Compiled(
-    "all_gather", ("data",), 64, 16_777_216, "bfloat16", "forward", "md.f.3", "einsum[batch_data, d_model]", "mlp.py:31", "", False, 60, 0.012, 0.0004
+    "all_gather",
+    ("data",),
+    64,
+    16_777_216,
+    "bfloat16",
+    "forward",
+    "md.f.3",
+    "einsum[batch_data, d_model]",
+    "mlp.py:31",
+    "",
+    False,
+    60,
+    0.012,
+    0.0004,
 )
-CHANGED = replace(GATHER, operation="psum", count=2, how="an all-reduce of the whole instead of all_gather", phase="backward")
-SURPRISE = Compiled("all_to_all", ("data", "model"), 3, 4096, "float32", "backward", surprise=True, asynchronous=0, seconds=0.001, exposed=0.001)
-TIME = TimeView(0.8, 0.3, 1.0, 1.1, 0.2, 1e12, 1.1e12, 2e12, (Span("compute", "fusion", 0.0, 0.8, "forward"),))
+CHANGED = replace(
+    GATHER,
+    operation="psum",
+    count=2,
+    how="an all-reduce of the whole instead of all_gather",
+    phase="backward",
+)
+SURPRISE = Compiled(
+    "all_to_all",
+    ("data", "model"),
+    3,
+    4096,
+    "float32",
+    "backward",
+    surprise=True,
+    asynchronous=0,
+    seconds=0.001,
+    exposed=0.001,
+)
+TIME = TimeView(
+    0.8, 0.3, 1.0, 1.1, 0.2, 1e12, 1.1e12, 2e12, (Span("compute", "fusion", 0.0, 0.8, "forward"),)
+)
 LARGE = TensorView("einsum[d_ff]", "activation", (), (8, 4), "float32", 2**30, "mlp.py:31")
 MEMORY = ChipMemory(9 * 2**30, 16 * 2**30, 2**30, 2**30, 2**30, 8 * 2**30, 0, 8 * 2**30, (LARGE,))
 REPORT = CompiledReport(
@@ -30,7 +61,11 @@ REPORT = CompiledReport(
     compile_seconds=12.3,
     tokens=1024,
     collectives=(SURPRISE, CHANGED, GATHER),
-    absent=(Absent("psum", ("data",), 1, 4, "forward", "settle[]", "loss.py:9", "left out by the compiler"),),
+    absent=(
+        Absent(
+            "psum", ("data",), 1, 4, "forward", "settle[]", "loss.py:9", "left out by the compiler"
+        ),
+    ),
     time=TIME,
 )
 
@@ -38,9 +73,25 @@ REPORT = CompiledReport(
 def test_the_verdict_and_the_surprises_come_first():
     lines = describe(REPORT).splitlines()
     assert lines[2] == "fits: needs 9.00 GiB of 16.00 GiB per device, 7.00 GiB free"
-    assert lines[3] == "replayed step 1 s, MFU 50.0% (causal attention counted in full: 55.0%), 1,024 tokens/s"
+    assert (
+        lines[3]
+        == "replayed step 1 s, MFU 50.0% (causal attention counted in full: 55.0%), 1,024 tokens/s"
+    )
     assert lines[5] == "SURPRISES: 1 kinds of collectives that no record explains"
-    assert lines[7].split() == ["backward", "all_to_all(data,", "model)", "3", "x", "4.0", "KiB", "0", "1", "ms", "1", "ms"]
+    assert lines[7].split() == [
+        "backward",
+        "all_to_all(data,",
+        "model)",
+        "3",
+        "x",
+        "4.0",
+        "KiB",
+        "0",
+        "1",
+        "ms",
+        "1",
+        "ms",
+    ]
 
 
 def test_everything_else_is_said():
@@ -60,24 +111,55 @@ def test_everything_else_is_said():
 def test_rows_that_read_the_same_are_one():
     text = describe(replace(REPORT, collectives=(GATHER, replace(GATHER, tag="md.f.4"))))
     assert text.count("mlp.py:31") == 2  # one of a collective, one of an array
-    assert "128 x" in text and "no surprises: a record explains every collective of the compiled program" in text
+    assert (
+        "128 x" in text
+        and "no surprises: a record explains every collective of the compiled program" in text
+    )
 
 
 def test_a_program_that_does_not_fit_says_what_is_largest():
-    short = replace(REPORT, fits=False, verdict="does NOT fit: needs 40 GiB", memory=replace(MEMORY, peak=None, code=None), collectives=(), time=None, absent=())
+    short = replace(
+        REPORT,
+        fits=False,
+        verdict="does NOT fit: needs 40 GiB",
+        memory=replace(MEMORY, peak=None, code=None),
+        collectives=(),
+        time=None,
+        absent=(),
+    )
     text = describe(short)
-    assert text.splitlines()[2] == "does NOT fit: needs 40 GiB" and "einsum[d_ff]" in text and "surprises" not in text
+    assert (
+        text.splitlines()[2] == "does NOT fit: needs 40 GiB"
+        and "einsum[d_ff]" in text
+        and "surprises" not in text
+    )
 
 
 def test_machines_get_everything():
     data = json.loads(json.dumps(REPORT.to_dict()))
-    assert data["mfu"] == 0.5 and data["exposed_share"] == 0.2 and data["surprises"][0]["operation"] == "all_to_all"
-    assert data["memory"]["needed"] == 9 * 2**30 and data["options"] == {"xla_a": "true", "xla_b": "1"}
+    assert (
+        data["mfu"] == 0.5
+        and data["exposed_share"] == 0.2
+        and data["surprises"][0]["operation"] == "all_to_all"
+    )
+    assert data["memory"]["needed"] == 9 * 2**30 and data["options"] == {
+        "xla_a": "true",
+        "xla_b": "1",
+    }
 
 
 def test_the_page_shows_the_compiler_s_memory_and_time():
-    estimate = Explanation("tiny", "fsdp", "v5e:4x4", (), (), MemoryView((), 1, 2, ()), None, 1024, ("a note",))
+    estimate = Explanation(
+        "tiny", "fsdp", "v5e:4x4", (), (), MemoryView((), 1, 2, ()), None, 1024, ("a note",)
+    )
     shown = REPORT.explained(estimate)
-    assert (shown.memory.peak, shown.memory.arguments, shown.memory.largest) == (8 * 2**30, 2**30, MEMORY.largest)
+    assert (shown.memory.peak, shown.memory.arguments, shown.memory.largest) == (
+        8 * 2**30,
+        2**30,
+        MEMORY.largest,
+    )
     assert shown.time == TIME and shown.title == "tiny, batch 8 of length 128, compiled"
-    assert shown.notes[1] == "surprise: 3 x all_to_all(data, model) of 4.0 KiB in float32, backward, of no recorded op"
+    assert (
+        shown.notes[1]
+        == "surprise: 3 x all_to_all(data, model) of 4.0 KiB in float32, backward, of no recorded op"
+    )

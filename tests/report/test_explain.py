@@ -7,11 +7,11 @@ import optax
 import pytest
 
 import meshdsl as md
+from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.record.collective import summary
 from meshdsl.report import explain
 from meshdsl.report.explanation_text import describe
-from meshdsl.machine import find_target
 from meshdsl.train.report import device_bytes
 from meshdsl.train.step import TrainStep
 from tests.models import common
@@ -25,10 +25,21 @@ def explained(name, target=None):
     if (name, target) not in _known:
         layout = common.on(common.load(name), 8) if name != "single" else common.load(name)
         mesh = abstract_mesh(layout.mesh)
-        step = TrainStep(lambda key: common.Transformer.init(key, CONFIG), common.loss, optax.adamw(1e-3), layout, mesh, clip=1.0)
+        step = TrainStep(
+            lambda key: common.Transformer.init(key, CONFIG),
+            common.loss,
+            optax.adamw(1e-3),
+            layout,
+            mesh,
+            clip=1.0,
+        )
         program = step.program(step.abstract, common.batch(CONFIG))
         machine = find_target(target) if target else None
-        _known[name, target] = step, program, explain(program, title=name, target=machine, tokens=128, model_flops=(1e9, 2e9))
+        _known[name, target] = (
+            step,
+            program,
+            explain(program, title=name, target=machine, tokens=128, model_flops=(1e9, 2e9)),
+        )
     return _known[name, target]
 
 
@@ -44,7 +55,10 @@ def test_every_collective_of_the_program_is_under_an_op_with_its_rule(name):
     assert shown == summary(program.collectives)
     for axis in explanation.axes:
         over = [c for c in program.collectives if axis.name in c.axes]
-        assert (axis.count, axis.bytes) == (sum(c.count for c in over), sum(c.total_bytes for c in over))
+        assert (axis.count, axis.bytes) == (
+            sum(c.count for c in over),
+            sum(c.total_bytes for c in over),
+        )
 
 
 @pytest.mark.parametrize("name", ["data", "zero1", "fsdp-sequence"])
@@ -53,23 +67,38 @@ def test_what_is_at_rest_is_what_the_step_holds(name):
     memory = explanation.memory
     assert memory.total("parameter") == device_bytes(step.abstract.params)
     assert memory.total("optimizer") == device_bytes(step.abstract.opt_state)
-    assert 2 * memory.total("gradient") + 4 == memory.total("optimizer")  # adamw holds two of each, and a count
+    assert 2 * memory.total("gradient") + 4 == memory.total(
+        "optimizer"
+    )  # adamw holds two of each, and a count
     names = {t.name for t in memory.at_rest if t.kind == "parameter"}
     assert "blocks.layer.mlp.up.weight" in names
 
 
 def test_every_op_leads_to_a_line_of_the_model():
     _, _, explanation = explained("fsdp-sequence")
-    lines = {tuple(line.partition(":")[0] for line in op.source.split()) for op in explanation.ops if op.name == "einsum"}
+    lines = {
+        tuple(line.partition(":")[0] for line in op.source.split())
+        for op in explanation.ops
+        if op.name == "einsum"
+    }
     # Products with a weight are the linear layer's, called by attention, the MLP and the model; those of scores and values are attention's own.
-    assert lines == {("attention.py", "linear.py"), ("mlp.py", "linear.py"), ("transformer.py", "linear.py"), ("attention.py", "attention.py")}
+    assert lines == {
+        ("attention.py", "linear.py"),
+        ("mlp.py", "linear.py"),
+        ("transformer.py", "linear.py"),
+        ("attention.py", "attention.py"),
+    }
 
 
 def test_the_layers_are_folded_and_each_phase_has_its_flops():
     _, _, explanation = explained("data")
-    up = next(op for op in explanation.ops if op.notation == "einsum[batch_data, length, d_model, d_ff]")
+    up = next(
+        op for op in explanation.ops if op.notation == "einsum[batch_data, length, d_model, d_ff]"
+    )
     assert up.loops == (("layers", 2),) and up.count == 2
-    flops = 2 * 2 * (8 // 8) * 16 * 32 * 64  # layers, multiply and add, sequences of a device, length, d_model, d_ff
+    flops = (
+        2 * 2 * (8 // 8) * 16 * 32 * 64
+    )  # layers, multiply and add, sequences of a device, length, d_model, d_ff
     assert up.flops["forward"] == up.flops["recompute"] == flops
     assert 2 * flops <= up.flops["backward"] < 2.02 * flops  # and the gradient's conversion
 
@@ -79,16 +108,26 @@ def test_work_that_an_axis_repeats_is_called_out_with_the_rule_that_would_split_
     norm = next(op for op in explanation.ops if "norm.py" in op.source and op.idle)
     assert norm.idle == ("model",)
     assert norm.advice == "length -> model"
-    einsum = next(op for op in explanation.ops if "d_ff_model" in op.notation and op.name == "einsum")
+    einsum = next(
+        op for op in explanation.ops if "d_ff_model" in op.notation and op.name == "einsum"
+    )
     assert einsum.idle == ()
 
 
 def test_a_layout_for_another_kind_of_model_leaves_axes_idle_and_says_so():
     layout = common.on(common.load("spatial"), 8)
-    step = TrainStep(lambda key: common.Transformer.init(key, CONFIG), common.loss, optax.adamw(1e-3), layout, abstract_mesh(layout.mesh))
+    step = TrainStep(
+        lambda key: common.Transformer.init(key, CONFIG),
+        common.loss,
+        optax.adamw(1e-3),
+        layout,
+        abstract_mesh(layout.mesh),
+    )
     explanation = explain(step.program(step.abstract, common.batch(CONFIG)))
     assert [a.name for a in explanation.axes if a.idle] == ["rows", "cols"]
-    assert "axis `rows`=2 splits nothing: all 2 devices along it do the same work" in explanation.notes
+    assert (
+        "axis `rows`=2 splits nothing: all 2 devices along it do the same work" in explanation.notes
+    )
     assert any("this model has no dim `height`" in note for note in explanation.notes)
 
 
@@ -112,7 +151,9 @@ def test_a_machine_gives_times_and_a_verdict():
     assert explanation.memory.fits
     assert all(m.seconds > 0 for op in explanation.ops for m in op.moves)
     ops = sum(seconds for op in explanation.ops for seconds in op.seconds.values())
-    assert 0.9 * time.compute < ops <= 1.0001 * time.compute  # the rest is the optimizer's, which no op is
+    assert (
+        0.9 * time.compute < ops <= 1.0001 * time.compute
+    )  # the rest is the optimizer's, which no op is
     assert explained("fsdp-sequence")[2].time is None
     assert explained("fsdp-sequence", "cpu:8")[2].time is None
 
@@ -125,7 +166,9 @@ def test_the_text_has_the_verdict_first_and_a_line_for_each_op_and_collective():
     assert lines[2].startswith("fits: estimated peak ")
     for op in explanation.ops:
         assert any(op.notation in line and op.source in line for line in lines)
-    assert any("all_gather(data)" in line and line.endswith("rule 1: batch -> data") for line in lines)
+    assert any(
+        "all_gather(data)" in line and line.endswith("rule 1: batch -> data") for line in lines
+    )
     assert any(line.strip() == "2 x layers" for line in lines)
 
 
@@ -133,23 +176,40 @@ def test_a_program_without_a_gradient_has_none_and_its_arguments_are_told_apart(
     rows, columns = md.Dim("batch", 16), md.Dim("d_model", 64)
     weights = md.parameter(jnp.ones((64,)), (columns,))
     layout = md.Layout(["batch -> data"], mesh={"data": 8})
-    lowered = md.lower(lambda model, x: md.square(x * model["key"]), layout, abstract_mesh(layout.mesh))
-    explanation = explain(lowered.program({"key": weights}, md.tensor(jnp.ones((16, 64)), (rows, columns))))
+    lowered = md.lower(
+        lambda model, x: md.square(x * model["key"]), layout, abstract_mesh(layout.mesh)
+    )
+    explanation = explain(
+        lowered.program({"key": weights}, md.tensor(jnp.ones((16, 64)), (rows, columns)))
+    )
     kinds = {t.name: t.kind for t in explanation.memory.at_rest}
     assert kinds == {"key": "parameter", "argument 1": "batch"}
-    assert [t.notation for t in explanation.memory.largest][:2] == ["argument 1[batch_data, d_model]", "square[batch_data, d_model]"]
+    assert [t.notation for t in explanation.memory.largest][:2] == [
+        "argument 1[batch_data, d_model]",
+        "square[batch_data, d_model]",
+    ]
 
 
 def test_a_program_that_does_nothing_takes_no_time():
     layout = md.Layout(["batch -> data"], mesh={"data": 4})
-    program = md.lower(lambda x: x, layout, abstract_mesh(layout.mesh)).program(md.tensor(jnp.ones((8,)), (md.Dim("batch", 8),)))
+    program = md.lower(lambda x: x, layout, abstract_mesh(layout.mesh)).program(
+        md.tensor(jnp.ones((8,)), (md.Dim("batch", 8),))
+    )
     explanation = explain(program, target=find_target("v5e:2x2"), model_flops=(0.0, 0.0))
-    assert (explanation.time.step, explanation.time.mfu, explanation.time.exposed_share) == (0.0, 0.0, 0.0)
+    assert (explanation.time.step, explanation.time.mfu, explanation.time.exposed_share) == (
+        0.0,
+        0.0,
+        0.0,
+    )
     assert "estimated step 0 us" in describe(explanation)
 
 
 def test_a_mesh_that_is_not_the_machines_is_refused():
     layout = md.Layout(["batch -> data"], mesh={"data": 8})
-    program = md.lower(md.square, layout, abstract_mesh(layout.mesh)).program(md.tensor(jnp.ones((8,)), (md.Dim("batch", 8),)))
-    with pytest.raises(md.MeshDSLError, match="mesh data=8 is of 8 devices and v5e:2x2 has 4; use data=4"):
+    program = md.lower(md.square, layout, abstract_mesh(layout.mesh)).program(
+        md.tensor(jnp.ones((8,)), (md.Dim("batch", 8),))
+    )
+    with pytest.raises(
+        md.MeshDSLError, match="mesh data=8 is of 8 devices and v5e:2x2 has 4; use data=4"
+    ):
         explain(program, target=find_target("v5e:2x2"))

@@ -33,7 +33,12 @@ class Tree(HTMLParser):
         assert not self.open, self.open
 
     def handle_starttag(self, tag, attributes):
-        if self.open and self.open[-1] == "svg" and self.elements[-1][0] == "svg" and tag != "title":
+        if (
+            self.open
+            and self.open[-1] == "svg"
+            and self.elements[-1][0] == "svg"
+            and tag != "title"
+        ):
             self.untitled += 1
         self.elements.append((tag, dict(attributes)))
         if tag not in VOID:
@@ -62,13 +67,17 @@ MADE = {"fits": sample(), "too large": too_large(), "no target": without_target(
 PAGES = {name: page(explanation) for name, explanation in MADE.items()}
 
 
-@pytest.mark.parametrize("text", [*PAGES.values(), program_html(sample())], ids=[*PAGES, "fragment"])
+@pytest.mark.parametrize(
+    "text", [*PAGES.values(), program_html(sample())], ids=[*PAGES, "fragment"]
+)
 def test_html_is_balanced_titled_and_has_no_double_ids(text):
     tree = Tree(text)
     ids = [attributes["id"] for _, attributes in tree.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert not tree.untitled and tree.all("svg")
-    pointed = {href[1:] for href in (a.get("href", "") for a in tree.all("a")) if href.startswith("#")}
+    pointed = {
+        href[1:] for href in (a.get("href", "") for a in tree.all("a")) if href.startswith("#")
+    }
     assert pointed <= set(ids)
     assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
 
@@ -81,19 +90,37 @@ def test_page_loads_nothing_and_is_small(text):
 
 def test_command_writes_the_page_of_the_largest_model(tmp_path, capsys):
     file = tmp_path / "plan.html"
-    settings = ["--model", "llama3-405b", "--batch", "512", "--length", "8192", "--target", "v5p:16x16x16", "--mesh", "data=512,model=8"]
+    settings = [
+        "--model",
+        "llama3-405b",
+        "--batch",
+        "512",
+        "--length",
+        "8192",
+        "--target",
+        "v5p:16x16x16",
+        "--mesh",
+        "data=512,model=8",
+    ]
     assert main(["explain", "--layout", "fsdp-sequence", *settings, "--html", str(file)]) == 0
     assert capsys.readouterr().out
     text = file.read_text("utf-8")
     tree = Tree(text)
     assert len(text.encode()) < 1_000_000
-    assert "on each of 4,096 devices" in tree.text and "126 × layers" in tree.text and "Timeline" in tree.text
+    assert (
+        "on each of 4,096 devices" in tree.text
+        and "126 × layers" in tree.text
+        and "Timeline" in tree.text
+    )
     assert not tree.untitled
 
 
 def test_verdict_comes_first():
     assert "Fits. 19.01 GiB of 95.00 GiB on each of 64 devices" in Tree(PAGES["fits"]).text
-    assert "Does not fit. 19.01 GiB of 14.90 GiB, 4.11 GiB too much, on each of 64 devices" in Tree(PAGES["too large"]).text
+    assert (
+        "Does not fit. 19.01 GiB of 14.90 GiB, 4.11 GiB too much, on each of 64 devices"
+        in Tree(PAGES["too large"]).text
+    )
     assert "split `length` over `model`: softmax is 4.00 GiB" in Tree(PAGES["too large"]).text
     text = Tree(PAGES["no target"]).text
     assert "19.01 GiB at the peak on each of 64 devices" in text
@@ -152,7 +179,11 @@ def test_names_are_escaped():
     evil = '<script>alert("1")</script>&amp;'
     whole = sample()
     op = replace(
-        whole.ops[1], name=evil, source=evil, advice=evil, moves=(replace(whole.ops[1].moves[0], why=evil, operation=evil), *whole.ops[1].moves)
+        whole.ops[1],
+        name=evil,
+        source=evil,
+        advice=evil,
+        moves=(replace(whole.ops[1].moves[0], why=evil, operation=evil), *whole.ops[1].moves),
     )
     array = replace(whole.memory.at_rest[0], name=evil)
     axes = (replace(whole.axes[0], lies=evil), whole.axes[1])
@@ -169,7 +200,9 @@ def test_names_are_escaped():
 
 def test_step_without_collectives_times_or_axes():
     whole = without_target()
-    alone = replace(whole, axes=(), ops=tuple(replace(op, moves=(), dims=(), idle=()) for op in whole.ops))
+    alone = replace(
+        whole, axes=(), ops=tuple(replace(op, moves=(), dims=(), idle=()) for op in whole.ops)
+    )
     text = Tree(page(alone)).text
     assert "This step has no collectives" in text
     assert "on each of" not in text
@@ -177,12 +210,18 @@ def test_step_without_collectives_times_or_axes():
 
 
 def test_mesh_of_thousands_is_a_small_picture():
-    for sizes in ({"data": 512, "model": 16}, {"pod": 4, "stage": 8, "data": 64, "model": 8}, {"data": 1}, {}):
+    for sizes in (
+        {"data": 512, "model": 16},
+        {"pod": 4, "stage": 8, "data": 64, "model": 8},
+        {"data": 1},
+        {},
+    ):
         picture = mesh_picture(Axes(sizes))
         assert picture.count("<rect") < 300
         Tree(picture)
-    assert "a mesh of 16,384 devices; each exchanges data with groups of 64 over data" in mesh_picture(
-        Axes({"pod": 4, "stage": 8, "data": 64, "model": 8})
+    assert (
+        "a mesh of 16,384 devices; each exchanges data with groups of 64 over data"
+        in mesh_picture(Axes({"pod": 4, "stage": 8, "data": 64, "model": 8}))
     )
 
 
@@ -209,20 +248,35 @@ def test_axes_are_told_by_letters_and_patterns_too():
 
 
 def test_a_dim_split_by_two_axes_is_cut_twice():
-    view = TensorView("x", "other", (DimView("batch", 64, 8, ("pod", "data")),), (8,), "float32", 32)
+    view = TensorView(
+        "x", "other", (DimView("batch", 64, 8, ("pod", "data")),), (8,), "float32", 32
+    )
     text = Tree(tensor_html(view, {"pod": 2, "data": 4})).text
-    assert "batch_pod_data" in text and "batch 64 / 8 pod data" in text and "32 B of 256 B on a device" in text
+    assert (
+        "batch_pod_data" in text
+        and "batch 64 / 8 pod data" in text
+        and "32 B of 256 B on a device" in text
+    )
 
 
 def test_clock_draws_the_first_turn_of_a_loop_and_squeezes_the_others():
-    span, body = Span("loops", "scan", 1.0, 101.0, "forward"), Span("compute", "dot_general", 1.0, 2.0, "forward", "md.f.7", 100)
+    span, body = (
+        Span("loops", "scan", 1.0, 101.0, "forward"),
+        Span("compute", "dot_general", 1.0, 2.0, "forward", "md.f.7", 100),
+    )
     op = replace(sample().ops[3], tag="md.f.7", loops=(("layers", 100),))
-    loop = Loop.of(span, [span, body, Span("compute", "head", 101.0, 102.0, "forward")], {"md.f.7": op})
+    loop = Loop.of(
+        span, [span, body, Span("compute", "head", 101.0, 102.0, "forward")], {"md.f.7": op}
+    )
     assert loop == Loop("layers", "forward", 1.0, 2.0, 101.0, 100)
     clock = Clock.of([loop], 102.0)
     assert clock.rests == ((2.0, 101.0, 99),)
     assert clock.at(0) == 0 and clock.at(102.0) == pytest.approx(100)
-    assert clock.at(1.0) == pytest.approx(clock.at(2.0) - clock.at(1.0)) == pytest.approx(clock.at(102.0) - clock.at(101.0))
+    assert (
+        clock.at(1.0)
+        == pytest.approx(clock.at(2.0) - clock.at(1.0))
+        == pytest.approx(clock.at(102.0) - clock.at(101.0))
+    )
     assert clock.at(101.0) - clock.at(2.0) < 5
 
 
@@ -240,18 +294,26 @@ def test_fragment_leaves_the_rest_of_a_notebook_alone():
             start = i + 1 if depth == 0 else start
     assert depth == 0
     assert all(s.startswith((".mdsl", "@media")) for s in selectors), selectors
-    assert program_html(without_target()).partition("<pattern id=")[2][:9] != text.partition("<pattern id=")[2][:9]
+    assert (
+        program_html(without_target()).partition("<pattern id=")[2][:9]
+        != text.partition("<pattern id=")[2][:9]
+    )
 
 
 def test_program_shows_itself_in_a_notebook():
     layout = md.Layout(rules=("batch -> data", "d_ff -> model"), mesh={"data": 2, "model": 2})
     batch, d_model, d_ff = md.Dim("batch", 8), md.Dim("d_model", 16), md.Dim("d_ff", 32)
-    up, down = (md.parameter(jnp.ones((a.size, b.size)), (a, b), ins=a) for a, b in ((d_model, d_ff), (d_ff, d_model)))
+    up, down = (
+        md.parameter(jnp.ones((a.size, b.size)), (a, b), ins=a)
+        for a, b in ((d_model, d_ff), (d_ff, d_model))
+    )
 
     def mlp(x, up, down):
         return md.einsum(md.relu(md.einsum(x, up, out=(batch, d_ff))), down, out=(batch, d_model))
 
-    program = md.lower(mlp, layout).program(md.tensor(jnp.ones((8, 16)), (batch, d_model)), up, down)
+    program = md.lower(mlp, layout).program(
+        md.tensor(jnp.ones((8, 16)), (batch, d_model)), up, down
+    )
     tree = Tree(program._repr_html_())
     for op in program.ops:
         assert str(op).removeprefix(op.name) in tree.text
@@ -260,5 +322,18 @@ def test_program_shows_itself_in_a_notebook():
 
 def test_unknown_axis_of_a_move_is_still_shown():
     whole = sample()
-    op = replace(whole.ops[0], moves=(MoveView("psum", ("ghost",), "forward", 1, 8, "float32", ""),))
-    assert "ghost" in Tree(page(replace(whole, ops=(op, *whole.ops[1:]), axes=(AxisView("data", 16, 0, 0), *whole.axes[1:])))).text
+    op = replace(
+        whole.ops[0], moves=(MoveView("psum", ("ghost",), "forward", 1, 8, "float32", ""),)
+    )
+    assert (
+        "ghost"
+        in Tree(
+            page(
+                replace(
+                    whole,
+                    ops=(op, *whole.ops[1:]),
+                    axes=(AxisView("data", 16, 0, 0), *whole.axes[1:]),
+                )
+            )
+        ).text
+    )

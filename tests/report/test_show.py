@@ -38,7 +38,10 @@ def test_text_says_sizes_axes_and_who_holds_what():
 
 def test_devices_with_the_same_part_stand_together():
     shown = show(placed(md.make_mesh(MESH), "data"))
-    assert [devices for _, devices in shown.parts] == [("cpu 0", "cpu 1", "cpu 2", "cpu 3"), ("cpu 4", "cpu 5", "cpu 6", "cpu 7")]
+    assert [devices for _, devices in shown.parts] == [
+        ("cpu 0", "cpu 1", "cpu 2", "cpu 3"),
+        ("cpu 4", "cpu 5", "cpu 6", "cpu 7"),
+    ]
     assert "2 parts, each on 4 of 8 devices" in repr(shown)
 
 
@@ -54,7 +57,9 @@ def test_picture_says_the_same():
 
 def test_shapes_on_a_mesh_without_devices_name_places():
     mesh = AbstractMesh((2, 4), ("data", "model"))
-    shown = show(placed(mesh, ("data", "model"), array=jax.ShapeDtypeStruct((8, 6, 16), jnp.float32)))
+    shown = show(
+        placed(mesh, ("data", "model"), array=jax.ShapeDtypeStruct((8, 6, 16), jnp.float32))
+    )
     assert shown.parts[5] == ("batch 5:6, length 0:6, d_model 0:16", ("data=1 model=1",))
     assert "Tensor[batch_data_model, length, d_model] float32, 384 B of 3.0 KiB" in repr(shown)
 
@@ -64,7 +69,9 @@ def test_model_that_was_only_shaped():
     mesh = md.make_mesh(layout)
     shaped = jax.eval_shape(lambda: md.tensor(jnp.ones((8, 6, 16)), X))
     where = md.shardings(shaped, layout, mesh)
-    given = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shaped, where)
+    given = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shaped, where
+    )
     assert "Tensor[batch_data, length, d_model_model]" in repr(show(given))
 
 
@@ -85,7 +92,12 @@ def test_inside_a_lowering_it_says_what_is_pending():
 def test_large_meshes_are_not_listed():
     mesh = AbstractMesh((16, 8), ("data", "model"))
     b, d = dims(batch=64, d_model=16)
-    x = md.Tensor(jax.ShapeDtypeStruct((64, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data"))), (b, d))
+    x = md.Tensor(
+        jax.ShapeDtypeStruct(
+            (64, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data"))
+        ),
+        (b, d),
+    )
     assert show(x).parts == ()
     assert "16 parts, each on 8 of 128 devices" in repr(show(x))
 
@@ -102,8 +114,14 @@ def test_one_device_and_scalars():
     ("given", "message"),
     [
         (3, "show: a Tensor is shown, not 3"),
-        (jnp.ones(3), "show: a Tensor is shown, not of type ArrayImpl; give an array dims with md.tensor(array, dims)"),
-        (md.Tensor("x", ()), "show: this Tensor holds 'x', not an array; give it an array or a ShapeDtypeStruct"),
+        (
+            jnp.ones(3),
+            "show: a Tensor is shown, not of type ArrayImpl; give an array dims with md.tensor(array, dims)",
+        ),
+        (
+            md.Tensor("x", ()),
+            "show: this Tensor holds 'x', not an array; give it an array or a ShapeDtypeStruct",
+        ),
     ],
 )
 def test_only_tensors_are_shown(given, message):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdsl import Layout
-from meshdsl.splits.regrouping import Group, best_splits, kept, runs
 from meshdsl.lowering.scope import Scope
+from meshdsl.splits.regrouping import Group, best_splits, kept, runs
 from tests.helpers import dims
 
 MESH = {"m": 2, "n": 3, "l": 1}
@@ -24,7 +24,11 @@ def owned(group_dims, split, scope):
         at = dict(zip(scope.sizes, place, strict=True))
         part = numbers
         for i, (d, axes) in enumerate(zip(group_dims, split, strict=True)):
-            part = np.pad(part, [(0, scope.padded(d, axes) - d.size if i == j else 0) for j in range(part.ndim)], constant_values=-1)
+            part = np.pad(
+                part,
+                [(0, scope.padded(d, axes) - d.size if i == j else 0) for j in range(part.ndim)],
+                constant_values=-1,
+            )
             which = 0
             for axis in axes:
                 which = which * scope.sizes[axis] + at[axis]
@@ -62,7 +66,12 @@ def groups(draw):
 def test_a_kept_split_leaves_every_element_where_it_is_or_in_a_run_next_to_it(drawn):
     group, before, wanted, uneven = drawn
     scope = Scope(Layout(["a, v -> m, n", "b -> n"], mesh=MESH, uneven=uneven), MESH, "test")
-    after = kept([group], dict(zip(group.old, before, strict=True)), dict(zip(group.new, wanted, strict=True)), scope)
+    after = kept(
+        [group],
+        dict(zip(group.old, before, strict=True)),
+        dict(zip(group.new, wanted, strict=True)),
+        scope,
+    )
     if after is None:
         return
     after = tuple(after[d] for d in group.new)
@@ -73,10 +82,18 @@ def test_a_kept_split_leaves_every_element_where_it_is_or_in_a_run_next_to_it(dr
         assert all(np.array_equal(have[place], want[place]) for place in have)
         return
     (axes,) = [axes for axes in before if axes]
-    parts = {sum(place[list(MESH).index(a)] * prod(MESH[b] for b in axes[i + 1 :]) for i, a in enumerate(axes)): place for place in have}
+    parts = {
+        sum(
+            place[list(MESH).index(a)] * prod(MESH[b] for b in axes[i + 1 :])
+            for i, a in enumerate(axes)
+        ): place
+        for place in have
+    }
     made = {j: np.full(lengths[1], -1) for j in parts}
     for p in runs(group, *lengths, len(parts)):
-        made[p.target][p.write : p.write + p.length] = have[parts[p.source]][p.read : p.read + p.length]
+        made[p.target][p.write : p.write + p.length] = have[parts[p.source]][
+            p.read : p.read + p.length
+        ]
     assert all(np.array_equal(made[j], want[place]) for j, place in parts.items())
 
 
@@ -91,11 +108,46 @@ def test_there_is_always_a_way(drawn):
 # The dims, their split, what they become, the split that is wanted; and what the operand is brought to and the result comes out with.
 CHOICES = {
     "kept": (dict(b=8, h=4), [("m",), ()], dict(x=32), [("m",)], [("m",), ()], [("m",)]),
-    "the inner one passes its axis to the outer": (dict(b=8, h=4), [(), ("m",)], dict(x=32), [("m",)], [("m",), ()], [("m",)]),
-    "both stay where digits meet": (dict(b=2, h=6), [("m",), ("n",)], dict(x=12), [("m", "n")], [("m",), ("n",)], [("m", "n")]),
-    "a dim of two axes splits between them": (dict(x=12), [("m", "n")], dict(b=2, h=6), [("m",), ("n",)], [("m", "n")], [("m",), ("n",)]),
-    "gathered, because the result is whole": (dict(b=8, h=4), [(), ("m",)], dict(x=32), [()], [(), ()], [()]),
-    "3 x 2 -> 6 never cuts the 3": (dict(b=3, h=2), [(), ("m",)], dict(x=6), [("m",)], [(), ()], [()]),
+    "the inner one passes its axis to the outer": (
+        dict(b=8, h=4),
+        [(), ("m",)],
+        dict(x=32),
+        [("m",)],
+        [("m",), ()],
+        [("m",)],
+    ),
+    "both stay where digits meet": (
+        dict(b=2, h=6),
+        [("m",), ("n",)],
+        dict(x=12),
+        [("m", "n")],
+        [("m",), ("n",)],
+        [("m", "n")],
+    ),
+    "a dim of two axes splits between them": (
+        dict(x=12),
+        [("m", "n")],
+        dict(b=2, h=6),
+        [("m",), ("n",)],
+        [("m", "n")],
+        [("m",), ("n",)],
+    ),
+    "gathered, because the result is whole": (
+        dict(b=8, h=4),
+        [(), ("m",)],
+        dict(x=32),
+        [()],
+        [(), ()],
+        [()],
+    ),
+    "3 x 2 -> 6 never cuts the 3": (
+        dict(b=3, h=2),
+        [(), ("m",)],
+        dict(x=6),
+        [("m",)],
+        [(), ()],
+        [()],
+    ),
 }
 
 
@@ -103,7 +155,10 @@ CHOICES = {
 def test_the_cheapest_way_is_chosen(name):
     old, now, new, then, before, after = CHOICES[name]
     group, scope = Group(dims(**old), dims(**new)), Scope(Layout(mesh=MESH), MESH, "test")
-    assert best_splits(tuple(now), tuple(then), group.old, group.new, [group], scope) == (tuple(before), tuple(after))
+    assert best_splits(tuple(now), tuple(then), group.old, group.new, [group], scope) == (
+        tuple(before),
+        tuple(after),
+    )
 
 
 def test_a_split_takes_refuge_in_a_dim_that_is_kept():

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import window_arrays
 from meshdsl.lowering.device_loop import Loop
-from meshdsl.splits.exchanges import at_home, exchanges
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
+from meshdsl.splits.exchanges import at_home, exchanges
 from meshdsl.splits.windows import Piece, pieces
 from tests.helpers import dims
 
@@ -44,7 +44,9 @@ def test_pieces_make_up_each_window_and_nothing_twice(drawn):
     made, written = np.full((parts, length), -1), np.zeros((parts, length), int)
     for p in pieces(starts, length, block, stop):
         assert p.length > 0 and 0 <= p.read and p.read + p.length <= block
-        made[p.target, p.write : p.write + p.length] = whole.reshape(parts, block)[p.source, p.read : p.read + p.length]
+        made[p.target, p.write : p.write + p.length] = whole.reshape(parts, block)[
+            p.source, p.read : p.read + p.length
+        ]
         written[p.target, p.write : p.write + p.length] += 1
     assert written.max(initial=0) <= 1
     assert np.array_equal(made, [expected(whole, start, length, stop) for start in starts])
@@ -59,7 +61,9 @@ def test_a_window_of_a_whole_array_is_cut_and_padded(drawn):
 
 
 def elements(pieces):
-    return Counter((p.source, p.target, p.read + i, p.write + i) for p in pieces for i in range(p.length))
+    return Counter(
+        (p.source, p.target, p.read + i, p.write + i) for p in pieces for i in range(p.length)
+    )
 
 
 @given(st.lists(PIECES, max_size=12))
@@ -73,15 +77,21 @@ def test_rounds_carry_every_element_once_and_are_as_short_as_any(found):
     for p in found:
         sends[p.source] += p.length
         receives[p.target] += p.length
-    assert sum(group[0].length for group in groups) == max([*sends.values(), *receives.values()], default=0)
+    assert sum(group[0].length for group in groups) == max(
+        [*sends.values(), *receives.values()], default=0
+    )
 
 
 def test_windows_one_block_apart_are_a_round_for_each_side():
     """A halo, and a shift of whole blocks and a bit: every part is served alike."""
     halo = pieces([j * 8 - 2 for j in range(64)], 11, 8, 64 * 8)
     groups = exchanges([p for p in halo if p.source != p.target])
-    assert sorted((len(group), group[0].length, group[0].target - group[0].source) for group in groups) == [(63, 1, -1), (63, 2, 1)]
-    assert [len(group) for group in exchanges(pieces([j * 8 - 13 for j in range(64)], 8, 8, 64 * 8))] == [62, 63]
+    assert sorted(
+        (len(group), group[0].length, group[0].target - group[0].source) for group in groups
+    ) == [(63, 1, -1), (63, 2, 1)]
+    assert [
+        len(group) for group in exchanges(pieces([j * 8 - 13 for j in range(64)], 8, 8, 64 * 8))
+    ] == [62, 63]
 
 
 @given(st.lists(PIECES.map(lambda p: p._replace(target=p.source)), max_size=8))
@@ -92,7 +102,13 @@ def test_pieces_at_home_are_left_whole(found):
     assert len(groups) == max(Counter(p.source for p in found).values(), default=0)
 
 
-MESHES = [({"m": 4}, ("m",)), ({"m": 2, "n": 3}, ("m", "n")), ({"m": 2, "n": 3}, ("n", "m")), ({"m": 3, "l": 1, "n": 2}, ("n", "l")), ({"m": 1}, ("m",))]
+MESHES = [
+    ({"m": 4}, ("m",)),
+    ({"m": 2, "n": 3}, ("m", "n")),
+    ({"m": 2, "n": 3}, ("n", "m")),
+    ({"m": 3, "l": 1, "n": 2}, ("n", "l")),
+    ({"m": 1}, ("m",)),
+]
 
 
 def fetched(axes, mesh, whole, size, starts, length, stop, fill=-1):
@@ -127,7 +143,21 @@ def test_a_fetched_window_is_that_of_numpy(mesh, data):
 def test_a_shift_moves_no_more_than_each_device_lacks(by):
     parts, block = 4, 4
     whole = np.arange(3 * parts * block, dtype=np.int32).reshape(3, -1)
-    _, moves = fetched(("m",), {"m": parts}, whole, parts * block, [j * block - by for j in range(parts)], block, parts * block)
-    lacking = [sum(not 0 <= i - j * block < block and 0 <= i < parts * block for i in range(j * block - by, (j + 1) * block - by)) for j in range(parts)]
+    _, moves = fetched(
+        ("m",),
+        {"m": parts},
+        whole,
+        parts * block,
+        [j * block - by for j in range(parts)],
+        block,
+        parts * block,
+    )
+    lacking = [
+        sum(
+            not 0 <= i - j * block < block and 0 <= i < parts * block
+            for i in range(j * block - by, (j + 1) * block - by)
+        )
+        for j in range(parts)
+    ]
     assert {m.operation for m in moves} == {"ppermute"}
     assert sum(m.bytes for m in moves) == max(lacking) * 3 * 4

@@ -15,12 +15,25 @@ from meshdsl.train.settings import override
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.vocab=64", "model.length=16", "model.dropout=0.2", "batch=8"]
+TINY = [
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=8",
+    "model.d_ff=16",
+    "model.vocab=64",
+    "model.length=16",
+    "model.dropout=0.2",
+    "batch=8",
+]
 
 
 def job(layout: str, *settings: str) -> Job:
     layout = find_layout(layout)
-    return Job(override(Config(), [*TINY, *settings]), layout, md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]))
+    return Job(
+        override(Config(), [*TINY, *settings]),
+        layout,
+        md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]),
+    )
 
 
 def batches(*filled: int, separate: bool = False) -> list[dict[str, np.ndarray]]:
@@ -33,16 +46,31 @@ def batches(*filled: int, separate: bool = False) -> list[dict[str, np.ndarray]]
         made.append({"tokens": tokens, "targets": targets})
         if separate:
             targets[:, 4] = -1
-            made[-1] |= {"segments": np.tile(np.arange(16) > 4, (8, 1)).astype(np.int32), "positions": np.tile([*range(5), *range(11)], (8, 1)).astype(np.int32)}
+            made[-1] |= {
+                "segments": np.tile(np.arange(16) > 4, (8, 1)).astype(np.int32),
+                "positions": np.tile([*range(5), *range(11)], (8, 1)).astype(np.int32),
+            }
     return made
 
 
 def test_a_loss_is_the_mean_over_all_targets_of_all_batches():
     made = job("single")
     params, data = made.step.init(jax.random.key(0)).params, batches(8, 3)
-    nats = [np.asarray(params.nats(*(md.tensor(batch[name], made.held_out[name].dims) for name in ("tokens", "targets"))).array) for batch in data]
+    nats = [
+        np.asarray(
+            params.nats(
+                *(
+                    md.tensor(batch[name], made.held_out[name].dims)
+                    for name in ("tokens", "targets")
+                )
+            ).array
+        )
+        for batch in data
+    ]
     expected = (nats[0].sum() + nats[1][:3].sum()) / (11 * 16)
-    assert Evaluator(made).losses(params, {"some": data})["some"] == pytest.approx(expected, rel=1e-6)
+    assert Evaluator(made).losses(params, {"some": data})["some"] == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 def test_losses_are_the_same_under_a_layout_that_splits_everything_each_dataset_by_itself():
@@ -60,10 +88,16 @@ def test_losses_are_the_same_under_a_layout_that_splits_everything_each_dataset_
 def test_losses_are_computed_in_the_precision_of_the_run():
     wide, narrow = job("single"), job("single", "precision.compute=bfloat16")
     params = wide.step.init(jax.random.key(0)).params
-    exact, rounded = (Evaluator(each).losses(params, {"some": batches(8)})["some"] for each in (wide, narrow))
+    exact, rounded = (
+        Evaluator(each).losses(params, {"some": batches(8)})["some"] for each in (wide, narrow)
+    )
     assert exact != rounded == pytest.approx(exact, rel=1e-2)
 
 
 def test_a_dataset_without_targets_has_no_loss():
     made = job("single")
-    assert math.isnan(Evaluator(made).losses(made.step.init(jax.random.key(0)).params, {"some": batches(0)})["some"])
+    assert math.isnan(
+        Evaluator(made).losses(made.step.init(jax.random.key(0)).params, {"some": batches(0)})[
+            "some"
+        ]
+    )

@@ -24,7 +24,9 @@ NONE_GOOD = "run/checkpoints: there is no good checkpoint; step 2 is damaged: "
 def trained(tmp_path_factory):
     """A folder with a run of two steps, both saved, and the text that it was trained on."""
     folder = tmp_path_factory.mktemp("faults")
-    (folder / "text.txt").write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
+    (folder / "text.txt").write_bytes(
+        bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8))
+    )
     jax.config.update("jax_disable_most_optimizations", True)
     with chdir(folder):
         assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
@@ -33,7 +35,11 @@ def trained(tmp_path_factory):
 
 
 def contents(folder):
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock"}
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def every(change, pattern):
@@ -41,7 +47,9 @@ def every(change, pattern):
 
     def fault():
         for step in "12":
-            path = max(Path("run/checkpoints", step).glob(pattern), key=lambda path: path.stat().st_size)
+            path = max(
+                Path("run/checkpoints", step).glob(pattern), key=lambda path: path.stat().st_size
+            )
             path.unlink() if change is None else path.write_bytes(change(path.read_bytes()))
 
     return fault
@@ -73,14 +81,28 @@ def nothing():
 CHECKPOINTS = {
     f"checkpoints, {how} {pattern}": (every(change, pattern), AGAIN, text)
     for pattern, texts in {
-        "meshdsl.json": ("meshdsl.json is not what was written", "meshdsl.json is not what was written", "meshdsl.json: No such file or directory"),
-        "manifest.ocdbt": ("manifest.ocdbt has ", "manifest.ocdbt is not what was written", "manifest.ocdbt is missing"),
+        "meshdsl.json": (
+            "meshdsl.json is not what was written",
+            "meshdsl.json is not what was written",
+            "meshdsl.json: No such file or directory",
+        ),
+        "manifest.ocdbt": (
+            "manifest.ocdbt has ",
+            "manifest.ocdbt is not what was written",
+            "manifest.ocdbt is missing",
+        ),
         "_METADATA": ("_METADATA has", "_METADATA is not what was written", "_METADATA is missing"),
         "_sharding": ("_sharding has", "_sharding is not what was written", "_sharding is missing"),
-        "array_metadatas/*": ("array_metadatas/process_0 has", "array_metadatas/process_0 is not what was written", "array_metadatas/process_0 is missing"),
+        "array_metadatas/*": (
+            "array_metadatas/process_0 has",
+            "array_metadatas/process_0 is not what was written",
+            "array_metadatas/process_0 is missing",
+        ),
         "d/*": (" bytes instead of ", "`", " is missing"),
     }.items()
-    for (how, change), text in zip((("truncated", short), ("flipped", flip), ("missing", None)), texts, strict=True)
+    for (how, change), text in zip(
+        (("truncated", short), ("flipped", flip), ("missing", None)), texts, strict=True
+    )
 }
 FAULTS = {
     "the configuration is no TOML": (holding("run/config.toml", b"steps = "), AGAIN, "run/config.toml: not TOML"),
@@ -137,7 +159,11 @@ def refused(words, capsys, *texts):
 
 def test_two_runs_in_one_folder(trained, capsys):
     with chdir(trained), RunFolder(Path("run")).held():
-        refused(AGAIN, capsys, "--out run: another process is running this run; wait for it, or choose another folder")
+        refused(
+            AGAIN,
+            capsys,
+            "--out run: another process is running this run; wait for it, or choose another folder",
+        )
 
 
 def test_a_full_disk_is_met_before_the_first_step(trained, capsys, monkeypatch):
@@ -156,6 +182,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(trained, tmp_p
         assert "the checkpoint of step 2 is damaged: manifest.ocdbt is missing; using step 1" in out
         assert "resumed after step 1" in out
         assert cli.main(["checkpoint", "ls", "run"]) == 0
-        assert "2.damaged: was damaged, and set aside when the run went on from an older one" in capsys.readouterr().out
+        assert (
+            "2.damaged: was damaged, and set aside when the run went on from an older one"
+            in capsys.readouterr().out
+        )
         assert cli.main(["checkpoint", "verify", "run"]) == 0
         assert capsys.readouterr().out.splitlines() == ["step 2: good", "step 3: good"]

@@ -13,7 +13,9 @@ def test_a_folder_that_a_run_has_is_refused_to_another(tmp_path):
     folder.refuse_used()
     folder.begin(Config(steps=7))
     assert folder.stored_config() == Config(steps=7)
-    with pytest.raises(MeshDSLError, match="holds a run; go on with it by --resume, or choose another folder"):
+    with pytest.raises(
+        MeshDSLError, match="holds a run; go on with it by --resume, or choose another folder"
+    ):
         folder.refuse_used()
 
 
@@ -51,7 +53,10 @@ def test_unused_folders_are_distinct(tmp_path):
 def test_a_folder_has_one_run_at_a_time(tmp_path):
     folder = RunFolder(tmp_path / "a")
     with folder.held():
-        with pytest.raises(MeshDSLError, match="another process is running this run"), folder.held():
+        with (
+            pytest.raises(MeshDSLError, match="another process is running this run"),
+            folder.held(),
+        ):
             pass
     with folder.held():
         folder.refuse_used()
@@ -59,7 +64,10 @@ def test_a_folder_has_one_run_at_a_time(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(MeshDSLError, match="Not a directory"), RunFolder(tmp_path / "file" / "a").held():
+    with (
+        pytest.raises(MeshDSLError, match="Not a directory"),
+        RunFolder(tmp_path / "file" / "a").held(),
+    ):
         pass
 
 

@@ -19,7 +19,9 @@ def stopped(stop, step, why):
     return True
 
 
-@pytest.mark.parametrize("number, why", [(signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")])
+@pytest.mark.parametrize(
+    "number, why", [(signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")]
+)
 def test_a_signal_is_a_wish_that_is_seen_after_the_step(number, why):
     before = signal.getsignal(number)
     with stopping() as stop:
@@ -58,5 +60,7 @@ from meshdsl.train.interrupt import stopping
     os.kill(os.getpid(), signal.{name})
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, as a compiler spends them
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (code, f"meshdsl: {why}; nothing more was saved\n")

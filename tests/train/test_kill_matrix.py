@@ -43,17 +43,35 @@ def processes_for(number):
 def start(tmp_path_factory):
     """Starts `meshdsl train`, or goes on, in a folder; all programs share what was compiled."""
     shared = tmp_path_factory.mktemp("shared")
-    (shared / "text.txt").write_bytes(bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8)))
+    (shared / "text.txt").write_bytes(
+        bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8))
+    )
     environment = {
         "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(shared), "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }  # fmt: skip
 
     def run(out, processes):
-        words = ["train", "--data", str(shared / "text.txt"), "--layout", "fsdp", "--resume", "auto", "--out", str(out), *TINY]
+        words = [
+            "train",
+            "--data",
+            str(shared / "text.txt"),
+            "--layout",
+            "fsdp",
+            "--resume",
+            "auto",
+            "--out",
+            str(out),
+            *TINY,
+        ]
         words = [*LAUNCHED, *words] if processes > 1 else [*words, "--devices", "2"]
         with (shared / "printed").open("a") as printed:
-            return subprocess.Popen([sys.executable, "-m", "meshdsl.cli", *words], env=os.environ | environment, stdout=printed, stderr=printed)
+            return subprocess.Popen(
+                [sys.executable, "-m", "meshdsl.cli", *words],
+                env=os.environ | environment,
+                stdout=printed,
+                stderr=printed,
+            )
 
     run.printed = shared / "printed"
     return run
@@ -75,7 +93,9 @@ def came(out, moment, after):
     newest = max((int(name) for name in names if name.isdecimal()), default=0)
     if moment == "step" or newest >= after + 4:  # what goes by too fast to be seen
         return newest >= after + 1
-    return newest >= after and any({"writing": "orbax-checkpoint-tmp", "removing": "leaving"}[moment] in name for name in names)
+    return newest >= after and any(
+        {"writing": "orbax-checkpoint-tmp", "removing": "leaving"}[moment] in name for name in names
+    )
 
 
 def members(process):

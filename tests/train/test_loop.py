@@ -53,13 +53,18 @@ def interrupt_in_step(monkeypatch, number):
     monkeypatch.setattr(Stopping, "take", lambda stop, number: (take(stop, number), taken.set())[0])
 
 
-def test_an_interrupted_run_goes_on_under_another_layout(train, expected, monkeypatch, capsys, tmp_path):
+def test_an_interrupted_run_goes_on_under_another_layout(
+    train, expected, monkeypatch, capsys, tmp_path
+):
     with monkeypatch.context() as patch:
         interrupt_in_step(patch, 3)
         code, losses = train(tmp_path / "a", "--layout", "fsdp", "--steps", "6")
     assert (code, len(losses)) == (130, 3)
     out = capsys.readouterr().out
-    assert f"interrupted after step 3, which is saved; to go on: meshdsl train --resume --out {tmp_path / 'a'}" in out
+    assert (
+        f"interrupted after step 3, which is saved; to go on: meshdsl train --resume --out {tmp_path / 'a'}"
+        in out
+    )
     code, losses = train(tmp_path / "a", "--layout", "tensor", resume=True)
     assert code == 0
     assert "resumed after step 3" in capsys.readouterr().out
@@ -91,7 +96,11 @@ def test_microbatches_change_no_loss_without_dropout(train, tmp_path):
 
 
 def test_validation_joins_the_record_of_its_step(train, capsys, tmp_path):
-    train(tmp_path / "a", "--layout", "data", "--devices", "4", "--steps", "3", "validation.every=2")
+    train(
+        tmp_path / "a", "--layout", "data", "--devices", "4", "--steps", "3", "validation.every=2"
+    )
     assert "mesh data=4 on 4 cpu devices" in capsys.readouterr().out
-    records = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert ["validation_loss" in record for record in records] == [False, True, True]

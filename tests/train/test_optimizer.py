@@ -23,20 +23,26 @@ LAYERS, ROWS, COLUMNS = Dim("layers", 2), Dim("rows", 4), Dim("columns", 6)
 
 
 def parameters():
-    stacked = parameter(jax.random.normal(jax.random.key(0), (2, 4, 6)), (LAYERS, ROWS, COLUMNS), ins=(ROWS,))
+    stacked = parameter(
+        jax.random.normal(jax.random.key(0), (2, 4, 6)), (LAYERS, ROWS, COLUMNS), ins=(ROWS,)
+    )
     stacked.role = stacked.role._replace(outs=("columns",))
     scale = parameter(jnp.ones((2, 4)), (LAYERS, ROWS))
     return {"weight": stacked, "scale": scale}
 
 
 def optimizer(name, rate=0.1, *, warmup=0, steps=10, **settings):
-    return make_optimizer(Optimizer(name=name, learning_rate=rate, **settings), Schedule(warmup=warmup), steps)
+    return make_optimizer(
+        Optimizer(name=name, learning_rate=rate, **settings), Schedule(warmup=warmup), steps
+    )
 
 
 def updates(name, gradient, **settings):
     tx = optimizer(name, **settings)
     params = parameters()
-    made, _ = jax.jit(tx.update)(jax.tree.map(lambda x: jnp.full_like(x, gradient), params), tx.init(params), params)
+    made, _ = jax.jit(tx.update)(
+        jax.tree.map(lambda x: jnp.full_like(x, gradient), params), tx.init(params), params
+    )
     return jax.tree.map(np.asarray, made)
 
 
@@ -89,7 +95,9 @@ def two_updates(name, params):
     update = jax.jit(tx.update)
     state = jax.jit(tx.init)(params)
     for factor in (1.0, -0.3):
-        made, state = update(jax.tree.map(lambda x, factor=factor: factor * x * x, params), state, params)
+        made, state = update(
+            jax.tree.map(lambda x, factor=factor: factor * x * x, params), state, params
+        )
         params = jax.tree.map(jnp.add, params, made)
     return params
 
@@ -117,7 +125,9 @@ def test_muon_orthogonalizes_each_layer_of_a_stacked_matrix():
         assert singular.min() > 0.4 * singular.max()
     each = {name: jax.tree.map(lambda x: x[:1], tensor) for name, tensor in params.items()}
     alone, _ = tx.update(each, tx.init(each), each)
-    np.testing.assert_allclose(made["weight"].array[0], alone["weight"].array[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        made["weight"].array[0], alone["weight"].array[0], rtol=1e-4, atol=1e-6
+    )
 
 
 def rates(steps, **settings):
@@ -156,5 +166,7 @@ def test_a_run_shorter_than_its_warmup_has_a_schedule(shape):
 
 
 def test_an_unknown_optimizer_is_refused_with_the_known_ones():
-    with pytest.raises(MeshDSLError, match="optimizer.name=adam: expected one of adamw, adafactor, lion, sgd, muon"):
+    with pytest.raises(
+        MeshDSLError, match="optimizer.name=adam: expected one of adamw, adafactor, lion, sgd, muon"
+    ):
         optimizer("adam")

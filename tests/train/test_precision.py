@@ -12,7 +12,9 @@ from meshdsl.train.precision import LossScale, cast, round_at_random, stochastic
 ROWS, COLUMNS = md.Dim("rows", 8), md.Dim("columns", 16)
 LAYOUTS = {
     "split": md.Layout(["rows -> data"], mesh={"data": 8}),
-    "split along both": md.Layout(["rows -> data", "columns -> model"], mesh={"data": 2, "model": 4}),
+    "split along both": md.Layout(
+        ["rows -> data", "columns -> model"], mesh={"data": 2, "model": 4}
+    ),
 }
 
 
@@ -22,16 +24,29 @@ def parameters():
 
 
 def test_cast_changes_floats_of_tensors_only():
-    tree = {"w": md.tensor(jnp.ones(8), (ROWS,)), "ids": md.tensor(jnp.arange(8), (ROWS,)), "rate": jnp.ones(()), "none": None}
+    tree = {
+        "w": md.tensor(jnp.ones(8), (ROWS,)),
+        "ids": md.tensor(jnp.arange(8), (ROWS,)),
+        "rate": jnp.ones(()),
+        "none": None,
+    }
     found = cast(tree, "bfloat16")
-    assert (found["w"].dtype, found["ids"].dtype, found["rate"].dtype, found["none"]) == (jnp.bfloat16, jnp.int32, jnp.float32, None)
+    assert (found["w"].dtype, found["ids"].dtype, found["rate"].dtype, found["none"]) == (
+        jnp.bfloat16,
+        jnp.int32,
+        jnp.float32,
+        None,
+    )
     assert cast(tree, "float32")["w"].array is tree["w"].array
 
 
 @pytest.mark.parametrize("value", [1.001, -1.001, 0.3, 3e-39, 1e30])
 def test_a_rounded_number_is_a_neighbour_and_right_on_average(value):
     draws = 20_000
-    found = np.asarray(jax.jit(stochastic_round)(jnp.full(draws, value, jnp.float32), jax.random.key(0)), np.float64)
+    found = np.asarray(
+        jax.jit(stochastic_round)(jnp.full(draws, value, jnp.float32), jax.random.key(0)),
+        np.float64,
+    )
     value = float(np.float32(value))
     below, above = sorted(set(found))
     assert below < value < above and above - below <= max(2**-7 * abs(value), 2.0**-133)
@@ -51,10 +66,17 @@ def test_what_needs_no_rounding_is_left_as_it_is():
 def test_rounding_is_the_same_under_every_layout_and_asks_no_other_device(layout):
     params, key = parameters(), jax.random.key(7)
     places = md.shardings(params, layout, md.make_mesh(layout))
-    compiled = jax.jit(round_at_random, out_shardings=places).lower(jax.device_put(params, places), key, 5).compile()
+    compiled = (
+        jax.jit(round_at_random, out_shardings=places)
+        .lower(jax.device_put(params, places), key, 5)
+        .compile()
+    )
     found = compiled(jax.device_put(params, places), key, 5)
     jax.tree.map(np.testing.assert_array_equal, found, jax.jit(round_at_random)(params, key, 5))
-    assert not any(word in compiled.as_text() for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
+    assert not any(
+        word in compiled.as_text()
+        for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+    )
 
 
 def test_every_parameter_and_every_step_is_rounded_by_draws_of_its_own():

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from meshdsl.dims import Dim
+from meshdsl.figures import byte_words
 from meshdsl.layout import Layout
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.tensor import parameter
-from meshdsl.figures import byte_words
 from meshdsl.train.report import describe
 
 REPORT = """\
@@ -33,11 +33,17 @@ collectives of one step
 
 def test_everything_that_the_layout_decided_is_printed():
     layout = Layout(
-        ["batch -> data", "d_ff -> model"], ["d_model -> data"], mesh={"data": 4, "model": 2}, name="layout mixed"
+        ["batch -> data", "d_ff -> model"],
+        ["d_model -> data"],
+        mesh={"data": 4, "model": 2},
+        name="layout mixed",
     )
     mesh = make_mesh(layout)
     model, ff = Dim("d_model", 8), Dim("d_ff", 16)
-    up, scale = parameter(jnp.ones((8, 16)), (model, ff), ins=(model,)), parameter(jnp.ones(8), (model,))
+    up, scale = (
+        parameter(jnp.ones((8, 16)), (model, ff), ins=(model,)),
+        parameter(jnp.ones(8), (model,)),
+    )
     params = {"mlp": {"up": up, "scale": scale}}
     params = jax.device_put(params, shardings(params, layout, mesh))
     collectives = [
@@ -46,13 +52,17 @@ def test_everything_that_the_layout_decided_is_printed():
         Collective("psum", ("data", "model"), 1, 4, "float32"),
     ]
     report = describe(layout, mesh, SimpleNamespace(params=params, opt_state=params), collectives)
-    expected = REPORT.replace("mlp.scale[d_model_data]          8", f"{'mlp.scale[d_model_data]':32}  8")
+    expected = REPORT.replace(
+        "mlp.scale[d_model_data]          8", f"{'mlp.scale[d_model_data]':32}  8"
+    )
     assert report.splitlines() == expected.splitlines()
 
 
 def test_a_step_without_collectives_says_so():
     layout = Layout()
-    params = {"scale": parameter(jax.device_put(jnp.ones(8), jax.devices()[0]), (Dim("d_model", 8),))}
+    params = {
+        "scale": parameter(jax.device_put(jnp.ones(8), jax.devices()[0]), (Dim("d_model", 8),))
+    }
     report = describe(layout, make_mesh(layout), SimpleNamespace(params=params, opt_state=()), [])
     assert "mesh without axes on 1 cpu device" in report
     assert "collectives of one step\n  none" in report

@@ -107,9 +107,13 @@ def expected(text, tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole") / "run", "--data", text, *TINY)[1]
 
 
-def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(text, expected, placed, poison, tmp_path, capsys):
+def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(
+    text, expected, placed, poison, tmp_path, capsys
+):
     poison(3)  # seen when step 4 has begun; batches 5 to 8 lead from step 2 to 6
-    code, losses = train(tmp_path / "a", "--data", text, *TINY, "checkpoint.every=2", "guard.nonfinite=rollback")
+    code, losses = train(
+        tmp_path / "a", "--data", text, *TINY, "checkpoint.every=2", "guard.nonfinite=rollback"
+    )
     assert code == 0 and len(losses) == 6 and all(map(math.isfinite, losses))
     assert losses[:2] == expected[:2] and losses[2] != expected[2]
     assert "rolled back to step 2; " in capsys.readouterr().out
@@ -118,9 +122,15 @@ def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(text,
     assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
 
 
-def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(text, placed, poison, tmp_path, capsys):
-    poison(2, 6)  # the one seen when step 3 has begun; the other, the third step from the start with batch 4, before its checkpoint
-    code, losses = train(tmp_path / "a", "--data", text, *TINY, "checkpoint.every=3", "guard.nonfinite=rollback")
+def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(
+    text, placed, poison, tmp_path, capsys
+):
+    poison(
+        2, 6
+    )  # the one seen when step 3 has begun; the other, the third step from the start with batch 4, before its checkpoint
+    code, losses = train(
+        tmp_path / "a", "--data", text, *TINY, "checkpoint.every=3", "guard.nonfinite=rollback"
+    )
     assert code == 0 and len(losses) == 6 and all(map(math.isfinite, losses))
     assert capsys.readouterr().out.count("rolled back to step 0; ") == 2
     assert len(placed) == 3 + 3 + 6
@@ -128,10 +138,19 @@ def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(te
     assert_saved(tmp_path / "a", {"nonfinite-2.npz": placed[1], "nonfinite-3.npz": placed[5]})
 
 
-def test_a_skipped_step_changes_nothing_and_the_run_goes_on(text, expected, placed, poison, tmp_path):
+def test_a_skipped_step_changes_nothing_and_the_run_goes_on(
+    text, expected, placed, poison, tmp_path
+):
     poison(3)
     code, losses = train(tmp_path / "a", "--data", text, *TINY, "guard.nonfinite=skip")
-    assert code == 0 and [math.isfinite(loss) for loss in losses] == [True, True, False, True, True, True]
+    assert code == 0 and [math.isfinite(loss) for loss in losses] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
     np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-6)
     assert losses[3] != expected[3]
     assert len(placed) == 6
@@ -139,7 +158,9 @@ def test_a_skipped_step_changes_nothing_and_the_run_goes_on(text, expected, plac
     assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
 
 
-def test_a_run_that_stops_can_go_on_from_its_newest_checkpoint(text, expected, placed, poison, tmp_path, capsys):
+def test_a_run_that_stops_can_go_on_from_its_newest_checkpoint(
+    text, expected, placed, poison, tmp_path, capsys
+):
     poison(3)
     assert train(tmp_path / "a", "--data", text, *TINY, "checkpoint.every=2")[0] == 2
     assert "step 3: loss nan, gradient norm nan; its batch is in" in capsys.readouterr().err

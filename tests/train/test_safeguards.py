@@ -49,7 +49,9 @@ def test_a_full_disk_is_an_error_that_says_how_much_is_missing(tmp_path):
 @jax.jit
 def step(weight, batch):
     """A step of a model of one number. A token of -1 spoils it, as a bad batch does."""
-    value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.log(batch["tokens"] + 1.0) * w**2))(weight)
+    value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.log(batch["tokens"] + 1.0) * w**2))(
+        weight
+    )
     return weight - 0.1 * slope, {"loss": value, "gradient_norm": jnp.abs(slope)}
 
 
@@ -62,7 +64,10 @@ def run(path, bad, steps=6, **settings):
         batch = {"tokens": tokens, "targets": tokens + 1}
         judge.keep(number, batch)
         after, measured = step(weight, batch)
-        before, record = record, {"step": number, **{name: float(value) for name, value in measured.items()}}
+        before, record = (
+            record,
+            {"step": number, **{name: float(value) for name, value in measured.items()}},
+        )
         if settings.get("nonfinite") == "skip":  # as the compiled step does it
             record["skipped"] = float(number in bad)
             after = weight if number in bad else after
@@ -86,7 +91,11 @@ def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_sav
         f"meshdsl train --resume --out {tmp_path}, with guard.nonfinite=skip, guard.nonfinite=rollback or a lower optimizer.learning_rate"
     )
     batch = np.load(tmp_path / "nonfinite-4.npz")
-    assert (batch["tokens"] == -1).all() and (batch["targets"] == 0).all() and batch["tokens"].shape == (2, 4)
+    assert (
+        (batch["tokens"] == -1).all()
+        and (batch["targets"] == 0).all()
+        and batch["tokens"].shape == (2, 4)
+    )
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path):
@@ -100,7 +109,10 @@ def test_a_roll_back_passes_over_the_batch(tmp_path):
 
 
 def test_roll_backs_end(tmp_path):
-    with pytest.raises(MeshDSLError, match=r"step 5: .* the run was rolled back 1 times before \(guard.patience=1\)"):
+    with pytest.raises(
+        MeshDSLError,
+        match=r"step 5: .* the run was rolled back 1 times before \(guard.patience=1\)",
+    ):
         run(tmp_path, bad=(2, 5), nonfinite="rollback", patience=1)
 
 
@@ -108,25 +120,48 @@ def test_a_step_that_fails_again_has_a_file_of_its_own(tmp_path):
     for _ in range(2):
         with pytest.raises(MeshDSLError):
             run(tmp_path, bad=(2,))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["nonfinite-2-2.npz", "nonfinite-2.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "nonfinite-2-2.npz",
+        "nonfinite-2.npz",
+    ]
 
 
 def test_skipped_steps_go_on_and_are_saved(tmp_path):
     assert set(run(tmp_path, bad=(2, 3, 5), nonfinite="skip", patience=3)) == {"go"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["nonfinite-2.npz", "nonfinite-3.npz", "nonfinite-5.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "nonfinite-2.npz",
+        "nonfinite-3.npz",
+        "nonfinite-5.npz",
+    ]
 
 
 def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
-    with pytest.raises(MeshDSLError, match=r"step 4: .* the last of 3 steps in a row that were skipped \(guard.patience=3\); its batch is in .*nonfinite-4.npz"):
+    with pytest.raises(
+        MeshDSLError,
+        match=r"step 4: .* the last of 3 steps in a row that were skipped \(guard.patience=3\); its batch is in .*nonfinite-4.npz",
+    ):
         run(tmp_path, bad=(2, 3, 4), nonfinite="skip", patience=3)
 
 
-@pytest.mark.parametrize(("dynamic", "saved"), [(True, []), (False, ["nonfinite-1.npz", "nonfinite-2.npz"])])
+@pytest.mark.parametrize(
+    ("dynamic", "saved"), [(True, []), (False, ["nonfinite-1.npz", "nonfinite-2.npz"])]
+)
 def test_only_a_loss_scale_that_is_looked_for_saves_no_batches(dynamic, saved, tmp_path):
     judge = Nonfinite(Guard(nonfinite="skip"), tmp_path, dynamic)
     for number in (1, 2):
         judge.keep(number, {"tokens": np.zeros((1, 1), np.int32)})
-        assert judge.judge({"step": number, "loss": 1.0, "gradient_norm": float("inf"), "skipped": 1.0, "loss_scale": 4.0}) == "go"
+        assert (
+            judge.judge(
+                {
+                    "step": number,
+                    "loss": 1.0,
+                    "gradient_norm": float("inf"),
+                    "skipped": 1.0,
+                    "loss_scale": 4.0,
+                }
+            )
+            == "go"
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == saved
 
 
@@ -158,10 +193,14 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
             a_step_that_hangs()
         """
     )
-    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=50)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=50
+    )
     assert ended.returncode == HUNG == 75
     for report in (ended.stderr, (tmp_path / "hang-0.txt").read_text()):
-        assert "process 0: nothing has come after step 4 for 0.005 minutes (guard.timeout)" in report
+        assert (
+            "process 0: nothing has come after step 4 for 0.005 minutes (guard.timeout)" in report
+        )
         assert "in a_step_that_hangs" in report and "exit code 75" in report
 
 

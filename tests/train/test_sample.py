@@ -18,14 +18,25 @@ from meshdsl.train.settings import override
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-TINY = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=16", "model.length=16", "batch=8"]
+TINY = [
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=8",
+    "model.d_ff=16",
+    "model.length=16",
+    "batch=8",
+]
 PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))
 DRAWN, GREEDY = Sampling(0.9), Sampling(0.0)
 
 
 def job(layout: str, *settings: str) -> Job:
     layout = find_layout(layout)
-    return Job(override(Config(), [*TINY, *settings]), layout, md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]))
+    return Job(
+        override(Config(), [*TINY, *settings]),
+        layout,
+        md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]),
+    )
 
 
 def sample(layout: str, *settings: str) -> str:
@@ -42,8 +53,12 @@ def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN) -> np.ndarray
     def init(key):
         return Transformer.init(key, override(Config(), TINY).model)
 
-    model = jax.jit(init, out_shardings=md.shardings(jax.eval_shape(init, jax.random.key(0)), layout, mesh))(jax.random.key(0))
-    return np.stack(list(continuations(model, prompts, 8, jax.random.key(1), how, layout, mesh)), axis=1)
+    model = jax.jit(
+        init, out_shardings=md.shardings(jax.eval_shape(init, jax.random.key(0)), layout, mesh)
+    )(jax.random.key(0))
+    return np.stack(
+        list(continuations(model, prompts, 8, jax.random.key(1), how, layout, mesh)), axis=1
+    )
 
 
 def test_a_sample_continues_the_prompt_up_to_the_length_of_the_model():
@@ -78,7 +93,10 @@ def test_a_model_is_used_in_the_precision_of_its_run():
     params = job("fsdp").step.init(jax.random.key(0)).params
     used = in_dtype(params, "bfloat16")
     assert {str(x.dtype) for x in jax.tree.leaves(used)} == {"bfloat16"}
-    assert all(a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in zip(jax.tree.leaves(used), jax.tree.leaves(params), strict=True))
+    assert all(
+        a.sharding.is_equivalent_to(b.sharding, a.ndim)
+        for a, b in zip(jax.tree.leaves(used), jax.tree.leaves(params), strict=True)
+    )
 
 
 def test_what_a_terminal_would_obey_is_replaced():

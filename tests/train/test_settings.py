@@ -15,7 +15,13 @@ from meshdsl.train.settings import leaves, override, read, to_toml
 def test_settings_are_parsed_by_the_type_of_their_field():
     config = override(
         Config(),
-        ["model.d_model=64", "optimizer.name=lion", "optimizer.learning_rate=3e-4", "offload=optimizer,activations", "data.separate=true"],
+        [
+            "model.d_model=64",
+            "optimizer.name=lion",
+            "optimizer.learning_rate=3e-4",
+            "offload=optimizer,activations",
+            "data.separate=true",
+        ],
     )
     assert config.model.d_model == 64
     assert config.optimizer.name == "lion"
@@ -25,18 +31,34 @@ def test_settings_are_parsed_by_the_type_of_their_field():
 
 
 def test_a_list_may_be_written_as_in_a_file():
-    assert override(Config(), ['offload=["optimizer", "activations"]']).offload == ("optimizer", "activations")
+    assert override(Config(), ['offload=["optimizer", "activations"]']).offload == (
+        "optimizer",
+        "activations",
+    )
 
 
 def test_a_table_by_name_grows_where_a_name_is_new():
-    config = override(Config(), ["data.sources.web.paths=a,b", "data.sources.web.weight=3", "data.sources.code.paths=c"])
-    assert config.data.sources == {"web": Source(paths=("a", "b"), weight=3.0), "code": Source(paths=("c",))}
+    config = override(
+        Config(),
+        ["data.sources.web.paths=a,b", "data.sources.web.weight=3", "data.sources.code.paths=c"],
+    )
+    assert config.data.sources == {
+        "web": Source(paths=("a", "b"), weight=3.0),
+        "code": Source(paths=("c",)),
+    }
     config = override(config, ["data.sources.web.weight=0.5"])
     assert config.data.sources["web"] == Source(paths=("a", "b"), weight=0.5)
     assert ("data.sources.code.paths", ["c"]) in list(leaves(config))
 
 
-@pytest.mark.parametrize("text, value", [("loss_scale = 1024", 1024.0), ('loss_scale = "dynamic"', "dynamic"), ("loss_scale = 1e4", 1e4)])
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("loss_scale = 1024", 1024.0),
+        ('loss_scale = "dynamic"', "dynamic"),
+        ("loss_scale = 1e4", 1e4),
+    ],
+)
 def test_a_field_may_be_of_several_types(tmp_path, text, value):
     (tmp_path / "config.toml").write_text(f"[precision]\n{text}\n")
     assert read(tmp_path / "config.toml", Config()).precision.loss_scale == value
@@ -60,11 +82,26 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("model.d_modle=64", "no setting `model.d_modle`; did you mean `model.d_model`?"),
         ("modle.d_model=64", "no setting `modle.d_model`; did you mean `model.d_model`?"),
         ("model.d_model.size=64", "no setting `model.d_model.size`; did you mean `model.d_model`?"),
-        ("checkpoint=3", "`checkpoint` is a group of settings; set one of `checkpoint.every`, `checkpoint.minutes`"),
-        ("data.sources=web", "`data.sources` is a table of settings by name; set `data.sources.NAME.paths`"),
-        ("data.sources.web=a", "`data.sources.web` is a table of settings by name; set `data.sources.NAME.paths`"),
-        ("data.sources.web.path=a", "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?"),
-        ("data.sources.web.format=json", "data.sources.web.format=json: expected auto, text, jsonl, parquet or tokens; did you mean `jsonl`?"),
+        (
+            "checkpoint=3",
+            "`checkpoint` is a group of settings; set one of `checkpoint.every`, `checkpoint.minutes`",
+        ),
+        (
+            "data.sources=web",
+            "`data.sources` is a table of settings by name; set `data.sources.NAME.paths`",
+        ),
+        (
+            "data.sources.web=a",
+            "`data.sources.web` is a table of settings by name; set `data.sources.NAME.paths`",
+        ),
+        (
+            "data.sources.web.path=a",
+            "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?",
+        ),
+        (
+            "data.sources.web.format=json",
+            "data.sources.web.format=json: expected auto, text, jsonl, parquet or tokens; did you mean `jsonl`?",
+        ),
         ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0"),
         ("steps=many", "steps=many: expected a whole number"),
         ("steps=1.5", "steps=1.5: expected a whole number"),
@@ -73,11 +110,23 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("steps=-1", "steps=-1: must be at least 1"),
         ("optimizer.clip=nan", "optimizer.clip=nan: must be at least 0"),
         ("data.validation=1", "data.validation=1.0: must be less than 1"),
-        ("schedule.shape=cosin", "schedule.shape=cosin: expected cosine, linear, constant or wsd; did you mean `cosine`?"),
-        ("precision.compute=bf16", "precision.compute=bf16: expected float32, bfloat16 or float16; did you mean `bfloat16`?"),
-        ("precision.loss_scale=big", "precision.loss_scale=big: expected none, dynamic, or a number above 0"),
-        ("precision.stochastic_rounding=true", "precision.stochastic_rounding: is for precision.params=bfloat16"),
-        ('offload=["optimizer"', "offload=[\"optimizer\": expected a list of texts"),
+        (
+            "schedule.shape=cosin",
+            "schedule.shape=cosin: expected cosine, linear, constant or wsd; did you mean `cosine`?",
+        ),
+        (
+            "precision.compute=bf16",
+            "precision.compute=bf16: expected float32, bfloat16 or float16; did you mean `bfloat16`?",
+        ),
+        (
+            "precision.loss_scale=big",
+            "precision.loss_scale=big: expected none, dynamic, or a number above 0",
+        ),
+        (
+            "precision.stochastic_rounding=true",
+            "precision.stochastic_rounding: is for precision.params=bfloat16",
+        ),
+        ('offload=["optimizer"', 'offload=["optimizer": expected a list of texts'),
         ("seed=4294967296", "seed=4294967296: must be less than 4294967296"),
         ("mesh.data=4", "no setting `mesh.data`; `meshdsl train --print-config` shows all"),
         ("offload=optimiser", "offload: no `optimiser`; did you mean `optimizer`?"),
@@ -97,7 +146,11 @@ def test_a_bad_setting_is_refused_with(setting, text):
     [
         [],
         ["model.layers=3", 'sample.prompt=a "b"\n', "offload=optimizer"],
-        ["data.sources.web.paths=x.txt", "data.sources.web.weight=2", "data.sources.b-c.format=jsonl"],
+        [
+            "data.sources.web.paths=x.txt",
+            "data.sources.web.weight=2",
+            "data.sources.b-c.format=jsonl",
+        ],
     ],
 )
 def test_a_written_configuration_reads_back_equal(tmp_path, settings):
@@ -112,7 +165,9 @@ def test_a_source_that_says_nothing_is_still_a_source(tmp_path):
 
 
 def test_a_layout_stands_in_the_configuration_as_it_is(tmp_path):
-    (tmp_path / "config.toml").write_text('[layout]\nname = "mine"\nmesh = {data = "rest"}\nrules = ["batch -> data"]\n')
+    (tmp_path / "config.toml").write_text(
+        '[layout]\nname = "mine"\nmesh = {data = "rest"}\nrules = ["batch -> data"]\n'
+    )
     config = read(tmp_path / "config.toml", Config())
     assert config.layout == {"name": "mine", "mesh": {"data": "rest"}, "rules": ["batch -> data"]}
     assert override(config, ["layout=fsdp"]).layout == "fsdp"
@@ -126,7 +181,10 @@ def test_a_layout_stands_in_the_configuration_as_it_is(tmp_path):
         ("steps = 'three'", "steps=three: expected a whole number"),
         ("steps = true", "steps=True: expected a whole number"),
         ("[data.sources.web]\npaths = 'a'", "data.sources.web.paths=a: expected a list of texts"),
-        ("[data.sources.web]\npath = ['a']", "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?"),
+        (
+            "[data.sources.web]\npath = ['a']",
+            "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?",
+        ),
         ("layout = 3", "layout=3: expected text"),
         ("[modle]", "no table `modle`; did you mean `model`?"),
         ("[model.extra]", "no table `extra`"),

@@ -12,8 +12,8 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.compiled.collectives import from_hlo
-from meshdsl.record import summary
 from meshdsl.estimate.memory.peak import argument_bytes
+from meshdsl.record import summary
 from meshdsl.tensor import is_tensor
 from meshdsl.train import precision as precision_module
 from meshdsl.train.config import Precision
@@ -22,14 +22,21 @@ from meshdsl.train.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-PARTS, BATCH, INNER, OUTER = md.Dim("parts", 2), md.Dim("batch", 8), md.Dim("inner", 8), md.Dim("outer", 16)
+PARTS, BATCH, INNER, OUTER = (
+    md.Dim("parts", 2),
+    md.Dim("batch", 8),
+    md.Dim("inner", 8),
+    md.Dim("outer", 16),
+)
 EIGHT, HYBRID = {"data": 8}, {"replica": 2, "data": 4}
 LAYOUTS = {
     "data": md.Layout(["batch -> data"], mesh=EIGHT),
     "zero1": md.Layout(["batch -> data"], optimizer=["inner -> data"], mesh=EIGHT),
     "zero2": md.Layout(["batch -> data"], gradients=["inner -> data"], mesh=EIGHT),
     "zero3": md.Layout(["batch -> data"], ["inner -> data"], mesh=EIGHT),
-    "zero3, gathered once": md.Layout(["batch -> data"], ["inner -> data"], gather="step", mesh=EIGHT),
+    "zero3, gathered once": md.Layout(
+        ["batch -> data"], ["inner -> data"], gather="step", mesh=EIGHT
+    ),
     "hybrid": md.Layout(["batch -> replica, data"], ["inner -> data"], mesh=HYBRID),
 }
 
@@ -43,12 +50,19 @@ class Model(PyTreeNode):
     def init(cls, key):
         up, down = (jax.random.normal(k, (8, 16)) / 4 for k in jax.random.split(key))
         return cls(
-            md.parameter(up, (INNER, OUTER), ins=(INNER,)), md.parameter(down.T, (OUTER, INNER), ins=(OUTER,)), md.parameter(jnp.zeros(8), (INNER,))
+            md.parameter(up, (INNER, OUTER), ins=(INNER,)),
+            md.parameter(down.T, (OUTER, INNER), ins=(OUTER,)),
+            md.parameter(jnp.zeros(8), (INNER,)),
         )
 
     def loss(self, batch, key):
         x = md.cast(batch["x"], self.up.dtype)
-        found = md.einsum(md.tanh(md.einsum(x, self.up, out=(BATCH, OUTER))), self.down, out=(BATCH, INNER)) + self.bias
+        found = (
+            md.einsum(
+                md.tanh(md.einsum(x, self.up, out=(BATCH, OUTER))), self.down, out=(BATCH, INNER)
+            )
+            + self.bias
+        )
         error = md.mean(md.square(md.cast(found - x, jnp.float32)))
         return error, {"error": error}
 
@@ -63,7 +77,16 @@ def batch_of(seed, bad=None):
 @functools.cache
 def make(name="data", **how):
     layout = LAYOUTS[name]
-    return TrainStep(Model.init, Model.loss, optax.adamw(1e-2), layout, md.make_mesh(layout), clip=0.5, microbatches=PARTS, **how)
+    return TrainStep(
+        Model.init,
+        Model.loss,
+        optax.adamw(1e-2),
+        layout,
+        md.make_mesh(layout),
+        clip=0.5,
+        microbatches=PARTS,
+        **how,
+    )
 
 
 def run(step, batches=None):
@@ -77,7 +100,13 @@ def run(step, batches=None):
 
 def close(found, expected, rtol=1e-5):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=rtol, atol=1e-6), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=rtol, atol=1e-6
+        ),
+        found,
+        expected,
+    )
 
 
 @functools.cache
@@ -114,14 +143,27 @@ def test_a_skipped_step_changes_nothing_but_the_number_of_the_step(name, bad):
     before, _ = run(step, [batch_of(0)])
     after, (_, bad_step, good_step) = run(step, [batch_of(0), batch_of(1, bad), batch_of(2)])
     kept, _ = run(step, [batch_of(0), batch_of(1, bad)])
-    jax.tree.map(np.testing.assert_array_equal, (kept.params, kept.opt_state), (before.params, before.opt_state))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (kept.params, kept.opt_state),
+        (before.params, before.opt_state),
+    )
     assert int(kept.step) == 2
     assert (bad_step["skipped"], good_step["skipped"]) == (1, 0)
     assert not np.isfinite(bad_step["loss"])
-    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves((after.params, after.opt_state)))
+    assert all(
+        np.isfinite(np.asarray(leaf)).all()
+        for leaf in jax.tree.leaves((after.params, after.opt_state))
+    )
 
 
-@pytest.mark.parametrize("name, how", [("zero1", {"skip_nonfinite": True}), ("zero3", {"precision": Precision(loss_scale="dynamic")})])
+@pytest.mark.parametrize(
+    "name, how",
+    [
+        ("zero1", {"skip_nonfinite": True}),
+        ("zero3", {"precision": Precision(loss_scale="dynamic")}),
+    ],
+)
 def test_looking_out_for_what_is_not_finite_takes_no_collective(name, how):
     assert collectives(make(name, **how)) == collectives(make(name))
 
@@ -136,8 +178,13 @@ def test_without_skipping_what_is_not_finite_gets_through():
 
 @pytest.mark.parametrize("scale", ["0.5", "dynamic"])
 def test_a_power_of_2_scales_the_loss_and_nothing_else(scale):
-    (state, measured), (expected, losses) = run(make(precision=Precision(loss_scale=scale))), data_parallel()
-    found = [{name: value for name, value in step.items() if name in losses[0]} for step in measured]
+    (state, measured), (expected, losses) = (
+        run(make(precision=Precision(loss_scale=scale))),
+        data_parallel(),
+    )
+    found = [
+        {name: value for name, value in step.items() if name in losses[0]} for step in measured
+    ]
     close(found, losses, rtol=1e-6)
     close(state.params, expected.params, rtol=1e-6)
     assert measured[0]["loss_scale"] == (2**16 if scale == "dynamic" else float(scale))
@@ -148,7 +195,9 @@ def test_a_dynamic_scale_follows_overflows_in_the_same_way_under_all_layouts(mon
     batches = [batch_of(0, np.inf), batch_of(1), batch_of(2), batch_of(3), batch_of(4, np.nan)]
     found = []
     for name in ("data", "zero3"):
-        state, measured = run(make.__wrapped__(name, precision=Precision(loss_scale="dynamic")), batches)
+        state, measured = run(
+            make.__wrapped__(name, precision=Precision(loss_scale="dynamic")), batches
+        )
         found.append([(step["loss_scale"] / 2**16, step["skipped"]) for step in measured])
         assert (float(state.scale.value), int(state.scale.good)) == (2**15, 0)
     assert found == [[(1, 1), (0.5, 0), (0.5, 0), (1, 0), (1, 1)]] * 2
@@ -160,7 +209,9 @@ def test_float16_overflows_skip_steps_until_the_scale_fits():
     _, measured = run(step, [big] * 6)
     skipped = [metrics["skipped"] for metrics in measured]
     assert skipped[0] == 1 and skipped[-1] == 0 and skipped == sorted(skipped, reverse=True)
-    assert [metrics["loss_scale"] for metrics in measured[: int(sum(skipped)) + 1]] == [2.0 ** (16 - i) for i in range(int(sum(skipped)) + 1)]
+    assert [metrics["loss_scale"] for metrics in measured[: int(sum(skipped)) + 1]] == [
+        2.0 ** (16 - i) for i in range(int(sum(skipped)) + 1)
+    ]
 
 
 # -- dtypes ----------------------------------------------------------------------------------------------------------
@@ -188,7 +239,12 @@ class Line(PyTreeNode):
         return cls(md.parameter(jax.random.normal(key, (8, 16)), (INNER, OUTER), ins=(INNER,)))
 
     def loss(self, batch, key):
-        return md.mean(md.cast(md.einsum(md.cast(batch["x"], self.w.dtype), self.w, out=(BATCH, OUTER)), jnp.float32)), {}
+        return md.mean(
+            md.cast(
+                md.einsum(md.cast(batch["x"], self.w.dtype), self.w, out=(BATCH, OUTER)),
+                jnp.float32,
+            )
+        ), {}
 
 
 ONES = {"x": md.tensor(jnp.ones((8, 8)), (BATCH, INNER))}
@@ -196,7 +252,14 @@ RATE = 2.0**-7  # a step of 2**-11, which bfloat16 rounds away from most weights
 
 
 def stepped(layout, **how):
-    step = TrainStep(Line.init, Line.loss, optax.sgd(RATE), layout, md.make_mesh(layout), precision=Precision(params="bfloat16", **how))
+    step = TrainStep(
+        Line.init,
+        Line.loss,
+        optax.sgd(RATE),
+        layout,
+        md.make_mesh(layout),
+        precision=Precision(params="bfloat16", **how),
+    )
     start = step.init(jax.random.key(3))
     before = np.asarray(start.params.w.array.astype(jnp.float32))
     state, _ = step(start, ONES)
@@ -210,7 +273,10 @@ def test_the_update_of_bfloat16_parameters_is_computed_in_float32_and_rounded():
 
 
 def test_rounded_at_random_small_updates_are_not_lost_and_no_layout_changes_a_bit():
-    found = [stepped(LAYOUTS[name], compute="bfloat16", stochastic_rounding=True) for name in ("data", "zero1", "hybrid")]
+    found = [
+        stepped(LAYOUTS[name], compute="bfloat16", stochastic_rounding=True)
+        for name in ("data", "zero1", "hybrid")
+    ]
     for _, after in found[1:]:
         np.testing.assert_array_equal(after, found[0][1])
     before, after = found[0]
@@ -224,13 +290,22 @@ def test_rounded_at_random_small_updates_are_not_lost_and_no_layout_changes_a_bi
 
 
 def kinds(tree):
-    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree, is_leaf=is_tensor) if is_tensor(leaf) for leaf in jax.tree.leaves(leaf)}
+    return {
+        leaf.sharding.memory_kind
+        for leaf in jax.tree.leaves(tree, is_leaf=is_tensor)
+        if is_tensor(leaf)
+        for leaf in jax.tree.leaves(leaf)
+    }
 
 
 def test_optimizer_state_waits_on_the_host_and_training_is_the_same():
     step = make("zero1", offload=("optimizer",))
     state, measured = run(step)
-    assert (kinds(step.abstract.opt_state), kinds(state.opt_state), kinds(state.params)) == ({"pinned_host"}, {"pinned_host"}, {"device"})
+    assert (kinds(step.abstract.opt_state), kinds(state.opt_state), kinds(state.params)) == (
+        {"pinned_host"},
+        {"pinned_host"},
+        {"device"},
+    )
     expected, losses = run(make("zero1"))
     close(measured, losses, rtol=1e-6)
     close(state.opt_state, expected.opt_state, rtol=1e-6)
@@ -244,8 +319,13 @@ def test_explain_does_not_count_what_waits_on_the_host():
 
 
 def test_devices_without_memory_of_the_host_are_an_error():
-    device = SimpleNamespace(device_kind="toy", addressable_memories=lambda: [SimpleNamespace(kind="device")])
+    device = SimpleNamespace(
+        device_kind="toy", addressable_memories=lambda: [SimpleNamespace(kind="device")]
+    )
     mesh = SimpleNamespace(local_devices=[device])
     check_host_memory(mesh, ())
-    with pytest.raises(md.MeshDSLError, match="offload=optimizer, activations: needs pinned_host memory, and a device of kind toy has device"):
+    with pytest.raises(
+        md.MeshDSLError,
+        match="offload=optimizer, activations: needs pinned_host memory, and a device of kind toy has device",
+    ):
         check_host_memory(mesh, ("optimizer", "activations"))

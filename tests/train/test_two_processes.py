@@ -38,8 +38,20 @@ def settings(tmp_path_factory):
 
 
 def start(command: list[str], **environment: str) -> subprocess.Popen:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", **environment}
-    return subprocess.Popen([sys.executable, *command], env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        **environment,
+    }
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +59,11 @@ def in_two(settings, tmp_path_factory):
     """The folder with the runs under each layout, in two processes of four devices."""
     out = tmp_path_factory.mktemp("two")
     code = ALL_THREE.format(layouts=LAYOUTS, out=out, settings=settings)
-    told = {"MESHDSL_COORDINATOR": f"localhost:{free_port()}", "MESHDSL_PROCESSES": "2", "JAX_NUM_CPU_DEVICES": "4"}
+    told = {
+        "MESHDSL_COORDINATOR": f"localhost:{free_port()}",
+        "MESHDSL_PROCESSES": "2",
+        "JAX_NUM_CPU_DEVICES": "4",
+    }
     both = [start(["-c", code], **told, MESHDSL_PROCESS_ID=str(i)) for i in range(2)]
     try:
         printed = [process.communicate(timeout=300) for process in both]
@@ -66,7 +82,23 @@ def in_one(settings, tmp_path_factory):
     out = tmp_path_factory.mktemp("one")
 
     def run(layout, steps):
-        assert main(["train", "--layout", layout, "--devices", "8", "--steps", str(steps), "--out", str(out / layout), *settings]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    "--layout",
+                    layout,
+                    "--devices",
+                    "8",
+                    "--steps",
+                    str(steps),
+                    "--out",
+                    str(out / layout),
+                    *settings,
+                ]
+            )
+            == 0
+        )
         return losses(out / layout)
 
     return run
@@ -78,19 +110,53 @@ def losses(folder) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_processes_have_the_losses_of_one_and_their_checkpoint_goes_on_in_it(in_two, in_one, layout):
+def test_two_processes_have_the_losses_of_one_and_their_checkpoint_goes_on_in_it(
+    in_two, in_one, layout
+):
     resumed = {"fsdp-tensor": "sequence"}.get(layout)
     expected = in_one(layout, 5 if resumed else 3)
     if resumed:
-        assert main(["train", "--resume", "--out", str(in_two / layout), "--layout", resumed, "--devices", "8", "--steps", "5"]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    "--resume",
+                    "--out",
+                    str(in_two / layout),
+                    "--layout",
+                    resumed,
+                    "--devices",
+                    "8",
+                    "--steps",
+                    "5",
+                ]
+            )
+            == 0
+        )
     found = losses(in_two / layout)
     assert list(found) == list(expected) == list(range(1, 6 if resumed else 4))
-    assert [found[step] for step in (1, 2, 3)] == pytest.approx([expected[step] for step in (1, 2, 3)], rel=1e-6)
+    assert [found[step] for step in (1, 2, 3)] == pytest.approx(
+        [expected[step] for step in (1, 2, 3)], rel=1e-6
+    )
     assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_launched_run_that_is_preempted_saves_its_step_and_exits_with_0(settings, tmp_path):
-    words = ["-m", "meshdsl.cli", "launch", "--processes", "2", "--", "train", "--layout", "data", "--steps", "100000", "--out", str(tmp_path / "run")]
+    words = [
+        "-m",
+        "meshdsl.cli",
+        "launch",
+        "--processes",
+        "2",
+        "--",
+        "train",
+        "--layout",
+        "data",
+        "--steps",
+        "100000",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     launched = start([*words, *settings])
     metrics = tmp_path / "run" / "metrics.jsonl"
     try:

@@ -29,7 +29,9 @@ def reports(tmp_path_factory):
     root = tmp_path_factory.mktemp("types")
     if "PYTEST_XDIST_TESTRUNUID" not in os.environ:
         return _by_line(_pyright(root))
-    with open(tmp_path_factory.getbasetemp().parent / "pyright.json", "a+") as shared:  # by all workers
+    with open(
+        tmp_path_factory.getbasetemp().parent / "pyright.json", "a+"
+    ) as shared:  # by all workers
         fcntl.flock(shared, fcntl.LOCK_EX)
         shared.seek(0)
         text = shared.read()
@@ -41,7 +43,10 @@ def reports(tmp_path_factory):
 
 def _pyright(root: Path) -> list:
     copy = lambda source, target: shutil.copytree(  # noqa: E731
-        ROOT / source, root / target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+        ROOT / source,
+        root / target,
+        ignore=shutil.ignore_patterns("__pycache__"),
+        dirs_exist_ok=True,
     )
     for tree in ("stubs", "blank"):
         for source, target in zip(("layers", "models", "examples"), CODE, strict=True):
@@ -54,13 +59,26 @@ def _pyright(root: Path) -> list:
         shutil.copy(HERE / name, root / "stubs")
     (root / "stubs/drawn.py").write_text(drawn.SOURCE)
     config = {
-        "include": ["stubs/*.py", "stubs/meshdsl/**/*.pyi", *(f"{tree}/{code}" for tree in ("stubs", "blank") for code in CODE)],
+        "include": [
+            "stubs/*.py",
+            "stubs/meshdsl/**/*.pyi",
+            *(f"{tree}/{code}" for tree in ("stubs", "blank") for code in CODE),
+        ],
         "executionEnvironments": [{"root": "stubs"}, {"root": "blank"}],
         "pythonVersion": "3.11",
         "reportUnusedExpression": False,
     }
     (root / "pyrightconfig.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        "--project",
+        str(root),
+    ]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode in (0, 1), run.stdout + run.stderr
     said = json.loads(run.stdout)["generalDiagnostics"]
@@ -72,5 +90,7 @@ def _pyright(root: Path) -> list:
 def _by_line(said: list) -> dict:
     found = defaultdict(lambda: defaultdict(list))
     for d in said:
-        found[d["file"]][d["range"]["start"]["line"] + 1].append((d["severity"], d["message"], d.get("rule", "")))
+        found[d["file"]][d["range"]["start"]["line"] + 1].append(
+            (d["severity"], d["message"], d.get("rule", ""))
+        )
     return found

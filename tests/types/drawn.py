@@ -49,7 +49,11 @@ class _Draw:
         return f"({inner},)" if names else "()"
 
     def one(self, names: list[str]) -> str:
-        return self.random.choice(names) if names and self.random.random() < 0.85 else self.random.choice(NAMES)
+        return (
+            self.random.choice(names)
+            if names and self.random.random() < 0.85
+            else self.random.choice(NAMES)
+        )
 
     def expression(self, names: list[str], depth: int = 0) -> str:
         """An expression whose value has, more or less, these dims."""
@@ -81,7 +85,9 @@ def _ids(draw, without):
 
 def _ellipsis(draw, names, of):
     shared, new = draw.one(names), draw.random.sample(NAMES, draw.random.randint(1, 2))
-    weight = [shared, *(n for n in new if n != shared)] if draw.random.random() < 0.8 else draw.names(3)
+    weight = (
+        [shared, *(n for n in new if n != shared)] if draw.random.random() < 0.8 else draw.names(3)
+    )
     return f"md.einsum({of(names)}, {of(weight)}, out=(..., {', '.join(map(draw.proper, new))}))"
 
 
@@ -114,8 +120,17 @@ def _source() -> str:
     programs = [draw.expression(draw.names()) for _ in range(COUNT)]
     typed = lambda names: f"md.Tensor[{', '.join(f'Literal[{n!r}]' for n in names) or '()'}]"  # noqa: E731
     types = {t: "md.Tensor" if t[0] == "u" else typed(t[2:]) for t in sorted(draw.tensors)}
-    types |= {f"d_{n}": f"md.Dim[Literal[{n!r}]]" for n in NAMES} | {f"e_{n}": "md.Dim" for n in NAMES}
-    lines = ["from typing import Literal, reveal_type", "", "import meshdsl as md", "", "", "def programs("]
+    types |= {f"d_{n}": f"md.Dim[Literal[{n!r}]]" for n in NAMES} | {
+        f"e_{n}": "md.Dim" for n in NAMES
+    }
+    lines = [
+        "from typing import Literal, reveal_type",
+        "",
+        "import meshdsl as md",
+        "",
+        "",
+        "def programs(",
+    ]
     lines += [f"    {name}: {text}," for name, text in types.items()]
     lines += ["):", *(f"    reveal_type({program})" for program in programs)]
     return "\n".join(lines) + "\n"
@@ -133,7 +148,9 @@ def run() -> dict[int, tuple[str, object]]:
         kind, _, rest = line.strip().partition("_")
         if line.startswith("    ") and ": md.Tensor" in line:
             name, chosen = f"{kind}_{rest.split(':')[0]}", [dims[n] for n in rest.split(":")[0]]
-            names[name] = md.tensor(jnp.ones([2] * len(chosen), int if kind == "i" else float), chosen)
+            names[name] = md.tensor(
+                jnp.ones([2] * len(chosen), int if kind == "i" else float), chosen
+            )
         elif "reveal_type(" in line and line.startswith("    "):
             program = line.strip().removeprefix("reveal_type(")[:-1]
             found[number] = program, _result(program, names)

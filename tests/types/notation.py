@@ -8,7 +8,11 @@ import meshdsl as md
 def inferred(message: str) -> str:
     """The type in pyright's `Type of "..." is "..."`."""
     text = message.rsplit('" is "', 1)[1].removesuffix('"')
-    text = re.sub(r"Literal\['(\w+)'\]", r"\1", text).replace("Unknown", "Any").replace("*tuple[()]", "")
+    text = (
+        re.sub(r"Literal\['(\w+)'\]", r"\1", text)
+        .replace("Unknown", "Any")
+        .replace("*tuple[()]", "")
+    )
     return text.replace("Tensor[*tuple[Any, ...]]", "Tensor")
 
 
@@ -29,4 +33,6 @@ def holds(text: str, value) -> bool:
     text = re.escape(text).replace(r"\ ", " ")
     text = re.sub(r"\bTensor(?!\\\[)", r"Tensor\\[[^]]*\\]", text)
     text = re.sub(r"tuple\\\[(.*), \\\.\\\.\\\.\\\]", r"tuple\\[(\1(, )?)*\\]", text)
-    return bool(re.fullmatch(re.sub(r"\bAny\b", r".*", re.sub(r"\bone\b", r"\\w+", text)), shown(value)))
+    return bool(
+        re.fullmatch(re.sub(r"\bAny\b", r".*", re.sub(r"\bone\b", r"\\w+", text)), shown(value))
+    )

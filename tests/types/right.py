@@ -16,7 +16,12 @@ from meshdsl.dims import without
 
 # Dims
 
-batch, length, d_model, d_ff = md.Dim("batch", 2), md.Dim("length", 3), md.Dim("d_model", 4), md.Dim("d_ff", 5)
+batch, length, d_model, d_ff = (
+    md.Dim("batch", 2),
+    md.Dim("length", 3),
+    md.Dim("d_model", 4),
+    md.Dim("d_ff", 5),
+)
 heads = md.Dim(name="heads", size=2)
 Batch = Literal["batch"]
 Length = Literal["length"]
@@ -27,7 +32,9 @@ text = str(batch.name)
 computed = md.Dim(text, 2)
 formatted = md.Dim(f"{batch.name}_{length.name}", 6)
 plain: md.Dim = batch
-several: tuple[md.Dim, ...] = tuple(md.Dim(name, size) for name, size in (("batch", 2), ("length", 3)))
+several: tuple[md.Dim, ...] = tuple(
+    md.Dim(name, size) for name, size in (("batch", 2), ("length", 3))
+)
 
 reveal_type(batch)  # Dim[batch]
 reveal_type(heads)  # Dim[heads]
@@ -64,7 +71,9 @@ reveal_type(md.random.gumbel(key=key, dims=(batch,)))  # Tensor
 reveal_type(md.random.bernoulli(key, 0.5, (batch, length)))  # Tensor
 reveal_type(md.random.truncated_normal(key, (batch, length), -2.0, 2.0))  # Tensor[batch, length]
 reveal_type(md.random.randint(key, length, 0, 3))  # Tensor[length]
-reveal_type(md.random.categorical(key, x, d_model, temperature=0.5, top_k=2))  # Tensor[batch, length]
+reveal_type(
+    md.random.categorical(key, x, d_model, temperature=0.5, top_k=2)
+)  # Tensor[batch, length]
 reveal_type(md.random.categorical(key, x, batch, top_p=0.5))  # Tensor[length, d_model]
 reveal_type(md.random.permutation(key, length))  # Tensor[length]
 reveal_type(md.random.permute(key, x, length))  # Tensor[batch, length, d_model]
@@ -125,7 +134,9 @@ reveal_type(md.einsum(x, vector, out=batch))  # Tensor[batch]
 reveal_type(md.einsum(x, up, out=(..., d_ff)))  # Tensor[batch, length, d_ff]
 reveal_type(md.einsum(hidden, up, out=(..., d_model)))  # Tensor[batch, length, d_model]
 reordered = md.transpose(x, (length, batch, d_model))
-reveal_type(md.einsum(reordered, md.one_hot(ids, d_model), out=(..., d_model), contract=()))  # Tensor
+reveal_type(
+    md.einsum(reordered, md.one_hot(ids, d_model), out=(..., d_model), contract=())
+)  # Tensor
 reveal_type(md.einsum(x, up, out=(d_ff, ...)))  # Tensor
 reveal_type(md.einsum(x, up, out=(..., d_ff), contract=d_model))  # Tensor
 reveal_type(md.einsum(x, x, out=(...,), contract=[length, "d_model"]))  # Tensor
@@ -160,7 +171,9 @@ reveal_type(md.transpose(x, ("length", "batch", "d_model")))  # Tensor
 reveal_type(md.broadcast(vector, (batch, d_model)))  # Tensor[batch, d_model]
 reveal_type(md.broadcast(vector, (batch, *vector.dims)))  # Tensor[batch, d_model]
 reveal_type(md.reshape(up, (rows_ff := md.Dim("rows", 10), md.Dim("two", 2))))  # Tensor[rows, two]
-reveal_type(md.reshape(x, "batch length (heads head_dim) -> batch length heads head_dim", heads=heads))  # Tensor
+reveal_type(
+    md.reshape(x, "batch length (heads head_dim) -> batch length heads head_dim", heads=heads)
+)  # Tensor
 
 # Indexing
 
@@ -194,7 +207,9 @@ reveal_type(md.unstack(x, batch))  # tuple[Tensor, ...]
 reveal_type(md.cumsum(md.flip(x, batch), length, reverse=True))  # Tensor[batch, length, d_model]
 reveal_type(md.roll(md.shift(x, batch, 1, fill=2), length, by=-1))  # Tensor[batch, length, d_model]
 reveal_type(md.sort(x, batch, descending=True))  # Tensor[batch, length, d_model]
-reveal_type(md.top_k(x, d_model, 2))  # tuple[Tensor[batch, length, d_model], Tensor[batch, length, d_model]]
+reveal_type(
+    md.top_k(x, d_model, 2)
+)  # tuple[Tensor[batch, length, d_model], Tensor[batch, length, d_model]]
 reveal_type(md.top_k(x, d_model, md.Dim("best", 2)))  # tuple[Tensor, Tensor]
 reveal_type(md.searchsorted(md.sort(vector, d_model), rows, d_model))  # Tensor
 reveal_type(md.tril(x, length, d_model))  # Tensor[batch, length, d_model]
@@ -205,10 +220,16 @@ reveal_type(md.diagonal(x, batch, length, md.Dim("both", 2)))  # Tensor
 image = md.tensor(jnp.ones((2, 6, 4)), (batch, (width := md.Dim("width", 6)), d_model))
 kernel = md.tensor(jnp.ones((3, 4, 5)), (md.Dim("taps", 3), d_model, d_ff))
 over = {"width": "taps"}
-reveal_type(md.conv(image, kernel, over, out=(batch, width, d_ff), stride=2))  # Tensor[batch, width, d_ff]
+reveal_type(
+    md.conv(image, kernel, over, out=(batch, width, d_ff), stride=2)
+)  # Tensor[batch, width, d_ff]
 reveal_type(md.conv(image, kernel, over, out=(..., d_ff)))  # Tensor
-reveal_type(md.conv(image, kernel, {width: "taps"}, out=(batch, width, d_ff), into={width: "out"}))  # Tensor
-reveal_type(md.conv_transpose(image, kernel, over, out=(batch, width, d_ff), stride={width: 2}))  # Tensor[batch, width, d_ff]
+reveal_type(
+    md.conv(image, kernel, {width: "taps"}, out=(batch, width, d_ff), into={width: "out"})
+)  # Tensor
+reveal_type(
+    md.conv_transpose(image, kernel, over, out=(batch, width, d_ff), stride={width: 2})
+)  # Tensor[batch, width, d_ff]
 reveal_type(md.max_pool(image, {width: 2}))  # Tensor[batch, width, d_model]
 reveal_type(md.mean_pool(image, {"width": 2}, into={"width": "out"}))  # Tensor
 
@@ -216,7 +237,9 @@ reveal_type(md.mean_pool(image, {"width": 2}, into={"width": "out"}))  # Tensor
 # Functions with dims in their signatures
 
 
-def mlp(x: md.Tensor[Batch, Length, DModel], up: md.Tensor[DModel, DFF], down: md.Tensor[DFF, DModel]) -> md.Tensor[Batch, Length, DModel]:
+def mlp(
+    x: md.Tensor[Batch, Length, DModel], up: md.Tensor[DModel, DFF], down: md.Tensor[DFF, DModel]
+) -> md.Tensor[Batch, Length, DModel]:
     hidden = md.gelu(md.einsum(x, up, out=(batch, length, d_ff)))
     return x + md.einsum(hidden, down, out=(batch, length, d_model))
 
@@ -272,7 +295,9 @@ reveal_type(total)  # Tensor
 for d in x.dims:
     x = md.flip(x, d)
 weights = {"up": up, "bias": vector}
-reveal_type({name: w - 0.1 * g for (name, w), g in zip(weights.items(), weights.values(), strict=True)})  # dict[str, Any]
+reveal_type(
+    {name: w - 0.1 * g for (name, w), g in zip(weights.items(), weights.values(), strict=True)}
+)  # dict[str, Any]
 for t in [x, up, vector]:
     reveal_type(t + t)  # Any
 some: md.Tensor
@@ -282,14 +307,20 @@ for some in (up, vector):
 # Functions of functions
 
 
-def loss(weights: dict[str, md.Tensor], x: md.Tensor[Batch, Length, DModel], scale: float = 1.0) -> md.Tensor[()]:
+def loss(
+    weights: dict[str, md.Tensor], x: md.Tensor[Batch, Length, DModel], scale: float = 1.0
+) -> md.Tensor[()]:
     return md.mean(md.einsum(x, weights["up"], out=(batch, d_ff))) * scale
 
 
 reveal_type(md.value_and_grad(loss)(weights, x))  # tuple[Tensor[], dict[str, Tensor]]
 reveal_type(md.value_and_grad(lambda w: md.sum(md.square(w)))(up))  # tuple[Tensor[], Any]
-reveal_type(md.value_and_grad(lambda w: (md.sum(w), {"w": w}), has_aux=True)(up))  # tuple[tuple[Tensor[], dict[str, Any]], Any]
-reveal_type(md.value_and_grad(partial(loss, scale=2.0), accumulate=None)(weights, x))  # tuple[Tensor[], dict[str, Tensor]]
+reveal_type(
+    md.value_and_grad(lambda w: (md.sum(w), {"w": w}), has_aux=True)(up)
+)  # tuple[tuple[Tensor[], dict[str, Any]], Any]
+reveal_type(
+    md.value_and_grad(partial(loss, scale=2.0), accumulate=None)(weights, x)
+)  # tuple[Tensor[], dict[str, Tensor]]
 reveal_type(md.checkpoint(mlp, "dots")(x, up, down))  # Tensor[batch, length, d_model]
 layout = md.Layout(["batch -> data"], mesh={"data": 1})
 nothing = None
@@ -297,16 +328,22 @@ reveal_type(x == nothing)  # bool
 reveal_type(x.ndim)  # int
 lowered = md.lower(mlp, layout, dims=("batch",))
 reveal_type(lowered(x, up, down))  # Tensor[batch, length, d_model]
-reveal_type(md.lower(md.value_and_grad(loss), layout)(weights, x))  # tuple[Tensor[], dict[str, Tensor]]
+reveal_type(
+    md.lower(md.value_and_grad(loss), layout)(weights, x)
+)  # tuple[Tensor[], dict[str, Tensor]]
 lowered.program(x, up, down).table()
 reveal_type(md.cond(md.any(x > 0), lambda: x, lambda: x + 1))  # Tensor[batch, length, d_model]
 reveal_type(md.cond(md.any(x > 0), lambda t: (t, t), lambda t: (t, -t), x))  # Any
-reveal_type(md.scan(lambda carry, row: (carry + md.sum(row), row), scalar, x, dim=batch))  # tuple[Tensor[], Any]
+reveal_type(
+    md.scan(lambda carry, row: (carry + md.sum(row), row), scalar, x, dim=batch)
+)  # tuple[Tensor[], Any]
 reveal_type(md.while_loop(lambda t: md.all(t < 3), lambda t: t + 1, vector))  # Tensor[d_model]
 reveal_type(md.map_over(lambda row: md.sum(row), x, dim=batch))  # Any
 reveal_type(md.over(batch, lambda row: md.sum(row))(x))  # Any
 reveal_type(md.jvp(lambda a: a * a, (vector,), (vector,)))  # tuple[Any, Any]
-reveal_type(md.vjp(lambda a, b: md.sum(a * b), x, vector)[1](scalar))  # tuple[Tensor[batch, length, d_model], Tensor[d_model]]
+reveal_type(
+    md.vjp(lambda a, b: md.sum(a * b), x, vector)[1](scalar)
+)  # tuple[Tensor[batch, length, d_model], Tensor[d_model]]
 reveal_type(md.hvp(lambda a: md.sum(a * a), (vector,), (vector,)))  # tuple[Tensor[d_model]]
 reveal_type(md.local(lambda a: a[0], x, out=(length, d_model)))  # Tensor[length, d_model]
 reveal_type(md.replicate(md.reshard(x, {batch: "data"})))  # Tensor[batch, length, d_model]

@@ -47,25 +47,40 @@ def _file(module: str) -> Path:
 
 STUB = defined(PACKAGE / "__init__.pyi")
 RANDOM = defined(PACKAGE / "ops/random.pyi")
-TYPED = {n: nodes for n, nodes in STUB.items() if any(isinstance(node, ast.FunctionDef) for node in nodes)}
+TYPED = {
+    n: nodes
+    for n, nodes in STUB.items()
+    if any(isinstance(node, ast.FunctionDef) for node in nodes)
+}
 TYPED |= {f"random.{n}": nodes for n, nodes in RANDOM.items()}
 
 
 def stated(function: ast.FunctionDef) -> list[Parameter]:
     """The parameters of a function in a stub; whether each has a default is all that is kept of it."""
     a = function.args
-    places = [(p, Parameter.POSITIONAL_ONLY) for p in a.posonlyargs] + [(p, Parameter.POSITIONAL_OR_KEYWORD) for p in a.args]
+    places = [(p, Parameter.POSITIONAL_ONLY) for p in a.posonlyargs] + [
+        (p, Parameter.POSITIONAL_OR_KEYWORD) for p in a.args
+    ]
     given = [None] * (len(places) - len(a.defaults)) + a.defaults
     rows = [(p.arg, kind, default) for (p, kind), default in zip(places, given, strict=True)]
     rows += [(a.vararg.arg, Parameter.VAR_POSITIONAL, None)] if a.vararg else []
-    rows += [(p.arg, Parameter.KEYWORD_ONLY, default) for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True)]
+    rows += [
+        (p.arg, Parameter.KEYWORD_ONLY, default)
+        for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True)
+    ]
     rows += [(a.kwarg.arg, Parameter.VAR_KEYWORD, None)] if a.kwarg else []
-    return [Parameter(name, kind, default=Parameter.empty if default is None else ...) for name, kind, default in rows]
+    return [
+        Parameter(name, kind, default=Parameter.empty if default is None else ...)
+        for name, kind, default in rows
+    ]
 
 
 def actual(function) -> list[Parameter]:
     parameters = inspect.signature(function).parameters.values()
-    return [Parameter(p.name, p.kind, default=p.default if p.default is p.empty else ...) for p in parameters]
+    return [
+        Parameter(p.name, p.kind, default=p.default if p.default is p.empty else ...)
+        for p in parameters
+    ]
 
 
 def misfit(overload: list[Parameter], whole: list[Parameter]) -> str | None:
@@ -82,12 +97,18 @@ def misfit(overload: list[Parameter], whole: list[Parameter]) -> str | None:
     names = [p.name for p in overload if p.name in known]
     if names != [p.name for p in whole if p.name in names]:
         return "has its parameters in another order"
-    needed = [p.name for p in whole if p.default is p.empty and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    needed = [
+        p.name
+        for p in whole
+        if p.default is p.empty and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
     return next((f"needs {name}" for name in needed if name not in names), None)
 
 
 def test_the_stub_has_exactly_what_is_exported():
-    assert not set(md.__all__) - set(STUB), "exported and without a type; write it into meshdsl/__init__.pyi"
+    assert not set(md.__all__) - set(STUB), (
+        "exported and without a type; write it into meshdsl/__init__.pyi"
+    )
     assert not set(STUB) - set(md.__all__), "typed and not exported; see meshdsl/__init__.py"
 
 
@@ -106,7 +127,11 @@ def test_parameters_are_those_of_the_function(name):
         return
     assert not [why for overload in overloads if (why := misfit(overload, whole))]
     known = {p.name for p in itertools.chain(*overloads)}
-    assert not [p.name for p in whole if p.name not in known and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    assert not [
+        p.name
+        for p in whole
+        if p.name not in known and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
 
 
 def test_component_wise_functions_have_the_number_of_operands_that_jax_says():
@@ -120,7 +145,9 @@ def test_component_wise_functions_have_the_number_of_operands_that_jax_says():
             needed = [p for p in parameters if p.default is p.empty]
             arity, more = len(needed), len(parameters) > len(needed)
         said = STUB[name][0].id
-        expected = {"where": "Ternary", "clip": "Tuned"}.get(name) or next(k for k, n in ARITY.items() if n == arity and (k == "Tuned") == more)
+        expected = {"where": "Ternary", "clip": "Tuned"}.get(name) or next(
+            k for k, n in ARITY.items() if n == arity and (k == "Tuned") == more
+        )
         assert said == expected, f"{name} is {expected}, not {said}"
 
 
@@ -152,16 +179,24 @@ def test_every_operator_of_a_tensor_is_typed():
 
 
 def _assigned(item) -> list[str]:
-    return [item.name] if isinstance(item, ast.FunctionDef) else [t.id for t in getattr(item, "targets", ())]
+    return (
+        [item.name]
+        if isinstance(item, ast.FunctionDef)
+        else [t.id for t in getattr(item, "targets", ())]
+    )
 
 
 def test_types_are_shipped():
-    setuptools = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    setuptools = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"][
+        "setuptools"
+    ]
     shipped = setuptools["package-data"]
     files = [PACKAGE / "py.typed", *PACKAGE.rglob("*.pyi")]
     for file in files:
         package = ".".join(("meshdsl", *file.relative_to(PACKAGE).parts[:-1]))
-        assert any(fnmatch(file.name, pattern) for pattern in shipped.get(package, ())), f"{file} is not in package-data"
+        assert any(fnmatch(file.name, pattern) for pattern in shipped.get(package, ())), (
+            f"{file} is not in package-data"
+        )
 
 
 def test_dims_and_tensors_can_be_subscripted_in_programs_that_run():

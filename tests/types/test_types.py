@@ -31,17 +31,31 @@ def comments(path: Path, *marks: str) -> dict[int, str]:
 
 def test_right_programs_have_the_types_that_their_comments_say(reports):
     found = reports["stubs/right.py"]
-    refused = [f"line {n}: {m}" for n, said in found.items() for severity, m, _ in said if severity != "information"]
+    refused = [
+        f"line {n}: {m}"
+        for n, said in found.items()
+        for severity, m, _ in said
+        if severity != "information"
+    ]
     assert not refused, "\n".join(refused)
     assert {n: inferred(said[0][1]) for n, said in found.items()} == comments(RIGHT, "")
 
 
 def test_wrong_programs_are_reported_where_and_as_their_comments_say(reports):
     expected = comments(WRONG, "error", "claim")
-    found = {n: [m for severity, m, _ in said if severity == "error"] for n, said in reports["stubs/wrong.py"].items()}
-    other = {n: (text, found.get(n)) for n, text in expected.items() if not any(text in m for m in found.get(n, ()))}
+    found = {
+        n: [m for severity, m, _ in said if severity == "error"]
+        for n, said in reports["stubs/wrong.py"].items()
+    }
+    other = {
+        n: (text, found.get(n))
+        for n, text in expected.items()
+        if not any(text in m for m in found.get(n, ()))
+    }
     other |= {n: ("nothing", said) for n, said in found.items() if said and n not in expected}
-    assert not other, "\n".join(f"wrong.py:{n}: {said} instead of {text}" for n, (text, said) in sorted(other.items()))
+    assert not other, "\n".join(
+        f"wrong.py:{n}: {said} instead of {text}" for n, (text, said) in sorted(other.items())
+    )
 
 
 def test_right_programs_run_with_the_dims_that_were_inferred(monkeypatch):
@@ -56,7 +70,12 @@ def test_right_programs_run_with_the_dims_that_were_inferred(monkeypatch):
     jax.eval_shape(lambda: exec(program, {"__name__": "right"}))  # noqa: S102
     expected = comments(RIGHT, "")
     assert sorted(values) == sorted(expected)
-    false = {n: (expected[n], shown(v)) for n, vs in values.items() for v in vs if not holds(expected[n], v)}
+    false = {
+        n: (expected[n], shown(v))
+        for n, vs in values.items()
+        for v in vs
+        if not holds(expected[n], v)
+    }
     assert not false
 
 
@@ -95,7 +114,9 @@ def test_no_legal_program_is_refused_and_no_wrong_dims_are_inferred(reports):
     assert not refused, "\n".join(refused)
     assert not false, "\n".join(false)
     wrong = sum(isinstance(result, Exception) for _, result in results.values())
-    assert reported > wrong / 5 and exact > (len(results) - wrong) / 3, f"{reported} of {wrong} wrong ones reported; {exact} of the others inferred"
+    assert reported > wrong / 5 and exact > (len(results) - wrong) / 3, (
+        f"{reported} of {wrong} wrong ones reported; {exact} of the others inferred"
+    )
 
 
 def test_the_stubs_have_no_errors_of_their_own(reports):

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 
 import meshdsl as md
 
-batch, length, d_model, d_ff = md.Dim("batch", 2), md.Dim("length", 3), md.Dim("d_model", 4), md.Dim("d_ff", 5)
+batch, length, d_model, d_ff = (
+    md.Dim("batch", 2),
+    md.Dim("length", 3),
+    md.Dim("d_model", 4),
+    md.Dim("d_ff", 5),
+)
 Batch = Literal["batch"]
 Length = Literal["length"]
 DModel = Literal["d_model"]
@@ -92,7 +97,9 @@ def mlp(x: md.Tensor[Batch, Length, DModel]) -> md.Tensor[Batch, DModel]:
 
 
 def halves(x: md.Tensor[Batch, Length]) -> md.Tensor[Batch, Length]:
-    return x + md.einsum(x, out=(length, batch)) * md.iota(d_model)  # claim: Operator "*" not supported
+    return x + md.einsum(x, out=(length, batch)) * md.iota(
+        d_model
+    )  # claim: Operator "*" not supported
 
 
 other: md.Dim[Length] = md.Dim("batch", 2)  # claim: is not assignable to

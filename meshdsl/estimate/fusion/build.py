@@ -14,16 +14,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from meshdsl.estimate.fusion.choice import DOTS, ELEMENTWISE, IN_PLACE, PARTS, REDUCTIONS, written
+from meshdsl.estimate.fusion.flat_jaxpr import BARRIER, Block, Node, Value, flatten, original
+from meshdsl.estimate.fusion.program_order import narrowed, needed, small_first
+from meshdsl.estimate.fusion.values import Made
+from meshdsl.estimate.fusion.work import collectives, dots, other_flops
+from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
 from meshdsl.record.collective import phase_in_step
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import tag_in
-
-from meshdsl.estimate.fusion.choice import DOTS, ELEMENTWISE, IN_PLACE, PARTS, REDUCTIONS, written
-from meshdsl.estimate.fusion.flat_jaxpr import BARRIER, Block, Node, Value, flatten, original
-from meshdsl.estimate.fusion.values import Made
-from meshdsl.estimate.fusion.program_order import narrowed, needed, small_first
-from meshdsl.estimate.fusion.work import collectives, dots, other_flops
-from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
 
 
 def build(program: Program) -> Graph:
@@ -36,7 +35,15 @@ def build(program: Program) -> Graph:
     kernels = _Fusion(block, made, 1).kernels
     results = [made.buffer(v, "") for v in block.outputs if v is not None]
     _drop_unread(kernels, {id(b) for b in results} | _read(kernels))
-    return Graph(kernels, arguments, results, program.donated, _aliases(arguments, results, program.donated), program.axis_sizes, dict(made.flops))
+    return Graph(
+        kernels,
+        arguments,
+        results,
+        program.donated,
+        _aliases(arguments, results, program.donated),
+        program.axis_sizes,
+        dict(made.flops),
+    )
 
 
 def _read(kernels: Iterable[Kernel]) -> set[int]:
@@ -65,7 +72,9 @@ def _drop_unread(kernels: Iterable[Kernel], read: set[int]) -> None:
             kernel.traffic -= sum(b.bytes for b in unread)
 
 
-def _aliases(arguments: list[Buffer], results: list[Buffer], donated: Iterable[bool]) -> dict[int, int]:
+def _aliases(
+    arguments: list[Buffer], results: list[Buffer], donated: Iterable[bool]
+) -> dict[int, int]:
     """Each result takes the memory of the first donated argument of its shape and type that is still free, as JAX pairs them."""
     free: dict[tuple, list[int]] = defaultdict(list)
     for i, (buffer, given) in enumerate(zip(arguments, donated, strict=True)):
@@ -94,13 +103,17 @@ class _Fusion:
         self.made, self.times = made, times
         self.kernels: list[Kernel] = []
         self._at: dict[Value, int] = {}  # a written value: the kernel that makes it
-        self._joined: dict[Value, int] = {}  # of those that more code can join: the elements that their kernel goes over
+        self._joined: dict[
+            Value, int
+        ] = {}  # of those that more code can join: the elements that their kernel goes over
         self._over: dict[int, int] = {}  # an element-wise kernel: the elements that it goes over
         self._done: dict[int, set[Node]] = defaultdict(set)  # by a kernel
         self._readers: dict[Value, list[int]] = defaultdict(list)
         nodes = small_first(narrowed(needed(block.nodes, block.outputs)))
         self._written = written(nodes, block.outputs, made.from_)
-        self._turned = {original(v) for node in nodes for v in node.inputs if v is not None and v.turned}
+        self._turned = {
+            original(v) for node in nodes for v in node.inputs if v is not None and v.turned
+        }
         for node in nodes:
             self._count(node)
             self._emit(node)
@@ -127,10 +140,19 @@ class _Fusion:
                     self._join(node, found, value, value.size)
                     self._step(node, value)
                 else:
-                    self.made.sources[value], self.made.steps[value], self.made.chain[value] = found, self.made.in_step(node), self.made.behind(node)
+                    self.made.sources[value], self.made.steps[value], self.made.chain[value] = (
+                        found,
+                        self.made.in_step(node),
+                        self.made.behind(node),
+                    )
         elif node.primitive in REDUCTIONS:
             for value in node.outputs:
-                self._join(node, found, value, max((v.size for v in node.inputs if v is not None), default=1))
+                self._join(
+                    node,
+                    found,
+                    value,
+                    max((v.size for v in node.inputs if v is not None), default=1),
+                )
         else:
             self._alone(node, found)
 
@@ -153,7 +175,13 @@ class _Fusion:
         if latest >= 0 and all(self._joined.get(v) == over for v in newest):
             index = latest
         else:
-            beside = (i for v in found if v.size == over for i in self._readers[v] if i > latest and self._over.get(i) == over)
+            beside = (
+                i
+                for v in found
+                if v.size == over
+                for i in self._readers[v]
+                if i > latest and self._over.get(i) == over
+            )
             index = min(beside, default=None)
         if index is None:
             index = self._new(node)
@@ -168,7 +196,10 @@ class _Fusion:
         if len(moved) > 1:
             for collective, operand, result in zip(moved, node.inputs, node.outputs, strict=True):
                 index = self._new(node)
-                self.kernels[index].collective, self.kernels[index].scope = collective, collective.scope
+                self.kernels[index].collective, self.kernels[index].scope = (
+                    collective,
+                    collective.scope,
+                )
                 self._extend(index, node, self.made.from_(operand) if operand else (), [result])
             return
         index = self._new(node)
@@ -180,7 +211,12 @@ class _Fusion:
         if node.primitive in DOTS:
             self._joined[node.outputs[0]] = node.outputs[0].size
         if node.primitive in IN_PLACE and node.inputs[0] is not None:
-            kernel.steps.append((self.made.buffer(node.inputs[0], node.scope), self.made.buffer(node.outputs[0], node.scope)))
+            kernel.steps.append(
+                (
+                    self.made.buffer(node.inputs[0], node.scope),
+                    self.made.buffer(node.outputs[0], node.scope),
+                )
+            )
 
     def _step(self, node: Node, value: Value) -> None:
         """Notes which operands a result may be written over. One that is used with its dims turned is laid out for that use, and goes over none in step."""
@@ -195,7 +231,9 @@ class _Fusion:
         self.kernels.append(Kernel(node.primitive, node.scope))
         return len(self.kernels) - 1
 
-    def _extend(self, index: int, node: Node, found: Iterable[Value], outputs: Iterable[Value]) -> None:
+    def _extend(
+        self, index: int, node: Node, found: Iterable[Value], outputs: Iterable[Value]
+    ) -> None:
         kernel = self.kernels[index]
         for value in sorted(found, key=lambda v: v.number):
             if self._at.get(value) != index:
@@ -221,7 +259,9 @@ class _Fusion:
         for node in self._done[index]:
             part = sum(v.bytes for v in node.outputs) if node.primitive in PARTS else None
             if node.primitive in IN_PLACE:
-                over = node.primitive == "dynamic_update_slice"  # a scatter may add to what stands there, and has to read it
+                over = (
+                    node.primitive == "dynamic_update_slice"
+                )  # a scatter may add to what stands there, and has to read it
                 update = node.inputs[1 if over else 2]
                 written = update.bytes if update else 0
                 part = 0 if over else written
@@ -250,17 +290,31 @@ class _Fusion:
 
     def _branch(self, block: Block, node: Node) -> list[Kernel]:
         self._give(block.inputs, node.inputs[node.given :], node.scope)
-        late = self._place(block, [self.made.buffer(v, node.scope) for v in node.outputs], range(len(node.outputs)))
-        return _Fusion(block, self.made, self.times).kernels + [self._copy(block.outputs[i], to, node) for i, to in late]
+        late = self._place(
+            block, [self.made.buffer(v, node.scope) for v in node.outputs], range(len(node.outputs))
+        )
+        return _Fusion(block, self.made, self.times).kernels + [
+            self._copy(block.outputs[i], to, node) for i, to in late
+        ]
 
     def _loop(self, node: Node) -> Loop:
         block, constants, carried = node.blocks[0], node.constants, node.carried
-        length = node.eqn.params["length"] if node.primitive == "scan" else 1  # nobody knows how often a `while` runs
+        length = (
+            node.eqn.params["length"] if node.primitive == "scan" else 1
+        )  # nobody knows how often a `while` runs
         outer = node.inputs[node.given :]
         self._give(block.inputs[:constants], outer[:constants], node.scope)
-        starts = [self.made.buffer(v, node.scope) for v in block.inputs[constants : constants + carried]]
-        for inner, stack in zip(block.inputs[constants + carried :], outer[constants + carried :], strict=True):
-            self.made.buffer(inner, node.scope, within=None if stack is None else self.made.buffer(stack, node.scope))
+        starts = [
+            self.made.buffer(v, node.scope) for v in block.inputs[constants : constants + carried]
+        ]
+        for inner, stack in zip(
+            block.inputs[constants + carried :], outer[constants + carried :], strict=True
+        ):
+            self.made.buffer(
+                inner,
+                node.scope,
+                within=None if stack is None else self.made.buffer(stack, node.scope),
+            )
         stacks = [self.made.buffer(v, node.scope) for v in node.outputs]
         for stack, value in zip(stacks, block.outputs, strict=True):
             stack.scope = _made_in(block, value, constants, node.scope)
@@ -268,10 +322,18 @@ class _Fusion:
         kernels = _Fusion(block, self.made, self.times * length).kernels
         kernels += [self._copy(block.outputs[i], to, node) for i, to in late]
         for condition in node.blocks[1:]:
-            self._give(condition.inputs, [*node.inputs[: node.given], *block.inputs[constants:]], node.scope)
+            self._give(
+                condition.inputs,
+                [*node.inputs[: node.given], *block.inputs[constants:]],
+                node.scope,
+            )
             kernels = _Fusion(condition, self.made, self.times * length).kernels + kernels
-        ends = [None if v is None else self.made.buffer(v, node.scope) for v in block.outputs[:carried]]
-        return Loop(length, kernels, [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None])
+        ends = [
+            None if v is None else self.made.buffer(v, node.scope) for v in block.outputs[:carried]
+        ]
+        return Loop(
+            length, kernels, [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
+        )
 
     def _give(self, inner: list[Value], outer: list[Value | None], scope: str) -> None:
         """What a block uses as it is."""
@@ -281,14 +343,22 @@ class _Fusion:
             else:
                 self.made.share(value, given)
 
-    def _place(self, block: Block, buffers: list[Buffer], which: Iterable[int], within: bool = False) -> list[tuple[int, Buffer]]:
+    def _place(
+        self, block: Block, buffers: list[Buffer], which: Iterable[int], within: bool = False
+    ) -> list[tuple[int, Buffer]]:
         """Lets the block's results be made where they are wanted. Those that are no one's to place, such as an input, have to be copied; gives them."""
         late = []
         placed: set[Value] = {original(v) for v in block.inputs}
-        placed |= {original(v) for i, v in enumerate(block.outputs) if v is not None and i not in which}
+        placed |= {
+            original(v) for i, v in enumerate(block.outputs) if v is not None and i not in which
+        }
         for i in which:
             value = block.outputs[i] and original(block.outputs[i])
-            part = Buffer(value.shape, value.dtype, value.bytes, within=buffers[i]) if within and value else buffers[i]
+            part = (
+                Buffer(value.shape, value.dtype, value.bytes, within=buffers[i])
+                if within and value
+                else buffers[i]
+            )
             if value is None:
                 continue
             if value in placed:
@@ -300,4 +370,6 @@ class _Fusion:
 
     def _copy(self, value: Value, to: Buffer, node: Node) -> Kernel:
         reads = [self.made.buffer(v, node.scope) for v in self.made.from_(value)]
-        return Kernel("copy", node.scope, reads, [to], traffic=sum(b.bytes for b in reads) + to.bytes)
+        return Kernel(
+            "copy", node.scope, reads, [to], traffic=sum(b.bytes for b in reads) + to.bytes
+        )

@@ -20,10 +20,16 @@ ELEMENTWISE = names("""
     random_seed real reduce_precision rem rev round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh slice split
     sqrt square sub tan tanh threefry2x32 xor
 """)
-REDUCTIONS = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin")
+REDUCTIONS = names(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
+)
 DOTS = names("dot_general conv_general_dilated")
-REORDERS = names("concatenate dynamic_slice pad rev slice split")  # element-wise, but not in step with their operand
-IN_PLACE = names("dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max")
+REORDERS = names(
+    "concatenate dynamic_slice pad rev slice split"
+)  # element-wise, but not in step with their operand
+IN_PLACE = names(
+    "dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max"
+)
 PARTS = names("dynamic_slice gather slice")  # take a part of their operand
 SMALL = 4096  # bytes, of scalars and the like
 _DEAR = names("""
@@ -33,7 +39,9 @@ _DEAR = names("""
 _KERNELS = 2  # what takes no dear function is computed in up to so many kernels rather than written
 
 
-def written(nodes: list[Node], outputs: Iterable[Value | None], sources: Callable[[Value], frozenset[Value]]) -> set[Value]:
+def written(
+    nodes: list[Node], outputs: Iterable[Value | None], sources: Callable[[Value], frozenset[Value]]
+) -> set[Value]:
     """The values of a block that are written to memory.
 
     Those that something other than element-wise code and products makes or needs, the block's results, and the element-wise ones that several kernels need,
@@ -59,13 +67,19 @@ def written(nodes: list[Node], outputs: Iterable[Value | None], sources: Callabl
                 if user.primitive in ELEMENTWISE:
                     for result in user.outputs:
                         into |= {result} if result in found else roots[result]
-                elif user.primitive in REDUCTIONS or user.primitive in DOTS or _updates(value, user):
+                elif (
+                    user.primitive in REDUCTIONS or user.primitive in DOTS or _updates(value, user)
+                ):
                     into.add(user)
                 elif not _sinks(value, user, reach[value]):
                     found.add(value)
             roots[value] = into
             again = sum(v.bytes for v in reach[value])
-            if len(into) > 1 and (value.bytes <= SMALL or again > 1.1 * value.bytes) and (value in dear or len(into) > _KERNELS):
+            if (
+                len(into) > 1
+                and (value.bytes <= SMALL or again > 1.1 * value.bytes)
+                and (value in dear or len(into) > _KERNELS)
+            ):
                 found.add(value)
     return found
 
@@ -89,7 +103,11 @@ def _reach(nodes: list[Node], sources) -> tuple[dict[Value, frozenset[Value]], s
 
 def _updates(value: Value, user: Node) -> bool:
     """Whether `value` is what an array is updated with, at a place."""
-    return user.primitive == "dynamic_update_slice" and user.inputs[0] is not None and original(user.inputs[0]) is not value
+    return (
+        user.primitive == "dynamic_update_slice"
+        and user.inputs[0] is not None
+        and original(user.inputs[0]) is not value
+    )
 
 
 def _sinks(value: Value, user: Node, reach: frozenset[Value]) -> bool:

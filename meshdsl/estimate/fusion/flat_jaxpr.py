@@ -26,7 +26,16 @@ _RENAMES = frozenset(
     " transpose".split()
 )
 _LOOPS = {"scan", "while"}
-_NOT_WALKED = ("scatter", "reduce", "argm", "sort", "pallas_call", "select_and", "custom_root", "custom_linear")
+_NOT_WALKED = (
+    "scatter",
+    "reduce",
+    "argm",
+    "sort",
+    "pallas_call",
+    "select_and",
+    "custom_root",
+    "custom_linear",
+)
 
 
 _numbers = itertools.count()
@@ -53,7 +62,9 @@ class Value:
     host: bool = False
     node: Node | None = None
     name: str = ""
-    number: int = field(default_factory=lambda: next(_numbers))  # in the order in which values are made
+    number: int = field(
+        default_factory=lambda: next(_numbers)
+    )  # in the order in which values are made
 
     @property
     def size(self) -> int:
@@ -94,7 +105,10 @@ def flatten(program: Program) -> Block:
     jaxpr = program.jaxpr.jaxpr
     inputs = []
     for var, argument in zip(jaxpr.invars, program.arguments, strict=True):
-        parts = tuple(-(-whole // local) if local else 1 for whole, local in zip(var.aval.shape, argument.shape, strict=True))
+        parts = tuple(
+            -(-whole // local) if local else 1
+            for whole, local in zip(var.aval.shape, argument.shape, strict=True)
+        )
         value = _value(var.aval, parts)
         value.name = argument.name
         inputs.append(value)
@@ -117,7 +131,9 @@ class _Flat:
             env.setdefault(var, _value(var.aval, _uncut(var.aval) if whole else None))
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            inputs = [None if isinstance(v, jax.extend.core.Literal) else env[v] for v in eqn.invars]
+            inputs = [
+                None if isinstance(v, jax.extend.core.Literal) else env[v] for v in eqn.invars
+            ]
             inner = join(scope, str(eqn.source_info.name_stack))
             results = self._equation(eqn, name, inputs, inner, whole)
             env.update(zip(eqn.outvars, results, strict=True))
@@ -132,9 +148,15 @@ class _Flat:
             for sub in sub_jaxprs(eqn.params):
                 if len(sub.invars) == len(inputs) and len(sub.outvars) == len(eqn.outvars):
                     return self._call(eqn, name, sub, inputs, join(scope, name), whole)
-        if name == "broadcast_in_dim" and inputs[0] is not None and eqn.invars[0].aval.size == eqn.outvars[0].aval.size:
+        if (
+            name == "broadcast_in_dim"
+            and inputs[0] is not None
+            and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+        ):
             return self._renamed(eqn, name, inputs, whole)
-        outputs = [_value(v.aval, _parts(eqn, inputs, v.aval) if whole else None) for v in eqn.outvars]
+        outputs = [
+            _value(v.aval, _parts(eqn, inputs, v.aval) if whole else None) for v in eqn.outvars
+        ]
         self._add(Node(name, inputs, outputs, scope, eqn))
         return outputs
 
@@ -143,13 +165,21 @@ class _Flat:
         if name not in COLLECTIVES:
             return False
         axes = eqn.params[COLLECTIVES[name][1]]
-        return all(self.axis_sizes.get(axis) == 1 for axis in (axes if isinstance(axes, (tuple, list)) else (axes,)))
+        return all(
+            self.axis_sizes.get(axis) == 1
+            for axis in (axes if isinstance(axes, (tuple, list)) else (axes,))
+        )
 
     def _renamed(self, eqn, name: str, inputs, whole: bool):
         if inputs[0] is None:
             return [None] * len(eqn.outvars)
         if name == "transpose" and _turns(eqn):
-            value = _view(inputs[0], _value(eqn.outvars[0].aval, _parts(eqn, inputs, eqn.outvars[0].aval) if whole else None))
+            value = _view(
+                inputs[0],
+                _value(
+                    eqn.outvars[0].aval, _parts(eqn, inputs, eqn.outvars[0].aval) if whole else None
+                ),
+            )
             value.turned = True
             return [value]
         if not whole:
@@ -165,7 +195,11 @@ class _Flat:
                 parts = tuple(-(-n // m) for n, m in zip(var.aval.shape, local, strict=True))
             value = _value(var.aval, parts)
             # The same memory, seen with other dims: consumers need the local shape, liveness the buffer.
-            results.append(source if (value.shape, value.parts) == (source.shape, source.parts) else _view(source, value))
+            results.append(
+                source
+                if (value.shape, value.parts) == (source.shape, source.parts)
+                else _view(source, value)
+            )
         return results
 
     def _call(self, eqn, name: str, sub, inputs, scope: str, whole: bool):
@@ -179,7 +213,10 @@ class _Flat:
             for var in sub.invars:
                 env[var] = self._barrier(eqn, env[var], scope)
         results = self.walk(sub, env, scope, inside)
-        results = [_value(v.aval, _uncut(v.aval) if inside else None) if r is None else r for v, r in zip(sub.outvars, results, strict=True)]
+        results = [
+            _value(v.aval, _uncut(v.aval) if inside else None) if r is None else r
+            for v, r in zip(sub.outvars, results, strict=True)
+        ]
         if whole and not inside:
             return [_global(r, v.aval) for r, v in zip(results, eqn.outvars, strict=True)]
         return results
@@ -195,18 +232,40 @@ class _Flat:
         if name == "scan":
             bodies, given, (constants, carried) = [params["jaxpr"]], 0, scan_counts(params)
         elif name == "while":
-            bodies, given, constants, carried = [params["body_jaxpr"]], params["cond_nconsts"], params["body_nconsts"], len(eqn.outvars)
+            bodies, given, constants, carried = (
+                [params["body_jaxpr"]],
+                params["cond_nconsts"],
+                params["body_nconsts"],
+                len(eqn.outvars),
+            )
         else:
             bodies, given, constants, carried = params["branches"], 1, len(inputs) - 1, 0
-        blocks = [self._block(body_of(body), inputs[given:], constants + carried, scope, whole) for body in bodies]
+        blocks = [
+            self._block(body_of(body), inputs[given:], constants + carried, scope, whole)
+            for body in bodies
+        ]
         if name == "while":
-            blocks.append(self._block(body_of(params["cond_jaxpr"]), inputs[:given] + inputs[given + constants :], len(inputs), scope, whole))
+            blocks.append(
+                self._block(
+                    body_of(params["cond_jaxpr"]),
+                    inputs[:given] + inputs[given + constants :],
+                    len(inputs),
+                    scope,
+                    whole,
+                )
+            )
         outputs = []
         for i, (var, made) in enumerate(zip(eqn.outvars, blocks[0].outputs, strict=True)):
             parts = None
             if whole:
                 stacked = name == "scan" and i >= carried
-                parts = _uncut(var.aval) if made is None else (1, *made.parts) if stacked else made.parts
+                parts = (
+                    _uncut(var.aval)
+                    if made is None
+                    else (1, *made.parts)
+                    if stacked
+                    else made.parts
+                )
             outputs.append(_value(var.aval, parts))
         self._add(Node(name, inputs, outputs, scope, eqn, blocks, given, constants, carried))
         return outputs
@@ -216,7 +275,13 @@ class _Flat:
         for i, (var, outer) in enumerate(zip(jaxpr.invars, given, strict=True)):
             parts = None
             if whole:
-                parts = _uncut(var.aval) if outer is None else outer.parts[1:] if i >= unsliced else outer.parts
+                parts = (
+                    _uncut(var.aval)
+                    if outer is None
+                    else outer.parts[1:]
+                    if i >= unsliced
+                    else outer.parts
+                )
             own.append(_value(var.aval, parts))
         outputs = inner.walk(jaxpr, dict(zip(jaxpr.invars, own, strict=True)), scope, whole)
         return Block(own, inner.nodes, outputs)
@@ -243,13 +308,18 @@ def _turns(eqn) -> bool:
     return moved != sorted(moved)
 
 
-
 def _value(aval, parts) -> Value:
-    shape = aval.shape if parts is None else tuple(-(-n // p) for n, p in zip(aval.shape, parts, strict=True))
+    shape = (
+        aval.shape
+        if parts is None
+        else tuple(-(-n // p) for n, p in zip(aval.shape, parts, strict=True))
+    )
     size = math.prod(shape)
     host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):  # random keys: so many words each
-        return Value((*shape, aval.dtype.itemsize // 4), "uint32", size * aval.dtype.itemsize, parts)
+        return Value(
+            (*shape, aval.dtype.itemsize // 4), "uint32", size * aval.dtype.itemsize, parts
+        )
     return Value(tuple(shape), aval.dtype.name, size * aval.dtype.itemsize, parts, host=host)
 
 
@@ -268,7 +338,14 @@ def _uncut(aval) -> tuple[int, ...]:
 
 def _parts(eqn, inputs: Sequence[Value | None], out) -> tuple[int, ...]:
     """How a global result is cut, from how the operands are."""
-    name, cuts = eqn.primitive.name, [(v.aval.shape, i.parts) for v, i in zip(eqn.invars, inputs, strict=True) if i is not None and i.parts is not None]
+    name, cuts = (
+        eqn.primitive.name,
+        [
+            (v.aval.shape, i.parts)
+            for v, i in zip(eqn.invars, inputs, strict=True)
+            if i is not None and i.parts is not None
+        ],
+    )
     same = [parts for shape, parts in cuts if shape == out.shape]
     if same and name not in ("transpose", "dot_general"):
         return max(same, key=math.prod)
@@ -286,6 +363,10 @@ def _parts(eqn, inputs: Sequence[Value | None], out) -> tuple[int, ...]:
     if name == "dot_general" and len(cuts) == 2:
         (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
         (_, lp), (_, rp) = cuts
-        kept = [lp[i] for i in lb] + [p for i, p in enumerate(lp) if i not in (*lc, *lb)] + [p for i, p in enumerate(rp) if i not in (*rc, *rb)]
+        kept = (
+            [lp[i] for i in lb]
+            + [p for i, p in enumerate(lp) if i not in (*lc, *lb)]
+            + [p for i, p in enumerate(rp) if i not in (*rc, *rb)]
+        )
         return tuple(kept)
     return _uncut(out)

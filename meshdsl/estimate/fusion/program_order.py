@@ -27,7 +27,9 @@ def small_first(nodes: list[Node]) -> list[Node]:
     for i, node in enumerate(nodes):
         at = i
         values = [original(v) for v in node.inputs if v is not None]
-        small = node.primitive in ELEMENTWISE and all(v.bytes <= SMALL for v in (*values, *node.outputs))
+        small = node.primitive in ELEMENTWISE and all(
+            v.bytes <= SMALL for v in (*values, *node.outputs)
+        )
         if small:
             at = max((place.get(v, -1) for v in values), default=-1)
         keys.append((at, small, i))
@@ -50,8 +52,15 @@ def narrowed(nodes: list[Node]) -> list[Node]:
                 key = original(stack), narrow.dtype
                 if key not in converted:
                     parts = None if narrow.parts is None else stack.parts
-                    value = Value(stack.shape, narrow.dtype, stack.bytes // block.inputs[i].bytes * narrow.bytes, parts)
-                    value.node = Node("convert_element_type", [stack], [value], convert.scope, convert.eqn)
+                    value = Value(
+                        stack.shape,
+                        narrow.dtype,
+                        stack.bytes // block.inputs[i].bytes * narrow.bytes,
+                        parts,
+                    )
+                    value.node = Node(
+                        "convert_element_type", [stack], [value], convert.scope, convert.eqn
+                    )
                     found.append(value.node)
                     converted[key] = value
                 node.inputs[i] = converted[key]
@@ -64,12 +73,18 @@ def _only_conversion(block: Block, value: Value) -> Node | None:
     """The conversion to a narrower type that is all that `block` does with `value`, if only behind a barrier."""
     if any(v is not None and original(v) is value for v in block.outputs):
         return None
-    users = [n for n in block.nodes if any(v is not None and original(v) is value for v in n.inputs)]
+    users = [
+        n for n in block.nodes if any(v is not None and original(v) is value for v in n.inputs)
+    ]
     if len(users) != 1:
         return None
     if users[0].primitive == BARRIER:
         return _only_conversion(block, users[0].outputs[0])
-    return users[0] if users[0].primitive == "convert_element_type" and users[0].outputs[0].bytes < value.bytes else None
+    return (
+        users[0]
+        if users[0].primitive == "convert_element_type" and users[0].outputs[0].bytes < value.bytes
+        else None
+    )
 
 
 def _give_narrow(block: Block, i: int, convert: Node) -> None:

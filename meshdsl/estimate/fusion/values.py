@@ -31,7 +31,9 @@ class Made:
         """The buffer of a value that is written; made where it has none yet."""
         value = original(value)
         if value not in self._buffers:
-            self._buffers[value] = Buffer(value.shape, value.dtype, value.bytes, scope=scope, within=within, host=value.host)
+            self._buffers[value] = Buffer(
+                value.shape, value.dtype, value.bytes, scope=scope, within=within, host=value.host
+            )
         return self._buffers[value]
 
     def place(self, value: Value, buffer: Buffer) -> None:
@@ -42,7 +44,11 @@ class Made:
         """`value` is the memory (or the computation) of `other`."""
         value, other = original(value), original(other)
         if other in self.sources:
-            self.sources[value], self.steps[value], self.chain[value] = self.sources[other], frozenset(), self.chain[other]
+            self.sources[value], self.steps[value], self.chain[value] = (
+                self.sources[other],
+                frozenset(),
+                self.chain[other],
+            )
         else:
             self._buffers[value] = self.buffer(other, "")
 
@@ -53,13 +59,20 @@ class Made:
 
     def behind(self, node: Node) -> frozenset[Node]:
         """An equation with those that compute, in the same kernel, what it uses."""
-        return frozenset((node,)).union(*(self.chain.get(original(v), ()) for v in node.inputs if v is not None))
+        return frozenset((node,)).union(
+            *(self.chain.get(original(v), ()) for v in node.inputs if v is not None)
+        )
 
     def in_step(self, node: Node) -> frozenset[Value]:
         """The written values that an element-wise equation goes over in step with its result."""
         found: frozenset[Value] = frozenset()
         for value in node.inputs:
-            if value is not None and not value.turned and value.size == node.outputs[0].size and node.primitive not in REORDERS:
+            if (
+                value is not None
+                and not value.turned
+                and value.size == node.outputs[0].size
+                and node.primitive not in REORDERS
+            ):
                 value = original(value)
                 found |= self.steps[value] if value in self.sources else frozenset((value,))
         return found

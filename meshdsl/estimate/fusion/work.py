@@ -7,12 +7,11 @@ from collections.abc import Mapping
 
 import jax
 
-from meshdsl.record.collective import Collective
-from meshdsl.record.jaxpr import COLLECTIVES, collectives_of, join
-
 from meshdsl.estimate.fusion.choice import DOTS, names
 from meshdsl.estimate.fusion.flat_jaxpr import Node
 from meshdsl.estimate.kernels import Dot
+from meshdsl.record.collective import Collective
+from meshdsl.record.jaxpr import COLLECTIVES, collectives_of, join
 
 _MOVES = names("""
     broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice gather iota optimization_barrier pad reduce_precision rev select_n slice split
@@ -25,7 +24,13 @@ def dots(node: Node) -> list[Dot]:
     if eqn.primitive.name == "dot_general":
         return [_product(eqn, *(_shape(v, var) for v, var in zip(inputs, eqn.invars, strict=True)))]
     if eqn.primitive.name == "conv_general_dilated":
-        return [_convolution(eqn, *(_shape(v, var) for v, var in zip(inputs, eqn.invars, strict=True)), outputs[0].shape)]
+        return [
+            _convolution(
+                eqn,
+                *(_shape(v, var) for v, var in zip(inputs, eqn.invars, strict=True)),
+                outputs[0].shape,
+            )
+        ]
     return []
 
 
@@ -69,13 +74,30 @@ def _convolution(eqn, left, right, out) -> Dot:
     features, inner = right[numbers.rhs_spec[0]], right[numbers.rhs_spec[1]]
     met = 1
     for i, (size, window) in enumerate(zip(spatial, kernel, strict=True)):
-        met *= _met(left[numbers.lhs_spec[2 + i]], size, window, p["window_strides"][i], p["padding"][i][0], p["lhs_dilation"][i], p["rhs_dilation"][i])
+        met *= _met(
+            left[numbers.lhs_spec[2 + i]],
+            size,
+            window,
+            p["window_strides"][i],
+            p["padding"][i][0],
+            p["lhs_dilation"][i],
+            p["rhs_dilation"][i],
+        )
     batch = out[numbers.out_spec[0]]
     flops = 2 * batch * features * inner * met
-    return Dot(groups, batch * math.prod(spatial), math.prod(kernel) * inner, features // groups, flops, eqn.invars[0].aval.dtype.name)
+    return Dot(
+        groups,
+        batch * math.prod(spatial),
+        math.prod(kernel) * inner,
+        features // groups,
+        flops,
+        eqn.invars[0].aval.dtype.name,
+    )
 
 
-def _met(size: int, results: int, window: int, stride: int, before: int, dilated: int, apart: int) -> int:
+def _met(
+    size: int, results: int, window: int, stride: int, before: int, dilated: int, apart: int
+) -> int:
     """How many pairs of a result and a place of the window fall on an element, along one dim: not on padding, nor between dilated elements."""
     last = (size - 1) * dilated
     count = 0
@@ -85,5 +107,8 @@ def _met(size: int, results: int, window: int, stride: int, before: int, dilated
             first = max(0, (stride - 1 - offset) // stride)
             count += max(0, min(results - 1, (last - offset) // stride) - first + 1)
         else:
-            count += sum(0 <= at <= last and at % dilated == 0 for at in range(offset, offset + results * stride, stride))
+            count += sum(
+                0 <= at <= last and at % dilated == 0
+                for at in range(offset, offset + results * stride, stride)
+            )
     return count

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from meshdsl.record.collective import phase_of
 from meshdsl.estimate.explanation import DimView, MemoryView, TensorView, dim_views
 from meshdsl.estimate.kernels import Buffer, Graph
 from meshdsl.estimate.memory.peak import argument_bytes, peak
 from meshdsl.machine import Target
+from meshdsl.record.collective import phase_of
 from meshdsl.record.program import Argument, Program
 from meshdsl.record.recorder import Op, tag_in, where
 
@@ -22,14 +22,23 @@ def memory_view(program: Program, graph: Graph, target: Target | None) -> Memory
     chip = target.chip if target else None
     arguments = [_argument(a, program) for a in program.arguments]
     differentiated = any(phase == "backward" for _, phase in graph.flops)
-    gradients = [_gradient(a, program) for a in program.arguments if differentiated and kind_of(a) == "parameter" and a.dims]
-    named = {id(buffer): argument for buffer, argument in zip(graph.arguments, program.arguments, strict=True)}
+    gradients = [
+        _gradient(a, program)
+        for a in program.arguments
+        if differentiated and kind_of(a) == "parameter" and a.dims
+    ]
+    named = {
+        id(buffer): argument
+        for buffer, argument in zip(graph.arguments, program.arguments, strict=True)
+    }
     reached = peak(graph, chip)
     return MemoryView(
         at_rest=tuple(arguments + gradients),
         arguments=argument_bytes(program, chip),
         peak=reached.bytes,
-        largest=tuple(_live(buffer, named.get(id(buffer)), program) for buffer in reached.largest[:LARGEST]),
+        largest=tuple(
+            _live(buffer, named.get(id(buffer)), program) for buffer in reached.largest[:LARGEST]
+        ),
         at_peak=_moment(reached.where, program),
         capacity=chip.hbm if chip else None,
     )
@@ -57,8 +66,17 @@ def _short(path: str) -> str:
 
 def _argument(a: Argument, program: Program) -> TensorView:
     sizes = program.axis_sizes
-    dims = tuple(DimView(d.name, d.size, n, tuple(axes)) for d, axes, n in zip(a.dims, a.axes, a.shape, strict=True)) if a.dims else ()
-    assert all(d.local * math.prod(sizes[x] for x in d.axes) == d.size for d in dims)  # nothing is padded at rest
+    dims = (
+        tuple(
+            DimView(d.name, d.size, n, tuple(axes))
+            for d, axes, n in zip(a.dims, a.axes, a.shape, strict=True)
+        )
+        if a.dims
+        else ()
+    )
+    assert all(
+        d.local * math.prod(sizes[x] for x in d.axes) == d.size for d in dims
+    )  # nothing is padded at rest
     return TensorView(_short(a.name), kind_of(a), dims, a.shape, a.dtype, a.bytes)
 
 
@@ -67,7 +85,14 @@ def _gradient(a: Argument, program: Program) -> TensorView:
     split = program.layout.at_rest(a.dims, program.axis_sizes, "optimizer")
     dims = dim_views(a.dims, [split.get(d, ()) for d in a.dims], program.axis_sizes)
     shape = tuple(d.local for d in dims)
-    return TensorView(_short(a.name), "gradient", dims, shape, a.dtype, a.bytes * math.prod(shape) // max(math.prod(a.shape), 1))
+    return TensorView(
+        _short(a.name),
+        "gradient",
+        dims,
+        shape,
+        a.dtype,
+        a.bytes * math.prod(shape) // max(math.prod(a.shape), 1),
+    )
 
 
 def _live(buffer: Buffer, argument: Argument | None, program: Program) -> TensorView:
@@ -78,7 +103,15 @@ def _live(buffer: Buffer, argument: Argument | None, program: Program) -> Tensor
     if op is None:
         return TensorView("unnamed", "activation", (), buffer.shape, buffer.dtype, buffer.bytes)
     dims = _dims_of(buffer.shape, op, program.axis_sizes)
-    return TensorView(op.name if dims else str(op), "activation", dims, buffer.shape, buffer.dtype, buffer.bytes, where(op))
+    return TensorView(
+        op.name if dims else str(op),
+        "activation",
+        dims,
+        buffer.shape,
+        buffer.dtype,
+        buffer.bytes,
+        where(op),
+    )
 
 
 def _dims_of(shape: tuple[int, ...], op: Op, sizes: Mapping[str, int]) -> tuple[DimView, ...]:

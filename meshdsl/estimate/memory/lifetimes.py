@@ -18,7 +18,9 @@ from meshdsl.estimate.kernels import Kernel
 def late(kernels: list[Kernel]) -> list[Kernel]:
     """`kernels` with what only waits through a loop, and ends in a collective, after it: beside the largest collective that stands there, or where it is needed."""
     loops = [i for i, kernel in enumerate(kernels) if kernel.loop is not None]
-    first: dict[int, int] = {}  # of a buffer: where it is first used, by kernels in their new places
+    first: dict[
+        int, int
+    ] = {}  # of a buffer: where it is first used, by kernels in their new places
     places: dict[int, tuple[int, int]] = {}  # of those that can wait
     for i in reversed(range(len(kernels))):
         kernel, at = kernels[i], i
@@ -26,12 +28,19 @@ def late(kernels: list[Kernel]) -> list[Kernel]:
         waits = [loop for loop in loops if i < loop < use]
         if waits and kernel.loop is None:
             beside = [j for j in range(waits[-1], use) if kernels[j].collective is not None]
-            places[i] = (max(beside, key=lambda j: kernels[j].collective.bytes), 1) if beside else (use, -1)
+            places[i] = (
+                (max(beside, key=lambda j: kernels[j].collective.bytes), 1) if beside else (use, -1)
+            )
             at = places[i][0]
         for b in kernel.reads:
             first[id(b)] = min(first.get(id(b), len(kernels)), at)
     moved = _with_collectives(kernels, places)
-    return [kernels[i] for i in sorted(range(len(kernels)), key=lambda i: (*(places[i] if i in moved else (i, 0)), i))]
+    return [
+        kernels[i]
+        for i in sorted(
+            range(len(kernels)), key=lambda i: (*(places[i] if i in moved else (i, 0)), i)
+        )
+    ]
 
 
 def _with_collectives(kernels: list[Kernel], places: Iterable[int]) -> set[int]:
@@ -44,7 +53,12 @@ def _with_collectives(kernels: list[Kernel], places: Iterable[int]) -> set[int]:
         before = len(found)
         read = reduced | {id(b) for i in found for b in kernels[i].reads}
         made = {id(b) for i in found for b in kernels[i].writes}
-        found |= {i for i in waiting if any(id(b) in read for b in kernels[i].writes) or any(id(b) in made for b in kernels[i].reads)}
+        found |= {
+            i
+            for i in waiting
+            if any(id(b) in read for b in kernels[i].writes)
+            or any(id(b) in made for b in kernels[i].reads)
+        }
     return found
 
 

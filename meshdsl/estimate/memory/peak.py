@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import jax
 
-from meshdsl.machine import Chip
-from meshdsl.record.program import Program
-
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel
 from meshdsl.estimate.memory.lifetimes import late, until
 from meshdsl.estimate.memory.tiles import padded_bytes
+from meshdsl.machine import Chip
+from meshdsl.record.program import Program
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,9 @@ def argument_bytes(program: Program, chip: Chip | None = None) -> int:
             continue
         words = argument.dtype.startswith("key<")  # random keys: so many words each
         shape = (*argument.shape, var.aval.dtype.itemsize // 4) if words else argument.shape
-        total += padded_bytes(shape, "uint32" if words else argument.dtype, chip.kind if chip else "cpu")
+        total += padded_bytes(
+            shape, "uint32" if words else argument.dtype, chip.kind if chip else "cpu"
+        )
     return total
 
 
@@ -54,10 +55,16 @@ def peak(graph: Graph, chip: Chip | None = None) -> Peak:
     and nothing is taken off for what a TPU keeps in its vector memory (128 MiB), which makes the estimate too high for small programs.
     """
     free = {id(b) for b in graph.arguments} | {id(graph.results[i]) for i in graph.aliases}
-    life = _Life(chip.kind if chip else "cpu", free, {axis for axis, size in graph.axis_sizes.items() if size > 1})
+    life = _Life(
+        chip.kind if chip else "cpu",
+        free,
+        {axis for axis, size in graph.axis_sizes.items() if size > 1},
+    )
     moment = life.run(graph.kernels, {id(b) for b in graph.results})
     largest = sorted([*graph.arguments, *moment.live], key=life.size, reverse=True)
-    return Peak(sum(life.size(b) for b in graph.arguments) + moment.bytes, tuple(largest), moment.where)
+    return Peak(
+        sum(life.size(b) for b in graph.arguments) + moment.bytes, tuple(largest), moment.where
+    )
 
 
 @dataclass
@@ -82,7 +89,13 @@ class _Life:
     def size(self, buffer: Buffer) -> int:
         return 0 if buffer.host else padded_bytes(buffer.shape, buffer.dtype, self._kind)
 
-    def run(self, kernels: list[Kernel], kept: set[int], carries: list[tuple[Buffer, Buffer]] = (), placed: Iterable[Buffer] = ()) -> _Moment:
+    def run(
+        self,
+        kernels: list[Kernel],
+        kept: set[int],
+        carries: list[tuple[Buffer, Buffer]] = (),
+        placed: Iterable[Buffer] = (),
+    ) -> _Moment:
         """The moment of the most memory beyond what lived before; `kept` lives to the end, and `placed` lived before."""
         kernels = late(kernels)
         spans = self._spans(kernels, kept, carries, {id(b) for b in placed})
@@ -100,10 +113,16 @@ class _Life:
         where = inside.where or (kernels[at].scope if kernels else "")
         return _Moment(max(best, 0), live + inside.live, where)
 
-    def _spans(self, kernels: list[Kernel], kept: set[int], carries, placed: set[int]) -> list[tuple[Buffer, int, int]]:
+    def _spans(
+        self, kernels: list[Kernel], kept: set[int], carries, placed: set[int]
+    ) -> list[tuple[Buffer, int, int]]:
         """Each buffer with the places of the first and last kernel at which it takes memory."""
         last = {id(b): i for i, kernel in enumerate(kernels) for b in kernel.reads}
-        beside = {i: until(kernels, i) for i, kernel in enumerate(kernels) if kernel.collective is not None}
+        beside = {
+            i: until(kernels, i)
+            for i, kernel in enumerate(kernels)
+            if kernel.collective is not None
+        }
         for i, j in beside.items():
             last.update({id(b): max(last[id(b)], j) for b in kernels[i].reads})
         last.update(dict.fromkeys(kept, len(kernels) - 1))
@@ -114,27 +133,53 @@ class _Life:
             for b in kernel.writes:
                 if b.within is not None or id(b) in free:
                     continue
-                taken = next((a for a, into in kernel.steps if into is b and last.get(id(a)) == i and self.size(a) == self.size(b)), None)
+                taken = next(
+                    (
+                        a
+                        for a, into in kernel.steps
+                        if into is b and last.get(id(a)) == i and self.size(a) == self.size(b)
+                    ),
+                    None,
+                )
                 start = start_of.get(id(b))
                 if start is not None and (last.get(id(start), -1) < i or taken is start):
-                    free.add(id(b))  # carried to the next turn in the memory of what was carried to this one
+                    free.add(
+                        id(b)
+                    )  # carried to the next turn in the memory of what was carried to this one
                     continue
                 if taken is not None and id(taken) in spans and spans[id(taken)][2] == i:
                     spans[id(taken)] = (taken, spans[id(taken)][1], i - 1)
                 spans[id(b)] = (b, i, last.get(id(b), i))
             if i in beside and self._reduced_whole(kernel):
                 whole = kernel.reads[0]
-                spans[id(kernel)] = (Buffer(whole.shape, whole.dtype, whole.bytes, scope=kernel.scope), i, beside[i])
+                spans[id(kernel)] = (
+                    Buffer(whole.shape, whole.dtype, whole.bytes, scope=kernel.scope),
+                    i,
+                    beside[i],
+                )
         return list(spans.values())
 
     def _reduced_whole(self, kernel: Kernel) -> bool:
         """libtpu makes an all-reduce and a slice of a reduce-scatter over all devices."""
         collective = kernel.collective
-        return self._kind == "tpu" and collective is not None and collective.operation == "psum_scatter" and set(collective.axes) == self._axes
+        return (
+            self._kind == "tpu"
+            and collective is not None
+            and collective.operation == "psum_scatter"
+            and set(collective.axes) == self._axes
+        )
 
     def _inside(self, kernel: Kernel) -> _Moment:
         """Of the body of a loop, or of the branch that takes most."""
-        moments = [self.run(list(branch), set(), placed=kernel.writes) for branch in kernel.branches]
+        moments = [
+            self.run(list(branch), set(), placed=kernel.writes) for branch in kernel.branches
+        ]
         if kernel.loop is not None:
-            moments.append(self.run(kernel.loop.kernels, {id(end) for _, end in kernel.loop.carries}, kernel.loop.carries))
+            moments.append(
+                self.run(
+                    kernel.loop.kernels,
+                    {id(end) for _, end in kernel.loop.carries},
+                    kernel.loop.carries,
+                )
+            )
         return max(moments, key=lambda m: m.bytes, default=_Moment(0, [], ""))

@@ -33,7 +33,10 @@ def _tiled(shape: tuple[int, ...], size: int) -> int:
     if total == 0:
         return 0
     best = min(
-        total // (lanes * rows) * round_up(lanes, LANES) * round_up(rows, _rows(rows, packed, _ROWS))
+        total
+        // (lanes * rows)
+        * round_up(lanes, LANES)
+        * round_up(rows, _rows(rows, packed, _ROWS))
         for i, lanes in enumerate(shape)
         for j, rows in enumerate(shape)
         if i != j
@@ -55,4 +58,10 @@ def round_up(n: int, multiple: int) -> int:
 
 @lru_cache(maxsize=64)
 def _itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else 1 if dtype.startswith(("float8", "int4", "uint4")) else np.dtype(dtype).itemsize
+    return (
+        2
+        if dtype == "bfloat16"
+        else 1
+        if dtype.startswith(("float8", "int4", "uint4"))
+        else np.dtype(dtype).itemsize
+    )

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshdsl.record.collective import Collective
 from meshdsl.machine import Network
+from meshdsl.record.collective import Collective
 
 # Code that the compiler doesn't fuse takes twice as long: measured with its cycles for v5p, 941,376 for a negation of 8192 x 8192 bf16 elements, 468,704 for
 # a fused chain on them.
@@ -23,9 +23,17 @@ _UNFUSED = 2
 
 
 # By chip: what the device waits for, over an axis on one dim of the torus (False) and on several (True).
-_SUMS = frozenset((operation, several) for operation in ("psum", "pmax", "pmin", "psum_scatter", "all_to_all") for several in (False, True))
+_SUMS = frozenset(
+    (operation, several)
+    for operation in ("psum", "pmax", "pmin", "psum_scatter", "all_to_all")
+    for several in (False, True)
+)
 _GATHERS = frozenset({("all_gather", False), ("all_gather", True)})
-_WAITS: dict[str, frozenset[tuple[str, bool]]] = {"v4": _SUMS | _GATHERS, "v5e": _SUMS, "v5p": frozenset({("all_gather", True)})}
+_WAITS: dict[str, frozenset[tuple[str, bool]]] = {
+    "v4": _SUMS | _GATHERS,
+    "v5e": _SUMS,
+    "v5p": frozenset({("all_gather", True)}),
+}
 _SCATTERS = ("tpu7x",)  # Chips that scatter over whole slices as such.
 
 
@@ -46,7 +54,10 @@ class Movement:
     def before(self, chip, width: int) -> float:
         """Seconds of computing before it can start; `width` is that of an element."""
         rate = chip.hbm_bandwidth * chip.hbm_efficiency
-        return _UNFUSED * (self.filled / rate + (self.filled / width / chip.vector_rate if chip.vector_rate else 0.0))
+        return _UNFUSED * (
+            self.filled / rate
+            + (self.filled / width / chip.vector_rate if chip.vector_rate else 0.0)
+        )
 
 
 def movement(moves: Collective, network: Network) -> Movement:

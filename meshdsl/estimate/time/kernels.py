@@ -14,7 +14,18 @@ from meshdsl.estimate.kernels import Dot, Kernel
 from meshdsl.estimate.memory.tiles import round_up
 
 _SUBLANES = 8  # Rows of a vector register: dims are padded to it where they are not padded to the matrix unit.
-_WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "uint32": 4, "bfloat16": 2, "float16": 2, "bool": 1, "int8": 1, "uint8": 1}
+_WIDTHS = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+}
 # Operands of a product pass the vector unit so many times as fast as results do. Measured with the TPU compiler's cycles for v5p: a product of
 # 8192 x 4096 x 128 takes 80,380 where its bytes take 50,000, one of 32 x (2048 x 2048 x 128) 364,143 where they take 200,000.
 _OPERANDS = 5
@@ -37,7 +48,9 @@ def _seconds(kernel: Kernel, chip) -> float:
     if not kernel.dots:
         return kernel.traffic / bandwidth + elements(kernel) * per_element
     slower = {"float32": _SINGLE[chip.kind]}
-    products = sum(padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) for dot in kernel.dots) / (chip.flops * chip.matmul_efficiency)
+    products = sum(
+        padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) for dot in kernel.dots
+    ) / (chip.flops * chip.matmul_efficiency)
     operands = sum(dot.batch * dot.k * (dot.m + dot.n) for dot in kernel.dots)
     results = sum(dot.batch * dot.m * dot.n for dot in kernel.dots)
     width = max(_WIDTHS.get(dot.dtype, 2) for dot in kernel.dots)
@@ -49,13 +62,19 @@ def _seconds(kernel: Kernel, chip) -> float:
 
 def padded_flops(dot: Dot, tile: int) -> float:
     """FLOPs with the dims rounded up to the matrix unit's: `tile` x `tile`, fed with 8 rows at a time. Either operand may be the one that is held."""
-    m, n = (dot.batch * round_up(dot.k, tile) * round_up(a, _SUBLANES) * round_up(b, tile) for a, b in ((dot.m, dot.n), (dot.n, dot.m)))
+    m, n = (
+        dot.batch * round_up(dot.k, tile) * round_up(a, _SUBLANES) * round_up(b, tile)
+        for a, b in ((dot.m, dot.n), (dot.n, dot.m))
+    )
     return dot.flops * min(m, n) / max(dot.batch * dot.m * dot.k * dot.n, 1)
 
 
 def elements(kernel: Kernel) -> int:
     """What passes the vector unit: the elements of the largest array that the kernel writes, or reads where it reduces."""
     whole = max((math.prod(buffer.shape) for buffer in (*kernel.writes, *kernel.reads)), default=0)
-    narrowest = min((_WIDTHS.get(buffer.dtype, 4) for buffer in (*kernel.writes, *kernel.reads)), default=4)
-    return min(whole, kernel.traffic // narrowest)  # of an array that is only sliced or gathered from, the slice
-
+    narrowest = min(
+        (_WIDTHS.get(buffer.dtype, 4) for buffer in (*kernel.writes, *kernel.reads)), default=4
+    )
+    return min(
+        whole, kernel.traffic // narrowest
+    )  # of an array that is only sliced or gathered from, the slice

@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 
 from meshdsl.estimate.explanation import Span, TimeView
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel
-from meshdsl.estimate.time.kernels import seconds
 from meshdsl.estimate.time.collectives import Movement, movement
-from meshdsl.machine.streams import Streams, lanes_of, stream_of
+from meshdsl.estimate.time.kernels import seconds
 from meshdsl.machine import Network, Target
+from meshdsl.machine.streams import Streams, lanes_of, stream_of
 from meshdsl.record.recorder import tag_in
 
 
-def estimate(graph: Graph, target: Target, network: Network, model_flops: float, model_flops_full: float) -> TimeView:
+def estimate(
+    graph: Graph, target: Target, network: Network, model_flops: float, model_flops_full: float
+) -> TimeView:
     """The time of one step of `graph`.
 
     Args:
@@ -131,7 +133,11 @@ class _Run:
         how = self._movement(kernel)
         lanes = lanes_of(moves, self.network)
         if how.filled:
-            start, end = self.streams.compute(how.before(self.chip, kernel.writes[0].bytes // max(math.prod(kernel.writes[0].shape), 1)))
+            start, end = self.streams.compute(
+                how.before(
+                    self.chip, kernel.writes[0].bytes // max(math.prod(kernel.writes[0].shape), 1)
+                )
+            )
             self.compute += (end - start) * weight
             self._show("compute", kernel, start, end, repeats)
             began = end
@@ -164,7 +170,18 @@ class _Run:
 
     def _turn(self, kernels: list[Kernel], weight: int, repeats: int) -> None:
         self.kernels(kernels, weight, repeats)
-        self._wait(max((self._when(buffer) for kernel in kernels if kernel.collective for buffer in kernel.writes), default=0.0), weight)
+        self._wait(
+            max(
+                (
+                    self._when(buffer)
+                    for kernel in kernels
+                    if kernel.collective
+                    for buffer in kernel.writes
+                ),
+                default=0.0,
+            ),
+            weight,
+        )
 
     def _alone(self, kernels: tuple[Kernel, ...]) -> float:
         run = _Run(self.chip, self.network, _seconds=self._seconds, _movements=self._movements)
@@ -183,7 +200,17 @@ class _Run:
 
     def _show(self, stream: str, kernel: Kernel, start: float, end: float, repeats: int) -> None:
         if repeats and end > start:
-            self.spans.append(Span(stream, kernel.primitive, start, end, kernel.phase, tag_in(kernel.scope) or "", repeats))
+            self.spans.append(
+                Span(
+                    stream,
+                    kernel.primitive,
+                    start,
+                    end,
+                    kernel.phase,
+                    tag_in(kernel.scope) or "",
+                    repeats,
+                )
+            )
 
 
 def _sources(kernel: Kernel) -> Iterator[Buffer]:

@@ -18,7 +18,12 @@ STYLES = 6  # colours in base.css
 _PATTERNS = (
     tag("path", d="M-2 2 2-2M0 8 8 0M6 10 10 6", class_="stroke"),
     tag("path", d="M-2 6 2 10M0 0 8 8M6-2 10 2", class_="stroke"),
-    join([tag("circle", cx="2", cy="2", r="1.3", class_="dot"), tag("circle", cx="6", cy="6", r="1.3", class_="dot")]),
+    join(
+        [
+            tag("circle", cx="2", cy="2", r="1.3", class_="dot"),
+            tag("circle", cx="6", cy="6", r="1.3", class_="dot"),
+        ]
+    ),
     tag("path", d="M2 0V8M6 0V8", class_="stroke"),
     tag("path", d="M0 2H8M0 6H8", class_="stroke"),
     tag("path", d="M0 0 8 8M8 0 0 8", class_="stroke"),
@@ -64,10 +69,26 @@ class Axes:
     def patterns(self) -> Markup:
         """The definitions that `fill` points to; once in a document."""
         made = [
-            tag("pattern", _PATTERNS[i], id=f"{self.prefix}-{i}", class_=f"a{i}", width="8", height="8", patternUnits="userSpaceOnUse")
+            tag(
+                "pattern",
+                _PATTERNS[i],
+                id=f"{self.prefix}-{i}",
+                class_=f"a{i}",
+                width="8",
+                height="8",
+                patternUnits="userSpaceOnUse",
+            )
             for i in sorted({self.index(name) for name in self.sizes})
         ]
-        return tag("svg", tag("title", "patterns of the axes"), tag("defs", made), class_="defs", width="0", height="0", aria_hidden="true")
+        return tag(
+            "svg",
+            tag("title", "patterns of the axes"),
+            tag("defs", made),
+            class_="defs",
+            width="0",
+            height="0",
+            aria_hidden="true",
+        )
 
     def mark(self, name: str) -> Markup:
         """The letters of an axis on its colour."""
@@ -82,14 +103,27 @@ class Axes:
 
     def dim(self, view: DimView) -> Markup:
         """`d_model_data`, the axes in their colours."""
-        return join([view.name, [tag("span", f"_{axis}", class_=f"by {self.css((axis,))}") for axis in view.axes]])
+        return join(
+            [
+                view.name,
+                [tag("span", f"_{axis}", class_=f"by {self.css((axis,))}") for axis in view.axes],
+            ]
+        )
 
     def notation(self, name: str, dims: Sequence[DimView], *, bare: bool = False) -> Markup:
         """`einsum[batch_data, length]`; a `bare` name without dims has no brackets."""
         name, bracket, rest = name.partition("[")
-        head = tag("span", join(name.replace(".", ".\0").split("\0"), between=tag("wbr")), class_="name")  # a path may break after its dots
-        return tag("code", head, bracket + rest) if bare and not dims else join([tag("code", head), self.nest(dims)])
+        head = tag(
+            "span", join(name.replace(".", ".\0").split("\0"), between=tag("wbr")), class_="name"
+        )  # a path may break after its dots
+        return (
+            tag("code", head, bracket + rest)
+            if bare and not dims
+            else join([tag("code", head), self.nest(dims)])
+        )
 
     def nest(self, dims: Sequence[DimView]) -> Markup:
         """`[batch_data, length]`."""
-        return tag("code", "[", join([self.dim(dim) for dim in dims], between=Markup(", <wbr>")), "]")
+        return tag(
+            "code", "[", join([self.dim(dim) for dim in dims], between=Markup(", <wbr>")), "]"
+        )

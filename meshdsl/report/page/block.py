@@ -27,26 +27,53 @@ def block_picture(name: str, dims: Sequence[DimView], axes: Axes) -> Markup:
     left, top = 10, deep * _SLANT + 24
     dx, dy = deep * _SLANT * 1.4, deep * _SLANT
     parts = [
-        tag("path", d=f"M{left} {top}l{dx:.1f} {-dy:.1f}h{wide}l{-dx:.1f} {dy:.1f}z", class_="face top"),
-        tag("path", d=f"M{left + wide} {top}l{dx:.1f} {-dy:.1f}v{high}l{-dx:.1f} {dy:.1f}z", class_="face side"),
+        tag(
+            "path",
+            d=f"M{left} {top}l{dx:.1f} {-dy:.1f}h{wide}l{-dx:.1f} {dy:.1f}z",
+            class_="face top",
+        ),
+        tag(
+            "path",
+            d=f"M{left + wide} {top}l{dx:.1f} {-dy:.1f}v{high}l{-dx:.1f} {dy:.1f}z",
+            class_="face side",
+        ),
         tag("rect", x=left, y=top, width=wide, height=high, class_="face"),
         _piece(left, top, wide, high, across, down, into, (dx, dy), axes),
     ]
     if across:
-        parts += _cuts(across, axes, lambda t: f"M{left + t * wide:.1f} {top + high:.1f}v{-high}l{dx:.1f} {-dy:.1f}")
+        parts += _cuts(
+            across,
+            axes,
+            lambda t: f"M{left + t * wide:.1f} {top + high:.1f}v{-high}l{dx:.1f} {-dy:.1f}",
+        )
     if down:
-        parts += _cuts(down, axes, lambda t: f"M{left} {top + t * high:.1f}h{wide}l{dx:.1f} {-dy:.1f}")
+        parts += _cuts(
+            down, axes, lambda t: f"M{left} {top + t * high:.1f}h{wide}l{dx:.1f} {-dy:.1f}"
+        )
     if into:
-        parts += _cuts(into, axes, lambda t: f"M{left + t * dx:.1f} {top - t * dy:.1f}h{wide}v{high}")
+        parts += _cuts(
+            into, axes, lambda t: f"M{left + t * dx:.1f} {top - t * dy:.1f}h{wide}v{high}"
+        )
     front = f"M{left} {top}h{wide}v{high}h{-wide}z"
     behind = f"M{left} {top}l{dx:.1f} {-dy:.1f}h{wide}l{-dx:.1f} {dy:.1f}m{dx:.1f} {-dy:.1f}v{high}l{-dx:.1f} {dy:.1f}"
     parts.append(tag("path", d=front + behind, class_="outline"))
     labels, right = _labels(across, down, into, left, top, wide, high, dx, dy, axes)
-    return svg(_title(name, dims, axes), max(left + wide + dx + right + 6, 150), top + high + 26, parts, labels, class_="block")
+    return svg(
+        _title(name, dims, axes),
+        max(left + wide + dx + right + 6, 150),
+        top + high + 26,
+        parts,
+        labels,
+        class_="block",
+    )
 
 
 def _title(name: str, dims: Sequence[DimView], axes: Axes) -> str:
-    cuts = [f"{dim.name} of {dim.size:,} in {axes.pieces(dim):,} over {' and '.join(dim.axes)}" for dim in dims if dim.axes]
+    cuts = [
+        f"{dim.name} of {dim.size:,} in {axes.pieces(dim):,} over {' and '.join(dim.axes)}"
+        for dim in dims
+        if dim.axes
+    ]
     return f"{name}: {'; '.join(cuts) if cuts else 'whole on every device'}"
 
 
@@ -92,21 +119,37 @@ def _cuts(dim: DimView, axes: Axes, line) -> list[Markup]:
     found, pieces = [], 1
     for depth, axis in enumerate(dim.axes):
         before, pieces = pieces, min(_MOST, pieces * axes.sizes.get(axis, 1))
-        old = {i * pieces // before for i in range(before)} if before > 1 and pieces % before == 0 else set()
+        old = (
+            {i * pieces // before for i in range(before)}
+            if before > 1 and pieces % before == 0
+            else set()
+        )
         d = "".join(line(i / pieces) for i in range(1, pieces) if i not in old)
         if d:
-            found.append(tag("path", d=d, class_=f"cut {axes.css((axis,))}" + (" minor" if depth else "")))
+            found.append(
+                tag("path", d=d, class_=f"cut {axes.css((axis,))}" + (" minor" if depth else ""))
+            )
     return found
 
 
-def _labels(across, down, into, left, top, wide, high, dx, dy, axes: Axes) -> tuple[list[Markup], float]:
+def _labels(
+    across, down, into, left, top, wide, high, dx, dy, axes: Axes
+) -> tuple[list[Markup], float]:
     """The names and sizes along the edges, and the room that they need on the right."""
     labels, right = [], 0.0
     if across:
         labels.append(_label(across, left, top + high + 16, axes))
         right = max(0.0, _text_width(across, axes) - wide - dx)
     if down:
-        labels.append(_label(down, left + wide + dx + 6, top - dy + high / 2 - (4 if down.axes else -4), axes, stacked=True))
+        labels.append(
+            _label(
+                down,
+                left + wide + dx + 6,
+                top - dy + high / 2 - (4 if down.axes else -4),
+                axes,
+                stacked=True,
+            )
+        )
         right = max(right, 8 + max(6.7 * len(part) for part in _words(down, axes)))
     if into:
         labels.append(_label(into, left + dx, top - dy - 7, axes))
@@ -115,7 +158,9 @@ def _labels(across, down, into, left, top, wide, high, dx, dy, axes: Axes) -> tu
 
 
 def _words(dim: DimView, axes: Axes) -> tuple[str, str]:
-    return f"{dim.name} {dim.size:,}", f" / {axes.pieces(dim):,} {' '.join(dim.axes)}".replace(" ", "\u00a0") if dim.axes else ""
+    return f"{dim.name} {dim.size:,}", f" / {axes.pieces(dim):,} {' '.join(dim.axes)}".replace(
+        " ", "\u00a0"
+    ) if dim.axes else ""
 
 
 def _text_width(dim: DimView, axes: Axes) -> float:
@@ -126,4 +171,11 @@ def _label(dim: DimView, x: float, y: float, axes: Axes, *, stacked: bool = Fals
     plain, cut = _words(dim, axes)
     cut = cut.lstrip("\u00a0") if stacked else cut
     below = {"x": x, "dy": 15} if stacked else {}
-    return tag("text", plain, tag("tspan", cut, class_=f"by {axes.css(dim.axes)}", **below) if cut else None, x=x, y=y, class_="label small")
+    return tag(
+        "text",
+        plain,
+        tag("tspan", cut, class_=f"by {axes.css(dim.axes)}", **below) if cut else None,
+        x=x,
+        y=y,
+        class_="label small",
+    )

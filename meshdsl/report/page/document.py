@@ -31,13 +31,22 @@ _SECTIONS = {
         "Ops from top to bottom, filled by their FLOPs. Collectives on the edges: width is the square root of the bytes, a band opens where data "
         + "is gathered and closes where it is scattered. Open an op for its loop nest, the rules and its line.",
     ),
-    "timeline": ("Timeline", "What runs when, with collectives overlapping what does not need them. Estimated."),
-    "memory": ("Memory", "Of one device: what stays there from step to step, and the most that lives at once."),
+    "timeline": (
+        "Timeline",
+        "What runs when, with collectives overlapping what does not need them. Estimated.",
+    ),
+    "memory": (
+        "Memory",
+        "Of one device: what stays there from step to step, and the most that lives at once.",
+    ),
     "tensors": (
         "Parameters",
         "Each parameter as a block, cut by the axes that split it. The filled piece is what one device holds at rest. Lengths are not to scale.",
     ),
-    "collectives": ("Collectives", "All of them, in one step, on one device. Choose a heading to sort."),
+    "collectives": (
+        "Collectives",
+        "All of them, in one step, on one device. Choose a heading to sort.",
+    ),
     "notes": ("Notes", "What the layout says and the program has no use for."),
 }
 
@@ -47,13 +56,23 @@ def page(explanation: Explanation) -> str:
     axes = Axes.of(explanation.axes)
     parts = _parts(explanation, axes)
     links = [tag("li", tag("a", _SECTIONS[name][0], href=f"#{name}")) for name in parts]
-    nav = tag("nav", tag("ul", links), tag("button", "Dark", type="button", class_="theme", hidden=True), aria_label="sections")
+    nav = tag(
+        "nav",
+        tag("ul", links),
+        tag("button", "Dark", type="button", class_="theme", hidden=True),
+        aria_label="sections",
+    )
     body = [
         tag("a", "Skip to the figures", href="#main", class_="skip"),
         axes.patterns(),
         tag("div", top.header(explanation, axes), class_="hold"),
         nav,
-        tag("main", [_section(name, content) for name, content in parts.items()], id="main", tabindex="-1"),
+        tag(
+            "main",
+            [_section(name, content) for name, content in parts.items()],
+            id="main",
+            tabindex="-1",
+        ),
         tag("footer", _FOOTER),
     ]
     head = [
@@ -73,7 +92,14 @@ def _parts(explanation: Explanation, axes: Axes) -> dict[str, Markup | list]:
     parameters = [view for view in explanation.memory.at_rest if view.kind == "parameter"]
     parts: dict[str, Markup | list] = {
         "mesh": [
-            tag("div", mesh_picture(axes), class_="scroll mesh-picture", tabindex="0", role="region", aria_label="the mesh"),
+            tag(
+                "div",
+                mesh_picture(axes),
+                class_="scroll mesh-picture",
+                tabindex="0",
+                role="region",
+                aria_label="the mesh",
+            ),
             tables.axis_cards(explanation, axes),
         ],
         "flow": [tables.redundant(explanation), flow(explanation, axes)],
@@ -92,7 +118,13 @@ def _parts(explanation: Explanation, axes: Axes) -> dict[str, Markup | list]:
 def _section(name: str, content: Markup | list) -> Markup:
     heading, said = _SECTIONS[name]
     margin = tag("div", tag("h2", heading, id=f"{name}-title"), tag("p", said), class_="margin")
-    return tag("section", margin, tag("div", content, class_="figure-area"), id=name, aria_labelledby=f"{name}-title")
+    return tag(
+        "section",
+        margin,
+        tag("div", content, class_="figure-area"),
+        id=name,
+        aria_labelledby=f"{name}-title",
+    )
 
 
 def program_html(explanation: Explanation) -> str:
@@ -103,7 +135,13 @@ def program_html(explanation: Explanation) -> str:
         "div",
         tag("style", Markup(asset("base.css"))),
         axes.patterns(),
-        tag("p", tag("b", explanation.title), " " if explanation.title else "", explanation.layout, class_="subject"),
+        tag(
+            "p",
+            tag("b", explanation.title),
+            " " if explanation.title else "",
+            explanation.layout,
+            class_="subject",
+        ),
         top.verdict(explanation),
         top.remedies(explanation),
         gauge(explanation.memory),
@@ -111,7 +149,17 @@ def program_html(explanation: Explanation) -> str:
         tables.axis_cards(explanation, axes),
         tables.redundant(explanation),
         tag("details", tag("summary", "Op by op"), flow(explanation, axes), class_="more"),
-        tag("details", tag("summary", "Memory, array by array"), arrays(explanation, axes), class_="more"),
-        tag("details", tag("summary", "Collectives"), tables.collectives(explanation, axes), class_="more"),
+        tag(
+            "details",
+            tag("summary", "Memory, array by array"),
+            arrays(explanation, axes),
+            class_="more",
+        ),
+        tag(
+            "details",
+            tag("summary", "Collectives"),
+            tables.collectives(explanation, axes),
+            class_="more",
+        ),
         class_="mdsl fragment",
     )

@@ -13,7 +13,11 @@ from meshdsl.report.page import page_figures
 from meshdsl.report.page.axes import Axes
 from meshdsl.report.page.markup import Markup, svg, tag
 
-_SPINE, _EDGE, _WIDEST = 132, 34, 58  # pixels: the column of the flow, the height of an edge, half the width of the widest edge
+_SPINE, _EDGE, _WIDEST = (
+    132,
+    34,
+    58,
+)  # pixels: the column of the flow, the height of an edge, half the width of the widest edge
 _SAID = {
     "all_gather": "gathers", "psum_scatter": "sums and scatters", "psum": "sums", "pmax": "takes the largest", "pmin": "takes the smallest",
     "all_to_all": "exchanges", "ppermute": "passes on",
@@ -28,14 +32,24 @@ def legend(used: Collection[str]) -> Markup | None:
         tag(
             "li",
             svg(
-                f"{name} {what}", width, 22, tag("path", d=_shape(name, width / 2, 22, 15, 5 if name in _NARROW else 15), class_="band"), class_="key"
+                f"{name} {what}",
+                width,
+                22,
+                tag(
+                    "path",
+                    d=_shape(name, width / 2, 22, 15, 5 if name in _NARROW else 15),
+                    class_="band",
+                ),
+                class_="key",
             ),
             tag("code", name),
             f" {what}",
         )
         for name, what in shapes
     ]
-    return tag("ul", items, class_="legend", aria_label="shapes of the collectives") if items else None
+    return (
+        tag("ul", items, class_="legend", aria_label="shapes of the collectives") if items else None
+    )
 
 
 def line() -> Markup:
@@ -50,11 +64,25 @@ def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
     """A collective: half as wide at either end as the square root of the bytes there, against the `widest` of the page."""
     wide = 2 + _WIDEST * sqrt(move.bytes / max(widest, 1))
     parts = prod(axes.sizes.get(axis, 1) for axis in move.axes)
-    narrow = 2 + _WIDEST * sqrt(move.bytes / parts / max(widest, 1)) if move.operation in _NARROW else wide
+    narrow = (
+        2 + _WIDEST * sqrt(move.bytes / parts / max(widest, 1))
+        if move.operation in _NARROW
+        else wide
+    )
     d = _shape(move.operation, _SPINE / 2, _EDGE, wide, narrow)
-    band = [tag("path", d=d, class_="band"), *(tag("path", d=d, fill=axes.fill(axis)) for axis in move.axes)]
+    band = [
+        tag("path", d=d, class_="band"),
+        *(tag("path", d=d, fill=axes.fill(axis)) for axis in move.axes),
+    ]
     said = f"{move.operation} over {' and '.join(move.axes)}, {page_figures.size(move.bytes)}"
-    picture = svg(said, _SPINE, _EDGE, band, class_=f"band-picture {axes.css(move.axes)}", preserveAspectRatio="none")
+    picture = svg(
+        said,
+        _SPINE,
+        _EDGE,
+        band,
+        class_=f"band-picture {axes.css(move.axes)}",
+        preserveAspectRatio="none",
+    )
     times = f"{move.count:,}\u00a0\u00d7 " if move.count > 1 else ""
     seconds = f", {page_figures.time(move.seconds)}" if move.seconds else ""
     label = tag(
@@ -83,8 +111,20 @@ def _shape(operation: str, x: float, h: float, wide: float, narrow: float) -> st
         return f"M{x - wide:.1f} 0H{x + wide:.1f}{down}H{x - wide:.1f}{up}Z"
     if operation == "all_to_all":
         half = wide / 2
-        one = f"M{x - wide:.1f} 0H{x - wide + half:.1f}" + right(-half, wide, 0, h) + f"H{x + half:.1f}" + right(half, -wide, h, 0) + "Z"
-        two = f"M{x + half:.1f} 0H{x + wide:.1f}" + right(wide, -half, 0, h) + f"H{x - wide:.1f}" + right(-wide, half, h, 0) + "Z"
+        one = (
+            f"M{x - wide:.1f} 0H{x - wide + half:.1f}"
+            + right(-half, wide, 0, h)
+            + f"H{x + half:.1f}"
+            + right(half, -wide, h, 0)
+            + "Z"
+        )
+        two = (
+            f"M{x + half:.1f} 0H{x + wide:.1f}"
+            + right(wide, -half, 0, h)
+            + f"H{x - wide:.1f}"
+            + right(-wide, half, h, 0)
+            + "Z"
+        )
         return one + two
     if operation == "ppermute":
         half = wide * 0.6
@@ -95,4 +135,10 @@ def _shape(operation: str, x: float, h: float, wide: float, narrow: float) -> st
             + right(wide - 2 * half, -wide, h, 0)
             + "Z"
         )
-    return f"M{x - a:.1f} 0H{x + a:.1f}" + right(a, b, 0, h) + f"H{x - b:.1f}" + right(-b, -a, h, 0) + "Z"
+    return (
+        f"M{x - a:.1f} 0H{x + a:.1f}"
+        + right(a, b, 0, h)
+        + f"H{x - b:.1f}"
+        + right(-b, -a, h, 0)
+        + "Z"
+    )

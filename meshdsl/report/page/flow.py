@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView
+from meshdsl.figures import rule_words
 from meshdsl.report.page import page_figures
 from meshdsl.report.page.axes import Axes
 from meshdsl.report.page.edge import edge, legend, line
 from meshdsl.report.page.markup import Markup, join, tag
-from meshdsl.figures import rule_words
 
-_NAMES = {"forward": "forward", "recompute": "recompute", "backward": "backward", "gradient": "gradients", "optimizer": "optimizer"}
+_NAMES = {
+    "forward": "forward",
+    "recompute": "recompute",
+    "backward": "backward",
+    "gradient": "gradients",
+    "optimizer": "optimizer",
+}
 _SMALL = 0.002  # an op without moves and with less than this share of the FLOPs of its phase is folded with its neighbours
 REPEATED = 0.001  # repeated work below this share of all is not worth a word
 
@@ -44,17 +50,32 @@ def flow(explanation: Explanation, axes: Axes) -> Markup:
     widest = max((move.bytes for move in moves), default=1)
     panels = []
     for phase in PHASES:
-        ops = [op for op in explanation.ops if op.flops.get(phase) or any(move.phase == phase for move in op.moves) or _touched(op, phase)]
+        ops = [
+            op
+            for op in explanation.ops
+            if op.flops.get(phase)
+            or any(move.phase == phase for move in op.moves)
+            or _touched(op, phase)
+        ]
         work = [op.flops.get(phase, 0.0) for op in ops]
         if any(work) or any(move.phase == phase for op in ops for move in op.moves):
-            panels.append((Panel(phase, sum(work), max(work), widest, explanation.layout, axes), ops))
+            panels.append(
+                (Panel(phase, sum(work), max(work), widest, explanation.layout, axes), ops)
+            )
     if not panels:
         return tag("p", "No op does any work.", class_="quiet")
     name = f"{axes.prefix}-phase"
     switch = [
         join(
             [
-                tag("input", type="radio", name=name, id=f"{name}-{panel.phase}", class_=f"pick pick-{i}", checked=i == 0),
+                tag(
+                    "input",
+                    type="radio",
+                    name=name,
+                    id=f"{name}-{panel.phase}",
+                    class_=f"pick pick-{i}",
+                    checked=i == 0,
+                ),
                 tag("label", _NAMES[panel.phase], for_=f"{name}-{panel.phase}"),
             ]
         )
@@ -72,7 +93,11 @@ def flow(explanation: Explanation, axes: Axes) -> Markup:
         for i, (panel, ops) in enumerate(panels)
     ]
     return tag(
-        "div", tag("fieldset", tag("legend", "pass"), switch, class_="phases"), legend({move.operation for move in moves}), shown, class_="flows"
+        "div",
+        tag("fieldset", tag("legend", "pass"), switch, class_="phases"),
+        legend({move.operation for move in moves}),
+        shown,
+        class_="flows",
     )
 
 
@@ -87,23 +112,49 @@ def _summary(panel: Panel, ops: Sequence[OpView]) -> Markup:
     said = [tag("b", page_figures.work(panel.flops))] if panel.flops else []
     if moves:
         said += [" and "] if said else []
-        said += [tag("b", page_figures.plural(sum(move.count for move in moves), "collective")), " of ", tag("b", page_figures.size(total)), " in all"]
-    return tag("p", said, " on each device, ", "from the loss back" if panel.turned else "in the order of the program", ".", class_="said")
+        said += [
+            tag("b", page_figures.plural(sum(move.count for move in moves), "collective")),
+            " of ",
+            tag("b", page_figures.size(total)),
+            " in all",
+        ]
+    return tag(
+        "p",
+        said,
+        " on each device, ",
+        "from the loss back" if panel.turned else "in the order of the program",
+        ".",
+        class_="said",
+    )
 
 
 def _rows(panel: Panel, ops: Sequence[OpView], depth: int = 0) -> Iterator[Markup]:
     """Ops of the same loop stand in one frame."""
     ordered = list(reversed(ops)) if panel.turned and depth == 0 else list(ops)
-    for loop, group in groupby(ordered, key=lambda op: op.loops[depth] if len(op.loops) > depth else None):
+    for loop, group in groupby(
+        ordered, key=lambda op: op.loops[depth] if len(op.loops) > depth else None
+    ):
         inside = list(group)
         if loop is None:
             yield from _chain(panel, inside)
             continue
         name, count = loop
         flops = sum(op.flops.get(panel.phase, 0.0) for op in inside)
-        said = f"{page_figures.share(flops, panel.flops)} of the FLOPs of this pass" if panel.flops else ""
-        head = tag("p", tag("b", f"{count:,} \u00d7"), f" {name} ", tag("span", said, class_="quiet"), class_="times")
-        yield tag("li", head, tag("ol", _rows(panel, inside, depth + 1), class_="flow"), class_="loop")
+        said = (
+            f"{page_figures.share(flops, panel.flops)} of the FLOPs of this pass"
+            if panel.flops
+            else ""
+        )
+        head = tag(
+            "p",
+            tag("b", f"{count:,} \u00d7"),
+            f" {name} ",
+            tag("span", said, class_="quiet"),
+            class_="times",
+        )
+        yield tag(
+            "li", head, tag("ol", _rows(panel, inside, depth + 1), class_="flow"), class_="loop"
+        )
 
 
 def _chain(panel: Panel, ops: Sequence[OpView]) -> Iterator[Markup]:
@@ -116,7 +167,11 @@ def _chain(panel: Panel, ops: Sequence[OpView]) -> Iterator[Markup]:
 
 
 def _small(op: OpView, panel: Panel) -> bool:
-    return not _moves(op, panel) and not op.waste and op.flops.get(panel.phase, 0.0) <= _SMALL * panel.flops
+    return (
+        not _moves(op, panel)
+        and not op.waste
+        and op.flops.get(panel.phase, 0.0) <= _SMALL * panel.flops
+    )
 
 
 def _moves(op: OpView, panel: Panel) -> list[MoveView]:
@@ -129,7 +184,11 @@ def _folded(panel: Panel, ops: Sequence[OpView]) -> Markup:
     flops = sum(op.flops.get(panel.phase, 0.0) for op in ops)
     head = tag(
         "summary",
-        tag("span", tag("span", tag("span", f"{len(ops)} small ops"), class_="node fold"), class_="spine"),
+        tag(
+            "span",
+            tag("span", tag("span", f"{len(ops)} small ops"), class_="node fold"),
+            class_="spine",
+        ),
         tag(
             "span",
             tag(
@@ -153,23 +212,59 @@ def _folded(panel: Panel, ops: Sequence[OpView]) -> Markup:
         )
         for op in ops
     ]
-    return tag("li", line(), tag("details", head, tag("ul", lines, class_="inside small-ops"), class_="op"), class_="row")
+    return tag(
+        "li",
+        line(),
+        tag("details", head, tag("ul", lines, class_="inside small-ops"), class_="op"),
+        class_="row",
+    )
 
 
 def _op(panel: Panel, op: OpView) -> Markup:
     flops = op.flops.get(panel.phase, 0.0)
     moves = _moves(op, panel)
     edges = [edge(move, panel.widest, panel.axes) for move in moves] or [line()]
-    bar = tag("span", class_="bar", style=f"width:{100 * flops / panel.most:.1f}%") if flops else None
-    facts = [tag("span", f"{page_figures.work(flops)}, {page_figures.share(flops, panel.flops)}", class_="fact") if flops else None, _idle(op, panel)]
+    bar = (
+        tag("span", class_="bar", style=f"width:{100 * flops / panel.most:.1f}%") if flops else None
+    )
+    facts = [
+        tag(
+            "span",
+            f"{page_figures.work(flops)}, {page_figures.share(flops, panel.flops)}",
+            class_="fact",
+        )
+        if flops
+        else None,
+        _idle(op, panel),
+    ]
     if op.waste:
         facts.append(tag("span", f"+{op.waste:.0%} padding", class_="badge"))
     head = tag(
         "summary",
-        tag("span", tag("span", bar, tag("span", op.name), class_="node fold" if _small(op, panel) else "node"), class_="spine"),
-        tag("span", tag("span", panel.axes.nest(op.dims), facts, class_="said-of"), tag("span", op.source, class_="source"), class_="what"),
+        tag(
+            "span",
+            tag(
+                "span",
+                bar,
+                tag("span", op.name),
+                class_="node fold" if _small(op, panel) else "node",
+            ),
+            class_="spine",
+        ),
+        tag(
+            "span",
+            tag("span", panel.axes.nest(op.dims), facts, class_="said-of"),
+            tag("span", op.source, class_="source"),
+            class_="what",
+        ),
     )
-    box = tag("details", head, tag("div", _details(op, panel), class_="inside"), class_="op", id=anchor(op.tag, panel.phase, panel.axes))
+    box = tag(
+        "details",
+        head,
+        tag("div", _details(op, panel), class_="inside"),
+        class_="op",
+        id=anchor(op.tag, panel.phase, panel.axes),
+    )
     return tag("li", [line(), box, edges] if panel.turned and moves else [edges, box], class_="row")
 
 
@@ -186,21 +281,51 @@ def _idle(op: OpView, panel: Panel) -> Markup | None:
 def _details(op: OpView, panel: Panel) -> list[Markup | None]:
     axes = panel.axes
     nest = [
-        tag("tr", tag("th", axes.dim(dim), scope="row"), tag("td", f"{dim.size:,}"), tag("td", f"{dim.local:,}"), tag("td", axes.chips(dim.axes)))
+        tag(
+            "tr",
+            tag("th", axes.dim(dim), scope="row"),
+            tag("td", f"{dim.size:,}"),
+            tag("td", f"{dim.local:,}"),
+            tag("td", axes.chips(dim.axes)),
+        )
         for dim in op.dims
     ]
-    head = tag("tr", [tag("th", name, scope="col") for name in ("dim", "whole", "on a device", "split over")])
-    flops = ", ".join(f"{_NAMES.get(phase, phase)} {page_figures.work(n)}" for phase, n in op.flops.items() if n)
+    head = tag(
+        "tr",
+        [tag("th", name, scope="col") for name in ("dim", "whole", "on a device", "split over")],
+    )
+    flops = ", ".join(
+        f"{_NAMES.get(phase, phase)} {page_figures.work(n)}" for phase, n in op.flops.items() if n
+    )
     rules = [
-        tag("li", axes.chips(move.axes), " ", tag("code", move.operation), f": {rule_words(move.why, panel.layout)}" if move.why else "")
+        tag(
+            "li",
+            axes.chips(move.axes),
+            " ",
+            tag("code", move.operation),
+            f": {rule_words(move.why, panel.layout)}" if move.why else "",
+        )
         for move in _moves(op, panel)
     ]
-    facts = [("source", tag("code", op.source)), ("runs", f"{op.count:,} times a step" if op.count != 1 else "once a step")]
+    facts = [
+        ("source", tag("code", op.source)),
+        ("runs", f"{op.count:,} times a step" if op.count != 1 else "once a step"),
+    ]
     facts += [("FLOPs", flops)] if flops else []
-    facts += [("could use", f"{', '.join(op.idle)} with the rule {op.advice}")] if op.idle and op.advice else []
+    facts += (
+        [("could use", f"{', '.join(op.idle)} with the rule {op.advice}")]
+        if op.idle and op.advice
+        else []
+    )
     facts.append(("tag", tag("code", op.tag)))
     return [
-        tag("div", tag("table", tag("thead", head), tag("tbody", nest), class_="nest"), class_="scroll") if nest else None,
+        tag(
+            "div",
+            tag("table", tag("thead", head), tag("tbody", nest), class_="nest"),
+            class_="scroll",
+        )
+        if nest
+        else None,
         tag("ul", rules, class_="rules") if rules else None,
         tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in facts], class_="facts"),
     ]

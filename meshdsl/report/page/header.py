@@ -16,13 +16,26 @@ def header(explanation: Explanation, axes: Axes) -> Markup:
         tag(
             "p",
             " ".join(part for part in said if part),
-            tag("span", " ", [tag("span", axes.chip(v.name), f" {v.size:,} ", class_="nowrap") for v in explanation.axes], class_="axes-line"),
+            tag(
+                "span",
+                " ",
+                [
+                    tag("span", axes.chip(v.name), f" {v.size:,} ", class_="nowrap")
+                    for v in explanation.axes
+                ],
+                class_="axes-line",
+            ),
             class_="subject",
         ),
         verdict(explanation),
         remedies(explanation),
         figures(explanation),
-        tag("div", memory_bar(explanation.memory), time_bar(explanation.time) if explanation.time else None, class_="gauges"),
+        tag(
+            "div",
+            memory_bar(explanation.memory),
+            time_bar(explanation.time) if explanation.time else None,
+            class_="gauges",
+        ),
         class_="top",
         id="top",
     )
@@ -44,7 +57,11 @@ def verdict(explanation: Explanation) -> Markup:
 
 def remedies(explanation: Explanation) -> Markup | None:
     """What would make it fit."""
-    return tag("ul", [tag("li", text) for text in explanation.remedies], class_="remedies") if explanation.remedies else None
+    return (
+        tag("ul", [tag("li", text) for text in explanation.remedies], class_="remedies")
+        if explanation.remedies
+        else None
+    )
 
 
 def _fits(memory: MemoryView) -> tuple[str, str, str]:
@@ -53,7 +70,11 @@ def _fits(memory: MemoryView) -> tuple[str, str, str]:
     used = f"{page_figures.size(memory.peak)} of {page_figures.size(memory.capacity)}"
     if memory.fits:
         return "Fits.", "good", used
-    return "Does not fit.", "bad", f"{used}, {page_figures.size(memory.peak - memory.capacity)} too much,"
+    return (
+        "Does not fit.",
+        "bad",
+        f"{used}, {page_figures.size(memory.peak - memory.capacity)} too much,",
+    )
 
 
 def figures(explanation: Explanation) -> Markup:
@@ -62,33 +83,87 @@ def figures(explanation: Explanation) -> Markup:
     if time is None:
         shown = [
             ("at the peak", page_figures.size(memory.peak), "estimated, on one device"),
-            ("arguments", page_figures.size(memory.arguments), "parameters, optimizer state and batch"),
+            (
+                "arguments",
+                page_figures.size(memory.arguments),
+                "parameters, optimizer state and batch",
+            ),
             ("step time", "unknown", "name a target to learn it"),
         ]
     else:
         shown = [
-            ("step", page_figures.time(time.step), f"{page_figures.time(time.serial)} without overlap"),
-            *([("MFU", f"{time.mfu:.1%}", f"{time.mfu_full:.1%} with causal attention counted in full")] if time.model_flops else []),
-            ("exposed", page_figures.share(time.exposed, time.step), "of the step waits for collectives"),
+            (
+                "step",
+                page_figures.time(time.step),
+                f"{page_figures.time(time.serial)} without overlap",
+            ),
+            *(
+                [
+                    (
+                        "MFU",
+                        f"{time.mfu:.1%}",
+                        f"{time.mfu_full:.1%} with causal attention counted in full",
+                    )
+                ]
+                if time.model_flops
+                else []
+            ),
+            (
+                "exposed",
+                page_figures.share(time.exposed, time.step),
+                "of the step waits for collectives",
+            ),
         ]
     if explanation.tokens and time is None:
         shown.append(("tokens", page_figures.many(explanation.tokens), "in one step"))
     elif explanation.tokens and time is not None:
         rate = explanation.tokens / (time.step or 1.0)
-        shown.append(("tokens a second", page_figures.many(rate), f"{page_figures.many(rate / explanation.devices)} on each device"))
-    return tag("dl", [tag("div", tag("dt", name), tag("dd", tag("b", value), tag("span", note))) for name, value, note in shown], class_="figures")
+        shown.append(
+            (
+                "tokens a second",
+                page_figures.many(rate),
+                f"{page_figures.many(rate / explanation.devices)} on each device",
+            )
+        )
+    return tag(
+        "dl",
+        [
+            tag("div", tag("dt", name), tag("dd", tag("b", value), tag("span", note)))
+            for name, value, note in shown
+        ],
+        class_="figures",
+    )
 
 
 def memory_bar(memory: MemoryView) -> Markup:
     """The peak as what the step is called with and what it needs beside, against the capacity."""
     scale = max(memory.peak, memory.capacity or 0, 1)
-    parts = [("parameter", "arguments", memory.arguments), ("activation", "gradients and activations", max(memory.peak - memory.arguments, 0))]
-    bar = [tag("span", class_=f"part {css}", style=f"width:{100 * n / scale:.3f}%") for css, _, n in parts]
-    items = [tag("li", tag("span", class_=f"part {css}"), f"{name} ", tag("b", page_figures.size(n))) for css, name, n in parts]
+    parts = [
+        ("parameter", "arguments", memory.arguments),
+        ("activation", "gradients and activations", max(memory.peak - memory.arguments, 0)),
+    ]
+    bar = [
+        tag("span", class_=f"part {css}", style=f"width:{100 * n / scale:.3f}%")
+        for css, _, n in parts
+    ]
+    items = [
+        tag("li", tag("span", class_=f"part {css}"), f"{name} ", tag("b", page_figures.size(n)))
+        for css, name, n in parts
+    ]
     if memory.capacity:
-        bar.append(tag("span", class_="capacity", style=f"left:{100 * memory.capacity / scale:.3f}%"))
-        items.append(tag("li", f"{'free' if memory.fits else 'too much'} ", tag("b", page_figures.size(abs(memory.capacity - memory.peak)))))
-    label = f"memory: {page_figures.size(memory.peak)}" + (f" of {page_figures.size(memory.capacity)}" if memory.capacity else "")
+        bar.append(
+            tag("span", class_="capacity", style=f"left:{100 * memory.capacity / scale:.3f}%")
+        )
+        items.append(
+            tag(
+                "li",
+                f"{'free' if memory.fits else 'too much'} ",
+                tag("b", page_figures.size(abs(memory.capacity - memory.peak))),
+            )
+        )
+    label = f"memory: {page_figures.size(memory.peak)}" + (
+        f" of {page_figures.size(memory.capacity)}" if memory.capacity else ""
+    )
     over = " over" if memory.fits is False else ""
     return tag(
         "div",
@@ -104,13 +179,31 @@ def time_bar(time: TimeView) -> Markup:
     busy = max(time.step - time.exposed, 0.0)
     hidden = max(time.communication - time.exposed, 0.0)
     parts = [("compute", busy), ("exposed", time.exposed)]
-    bar = [tag("span", class_=f"part {name}", style=f"width:{100 * n / max(time.step, 1e-12):.3f}%") for name, n in parts if n]
-    items = [
-        tag("li", tag("span", class_="part compute"), "compute ", tag("b", page_figures.time(busy))),
-        tag("li", tag("span", class_="part exposed"), "waiting for collectives ", tag("b", page_figures.time(time.exposed))),
-        tag("li", tag("span", class_="part hidden-key"), "collectives behind compute ", tag("b", page_figures.time(hidden))),
+    bar = [
+        tag("span", class_=f"part {name}", style=f"width:{100 * n / max(time.step, 1e-12):.3f}%")
+        for name, n in parts
+        if n
     ]
-    label = f"of {page_figures.time(time.step)}, {page_figures.time(time.exposed)} wait for collectives"
+    items = [
+        tag(
+            "li", tag("span", class_="part compute"), "compute ", tag("b", page_figures.time(busy))
+        ),
+        tag(
+            "li",
+            tag("span", class_="part exposed"),
+            "waiting for collectives ",
+            tag("b", page_figures.time(time.exposed)),
+        ),
+        tag(
+            "li",
+            tag("span", class_="part hidden-key"),
+            "collectives behind compute ",
+            tag("b", page_figures.time(hidden)),
+        ),
+    ]
+    label = (
+        f"of {page_figures.time(time.step)}, {page_figures.time(time.exposed)} wait for collectives"
+    )
     return tag(
         "div",
         tag("p", "step", class_="quiet"),

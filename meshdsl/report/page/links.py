@@ -21,11 +21,30 @@ def link_picture(words: str, size: int) -> Markup | None:
     if kind == "switch":
         lines = [((26, 26), point) for point in points]
     if kind == "block":
-        lines = [(a, b) for a in points for b in points if a < b and (a[0] == b[0]) != (a[1] == b[1]) and abs(a[0] - b[0]) + abs(a[1] - b[1]) < 16]
+        lines = [
+            (a, b)
+            for a in points
+            for b in points
+            if a < b
+            and (a[0] == b[0]) != (a[1] == b[1])
+            and abs(a[0] - b[0]) + abs(a[1] - b[1]) < 16
+        ]
     path = "".join(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}" for a, b in lines)
     dots = [tag("circle", cx=x, cy=y, r=3.2, class_="node") for x, y in points]
-    hub = tag("rect", x=20, y=20, width=12, height=12, rx=2, class_="hub") if kind == "switch" else None
-    return svg(f"{size:,} devices on a {kind}", 52, 52, tag("path", d=path, class_="arrow"), dots, hub, class_="links")
+    hub = (
+        tag("rect", x=20, y=20, width=12, height=12, rx=2, class_="hub")
+        if kind == "switch"
+        else None
+    )
+    return svg(
+        f"{size:,} devices on a {kind}",
+        52,
+        52,
+        tag("path", d=path, class_="arrow"),
+        dots,
+        hub,
+        class_="links",
+    )
 
 
 def _around(n: int) -> list[tuple[float, float]]:

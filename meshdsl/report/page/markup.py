@@ -23,7 +23,9 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
       children: Markup, text (escaped), numbers, or iterables of them; None is left out.
       attributes: `class_` is written `class`, `aria_label` as `aria-label`; None and False leave an attribute out, True writes it bare.
     """
-    text = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    text = "".join(
+        _attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
+    )
     if name in _VOID:
         return Markup(f"<{name}{text}>")
     if name in _EMPTY_SVG and not children:
@@ -62,4 +64,13 @@ def number(value: float) -> str:
 def svg(title: str, width: float, height: float, /, *children: Any, **attributes: Any) -> Markup:
     """A picture with its `title` for those who cannot see it."""
     box = f"0 0 {number(width)} {number(height)}"
-    return tag("svg", tag("title", title), *children, viewBox=box, width=number(width), height=number(height), role="img", **attributes)
+    return tag(
+        "svg",
+        tag("title", title),
+        *children,
+        viewBox=box,
+        width=number(width),
+        height=number(height),
+        role="img",
+        **attributes,
+    )

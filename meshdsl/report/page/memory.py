@@ -28,18 +28,54 @@ def gauge(view: MemoryView) -> Markup:
     rest = max(view.peak - sum(n for _, n in parts), 0)
     parts = [*parts, ("activation", rest)]
     bars = [
-        tag("span", class_=f"part {kind}", style=f"width:{100 * n / scale:.3f}%", title=f"{_peak_words(kind)}: {page_figures.size(n)}")
+        tag(
+            "span",
+            class_=f"part {kind}",
+            style=f"width:{100 * n / scale:.3f}%",
+            title=f"{_peak_words(kind)}: {page_figures.size(n)}",
+        )
         for kind, n in parts
         if n
     ]
     line = None
     if view.capacity:
-        line = tag("span", class_="capacity", style=f"left:{100 * view.capacity / scale:.3f}%", title=f"capacity: {page_figures.size(view.capacity)}")
-    items = [tag("li", tag("span", class_=f"part {kind}"), _peak_words(kind), " ", tag("b", page_figures.size(n))) for kind, n in parts if n]
+        line = tag(
+            "span",
+            class_="capacity",
+            style=f"left:{100 * view.capacity / scale:.3f}%",
+            title=f"capacity: {page_figures.size(view.capacity)}",
+        )
+    items = [
+        tag(
+            "li",
+            tag("span", class_=f"part {kind}"),
+            _peak_words(kind),
+            " ",
+            tag("b", page_figures.size(n)),
+        )
+        for kind, n in parts
+        if n
+    ]
     if view.capacity:
-        items.append(tag("li", tag("span", class_="part capacity-key"), "capacity ", tag("b", page_figures.size(view.capacity))))
-    label = f"peak {page_figures.size(view.peak)}" + (f" of {page_figures.size(view.capacity)}" if view.capacity else "")
-    bar = tag("div", bars, line, class_="stack" + (" over" if view.fits is False else ""), role="img", aria_label=label)
+        items.append(
+            tag(
+                "li",
+                tag("span", class_="part capacity-key"),
+                "capacity ",
+                tag("b", page_figures.size(view.capacity)),
+            )
+        )
+    label = f"peak {page_figures.size(view.peak)}" + (
+        f" of {page_figures.size(view.capacity)}" if view.capacity else ""
+    )
+    bar = tag(
+        "div",
+        bars,
+        line,
+        class_="stack" + (" over" if view.fits is False else ""),
+        role="img",
+        aria_label=label,
+    )
     return tag("div", bar, tag("ul", items, class_="legend"), class_="gauge")
 
 
@@ -55,7 +91,13 @@ def _peak(view: MemoryView, axes: Axes) -> Markup | None:
         "div",
         tag("h3", "The peak"),
         tag(
-            "p", "The most that lives at once is ", tag("b", page_figures.size(view.peak)), ", an estimate.", at, " The largest arrays then:", class_="said"
+            "p",
+            "The most that lives at once is ",
+            tag("b", page_figures.size(view.peak)),
+            ", an estimate.",
+            at,
+            " The largest arrays then:",
+            class_="said",
         ),
         _bars(view.largest, view.largest[0].bytes, axes, detailed=True),
         class_="arrays",
@@ -81,24 +123,46 @@ def _at_rest(view: MemoryView, axes: Axes) -> Markup:
                 "details",
                 tag("summary", head),
                 _bars(arrays[:_LISTED], largest, axes),
-                tag("p", f"and {page_figures.plural(len(more), 'smaller array')} of {page_figures.size(sum(t.bytes for t in more))}", class_="quiet")
+                tag(
+                    "p",
+                    f"and {page_figures.plural(len(more), 'smaller array')} of {page_figures.size(sum(t.bytes for t in more))}",
+                    class_="quiet",
+                )
                 if more
                 else None,
                 class_="more kind",
                 open=kind == "parameter",
             )
         )
-    said = ["The step is called with ", tag("b", page_figures.size(view.arguments)), " of arguments"]
+    said = [
+        "The step is called with ",
+        tag("b", page_figures.size(view.arguments)),
+        " of arguments",
+    ]
     gradients = view.total("gradient")
-    said += [", and its gradients are ", tag("b", page_figures.size(gradients)), " more."] if gradients else ["."]
+    said += (
+        [", and its gradients are ", tag("b", page_figures.size(gradients)), " more."]
+        if gradients
+        else ["."]
+    )
     return tag("div", tag("h3", "At rest"), tag("p", said, class_="said"), groups, class_="arrays")
 
 
-def _bars(arrays: Sequence[TensorView], largest: int, axes: Axes, *, detailed: bool = False) -> Markup:
+def _bars(
+    arrays: Sequence[TensorView], largest: int, axes: Axes, *, detailed: bool = False
+) -> Markup:
     """A bar for each array; `detailed` says below it what it is."""
     rows = []
     for array in arrays:
-        bar = tag("span", tag("span", class_=f"part {array.kind}", style=f"width:{100 * array.bytes / max(largest, 1):.2f}%"), class_="rail")
+        bar = tag(
+            "span",
+            tag(
+                "span",
+                class_=f"part {array.kind}",
+                style=f"width:{100 * array.bytes / max(largest, 1):.2f}%",
+            ),
+            class_="rail",
+        )
         below = tag(
             "span",
             _WORDS.get(array.kind, array.kind),
@@ -107,5 +171,13 @@ def _bars(arrays: Sequence[TensorView], largest: int, axes: Axes, *, detailed: b
             class_="below quiet",
         )
         name = axes.notation(array.name, array.dims, bare=True)
-        rows.append(tag("li", tag("span", name, class_="of"), bar, tag("b", page_figures.size(array.bytes), class_="figure"), below if detailed else None))
+        rows.append(
+            tag(
+                "li",
+                tag("span", name, class_="of"),
+                bar,
+                tag("b", page_figures.size(array.bytes), class_="figure"),
+                below if detailed else None,
+            )
+        )
     return tag("ol", rows, class_="bars")

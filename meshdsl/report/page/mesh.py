@@ -14,26 +14,60 @@ _WIDE, _HIGH, _SHEETS = 16, 8, 3  # more devices than these along an axis are dr
 
 def mesh_picture(axes: Axes) -> Markup:
     """At most two axes lie in the plane, the largest across; the others are sheets behind it."""
-    live = sorted((name for name, size in axes.sizes.items() if size > 1), key=lambda name: -axes.sizes[name])
+    live = sorted(
+        (name for name, size in axes.sizes.items() if size > 1), key=lambda name: -axes.sizes[name]
+    )
     across, down, behind = (live[:1] or [""])[0], (live[1:2] or [""])[0], live[2:]
     columns = _shown(axes.sizes.get(across, 1), _WIDE)
     rows = _shown(axes.sizes.get(down, 1), _HIGH)
-    sheets = min(_SHEETS, max([axes.sizes[name] - 1 for name in behind], default=0)) if behind else 0
+    sheets = (
+        min(_SHEETS, max([axes.sizes[name] - 1 for name in behind], default=0)) if behind else 0
+    )
     left, top = (_label_width(down, axes) if down else 8), (34 if across else 8) + 9 * sheets
     wide, high = len(columns) * _STEP, len(rows) * _STEP
     parts = [_sheet(left, top, wide, high, i, axes.css(behind[:1])) for i in range(sheets, 0, -1)]
-    parts.append(tag("rect", x=left - 4, y=top - 4, width=wide + 2, height=high + 2, rx=5, class_="sheet front"))
+    parts.append(
+        tag(
+            "rect",
+            x=left - 4,
+            y=top - 4,
+            width=wide + 2,
+            height=high + 2,
+            rx=5,
+            class_="sheet front",
+        )
+    )
     for j, row in enumerate(rows):
         for i, column in enumerate(columns):
-            parts.append(_device(axes, left + i * _STEP, top + j * _STEP, across if j == 0 else "", down if i == 0 else "", column, row))
+            parts.append(
+                _device(
+                    axes,
+                    left + i * _STEP,
+                    top + j * _STEP,
+                    across if j == 0 else "",
+                    down if i == 0 else "",
+                    column,
+                    row,
+                )
+            )
     if across:
         parts.append(_arrow_across(left, top - 10 - 9 * sheets, left + wide - 6, axes, across))
     if down:
         parts.append(_arrow_down(left - 12, top, top + high - 6, axes, down))
     for i, name in enumerate(behind):
         x = left + wide + 10 + 9 * sheets
-        parts.append(tag("text", f"{name} {axes.sizes[name]:,}", x=x, y=top + 4 + 18 * i, class_=f"label {axes.css((name,))}"))
-    right = max([12 + 9 * sheets + 8 * len(f"{name} {axes.sizes[name]:,}") for name in behind], default=0)
+        parts.append(
+            tag(
+                "text",
+                f"{name} {axes.sizes[name]:,}",
+                x=x,
+                y=top + 4 + 18 * i,
+                class_=f"label {axes.css((name,))}",
+            )
+        )
+    right = max(
+        [12 + 9 * sheets + 8 * len(f"{name} {axes.sizes[name]:,}") for name in behind], default=0
+    )
     return svg(_title(axes, live), left + wide + right + 4, top + high + 4, parts, class_="mesh")
 
 
@@ -55,7 +89,9 @@ def _label_width(name: str, axes: Axes) -> int:
     return 26 + 8 * max(len(name), len(f"{axes.sizes[name]:,}"))
 
 
-def _device(axes: Axes, x: float, y: float, across: str, down: str, column: int | None, row: int | None) -> Markup:
+def _device(
+    axes: Axes, x: float, y: float, across: str, down: str, column: int | None, row: int | None
+) -> Markup:
     if column is None or row is None:
         return tag("circle", cx=x + _CELL / 2, cy=y + _CELL / 2, r=1.5, class_="gap")
     if across and down or (column == 0 and row == 0):
@@ -64,11 +100,24 @@ def _device(axes: Axes, x: float, y: float, across: str, down: str, column: int 
     box = {"x": x, "y": y, "width": _CELL, "height": _CELL, "rx": 3}
     if not name:
         return tag("rect", **box, class_="device")
-    return tag("g", tag("rect", **box, class_="device peer"), tag("rect", **box, fill=axes.fill(name)), class_=axes.css((name,)))
+    return tag(
+        "g",
+        tag("rect", **box, class_="device peer"),
+        tag("rect", **box, fill=axes.fill(name)),
+        class_=axes.css((name,)),
+    )
 
 
 def _sheet(left: float, top: float, wide: float, high: float, i: int, css: str) -> Markup:
-    return tag("rect", x=left - 4 + 9 * i, y=top - 4 - 9 * i, width=wide + 2, height=high + 2, rx=5, class_=f"sheet {css}")
+    return tag(
+        "rect",
+        x=left - 4 + 9 * i,
+        y=top - 4 - 9 * i,
+        width=wide + 2,
+        height=high + 2,
+        rx=5,
+        class_=f"sheet {css}",
+    )
 
 
 def _arrow_across(x: float, y: float, to: float, axes: Axes, name: str) -> Markup:
@@ -81,5 +130,8 @@ def _arrow_across(x: float, y: float, to: float, axes: Axes, name: str) -> Marku
 def _arrow_down(x: float, y: float, to: float, axes: Axes, name: str) -> Markup:
     """The same beside the rows."""
     line = f"M{x} {y}V{to}M{x - 3} {y + 4}L{x} {y}L{x + 3} {y + 4}M{x - 3} {to - 4}L{x} {to}L{x + 3} {to - 4}"
-    label = [tag("text", what, x=x - 8, y=y + 12 + 16 * i, class_="label end") for i, what in enumerate((name, f"{axes.sizes[name]:,}"))]
+    label = [
+        tag("text", what, x=x - 8, y=y + 12 + 16 * i, class_="label end")
+        for i, what in enumerate((name, f"{axes.sizes[name]:,}"))
+    ]
     return tag("g", tag("path", d=line, class_="arrow"), label, class_=axes.css((name,)))

@@ -14,7 +14,9 @@ from meshdsl.report.page.markup import Markup, tag
 from meshdsl.report.page.tensors import dims_table, size_words
 
 
-def tensor_html(view: TensorView, mesh: Mapping[str, int], parts: Sequence[tuple[str, Sequence[str]]] = ()) -> str:
+def tensor_html(
+    view: TensorView, mesh: Mapping[str, int], parts: Sequence[tuple[str, Sequence[str]]] = ()
+) -> str:
     """A fragment that shows how one array is split.
 
     Args:
@@ -24,18 +26,35 @@ def tensor_html(view: TensorView, mesh: Mapping[str, int], parts: Sequence[tuple
     """
     prefix = "t" + hashlib.sha256(repr((view, mesh, parts)).encode()).hexdigest()[:8]
     axes = Axes(dict(mesh), prefix)
-    held = [tag("tr", tag("th", part, scope="row"), tag("td", ", ".join(devices))) for part, devices in parts]
+    held = [
+        tag("tr", tag("th", part, scope="row"), tag("td", ", ".join(devices)))
+        for part, devices in parts
+    ]
     head = tag("tr", tag("th", "part", scope="col"), tag("th", "on", scope="col"))
     table = tag(
-        "details", tag("summary", "Which device holds what"), tag("table", tag("thead", head), tag("tbody", held), class_="nest"), class_="more"
+        "details",
+        tag("summary", "Which device holds what"),
+        tag("table", tag("thead", head), tag("tbody", held), class_="nest"),
+        class_="more",
     )
     return tag(
         "div",
         tag("style", Markup(asset("base.css"))),
         axes.patterns(),
         tag("p", axes.notation(view.name, view.dims), " ", tag("span", view.dtype, class_="quiet")),
-        tag("div", block_picture(view.name, view.dims, axes), dims_table(view.dims, axes) if view.dims else None, class_="side-by-side"),
-        tag("p", size_words(view) if mesh else [tag("b", page_figures.size(view.bytes)), " on one device"], class_="said"),
+        tag(
+            "div",
+            block_picture(view.name, view.dims, axes),
+            dims_table(view.dims, axes) if view.dims else None,
+            class_="side-by-side",
+        ),
+        tag(
+            "p",
+            size_words(view)
+            if mesh
+            else [tag("b", page_figures.size(view.bytes)), " on one device"],
+            class_="said",
+        ),
         table if parts else None,
         class_="mdsl fragment",
     )

@@ -21,8 +21,20 @@ def tensors(views: Sequence[TensorView], axes: Axes) -> Markup:
     cards = tag("ul", [card(view, axes) for view in first], class_="blocks")
     if not more:
         return cards
-    head = tag("summary", f"{page_figures.plural(len(more), 'smaller parameter')}, {page_figures.size(sum(view.bytes for view in more))} on a device")
-    return tag("div", cards, tag("details", head, tag("ul", [card(view, axes) for view in more], class_="blocks"), class_="more"))
+    head = tag(
+        "summary",
+        f"{page_figures.plural(len(more), 'smaller parameter')}, {page_figures.size(sum(view.bytes for view in more))} on a device",
+    )
+    return tag(
+        "div",
+        cards,
+        tag(
+            "details",
+            head,
+            tag("ul", [card(view, axes) for view in more], class_="blocks"),
+            class_="more",
+        ),
+    )
 
 
 def card(view: TensorView, axes: Axes) -> Markup:
@@ -39,14 +51,32 @@ def card(view: TensorView, axes: Axes) -> Markup:
 
 def size_words(view: TensorView) -> list[Markup | str]:
     """`112.0 MiB of 7.00 GiB on a device`."""
-    whole = view.bytes * prod(dim.size for dim in view.dims) // max(prod(dim.local for dim in view.dims), 1)
-    return [tag("b", page_figures.size(view.bytes)), f" of {page_figures.size(whole)} on a device" if whole != view.bytes else " whole on every device"]
+    whole = (
+        view.bytes
+        * prod(dim.size for dim in view.dims)
+        // max(prod(dim.local for dim in view.dims), 1)
+    )
+    return [
+        tag("b", page_figures.size(view.bytes)),
+        f" of {page_figures.size(whole)} on a device"
+        if whole != view.bytes
+        else " whole on every device",
+    ]
 
 
 def dims_table(dims: Sequence[DimView], axes: Axes) -> Markup:
     rows = [
-        tag("tr", tag("th", dim.name, scope="row"), tag("td", f"{dim.size:,}"), tag("td", f"{dim.local:,}"), tag("td", axes.chips(dim.axes)))
+        tag(
+            "tr",
+            tag("th", dim.name, scope="row"),
+            tag("td", f"{dim.size:,}"),
+            tag("td", f"{dim.local:,}"),
+            tag("td", axes.chips(dim.axes)),
+        )
         for dim in dims
     ]
-    head = tag("tr", [tag("th", name, scope="col") for name in ("dim", "whole", "on a device", "split over")])
+    head = tag(
+        "tr",
+        [tag("th", name, scope="col") for name in ("dim", "whole", "on a device", "split over")],
+    )
     return tag("table", tag("thead", head), tag("tbody", rows), class_="nest")

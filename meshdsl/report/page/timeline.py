@@ -33,12 +33,28 @@ class Loop:
     @classmethod
     def of(cls, span: Span, spans: Sequence[Span], ops: Mapping[str, OpView]) -> Loop:
         """What stands inside of its span is its first turn, and runs as many times more often as the loop has turns."""
-        within = [other for other in spans if other is not span and span.start <= other.start and other.end <= span.end]
-        inside = [other for other in within if other.repeats > span.repeats]  # not what was started before the loop and ends in it
+        within = [
+            other
+            for other in spans
+            if other is not span and span.start <= other.start and other.end <= span.end
+        ]
+        inside = [
+            other for other in within if other.repeats > span.repeats
+        ]  # not what was started before the loop and ends in it
         turns = min((other.repeats for other in inside), default=span.repeats) // span.repeats
-        loops = next((ops[other.tag].loops for other in inside if other.tag in ops and ops[other.tag].loops), ())
+        loops = next(
+            (ops[other.tag].loops for other in inside if other.tag in ops and ops[other.tag].loops),
+            (),
+        )
         name = next((what for what, count in loops if count == turns), span.name)
-        return cls(name, span.phase, span.start, max((other.end for other in inside), default=span.end), span.end, turns)
+        return cls(
+            name,
+            span.phase,
+            span.start,
+            max((other.end for other in inside), default=span.end),
+            span.end,
+            turns,
+        )
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,14 @@ class Clock:
 
     @classmethod
     def of(cls, loops: Sequence[Loop], end: float) -> Clock:
-        return cls(end, tuple((loop.first, loop.end, loop.turns - 1) for loop in loops if loop.turns > 1 and loop.first < loop.end))
+        return cls(
+            end,
+            tuple(
+                (loop.first, loop.end, loop.turns - 1)
+                for loop in loops
+                if loop.turns > 1 and loop.first < loop.end
+            ),
+        )
 
     def at(self, seconds: float) -> float:
         squeezed = sum(end - start for start, end, _ in self.rests)
@@ -71,25 +94,77 @@ def timeline(explanation: Explanation, axes: Axes) -> Markup:
     time = explanation.time
     assert time is not None
     ops = {op.tag: op for op in explanation.ops}
-    spans = sorted((span for span in time.spans if span.end - span.start >= _SHORTEST), key=lambda span: (span.start, span.end))
+    spans = sorted(
+        (span for span in time.spans if span.end - span.start >= _SHORTEST),
+        key=lambda span: (span.start, span.end),
+    )
     loops = [Loop.of(span, spans, ops) for span in spans if span.stream == "loops"]
     clock = Clock.of(loops, max([time.step, *(span.end for span in spans)]))
-    streams = list(dict.fromkeys(["compute", *(span.stream for span in spans if span.stream != "loops")]))
+    streams = list(
+        dict.fromkeys(["compute", *(span.stream for span in spans if span.stream != "loops")])
+    )
     lanes = [_lane("loops", [_loop(loop, clock) for loop in loops], axes)] if loops else []
-    lanes += [_lane(stream, [_block(span, clock, axes, ops.get(span.tag)) for span in spans if span.stream == stream], axes) for stream in streams]
-    rests = [tag("span", tag("b", f"{turns:,}\u00a0more"), class_="rest", style=clock.place(start, end)) for start, end, turns in clock.rests]
-    ticks = [
-        tag("span", page_figures.time(t), style=f"left:{clock.at(t):.2f}%", class_="tick" + (" last" if clock.at(t) > 94 else "")) for t in _ticks(clock)
+    lanes += [
+        _lane(
+            stream,
+            [
+                _block(span, clock, axes, ops.get(span.tag))
+                for span in spans
+                if span.stream == stream
+            ],
+            axes,
+        )
+        for stream in streams
     ]
-    scale = tag("div", tag("div", class_="stream"), tag("div", ticks, class_="track"), class_="lane clock", aria_hidden="true")
-    inner = tag("div", lanes, scale, tag("div", rests, class_="rests", aria_hidden="true"), class_="zoomed", data_zoom="1")
+    rests = [
+        tag("span", tag("b", f"{turns:,}\u00a0more"), class_="rest", style=clock.place(start, end))
+        for start, end, turns in clock.rests
+    ]
+    ticks = [
+        tag(
+            "span",
+            page_figures.time(t),
+            style=f"left:{clock.at(t):.2f}%",
+            class_="tick" + (" last" if clock.at(t) > 94 else ""),
+        )
+        for t in _ticks(clock)
+    ]
+    scale = tag(
+        "div",
+        tag("div", class_="stream"),
+        tag("div", ticks, class_="track"),
+        class_="lane clock",
+        aria_hidden="true",
+    )
+    inner = tag(
+        "div",
+        lanes,
+        scale,
+        tag("div", rests, class_="rests", aria_hidden="true"),
+        class_="zoomed",
+        data_zoom="1",
+    )
     return tag(
         "div",
         _whole(loops, Clock(clock.end)) if loops else None,
-        tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label="timeline of one step"),
-        tag("p", "Every block says what it is: point at it, or go through them with the arrow keys.", class_="said picked", aria_live="polite"),
+        tag(
+            "div",
+            inner,
+            class_="scroll",
+            tabindex="0",
+            role="region",
+            aria_label="timeline of one step",
+        ),
+        tag(
+            "p",
+            "Every block says what it is: point at it, or go through them with the arrow keys.",
+            class_="said picked",
+            aria_live="polite",
+        ),
         _key(bool(loops)),
-        tag("details", tag("summary", "The timeline as a table"), _table(spans, ops), class_="more"),
+        tag(
+            "details", tag("summary", "The timeline as a table"), _table(spans, ops), class_="more"
+        ),
         class_="timeline",
     )
 
@@ -99,7 +174,10 @@ def _whole(loops: Sequence[Loop], clock: Clock) -> Markup:
     blocks = [
         tag(
             "span",
-            tag("span", f"{loop.turns:,}\u00a0\u00d7 {loop.name}, {loop.phase}, {page_figures.time(loop.end - loop.start)}"),
+            tag(
+                "span",
+                f"{loop.turns:,}\u00a0\u00d7 {loop.name}, {loop.phase}, {page_figures.time(loop.end - loop.start)}",
+            ),
             class_=f"block compute {loop.phase}",
             style=clock.place(loop.start, loop.end),
         )
@@ -117,7 +195,12 @@ def _whole(loops: Sequence[Loop], clock: Clock) -> Markup:
 def _lane(stream: str, blocks: list[Markup], axes: Axes) -> Markup:
     names = [name for name in stream.split(", ") if name in axes.sizes]
     label = axes.chips(names) if names else stream
-    return tag("div", tag("div", label, class_="stream"), tag("div", blocks, class_="track"), class_="lane loops" if stream == "loops" else "lane")
+    return tag(
+        "div",
+        tag("div", label, class_="stream"),
+        tag("div", blocks, class_="track"),
+        class_="lane loops" if stream == "loops" else "lane",
+    )
 
 
 def _loop(loop: Loop, clock: Clock) -> Markup:
@@ -135,17 +218,30 @@ def _loop(loop: Loop, clock: Clock) -> Markup:
 def _block(span: Span, clock: Clock, axes: Axes, op: OpView | None) -> Markup:
     names = [name for name in span.stream.split(", ") if name in axes.sizes]
     times = f", {span.repeats:,} times" if span.repeats > 1 else ""
-    of = f"{f'{span.name} of ' if span.name != op.name else ''}{op.name} at {op.source}" if op else span.name
+    of = (
+        f"{f'{span.name} of ' if span.name != op.name else ''}{op.name} at {op.source}"
+        if op
+        else span.name
+    )
     said = f"{of}, {span.phase}, {page_figures.time(span.end - span.start)} from {page_figures.time(span.start)}{times}"
     name = op.name if op and not names else span.name
     link = {"data_op": span.tag, "data_phase": span.phase} if op else {}
     css = axes.css(names) if names else f"compute {span.phase}"
-    return tag("span", tag("span", name), class_=f"block {css}", style=clock.place(span.start, span.end), title=said, **link)
+    return tag(
+        "span",
+        tag("span", name),
+        class_=f"block {css}",
+        style=clock.place(span.start, span.end),
+        title=said,
+        **link,
+    )
 
 
 def _ticks(clock: Clock) -> list[float]:
     """The ends of what the clock jumps over, and times evenly between them."""
-    marks = sorted({0.0, clock.end, *(edge for start, end, _ in clock.rests for edge in (start, end))})
+    marks = sorted(
+        {0.0, clock.end, *(edge for start, end, _ in clock.rests for edge in (start, end))}
+    )
     ticks = [marks[0]]
     for a, b in pairwise(marks):
         parts = max(int((clock.at(b) - clock.at(a)) // 11), 1)
@@ -158,9 +254,14 @@ def _ticks(clock: Clock) -> list[float]:
 
 
 def _key(loops: bool) -> Markup:
-    items = [tag("li", tag("span", class_=f"block compute {phase}"), phase) for phase in ("forward", "recompute", "backward", "optimizer")]
+    items = [
+        tag("li", tag("span", class_=f"block compute {phase}"), phase)
+        for phase in ("forward", "recompute", "backward", "optimizer")
+    ]
     if loops:
-        items.append(tag("li", tag("span", class_="block rest"), "further turns of a loop, not to scale"))
+        items.append(
+            tag("li", tag("span", class_="block rest"), "further turns of a loop, not to scale")
+        )
     return tag("ul", items, class_="legend", aria_label="shades of compute")
 
 
@@ -169,7 +270,15 @@ def _table(spans: Sequence[Span], ops: Mapping[str, OpView]) -> Markup:
         "tr",
         [
             tag("th", name, scope="col", class_=kind)
-            for name, kind in (("stream", ""), ("what", ""), ("op", ""), ("pass", ""), ("from", "figure"), ("takes", "figure"), ("times", "figure"))
+            for name, kind in (
+                ("stream", ""),
+                ("what", ""),
+                ("op", ""),
+                ("pass", ""),
+                ("from", "figure"),
+                ("takes", "figure"),
+                ("times", "figure"),
+            )
         ],
     )
     rows = [
@@ -186,4 +295,11 @@ def _table(spans: Sequence[Span], ops: Mapping[str, OpView]) -> Markup:
         for span in spans
     ]
     table = tag("table", tag("thead", head), tag("tbody", rows), class_="data")
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="the timeline as a table")
+    return tag(
+        "div",
+        table,
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label="the timeline as a table",
+    )

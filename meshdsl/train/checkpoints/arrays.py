@@ -26,7 +26,10 @@ Index = tuple[slice, ...]
 
 def location(folder: Path, name: str) -> dict[str, Any]:
     """Where the array `name` of a checkpoint is, for tensorstore."""
-    return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"file://{folder.absolute()}/", "path": f"{name}/"}}
+    return {
+        "driver": "zarr",
+        "kvstore": {"driver": "ocdbt", "base": f"file://{folder.absolute()}/", "path": f"{name}/"},
+    }
 
 
 class Stored:
@@ -40,7 +43,9 @@ class Stored:
     def __init__(self, folder: Path, leaves: dict[str, dict[str, Any]]):
         self.folder = folder
         self._leaves = leaves
-        self._context = ts.Context({"cache_pool": {"total_bytes_limit": 1 << 24}})  # for the store's index; arrays are read once
+        self._context = ts.Context(
+            {"cache_pool": {"total_bytes_limit": 1 << 24}}
+        )  # for the store's index; arrays are read once
 
     def open(self, name: str) -> ts.TensorStore:
         """The array `name`, of which nothing is read yet.
@@ -50,11 +55,15 @@ class Stored:
         """
         said = self._leaves[name]
         try:
-            found = ts.open(location(self.folder, name), read=True, open=True, context=self._context).result()
+            found = ts.open(
+                location(self.folder, name), read=True, open=True, context=self._context
+            ).result()
         except ValueError as error:
             raise _unreadable(name, error) from None
         if (list(found.shape), str(found.dtype.numpy_dtype)) != (said["shape"], said["dtype"]):
-            raise Damaged(f"`{name}` is stored as {list(found.shape)} {found.dtype.numpy_dtype}, not as {said['is']}")
+            raise Damaged(
+                f"`{name}` is stored as {list(found.shape)} {found.dtype.numpy_dtype}, not as {said['is']}"
+            )
         return found
 
     def chunks(self, name: str) -> Iterator[tuple[Index, np.ndarray]]:
@@ -80,7 +89,9 @@ class Stored:
         made: dict[str, jax.Array] = {}
         before: tuple[str, dict] | None = None
         for name, target in like.items():
-            asked = self._ask(name, target)  # is on its way while the array before it is put on the devices
+            asked = self._ask(
+                name, target
+            )  # is on its way while the array before it is put on the devices
             if before:
                 made[before[0]] = _put(*before, like[before[0]])
             before = name, asked
@@ -91,7 +102,11 @@ class Stored:
     def _ask(self, name: str, target: Any) -> dict[tuple, ts.Future]:
         array = self.open(name)
         wanted = target.sharding.addressable_devices_indices_map(tuple(target.shape)).values()
-        return {_key(index, array.shape): array[index].read() if array.rank else array.read() for index in wanted if index is not None}
+        return {
+            _key(index, array.shape): array[index].read() if array.rank else array.read()
+            for index in wanted
+            if index is not None
+        }
 
 
 def verify(folder: Path) -> str:
@@ -111,7 +126,9 @@ def verify(folder: Path) -> str:
 def _put(name: str, asked: dict[tuple, ts.Future], target: Any) -> jax.Array:
     read = {key: _wait(name, future) for key, future in asked.items()}
     shape = tuple(target.shape)
-    return jax.make_array_from_callback(shape, target.sharding, lambda index: read[_key(index, shape)])
+    return jax.make_array_from_callback(
+        shape, target.sharding, lambda index: read[_key(index, shape)]
+    )
 
 
 def _wait(name: str, future: ts.Future) -> np.ndarray:
@@ -133,4 +150,6 @@ def parts(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[Index]:
     """The parts of an array of `shape`, cut every `chunk` elements."""
     starts = [range(0, size, step) for size, step in zip(shape, chunk, strict=True)]
     for at in product(*starts):
-        yield tuple(slice(a, min(a + step, size)) for a, step, size in zip(at, chunk, shape, strict=True))
+        yield tuple(
+            slice(a, min(a + step, size)) for a, step, size in zip(at, chunk, shape, strict=True)
+        )

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import names, record, folders
+from meshdsl.train.checkpoints import folders, names, record
 from meshdsl.train.checkpoints.clock import Clock
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.newest import Found, newest_good, newest_record
@@ -39,7 +39,9 @@ class Checkpoints:
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._finishing: tuple[int, Future] | None = None  # the step that is being written
         self._said: set[str] = set()  # lines that were reported
-        self._damaged: set[int] = set()  # steps that were passed over; they are set aside when something is written
+        self._damaged: set[int] = (
+            set()
+        )  # steps that were passed over; they are set aside when something is written
 
     @property
     def latest(self) -> int | None:
@@ -96,7 +98,9 @@ class Checkpoints:
         self._settle()
         self._writer = self._writer or Writer()
         arrays, described = names.arrays(state), names.described(state)
-        numbers = digests(arrays)  # computed behind the step, and looked at when all else is written
+        numbers = digests(
+            arrays
+        )  # computed behind the step, and looked at when all else is written
 
         def seal(folder: Path) -> None:
             found = map(int, np.asarray(numbers))
@@ -138,7 +142,9 @@ class Checkpoints:
         """
         self._settle()
         if self._writer:
-            with suppress(OSError, ValueError, RuntimeError):  # what could not be written was said before; orbax says it again
+            with suppress(
+                OSError, ValueError, RuntimeError
+            ):  # what could not be written was said before; orbax says it again
                 self._writer.close()
             self._writer = None
         self._background.shutdown()
@@ -152,10 +158,14 @@ class Checkpoints:
 
     def _refuse_other(self, found: dict[str, Any], state: Any) -> None:
         if not found["whole_state"]:
-            raise MeshDSLError(f"{self.folder.parent} holds parameters only; a new run begins with them by warm_start={self.folder.parent}")
+            raise MeshDSLError(
+                f"{self.folder.parent} holds parameters only; a new run begins with them by warm_start={self.folder.parent}"
+            )
         difference = names.first_difference(found["state"], names.described(state))
         if difference:
-            raise MeshDSLError(f"{self.folder.parent} holds a checkpoint of another model or optimizer: {difference}")
+            raise MeshDSLError(
+                f"{self.folder.parent} holds a checkpoint of another model or optimizer: {difference}"
+            )
 
     def _make_room(self) -> None:
         """What stands in the way of the next checkpoint goes: leftovers of killed processes, and the names of damaged ones."""
@@ -168,7 +178,12 @@ class Checkpoints:
         """In a thread of its own: waits until the checkpoint is whole, and then removes those that need not be kept any more."""
         writer.wait()
         if jax.process_index() == 0:
-            folders.remove(self.folder, folders.surplus(folders.steps(self.folder), self._settings.keep, self._settings.keep_every))
+            folders.remove(
+                self.folder,
+                folders.surplus(
+                    folders.steps(self.folder), self._settings.keep, self._settings.keep_every
+                ),
+            )
 
     def _settle(self) -> None:
         """The writer is ours again: what it was writing is whole."""
@@ -181,5 +196,11 @@ class Checkpoints:
 
     def _unwritten(self, step: int, error: Exception) -> MeshDSLError:
         whole = max(set(folders.steps(self.folder)) - self._damaged, default=None)
-        there = "there is none before it" if whole is None else f"the newest whole one, of step {whole}, is still there"
-        return MeshDSLError(f"{self.folder}: the checkpoint of step {step} could not be written: {record.reason(error)}; {there}")
+        there = (
+            "there is none before it"
+            if whole is None
+            else f"the newest whole one, of step {whole}, is still there"
+        )
+        return MeshDSLError(
+            f"{self.folder}: the checkpoint of step {step} could not be written: {record.reason(error)}; {there}"
+        )

@@ -25,7 +25,9 @@ def digests(arrays: dict[str, jax.Array]) -> jax.Array:
     """The digest of each array, uint32, replicated. It is started, not waited for; nothing is gathered but these numbers."""
     values = list(arrays.values())
     meshes = [x.sharding.mesh for x in values if isinstance(x.sharding, NamedSharding)]
-    return _program(NamedSharding(meshes[0], PartitionSpec()) if meshes else None)(values, tuple(map(_spread, values)))
+    return _program(NamedSharding(meshes[0], PartitionSpec()) if meshes else None)(
+        values, tuple(map(_spread, values))
+    )
 
 
 @cache
@@ -40,7 +42,10 @@ def _spread(array: jax.Array) -> NamedSharding | None:
     if not isinstance(array.sharding, NamedSharding):
         return None
     mesh, spec = array.sharding.mesh, array.sharding.spec
-    split = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in (*spec, *[None] * (array.ndim - len(spec)))]
+    split = [
+        () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        for axes in (*spec, *[None] * (array.ndim - len(spec)))
+    ]
     for axis in (axis for axis in mesh.axis_names if not any(axis in axes for axes in split)):
         for i, size in enumerate(array.shape):
             if size % math.prod(mesh.shape[a] for a in (*split[i], axis)) == 0:
@@ -50,19 +55,27 @@ def _spread(array: jax.Array) -> NamedSharding | None:
 
 
 def _all(arrays: list[jax.Array], spread: tuple[NamedSharding | None, ...]) -> jax.Array:
-    return jnp.stack([_digest(x if s is None else _moved(x, s)) for x, s in zip(arrays, spread, strict=True)])
+    return jnp.stack(
+        [_digest(x if s is None else _moved(x, s)) for x, s in zip(arrays, spread, strict=True)]
+    )
 
 
 def _moved(array: jax.Array, to: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(jax.device_put(array, to), to)  # inside jit the one changes the memory, the other the split
+    return jax.lax.with_sharding_constraint(
+        jax.device_put(array, to), to
+    )  # inside jit the one changes the memory, the other the split
 
 
 def _digest(array: jax.Array) -> jax.Array:
-    bits = jax.lax.bitcast_convert_type(array.astype(jnp.uint8) if array.dtype == bool else array, _UINT[array.dtype.itemsize])
+    bits = jax.lax.bitcast_convert_type(
+        array.astype(jnp.uint8) if array.dtype == bool else array, _UINT[array.dtype.itemsize]
+    )
     index = jnp.uint32(0)
     for i, stride in enumerate(_strides(bits.shape)):
         index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, i) * jnp.uint32(stride)
-    return jnp.sum(_mix(bits.astype(jnp.uint32) + index * jnp.uint32(_ODD), jnp.uint32), dtype=jnp.uint32)
+    return jnp.sum(
+        _mix(bits.astype(jnp.uint32) + index * jnp.uint32(_ODD), jnp.uint32), dtype=jnp.uint32
+    )
 
 
 def on_host(part: np.ndarray, start: tuple[int, ...], whole: tuple[int, ...]) -> int:
@@ -77,7 +90,9 @@ def on_host(part: np.ndarray, start: tuple[int, ...], whole: tuple[int, ...]) ->
     index = np.zeros((1,) * bits.ndim, np.uint32)
     for i, stride in enumerate(_strides(whole)):
         along = np.arange(start[i], start[i] + bits.shape[i], dtype=np.uint64) * np.uint64(stride)
-        index = index + along.astype(np.uint32).reshape([-1 if j == i else 1 for j in range(bits.ndim)])
+        index = index + along.astype(np.uint32).reshape(
+            [-1 if j == i else 1 for j in range(bits.ndim)]
+        )
     mixed = _mix(bits.astype(np.uint32) + index * np.uint32(_ODD), np.uint32)
     return int(mixed.sum(dtype=np.uint64)) % (1 << 32)
 

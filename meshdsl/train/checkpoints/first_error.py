@@ -18,4 +18,8 @@ def first_of(text: str) -> str:
     mine = jax.process_index() == chosen
     own = text.encode() if mine else b""
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(own)), is_source=mine))
-    return bytes(multihost_utils.broadcast_one_to_all(np.frombuffer(own.ljust(size), np.uint8), is_source=mine)).decode()
+    return bytes(
+        multihost_utils.broadcast_one_to_all(
+            np.frombuffer(own.ljust(size), np.uint8), is_source=mine
+        )
+    ).decode()

@@ -20,7 +20,9 @@ _WRITING = ".orbax-checkpoint-tmp"
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints, ascending; none where there is no folder."""
     try:
-        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+        return sorted(
+            int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -60,7 +62,9 @@ def set_aside(folder: Path, damaged: Iterable[int]) -> None:
     """Damaged checkpoints lose their name and stay, as `200.damaged`, for a person to look at."""
     for step in damaged:
         names = [f"{step}{_ASIDE}", *(f"{step}{_ASIDE}-{i}" for i in range(2, 1000))]
-        (folder / str(step)).rename(next(folder / name for name in names if not (folder / name).exists()))
+        (folder / str(step)).rename(
+            next(folder / name for name in names if not (folder / name).exists())
+        )
 
 
 def aside(folder: Path) -> list[Path]:
@@ -78,4 +82,8 @@ def sweep(folder: Path) -> None:
 def surplus(steps: Iterable[int], keep: int, keep_every: int) -> list[int]:
     """Those that need not be kept: neither among the newest `keep`, nor divided by `keep_every`."""
     ordered = sorted(steps)
-    return [step for step in ordered[: max(0, len(ordered) - keep)] if not (keep_every and step % keep_every == 0)]
+    return [
+        step
+        for step in ordered[: max(0, len(ordered) - keep)]
+        if not (keep_every and step % keep_every == 0)
+    ]

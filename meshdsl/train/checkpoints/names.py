@@ -48,10 +48,18 @@ def described(tree: Any) -> dict[str, dict[str, Any]]:
 def _described(leaf: Any, array: Any) -> dict[str, Any]:
     if array is None:
         return {"is": "nothing"}
-    said = leaf.array if is_tensor(leaf) else leaf  # a random key is called one, though its bits are stored
-    dims = tuple(leaf.dims) if is_tensor(leaf) and tuple(said.shape) == tuple(dim.size for dim in leaf.dims) else None
+    said = (
+        leaf.array if is_tensor(leaf) else leaf
+    )  # a random key is called one, though its bits are stored
+    dims = (
+        tuple(leaf.dims)
+        if is_tensor(leaf) and tuple(said.shape) == tuple(dim.size for dim in leaf.dims)
+        else None
+    )
     shown = show(leaf.dims) if is_tensor(leaf) else list(said.shape)
-    stored = f"as {list(said.shape)} " if is_tensor(leaf) and dims is None else ""  # a factor in the place of a whole tensor
+    stored = (
+        f"as {list(said.shape)} " if is_tensor(leaf) and dims is None else ""
+    )  # a factor in the place of a whole tensor
     return {
         "is": f"{shown} {stored}{said.dtype}",
         "dims": None if dims is None else [[dim.name, dim.size] for dim in dims],

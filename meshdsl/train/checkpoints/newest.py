@@ -12,11 +12,11 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import first_does
-from meshdsl.train.checkpoints import record, folders
-from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.record import Damaged
+from meshdsl.train.checkpoints import folders, record
 from meshdsl.train.checkpoints.arrays import Stored
+from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.first_error import first_of
+from meshdsl.train.checkpoints.record import Damaged
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class Found:
     damaged: dict[int, str]
 
     def lines(self) -> list[str]:
-        return [f"the checkpoint of step {step} is damaged: {why}; using step {self.step}" for step, why in self.damaged.items()]
+        return [
+            f"the checkpoint of step {step} is damaged: {why}; using step {self.step}"
+            for step, why in self.damaged.items()
+        ]
 
 
 def newest_record(folder: Path) -> Found | None:
@@ -54,7 +57,9 @@ def newest_record(folder: Path) -> Found | None:
     return None
 
 
-def newest_good(folder: Path, wanted: Callable[[dict[str, Any]], dict[str, Any]], only: int | None = None) -> Found:
+def newest_good(
+    folder: Path, wanted: Callable[[dict[str, Any]], dict[str, Any]], only: int | None = None
+) -> Found:
     """The arrays of the newest checkpoint whose files and arrays are what was saved. Every process calls this.
 
     Args:
@@ -83,13 +88,19 @@ def _chosen(folder: Path, step: int | None) -> list[int]:
     if step is None:
         return known
     if step not in known:
-        raise MeshDSLError(f"{folder}: there is no checkpoint of step {step}; {folders.words(known)}")
+        raise MeshDSLError(
+            f"{folder}: there is no checkpoint of step {step}; {folders.words(known)}"
+        )
     return [step]
 
 
 def _none_good(folder: Path, damaged: dict[int, str]) -> MeshDSLError:
     why = "; ".join(f"step {step} is damaged: {text}" for step, text in damaged.items())
-    return MeshDSLError(f"{folder}: there is no good checkpoint; {why}" if damaged else f"{folder}: there is no checkpoint")
+    return MeshDSLError(
+        f"{folder}: there is no good checkpoint; {why}"
+        if damaged
+        else f"{folder}: there is no checkpoint"
+    )
 
 
 def _checked(folder: Path) -> dict[str, Any]:
@@ -119,7 +130,11 @@ def _read(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> dict[s
     if problem := first_of(problem):
         raise Damaged(problem)
     numbers = map(int, np.asarray(digests(values)) if values else ())
-    wrong = [name for name, number in zip(values, numbers, strict=True) if number != found["state"][name]["digest"]]
+    wrong = [
+        name
+        for name, number in zip(values, numbers, strict=True)
+        if number != found["state"][name]["digest"]
+    ]
     if problem := first_of(f"`{wrong[0]}` is not what was saved" if wrong else ""):
         raise Damaged(problem)
     return values

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import names, folders
+from meshdsl.train.checkpoints import folders, names
 from meshdsl.train.checkpoints.newest import newest_good
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 
@@ -39,7 +39,12 @@ def warm_start(path: Path, like_params: Any) -> tuple[Any, str]:
     targets = names.arrays(like_params)
     folder = folder_of(path)
     if folder:
-        found = newest_good(folder, lambda record: {PREFIX + name: targets[name] for name in matching(parameters_of(record), here)})
+        found = newest_good(
+            folder,
+            lambda record: {
+                PREFIX + name: targets[name] for name in matching(parameters_of(record), here)
+            },
+        )
         there, values = parameters_of(found.record), _unprefixed(found.values)
         lines, source = found.lines(), f"{path}, step {found.step}"
     else:
@@ -49,13 +54,19 @@ def warm_start(path: Path, like_params: Any) -> tuple[Any, str]:
         lines, source = [], str(path)
     report = differences(there, here)
     if not values:
-        raise MeshDSLError(f"warm_start={path}: none of its {len(there)} parameters is one of this model's; {'; '.join(report)}")
+        raise MeshDSLError(
+            f"warm_start={path}: none of its {len(there)} parameters is one of this model's; {'; '.join(report)}"
+        )
     values = {name: _cast(value, targets[name]) for name, value in values.items()}
     lines.append(f"warm start from {source}: {len(values)} of {len(here)} parameters")
-    return names.with_arrays(like_params, values), "\n".join([*lines, *(f"  {line}" for line in report)])
+    return names.with_arrays(like_params, values), "\n".join(
+        [*lines, *(f"  {line}" for line in report)]
+    )
 
 
-def read_params(folder: Path, like_params: Any, step: int | None = None, report: Callable[[str], Any] = print) -> tuple[int, Any]:
+def read_params(
+    folder: Path, like_params: Any, step: int | None = None, report: Callable[[str], Any] = print
+) -> tuple[int, Any]:
     """All parameters of a run, in the shardings and dtypes of `like_params`, and the step that they are of.
 
     Args:
@@ -72,13 +83,17 @@ def read_params(folder: Path, like_params: Any, step: int | None = None, report:
     def wanted(record: dict[str, Any]) -> dict[str, Any]:
         there = parameters_of(record)
         if len(matching(there, here)) < max(len(there), len(here)):
-            raise MeshDSLError(f"{folder.parent} holds the parameters of another model; {'; '.join(differences(there, here))}")
+            raise MeshDSLError(
+                f"{folder.parent} holds the parameters of another model; {'; '.join(differences(there, here))}"
+            )
         return {PREFIX + name: target for name, target in targets.items()}
 
     found = newest_good(folder, wanted, step)
     for line in found.lines():
         report(line)
-    values = {name: _cast(value, targets[name]) for name, value in _unprefixed(found.values).items()}
+    values = {
+        name: _cast(value, targets[name]) for name, value in _unprefixed(found.values).items()
+    }
     return found.step, names.with_arrays(like_params, values)
 
 
@@ -89,7 +104,11 @@ def folder_of(path: Path) -> Path | None:
 
 def parameters_of(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What a record says of the parameters, by their names in the model."""
-    return {name.removeprefix(PREFIX): said for name, said in record["state"].items() if name.startswith(PREFIX) and "dtype" in said}
+    return {
+        name.removeprefix(PREFIX): said
+        for name, said in record["state"].items()
+        if name.startswith(PREFIX) and "dtype" in said
+    }
 
 
 def matching(there: dict[str, dict[str, Any]], here: dict[str, dict[str, Any]]) -> list[str]:
@@ -105,9 +124,17 @@ def _same(there: dict[str, Any], here: dict[str, Any]) -> bool:
 def differences(there: dict[str, dict[str, Any]], here: dict[str, dict[str, Any]]) -> list[str]:
     """What does not match, in lines."""
     absent = [f"`{name}`" for name in here if name not in there]
-    other = [f"`{name}` is {there[name]['is']} there and {said['is']} here" for name, said in here.items() if name in there and not _same(there[name], said)]
+    other = [
+        f"`{name}` is {there[name]['is']} there and {said['is']} here"
+        for name, said in here.items()
+        if name in there and not _same(there[name], said)
+    ]
     unused = [f"`{name}`" for name in there if name not in here]
-    kinds = (("not there: ", ", ", absent), ("of another shape: ", "; ", other), ("not used: ", ", ", unused))
+    kinds = (
+        ("not there: ", ", ", absent),
+        ("of another shape: ", "; ", other),
+        ("not used: ", ", ", unused),
+    )
     return [what + between.join(which) for what, between, which in kinds if which]
 
 
@@ -116,7 +143,9 @@ def _unprefixed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_file(files: TensorFiles, name: str, target: Any) -> jax.Array:
-    return jax.make_array_from_callback(tuple(target.shape), target.sharding, lambda index: files.part(name, index))
+    return jax.make_array_from_callback(
+        tuple(target.shape), target.sharding, lambda index: files.part(name, index)
+    )
 
 
 def _cast(value: jax.Array, target: Any) -> jax.Array:

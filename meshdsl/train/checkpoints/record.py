@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 FILE = "meshdsl.json"
-_STAMPS = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes them after the record, and nothing reads them
+_STAMPS = (
+    "_CHECKPOINT_METADATA",
+    "commit_success.txt",
+)  # orbax writes them after the record, and nothing reads them
 _SMALL = 1 << 20  # bytes up to which a file that is not array data has a CRC
 
 
@@ -25,10 +28,22 @@ class Damaged(Exception):
 
 def reason(error: Exception) -> str:
     """In a line: after the reason tensorstore says where in its source it came from, and orbax which thread was in it."""
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition(" [")[0].partition("\n")[0]
+    return (
+        error.strerror
+        if isinstance(error, OSError) and error.strerror
+        else str(error).partition(" [")[0].partition("\n")[0]
+    )
 
 
-def write(folder: Path, step: int, leaves: dict[str, dict[str, Any]], digests: dict[str, int], data: Any, *, whole_state: bool = True) -> None:
+def write(
+    folder: Path,
+    step: int,
+    leaves: dict[str, dict[str, Any]],
+    digests: dict[str, int],
+    data: Any,
+    *,
+    whole_state: bool = True,
+) -> None:
     """The record of the files that lie in `folder` now.
 
     Args:
@@ -37,8 +52,18 @@ def write(folder: Path, step: int, leaves: dict[str, dict[str, Any]], digests: d
       data: the state of the data, as JSON holds it.
       whole_state: False where it has parameters only.
     """
-    arrays = {name: said | ({"digest": digests[name]} if name in digests else {}) for name, said in leaves.items()}
-    content = {"step": step, "time": time.time(), "whole_state": whole_state, "data": data, "state": arrays, "files": _files(folder)}
+    arrays = {
+        name: said | ({"digest": digests[name]} if name in digests else {})
+        for name, said in leaves.items()
+    }
+    content = {
+        "step": step,
+        "time": time.time(),
+        "whole_state": whole_state,
+        "data": data,
+        "state": arrays,
+        "files": _files(folder),
+    }
     text = json.dumps(content)
     with (folder / FILE).open("w", encoding="utf-8") as file:
         file.write(f"{zlib.crc32(text.encode()):08x}\n{text}\n")
@@ -80,11 +105,17 @@ def bytes_of(record: dict[str, Any]) -> int:
 
 
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (FILE, *_STAMPS))
+    paths = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name not in (FILE, *_STAMPS)
+    )
     return {path.relative_to(folder).as_posix(): _file(path) for path in paths}
 
 
 def _file(path: Path) -> dict[str, Any]:
     size = path.stat().st_size
     is_data = path.parent.name == "d"
-    return {"size": size} if is_data or size > _SMALL else {"size": size, "crc": zlib.crc32(path.read_bytes())}
+    return (
+        {"size": size}
+        if is_data or size > _SMALL
+        else {"size": size, "crc": zlib.crc32(path.read_bytes())}
+    )

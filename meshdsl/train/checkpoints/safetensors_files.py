@@ -47,8 +47,16 @@ class TensorFiles:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self._files = {name: safe_open(file, framework="np") for name, file in _places(path).items()}
-        except (OSError, SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
+            self._files = {
+                name: safe_open(file, framework="np") for name, file in _places(path).items()
+            }
+        except (
+            OSError,
+            SafetensorError,
+            json.JSONDecodeError,
+            UnicodeDecodeError,
+            KeyError,
+        ) as error:
             raise MeshDSLError(f"{path}: not safetensors: {error}") from None
 
     @cached_property
@@ -70,7 +78,11 @@ class TensorFiles:
           MeshDSLError: they cannot be read.
         """
         try:
-            return self._files[name].get_slice(name)[index] if index else self._files[name].get_tensor(name)
+            return (
+                self._files[name].get_slice(name)[index]
+                if index
+                else self._files[name].get_tensor(name)
+            )
         except (OSError, SafetensorError) as error:
             raise MeshDSLError(f"{self.path}: `{name}` cannot be read: {error}") from None
 
@@ -83,12 +95,17 @@ def _places(path: Path) -> dict[str, Path]:
             raise MeshDSLError(f"{path}: has {len(found)} safetensors files; name one")
         path = found[0]
     if path.name.endswith(_INDEX):
-        return {name: path.parent / file for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items()}
+        return {
+            name: path.parent / file
+            for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items()
+        }
     with safe_open(path, framework="np") as file:
         return dict.fromkeys(file.keys(), path)
 
 
-def write(out: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about: dict[str, str], limit: int) -> list[Path]:
+def write(
+    out: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about: dict[str, str], limit: int
+) -> list[Path]:
     """Write tensors chunk by chunk, into one file or, where they pass `limit` bytes, into several and an index.
 
     Args:
@@ -101,16 +118,31 @@ def write(out: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about: dict
       The files; the index last. If one cannot be written, none is left.
     """
     groups = list(_groups(leaves, limit))
-    files = [out] if len(groups) == 1 else [out.with_name(f"{out.stem}-{i:05}-of-{len(groups):05}.safetensors") for i in range(1, len(groups) + 1)]
+    files = (
+        [out]
+        if len(groups) == 1
+        else [
+            out.with_name(f"{out.stem}-{i:05}-of-{len(groups):05}.safetensors")
+            for i in range(1, len(groups) + 1)
+        ]
+    )
     written: list[Path] = []
     try:
         for file, group in zip(files, groups, strict=True):
             _write_one(file, {name: leaves[name] for name in group}, chunks, about)
             written.append(file)
         if len(files) > 1:
-            weights = {name: file.name for file, group in zip(files, groups, strict=True) for name in group}
+            weights = {
+                name: file.name for file, group in zip(files, groups, strict=True) for name in group
+            }
             written.append(out.with_name(out.name + _INDEX))
-            text = json.dumps({"metadata": {"total_size": sum(map(size, leaves.values()))}, "weight_map": weights}, indent=1)
+            text = json.dumps(
+                {
+                    "metadata": {"total_size": sum(map(size, leaves.values()))},
+                    "weight_map": weights,
+                },
+                indent=1,
+            )
             written[-1].write_text(text, encoding="utf-8")
     except BaseException:
         for file in written:
@@ -134,11 +166,17 @@ def _groups(leaves: dict[str, dict[str, Any]], limit: int) -> Iterator[list[str]
     yield group
 
 
-def _write_one(file: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about: dict[str, str]) -> None:
+def _write_one(
+    file: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about: dict[str, str]
+) -> None:
     header: dict[str, Any] = {"__metadata__": about}
     at = 0
     for name, said in leaves.items():
-        header[name] = {"dtype": DTYPES[said["dtype"]], "shape": said["shape"], "data_offsets": [at, at + size(said)]}
+        header[name] = {
+            "dtype": DTYPES[said["dtype"]],
+            "shape": said["shape"],
+            "data_offsets": [at, at + size(said)],
+        }
         at += size(said)
     text = json.dumps(header).encode()
     text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of 8
@@ -146,7 +184,9 @@ def _write_one(file: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about
     try:
         with unfinished.open("wb") as stream:
             stream.write(struct.pack("<Q", len(text)) + text)
-            os.posix_fallocate(stream.fileno(), 0, 8 + len(text) + at)  # a full disk is an error here; in mapped memory it would end the process
+            os.posix_fallocate(
+                stream.fileno(), 0, 8 + len(text) + at
+            )  # a full disk is an error here; in mapped memory it would end the process
         for name, said in leaves.items():
             _fill(unfinished, 8 + len(text) + header[name]["data_offsets"][0], said, chunks(name))
         unfinished.replace(file)
@@ -154,7 +194,12 @@ def _write_one(file: Path, leaves: dict[str, dict[str, Any]], chunks: Any, about
         unfinished.unlink(missing_ok=True)
 
 
-def _fill(file: Path, at: int, said: dict[str, Any], chunks: Iterable[tuple[tuple[slice, ...], np.ndarray]]) -> None:
+def _fill(
+    file: Path,
+    at: int,
+    said: dict[str, Any],
+    chunks: Iterable[tuple[tuple[slice, ...], np.ndarray]],
+) -> None:
     """Put the elements of a tensor into its place in the file, wherever in the tensor they lie."""
     bits = np.dtype(f"u{dtype(said['dtype']).itemsize}")
     whole = np.memmap(file, bits, "r+", at, tuple(said["shape"]) or (1,))

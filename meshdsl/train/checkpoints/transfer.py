@@ -12,7 +12,8 @@ import numpy as np
 import tensorstore as ts
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import record, folders, safetensors_files
+from meshdsl.train.checkpoints import folders, record, safetensors_files
+from meshdsl.train.checkpoints.arrays import CHUNK, Index, Stored, location, parts
 from meshdsl.train.checkpoints.digest import on_host
 from meshdsl.train.checkpoints.parameters import (
     PREFIX,
@@ -21,7 +22,6 @@ from meshdsl.train.checkpoints.parameters import (
     parameters_of,
 )
 from meshdsl.train.checkpoints.record import Damaged, reason
-from meshdsl.train.checkpoints.arrays import CHUNK, Index, Stored, location, parts
 
 
 def export(folder: Path, step: int, out: Path, config: str, limit: int) -> list[Path]:
@@ -41,14 +41,20 @@ def export(folder: Path, step: int, out: Path, config: str, limit: int) -> list[
         stored, leaves = Stored(folder / str(step), found["state"]), parameters_of(found)
         dims = {name: said["dims"] for name, said in leaves.items()}
         about = {"step": str(step), "config": config, "dims": json.dumps(dims)}
-        return safetensors_files.write(out, leaves, lambda name: stored.chunks(PREFIX + name), about, limit)
+        return safetensors_files.write(
+            out, leaves, lambda name: stored.chunks(PREFIX + name), about, limit
+        )
     except Damaged as damage:
-        raise MeshDSLError(f"{folder}: the checkpoint of step {step} is damaged: {damage}; choose another by --step") from None
+        raise MeshDSLError(
+            f"{folder}: the checkpoint of step {step} is damaged: {damage}; choose another by --step"
+        ) from None
     except OSError as error:
         raise MeshDSLError(f"{out}: {error.strerror or error}") from None
 
 
-def take(files: safetensors_files.TensorFiles, like: dict[str, dict[str, Any]], folder: Path) -> list[str]:
+def take(
+    files: safetensors_files.TensorFiles, like: dict[str, dict[str, Any]], folder: Path
+) -> list[str]:
     """Write the tensors of `files` as the checkpoint of step 0 in `folder`; returns what of them was not used.
 
     Args:
@@ -59,12 +65,24 @@ def take(files: safetensors_files.TensorFiles, like: dict[str, dict[str, Any]], 
     """
     refused = [line for line in differences(files.leaves, like) if not line.startswith("not used")]
     if len(matching(files.leaves, like)) < len(like):
-        raise MeshDSLError(f"{files.path}: does not hold the parameters of this model; {'; '.join(refused)}")
+        raise MeshDSLError(
+            f"{files.path}: does not hold the parameters of this model; {'; '.join(refused)}"
+        )
     writing = folders.unnamed(folder, 0)
     try:
         with folders.making(writing):
-            digests = {PREFIX + name: _copy(writing, PREFIX + name, said, files, name) for name, said in like.items()}
-            record.write(writing, 0, {PREFIX + name: said for name, said in like.items()}, digests, None, whole_state=False)
+            digests = {
+                PREFIX + name: _copy(writing, PREFIX + name, said, files, name)
+                for name, said in like.items()
+            }
+            record.write(
+                writing,
+                0,
+                {PREFIX + name: said for name, said in like.items()},
+                digests,
+                None,
+                whole_state=False,
+            )
             writing.rename(folder / "0")
     except MeshDSLError:
         raise
@@ -73,12 +91,25 @@ def take(files: safetensors_files.TensorFiles, like: dict[str, dict[str, Any]], 
     return differences(files.leaves, like)
 
 
-def _copy(folder: Path, stored_as: str, said: dict[str, Any], files: safetensors_files.TensorFiles, name: str) -> int:
+def _copy(
+    folder: Path,
+    stored_as: str,
+    said: dict[str, Any],
+    files: safetensors_files.TensorFiles,
+    name: str,
+) -> int:
     """Copy one tensor; returns its digest."""
     shape, kind = tuple(said["shape"]), safetensors_files.dtype(said["dtype"])
     chunk = _chunk(shape, kind.itemsize)
-    how = {"create": True, "dtype": ts.dtype(kind), "shape": shape, "chunk_layout": ts.ChunkLayout(chunk_shape=chunk)}
-    array = ts.open(location(folder, stored_as) | {"metadata": {"compressor": None}}, **how).result()
+    how = {
+        "create": True,
+        "dtype": ts.dtype(kind),
+        "shape": shape,
+        "chunk_layout": ts.ChunkLayout(chunk_shape=chunk),
+    }
+    array = ts.open(
+        location(folder, stored_as) | {"metadata": {"compressor": None}}, **how
+    ).result()
     digest = 0
     for index, part in _read(files, name, shape, chunk, kind):
         array[index if index else ...].write(part).result()
@@ -86,7 +117,13 @@ def _copy(folder: Path, stored_as: str, said: dict[str, Any], files: safetensors
     return digest % (1 << 32)
 
 
-def _read(files: safetensors_files.TensorFiles, name: str, shape: tuple[int, ...], chunk: tuple[int, ...], kind: np.dtype) -> Iterator[tuple[Index, np.ndarray]]:
+def _read(
+    files: safetensors_files.TensorFiles,
+    name: str,
+    shape: tuple[int, ...],
+    chunk: tuple[int, ...],
+    kind: np.dtype,
+) -> Iterator[tuple[Index, np.ndarray]]:
     for index in parts(shape, chunk):
         yield index, files.part(name, index).astype(kind, copy=False)
 

@@ -17,7 +17,9 @@ class _Handler(ocp.PyTreeCheckpointHandler):
     """Writes arrays as orbax does, and then, before the folder gets its name, what `seal` adds to it."""
 
     def __init__(self):
-        super().__init__(use_ocdbt=True, use_zarr3=False, use_compression=False)  # random bits hardly shrink
+        super().__init__(
+            use_ocdbt=True, use_zarr3=False, use_compression=False
+        )  # random bits hardly shrink
         self.seal: Callable[[Path], None] = lambda folder: None
 
     def finalize(self, directory: Any) -> None:
@@ -39,7 +41,9 @@ class Writer:
         self._handler = _Handler()
         self._orbax = ocp.AsyncCheckpointer(self._handler)
 
-    def start(self, folder: Path, arrays: dict[str, jax.Array], seal: Callable[[Path], None]) -> None:
+    def start(
+        self, folder: Path, arrays: dict[str, jax.Array], seal: Callable[[Path], None]
+    ) -> None:
         """Begin to write a checkpoint that will be `folder`; returns when the arrays are copied, so that a step may overwrite them.
 
         Args:

@@ -24,7 +24,11 @@ class Batches:
 
     def __init__(self, rows: Rows, ahead: int, of: Mapping[str, str]):
         self._of, self._rows = dict(of), rows
-        self._batches = iter(grain.MapDataset.source(rows).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)))
+        self._batches = iter(
+            grain.MapDataset.source(rows).to_iter_dataset(
+                grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
+            )
+        )
 
     def __iter__(self) -> Batches:
         return self
@@ -33,7 +37,10 @@ class Batches:
         return next(self._batches)
 
     def get_state(self) -> dict[str, Any]:
-        return {"rows": self._rows.first + self._batches.get_state()["next_index"] * self._rows.batch, "of": self._of}
+        return {
+            "rows": self._rows.first + self._batches.get_state()["next_index"] * self._rows.batch,
+            "of": self._of,
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `get_state` was called.
@@ -72,16 +79,37 @@ class Rows(grain.sources.RandomAccessDataSource):
 
     first = 0
 
-    def __init__(self, windows: Mapping[str, Windows], weights: Mapping[str, float], seed: int, batch: int, rows: Sequence[int], separator: int | None):
-        self._windows, self.batch, self._rows, self._separator = list(windows.values()), batch, [int(row) for row in rows], separator
+    def __init__(
+        self,
+        windows: Mapping[str, Windows],
+        weights: Mapping[str, float],
+        seed: int,
+        batch: int,
+        rows: Sequence[int],
+        separator: int | None,
+    ):
+        self._windows, self.batch, self._rows, self._separator = (
+            list(windows.values()),
+            batch,
+            [int(row) for row in rows],
+            separator,
+        )
         self._ends = np.cumsum([len(each) for each in self._windows]).tolist()
-        seeds = [seed % 2**32] if len(windows) == 1 else [zlib.crc32(f"{seed} {name}".encode()) for name in windows]
+        seeds = (
+            [seed % 2**32]
+            if len(windows) == 1
+            else [zlib.crc32(f"{seed} {name}".encode()) for name in windows]
+        )
         orders = [
             grain.MapDataset.range(end - len(each), end).shuffle(seed=seed).repeat()
             for each, end, seed in zip(self._windows, self._ends, seeds, strict=True)
         ]
         # numbers of windows, those of all datasets end to end
-        self._order = orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, [weights[name] for name in windows])
+        self._order = (
+            orders[0]
+            if len(orders) == 1
+            else grain.MapDataset.mix(orders, [weights[name] for name in windows])
+        )
 
     def __len__(self) -> int:
         return sys.maxsize // self.batch - 1

@@ -25,7 +25,17 @@ def train_bpe(files: Iterable[File], field: str, vocab: int) -> tokenizers.Token
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=[ENDS[0]], initial_alphabet=alphabet, show_progress=sys.stderr.isatty())
-    blocks = (block.decode("utf-8", "replace") for file in files for document in documents(file, field) for block in document)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[ENDS[0]],
+        initial_alphabet=alphabet,
+        show_progress=sys.stderr.isatty(),
+    )
+    blocks = (
+        block.decode("utf-8", "replace")
+        for file in files
+        for document in documents(file, field)
+        for block in document
+    )
     tokenizer.train_from_iterator(blocks, trainer)
     return tokenizer

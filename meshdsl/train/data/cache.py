@@ -29,7 +29,9 @@ from meshdsl.train.data.tokens import Run
 
 PARTS = ("train", "validation")
 _VERSION = 1  # of what is in a folder
-_AT_ONCE = 2**23  # bytes of text that are tokenized together, by as many threads as there are blocks
+_AT_ONCE = (
+    2**23
+)  # bytes of text that are tokenized together, by as many threads as there are blocks
 _WORTH_TELLING = 64 * 2**20  # bytes of text that take a while
 _DAY = 24 * 3600
 
@@ -51,7 +53,12 @@ class Cached(NamedTuple):
 
 
 def tokenized(
-    files: Sequence[File], field: str, tokenizer: Tokenizer, held_out: float, folder: Path, report: Callable[[str], None] = lambda text: None
+    files: Sequence[File],
+    field: str,
+    tokenizer: Tokenizer,
+    held_out: float,
+    folder: Path,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Cached:
     """The tokens of `files`, from `folder` if they are there, else made and put there.
 
@@ -64,7 +71,9 @@ def tokenized(
       MeshDSLError: a file cannot be read, there is nothing in them, or the folder cannot be written.
     """
     place = folder / _key(files, field, tokenizer, held_out)
-    dtype = next(kind for kind in ("uint8", "uint16", "uint32") if tokenizer.vocab <= np.iinfo(kind).max + 1)
+    dtype = next(
+        kind for kind in ("uint8", "uint16", "uint32") if tokenizer.vocab <= np.iinfo(kind).max + 1
+    )
     parts = _whole(place, dtype)
     if parts is None:
         try:
@@ -74,13 +83,17 @@ def tokenized(
                 if parts is None:
                     parts = _build(place, dtype, files, field, tokenizer, held_out, report)
         except OSError as error:
-            raise MeshDSLError(f"data.cache: `{folder}` cannot be written: {error.strerror or error}; choose another folder") from None
+            raise MeshDSLError(
+                f"data.cache: `{folder}` cannot be written: {error.strerror or error}; choose another folder"
+            ) from None
     return _cut(place, dtype, parts, held_out)
 
 
 def _key(files: Sequence[File], field: str, tokenizer: Tokenizer, held_out: float) -> str:
     which = [[str(file.path.resolve()), *file[1:]] for file in files]
-    return hashlib.sha256(json.dumps([_VERSION, which, field, tokenizer.digest, held_out]).encode()).hexdigest()[:32]
+    return hashlib.sha256(
+        json.dumps([_VERSION, which, field, tokenizer.digest, held_out]).encode()
+    ).hexdigest()[:32]
 
 
 def _whole(place: Path, dtype: str) -> tuple[Part, Part] | None:
@@ -96,12 +109,18 @@ def _whole(place: Path, dtype: str) -> tuple[Part, Part] | None:
 
 
 def _cut(place: Path, dtype: str, parts: tuple[Part, Part], held_out: float) -> Cached:
-    train, validation = (Run(place / f"{name}.bin", dtype, 0, part.tokens) for name, part in zip(PARTS, parts, strict=True))
+    train, validation = (
+        Run(place / f"{name}.bin", dtype, 0, part.tokens)
+        for name, part in zip(PARTS, parts, strict=True)
+    )
     if not held_out or (train.stop and validation.stop):
         return Cached(([train], [validation]), parts)
     run, whole = (train, parts[0]) if train.stop else (validation, parts[1])
     at = run.stop - int(run.stop * held_out)
-    first, last = (replace(whole, tokens=tokens, bytes=round(whole.bytes * tokens / max(1, run.stop))) for tokens in (at, run.stop - at))
+    first, last = (
+        replace(whole, tokens=tokens, bytes=round(whole.bytes * tokens / max(1, run.stop)))
+        for tokens in (at, run.stop - at)
+    )
     return Cached(([run._replace(stop=at)], [run._replace(start=at)]), (first, last))
 
 
@@ -115,7 +134,13 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _build(
-    place: Path, dtype: str, files: Sequence[File], field: str, tokenizer: Tokenizer, held_out: float, report: Callable[[str], None]
+    place: Path,
+    dtype: str,
+    files: Sequence[File],
+    field: str,
+    tokenizer: Tokenizer,
+    held_out: float,
+    report: Callable[[str], None],
 ) -> tuple[Part, Part]:
     _tidy(place)
     size, start = sum(file.size for file in files), time.perf_counter()
@@ -126,7 +151,9 @@ def _build(
         with contextlib.ExitStack() as stack:
             outs = [stack.enter_context(open(made / f"{name}.bin", "wb")) for name in PARTS]
             parts = _write(outs, dtype, _pieces(files, field, held_out), tokenizer)
-        (made / "parts.json").write_text(json.dumps({name: asdict(part) for name, part in zip(PARTS, parts, strict=True)}))
+        (made / "parts.json").write_text(
+            json.dumps({name: asdict(part) for name, part in zip(PARTS, parts, strict=True)})
+        )
         for path in made.iterdir():
             _to_disk(path)
         if place.exists() and _whole(place, dtype) is None:
@@ -158,12 +185,16 @@ def _pieces(files: Sequence[File], field: str, held_out: float) -> Iterator[Piec
                 yield Piece(block, part, i == 0)
 
 
-def _write(outs: Sequence[BinaryIO], dtype: str, pieces: Iterable[Piece], tokenizer: Tokenizer) -> tuple[Part, Part]:
+def _write(
+    outs: Sequence[BinaryIO], dtype: str, pieces: Iterable[Piece], tokenizer: Tokenizer
+) -> tuple[Part, Part]:
     """Write the tokens of `pieces`, with a separator between documents, so that each ends with one but the last."""
     counts = [[0, 0, 0] for _ in PARTS]  # documents, tokens, bytes
     separator = np.array([tokenizer.separator], dtype).tobytes()
     for group in _groups(pieces):
-        for piece, ids in zip(group, tokenizer.encode_blocks([piece.text for piece in group]), strict=True):
+        for piece, ids in zip(
+            group, tokenizer.encode_blocks([piece.text for piece in group]), strict=True
+        ):
             count, out = counts[piece.part], outs[piece.part]
             if piece.first and count[0]:
                 out.write(separator)

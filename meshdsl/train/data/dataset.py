@@ -34,7 +34,9 @@ class Dataset:
 
     def describe(self) -> str:
         train, held_out = (
-            f"{len(tokens):,} tokens" + (f" of {self.parts[i].documents:,} documents" if self.parts else "") for i, tokens in enumerate(self.tokens)
+            f"{len(tokens):,} tokens"
+            + (f" of {self.parts[i].documents:,} documents" if self.parts else "")
+            for i, tokens in enumerate(self.tokens)
         )
         return f"{train}; held out {held_out}"
 
@@ -46,7 +48,9 @@ class Dataset:
         for tokens in self.tokens[part].sample(reads=16):
             if tokens.max() >= tokenizer.vocab:
                 return None
-            size += len(tokenizer.decode(tokens[tokens != tokenizer.separator]).encode("utf-8", "replace")) + int((tokens == tokenizer.separator).sum())
+            size += len(
+                tokenizer.decode(tokens[tokens != tokenizer.separator]).encode("utf-8", "replace")
+            ) + int((tokens == tokenizer.separator).sum())
             count += len(tokens)
         return size / max(1, count)
 
@@ -71,11 +75,17 @@ def open_datasets(config: Config, tokenizer: Tokenizer, report: Report) -> list[
     Raises:
       MeshDSLError: see `open_data`.
     """
-    all_found = [_find(name, source) for name, source in config.data.sources.items()] or [_find_library()]
+    all_found = [_find(name, source) for name, source in config.data.sources.items()] or [
+        _find_library()
+    ]
     opened = {}
     for found in sorted(all_found, key=lambda found: not found.of_tokens):
         with _named(found.where):
-            opened[found.name] = _of_tokens(found, config, tokenizer) if found.of_tokens else _of_text(found, config, tokenizer, report)
+            opened[found.name] = (
+                _of_tokens(found, config, tokenizer)
+                if found.of_tokens
+                else _of_text(found, config, tokenizer, report)
+            )
     return [opened[found.name] for found in all_found]
 
 
@@ -98,30 +108,44 @@ def _find(name: str, source: Source) -> Found:
     with _named(where):
         if not source.paths:
             raise MeshDSLError(f"no files; set {where}.paths")
-        train, held_out = (find_files(paths, source.format) for paths in (source.paths, source.validation))
+        train, held_out = (
+            find_files(paths, source.format) for paths in (source.paths, source.validation)
+        )
         for files, paths in ((train, source.paths), (held_out, source.validation)):
             if paths and not any(file.size for file in files):
                 raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
         if len({file.format == "tokens" for file in (*train, *held_out)}) > 1:
             raise MeshDSLError("token files and text in one dataset; make it two")
-        for file in {file.format: file for file in (*train, *held_out) if file.format != "tokens"}.values():
-            next(documents(file, source.field), None)  # its first document tells of a wrong field or format
+        for file in {
+            file.format: file for file in (*train, *held_out) if file.format != "tokens"
+        }.values():
+            next(
+                documents(file, source.field), None
+            )  # its first document tells of a wrong field or format
     return Found(where, name, source, train, held_out)
 
 
 def _of_tokens(found: Found, config: Config, tokenizer: Tokenizer) -> Dataset:
     source = found.source
     below = config.model.vocab if config.model.vocab <= np.iinfo(source.dtype).max else None
-    train, held_out = token_files(found.train, source.dtype, 0.0 if found.held_out else config.data.validation)
+    train, held_out = token_files(
+        found.train, source.dtype, 0.0 if found.held_out else config.data.validation
+    )
     if found.held_out:
         held_out, _ = token_files(found.held_out, source.dtype, 0.0)
     both = Tokens(train, below), Tokens(held_out, below)
-    samples = [part for tokens in both if len(tokens) for part in tokens.sample()]  # reading checks the ids, too
+    samples = [
+        part for tokens in both if len(tokens) for part in tokens.sample()
+    ]  # reading checks the ids, too
     if source.dtype == "uint16" and all(_every_other_is_zero(part) for part in samples):
-        raise MeshDSLError(f"every other token of `{found.train[0].path}` is 0, as if it were uint32; set data.sources.{found.name}.dtype=uint32")
+        raise MeshDSLError(
+            f"every other token of `{found.train[0].path}` is 0, as if it were uint32; set data.sources.{found.name}.dtype=uint32"
+        )
     largest = max(int(part.max()) for part in samples)
     if config.data.separate and largest >= tokenizer.vocab:
-        raise MeshDSLError("data.separate: where documents end is told by the tokenizer, and these are not its tokens; set data.tokenizer")
+        raise MeshDSLError(
+            "data.separate: where documents end is told by the tokenizer, and these are not its tokens; set data.tokenizer"
+        )
     return Dataset(found.name, source.weight, both, None)
 
 
@@ -130,12 +154,18 @@ def _every_other_is_zero(tokens: np.ndarray) -> bool:
 
 
 def _of_text(found: Found, config: Config, tokenizer: Tokenizer, report: Report) -> Dataset:
-    cache = Path(config.data.cache) if config.data.cache else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshdsl", "tokens")
+    cache = (
+        Path(config.data.cache)
+        if config.data.cache
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshdsl", "tokens")
+    )
 
     def read(files: list[File], held_out: float) -> Cached:
         made = tokenized(files, found.source.field, tokenizer, held_out, cache, report)
         if not any(part.tokens for part in made.parts):
-            raise MeshDSLError(f"nothing to read in {', '.join(f'`{file.path}`' for file in files[:3])}")
+            raise MeshDSLError(
+                f"nothing to read in {', '.join(f'`{file.path}`' for file in files[:3])}"
+            )
         return made
 
     runs, parts = read(found.train, 0.0 if found.held_out else config.data.validation)

@@ -21,7 +21,9 @@ def rows_here(like: Tensor) -> np.ndarray:
       like: an abstract Tensor with a sharding. Its last dim is the length, all others number the rows.
     """
     *sizes, _ = like.array.shape
-    return np.ravel_multi_index(np.ix_(*_held(like.array.sharding, tuple(like.array.shape))), sizes).reshape(-1)
+    return np.ravel_multi_index(
+        np.ix_(*_held(like.array.sharding, tuple(like.array.shape))), sizes
+    ).reshape(-1)
 
 
 def place(arrays: Mapping[str, np.ndarray], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -30,14 +32,21 @@ def place(arrays: Mapping[str, np.ndarray], like: Mapping[str, Tensor]) -> dict[
     Args:
       like: abstract Tensors with shardings, as were given to `rows_here`.
     """
-    return {name: Tensor(_placed(array, like[name].array), like[name].dims) for name, array in arrays.items()}
+    return {
+        name: Tensor(_placed(array, like[name].array), like[name].dims)
+        for name, array in arrays.items()
+    }
 
 
 def _placed(rows: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
     shape = tuple(like.shape)
     held = tuple(map(len, _held(like.sharding, shape)))
-    assert rows.shape == (math.prod(held), shape[-1]), f"{rows.shape} are not {held} of the rows of {shape}"
-    return jax.make_array_from_process_local_data(like.sharding, rows.reshape(*held, shape[-1]), shape)
+    assert rows.shape == (math.prod(held), shape[-1]), (
+        f"{rows.shape} are not {held} of the rows of {shape}"
+    )
+    return jax.make_array_from_process_local_data(
+        like.sharding, rows.reshape(*held, shape[-1]), shape
+    )
 
 
 @lru_cache
@@ -47,4 +56,7 @@ def _held(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple[np.n
     Each dim on its own: the part that a process gives to `make_array_from_process_local_data` is their product, though it may hold less.
     """
     held = sharding.addressable_devices_indices_map(shape).values()
-    return tuple(np.unique(np.concatenate([np.arange(size)[index[i]] for index in held])) for i, size in enumerate(shape[:-1]))
+    return tuple(
+        np.unique(np.concatenate([np.arange(size)[index[i]] for index in held]))
+        for i, size in enumerate(shape[:-1])
+    )

@@ -24,7 +24,9 @@ def documents(file: File, field: str) -> Iterator[Document]:
       MeshDSLError: what cannot be read, with the file and the line or row.
     """
     try:
-        yield from {"text": _text, "jsonl": _jsonl, "parquet": _parquet}[file.format](file.path, field)
+        yield from {"text": _text, "jsonl": _jsonl, "parquet": _parquet}[file.format](
+            file.path, field
+        )
     except OSError as error:
         raise MeshDSLError(f"`{file.path}` cannot be read: {error.strerror or error}") from None
 
@@ -98,7 +100,9 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise MeshDSLError(f"`{path}`: reading parquet needs pyarrow; install meshdsl[parquet]") from None
+        raise MeshDSLError(
+            f"`{path}`: reading parquet needs pyarrow; install meshdsl[parquet]"
+        ) from None
     try:
         with parquet.ParquetFile(path) as file:
             _check_column(path, file.schema_arrow, field, pyarrow)
@@ -107,7 +111,9 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
                 for text in batch.column(0).to_pylist():
                     row += 1
                     if text is None:
-                        raise MeshDSLError(f"`{path}` row {row}: the column `{field}` is empty there; expected text")
+                        raise MeshDSLError(
+                            f"`{path}` row {row}: the column `{field}` is empty there; expected text"
+                        )
                     if text:
                         yield [text.encode()]
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
@@ -119,5 +125,9 @@ def _check_column(path: Path, schema, field: str, pyarrow) -> None:
         raise MeshDSLError(f"`{path}`: no column `{field}`{nearest(field, schema.names)}")
     kind = schema.field(field).type
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind)):
+    if not (
+        pyarrow.types.is_string(kind)
+        or pyarrow.types.is_large_string(kind)
+        or pyarrow.types.is_string_view(kind)
+    ):
         raise MeshDSLError(f"`{path}`: the column `{field}` is {kind}, not text")

@@ -10,9 +10,36 @@ from typing import NamedTuple
 
 from meshdsl.errors import MeshDSLError
 
-ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "tokens"}  # anything else is text, but for
-UNREADABLE = {".7z", ".arrow", ".bz2", ".feather", ".gz", ".h5", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".safetensors", ".tar", ".tgz", ".xz", ".zip", ".zst"}
-_INSTALLED = {"site-packages", "dist-packages", "__pycache__"}  # in the library's folder, but not of it
+ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".bin": "tokens",
+}  # anything else is text, but for
+UNREADABLE = {
+    ".7z",
+    ".arrow",
+    ".bz2",
+    ".feather",
+    ".gz",
+    ".h5",
+    ".npy",
+    ".npz",
+    ".pickle",
+    ".pkl",
+    ".pt",
+    ".safetensors",
+    ".tar",
+    ".tgz",
+    ".xz",
+    ".zip",
+    ".zst",
+}
+_INSTALLED = {
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}  # in the library's folder, but not of it
 
 
 class File(NamedTuple):
@@ -41,14 +68,25 @@ def find_files(paths: Sequence[str], format: str = "auto", *, suffix: str = "") 
     Raises:
       MeshDSLError: a path does not exist or cannot be read, or a file's ending says that it is of no format that we read.
     """
-    suffixes = (suffix,) if suffix else tuple(ending for ending, known in ENDINGS.items() if known == format)
+    suffixes = (
+        (suffix,)
+        if suffix
+        else tuple(ending for ending, known in ENDINGS.items() if known == format)
+    )
     found: dict[str, File] = {}
     for root in map(Path, paths):
         if not root.exists():
             raise MeshDSLError(f"no file or folder `{root}`")
-        for path in [root] if root.is_file() else sorted(_inside(root, suffixes), key=lambda path: path.parts):
+        for path in (
+            [root]
+            if root.is_file()
+            else sorted(_inside(root, suffixes), key=lambda path: path.parts)
+        ):
             status = path.stat()
-            found.setdefault(os.path.realpath(path), File(path, _format(path, format), status.st_size, status.st_mtime_ns))
+            found.setdefault(
+                os.path.realpath(path),
+                File(path, _format(path, format), status.st_size, status.st_mtime_ns),
+            )
     return list(found.values())
 
 

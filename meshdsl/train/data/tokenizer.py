@@ -102,10 +102,14 @@ class FromFile:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # noqa: BLE001 - the library raises no narrower one
-            raise MeshDSLError(f"data.tokenizer: `{name}` is no tokenizer.json of Hugging Face: {error}") from None
+            raise MeshDSLError(
+                f"data.tokenizer: `{name}` is no tokenizer.json of Hugging Face: {error}"
+            ) from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True  # `</s>` in a text is text, not the end of a document
+        self._tokenizer.encode_special_tokens = (
+            True  # `</s>` in a text is text, not the end of a document
+        )
         self.name = name
         self.digest = hashlib.sha256(content).hexdigest()
         known = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -114,7 +118,9 @@ class FromFile:
             raise MeshDSLError(f"data.tokenizer: `{name}` has no tokens")
         ends = [known[token] for token in ENDS if token in known]
         if not ends:
-            raise MeshDSLError(f"data.tokenizer: `{name}` has no token that ends a document; add one of {', '.join(f'`{token}`' for token in ENDS)} to it")
+            raise MeshDSLError(
+                f"data.tokenizer: `{name}` has no token that ends a document; add one of {', '.join(f'`{token}`' for token in ENDS)} to it"
+            )
         self.separator = ends[0]
 
     def encode(self, text: str) -> np.ndarray:
@@ -122,7 +128,10 @@ class FromFile:
 
     def encode_blocks(self, blocks: Sequence[bytes]) -> Iterable[np.ndarray]:
         texts = [block.decode("utf-8", "replace") for block in blocks]
-        return (np.asarray(each.ids, np.int32) for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return (
+            np.asarray(each.ids, np.int32)
+            for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        )
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
@@ -157,4 +166,6 @@ def _read(name: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise MeshDSLError(f"data.tokenizer: `{path}`: {error.strerror}; expected bytes, or a Hugging Face tokenizer.json") from None
+        raise MeshDSLError(
+            f"data.tokenizer: `{path}`: {error.strerror}; expected bytes, or a Hugging Face tokenizer.json"
+        ) from None

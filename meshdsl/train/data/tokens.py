@@ -33,7 +33,10 @@ class Tokens:
     def __init__(self, runs: Sequence[Run], below: int | None = None):
         self._runs = [run for run in runs if run.stop > run.start]
         # a plain array on the mapped memory: slicing np.memmap itself takes ten times as long
-        self._arrays = [np.asarray(np.memmap(run.path, run.dtype, "r"))[run.start : run.stop] for run in self._runs]
+        self._arrays = [
+            np.asarray(np.memmap(run.path, run.dtype, "r"))[run.start : run.stop]
+            for run in self._runs
+        ]
         self._ends = np.cumsum([len(array) for array in self._arrays], dtype=np.int64).tolist()
         self._below = below
 
@@ -47,20 +50,26 @@ class Tokens:
           MeshDSLError: an id is too large, with the file and the position.
         """
         parts = []
-        for i in range(bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop) + 1):
+        for i in range(
+            bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop) + 1
+        ):
             before = self._ends[i] - len(self._arrays[i])
             first = max(start - before, 0)
             part = self._arrays[i][first : stop - before]
             if self._below is not None and part.max() >= self._below:
                 run = self._runs[i]
                 position = run.start + first + int(np.argmax(part >= self._below))
-                raise MeshDSLError(f"`{run.path}`: the token at position {position:,}, read as {run.dtype}, is not less than model.vocab={self._below}")
+                raise MeshDSLError(
+                    f"`{run.path}`: the token at position {position:,}, read as {run.dtype}, is not less than model.vocab={self._below}"
+                )
             parts.append(part)
         return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int32)
 
     def sample(self, reads: int = 64, length: int = 1024) -> list[np.ndarray]:
         """At most `reads` stretches of at most `length` tokens, spread evenly."""
-        starts = np.unique(np.linspace(0, max(0, len(self) - length), reads).astype(np.int64)).tolist()
+        starts = np.unique(
+            np.linspace(0, max(0, len(self) - length), reads).astype(np.int64)
+        ).tolist()
         return [self.read(start, min(start + length, len(self))) for start in starts]
 
 
@@ -74,7 +83,9 @@ def token_files(files: Sequence[File], dtype: str, held_out: float) -> tuple[lis
     size = np.dtype(dtype).itemsize
     for file in files:
         if file.size % size:
-            raise MeshDSLError(f"`{file.path}`: {file.size:,} bytes are no whole number of {dtype} tokens of {size} bytes")
+            raise MeshDSLError(
+                f"`{file.path}`: {file.size:,} bytes are no whole number of {dtype} tokens of {size} bytes"
+            )
         count = file.size // size
         cut = count - int(count * held_out)
         runs[0].append(Run(file.path, dtype, 0, cut))

@@ -9,7 +9,9 @@ import numpy as np
 
 from meshdsl.train.data.tokens import Tokens
 
-Batch = dict[str, np.ndarray]  # `tokens`, `targets`, perhaps `segments` and `positions`: each int32 [rows, length]
+Batch = dict[
+    str, np.ndarray
+]  # `tokens`, `targets`, perhaps `segments` and `positions`: each int32 [rows, length]
 NOTHING = -1  # where a window has no token, and as a target that is not trained on
 
 

@@ -25,7 +25,11 @@ class Clock:
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         spent = {f"{what}_seconds": span.taken() for what, span in self._spans.items()}
-        return {"seconds": seconds, "step_seconds": max(0.0, seconds - sum(spent.values())), **spent}
+        return {
+            "seconds": seconds,
+            "step_seconds": max(0.0, seconds - sum(spent.values())),
+            **spent,
+        }
 
 
 class _Span:

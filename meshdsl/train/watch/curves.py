@@ -13,7 +13,11 @@ from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.train.watch.metrics_file import Record, read_records
 from meshdsl.train.watch.units import unit
 
-_TIMES = ((2 * 3600, 3600, "hours"), (2 * 60, 60, "minutes"), (0, 1, "seconds"))  # from how many seconds on, in one, its name
+_TIMES = (
+    (2 * 3600, 3600, "hours"),
+    (2 * 60, 60, "minutes"),
+    (0, 1, "seconds"),
+)  # from how many seconds on, in one, its name
 _MOST = 600  # pieces of a curve of which the least and the greatest value are drawn
 
 
@@ -68,7 +72,11 @@ def read_runs(folders: Sequence[Path]) -> dict[str, list[Record]]:
 
 def _read(folder: Path) -> list[Record]:
     if not folder.is_dir():
-        near = nearest(folder.name, [each.name for each in folder.parent.iterdir() if each.is_dir()]) if folder.parent.is_dir() else ""
+        near = (
+            nearest(folder.name, [each.name for each in folder.parent.iterdir() if each.is_dir()])
+            if folder.parent.is_dir()
+            else ""
+        )
         raise MeshDSLError(f"no run {folder}{near}")
     path = folder / "metrics.jsonl"
     if not path.is_file():
@@ -90,20 +98,32 @@ def _names(folders: list[Path]) -> list[str]:
     return names
 
 
-def panels(runs: dict[str, list[Record]], metrics: Iterable[str], x: str, smooth: int) -> list[Panel]:
+def panels(
+    runs: dict[str, list[Record]], metrics: Iterable[str], x: str, smooth: int
+) -> list[Panel]:
     """A panel for each of `metrics`, over `x`: step, tokens or time; `smooth`: means of so many steps are drawn.
 
     Raises:
       MeshDSLError: no run has a metric.
     """
-    known = sorted({key for records in runs.values() for record in records for key in record} - {"step"})
+    known = sorted(
+        {key for records in runs.values() for record in records for key in record} - {"step"}
+    )
     for metric in metrics:
         if metric not in known:
             raise MeshDSLError(f"no metric `{metric}` in {', '.join(runs)}{nearest(metric, known)}")
     along = {run: _along(run, records, x) for run, records in runs.items()}
     words, scale = _x_words(x, max(each[-1] for each in along.values()))
     return [
-        Panel(metric, words, tuple(_curve(run, records, along[run] / scale, metric, smooth) for run, records in runs.items() if _has(records, metric)))
+        Panel(
+            metric,
+            words,
+            tuple(
+                _curve(run, records, along[run] / scale, metric, smooth)
+                for run, records in runs.items()
+                if _has(records, metric)
+            ),
+        )
         for metric in metrics
     ]
 
@@ -132,9 +152,16 @@ def _curve(run: str, records: list[Record], along: np.ndarray, metric: str, smoo
     raw = _points(records, along, metric)
     line = Points(raw.x, smoothed(raw.y, smooth)) if smooth > 1 else raw
     names = {f"validation_{metric}": ""} | {
-        key: key.split("/", 1)[1].rpartition("/")[0] for record in records for key in record if key.startswith("validation/") and key.endswith(f"/{metric}")
+        key: key.split("/", 1)[1].rpartition("/")[0]
+        for record in records
+        for key in record
+        if key.startswith("validation/") and key.endswith(f"/{metric}")
     }
-    validation = {name: _points(records, along, key) for key, name in names.items() if key != metric and _has(records, key)}
+    validation = {
+        name: _points(records, along, key)
+        for key, name in names.items()
+        if key != metric and _has(records, key)
+    }
     return Curve(run, thin(line), thin(raw) if smooth > 1 else None, validation)
 
 
@@ -157,5 +184,11 @@ def thin(points: Points) -> Points:
     if len(points.x) <= 2 * _MOST:
         return points
     edges = np.linspace(0, len(points.x), _MOST + 1).astype(int)
-    kept = sorted({low + int(pick(points.y[low:high])) for low, high in itertools.pairwise(edges) for pick in (np.argmin, np.argmax)})
+    kept = sorted(
+        {
+            low + int(pick(points.y[low:high]))
+            for low, high in itertools.pairwise(edges)
+            for pick in (np.argmin, np.argmax)
+        }
+    )
     return Points(points.x[kept], points.y[kept])

@@ -23,7 +23,9 @@ def extra(module: str, name: str, setting: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise MeshDSLError(f'{setting}: needs {module}, which is not installed; pip install "meshdsl[{name}]" brings it') from None
+        raise MeshDSLError(
+            f'{setting}: needs {module}, which is not installed; pip install "meshdsl[{name}]" brings it'
+        ) from None
 
 
 class TensorBoard:
@@ -36,12 +38,18 @@ class TensorBoard:
         module = extra("tensorboardX", "tensorboard", "log.tensorboard")
         self._event = importlib.import_module("tensorboardX.proto.event_pb2")
         self._summary = importlib.import_module("tensorboardX.proto.summary_pb2").Summary
-        self._writer = module.FileWriter(folder, max_queue=1000, flush_secs=30, filename_suffix=f".{done}")  # a resume within a second has a file of its own
+        self._writer = module.FileWriter(
+            folder, max_queue=1000, flush_secs=30, filename_suffix=f".{done}"
+        )  # a resume within a second has a file of its own
         self._writer.add_event(self._event.Event(step=done + 1, file_version="brain.Event:2"))
         self.rewind(done)
 
     def write(self, record: Record) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in record.items() if name != "step"]
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in record.items()
+            if name != "step"
+        ]
         self._writer.add_summary(self._summary(value=values), record["step"])
 
     def rewind(self, done: int) -> None:
@@ -75,10 +83,19 @@ class WandB:
     def __init__(self, project: str, folder: Path, config: Path):
         module = extra("wandb", "wandb", "log.wandb")
         stored = folder / "wandb-id"
-        name = stored.read_text(encoding="utf-8").strip() if stored.exists() else uuid.uuid4().hex[:8]
+        name = (
+            stored.read_text(encoding="utf-8").strip() if stored.exists() else uuid.uuid4().hex[:8]
+        )
         values = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else None
         try:
-            self._run = module.init(project=project, id=name, resume="allow", name=folder.name, dir=str(folder), config=values)
+            self._run = module.init(
+                project=project,
+                id=name,
+                resume="allow",
+                name=folder.name,
+                dir=str(folder),
+                config=values,
+            )
         except module.errors.Error as error:
             raise MeshDSLError(f"log.wandb={project}: {error}") from None
         stored.write_text(name, encoding="utf-8")

@@ -72,7 +72,9 @@ def keep_until(path: Path, done: int) -> None:
     """Leave only the whole records of the first `done` steps in the file at `path`."""
     part = path.with_name(path.name + ".part")
     with path.open("rb") as old, part.open("wb") as new:
-        new.writelines(line for line in old if (found := _STEP.fullmatch(line)) and int(found[1]) <= done)
+        new.writelines(
+            line for line in old if (found := _STEP.fullmatch(line)) and int(found[1]) <= done
+        )
         new.flush()
         os.fsync(new.fileno())
     part.replace(path)

@@ -29,10 +29,14 @@ def traced(text: str, steps: int) -> Traced | None:
         return None
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if not found:
-        raise MeshDSLError(f"log.profile={text}: expected the first and the last step of the trace, as 10:15")
+        raise MeshDSLError(
+            f"log.profile={text}: expected the first and the last step of the trace, as 10:15"
+        )
     first, last = int(found[1]), int(found[2])
     if not 1 <= first <= last:
-        raise MeshDSLError(f"log.profile={text}: expected the first and the last step, counted from 1, the first not after the last")
+        raise MeshDSLError(
+            f"log.profile={text}: expected the first and the last step, counted from 1, the first not after the last"
+        )
     if last > steps:
         raise MeshDSLError(f"log.profile={text}: the run has {steps} steps")
     return Traced(first, last)
@@ -52,7 +56,9 @@ class Profile:
         if step < self.what.first or step > self.what.last:
             return
         if not self._running:
-            jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=_options())
+            jax.profiler.start_trace(
+                self._folder, create_perfetto_trace=True, profiler_options=_options()
+            )
             self._running = True
         self._step = jax.profiler.StepTraceAnnotation("train", step_num=step)
         self._step.__enter__()
@@ -72,5 +78,7 @@ class Profile:
 
 def _options() -> jax.profiler.ProfileOptions:
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # an event for every Python call would slow the host, and fill the trace
+    options.python_tracer_level = (
+        0  # an event for every Python call would slow the host, and fill the trace
+    )
     return options

@@ -37,7 +37,9 @@ def progress(console: Console, done: int, steps: int, every: int) -> Iterator[Sh
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("train", total=steps, completed=done, loss=math.nan, speed="")
-        yield lambda record: bar.update(task, completed=record["step"], loss=record["loss"], speed=_speed(record))
+        yield lambda record: bar.update(
+            task, completed=record["step"], loss=record["loss"], speed=_speed(record)
+        )
 
 
 def _lines(console: Console, steps: int, every: int) -> Show:

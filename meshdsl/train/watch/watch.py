@@ -19,9 +19,9 @@ from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.watch.clock import TRAINING, Clock
 from meshdsl.train.watch.exporters import TensorBoard, WandB, extra, log_in
-from meshdsl.train.watch.rates import Facts, Rates
 from meshdsl.train.watch.metrics_file import MetricsFile, Record, writing
 from meshdsl.train.watch.profile import Profile, traced
+from meshdsl.train.watch.rates import Facts, Rates
 from meshdsl.train.watch.screen import Show, progress
 from meshdsl.train.watch.units import bits_per_byte
 
@@ -47,7 +47,9 @@ class Watch:
       MeshDSLError: the folder cannot be written, later too; Weights & Biases refuses the run. What `check` finds should have been found before.
     """
 
-    def __init__(self, facts: Facts, folder: RunFolder, log: Log, console: Console, done: int, steps: int):
+    def __init__(
+        self, facts: Facts, folder: RunFolder, log: Log, console: Console, done: int, steps: int
+    ):
         self._facts = facts
         self._rate = Rates(facts.learning_rate, done + 1)
         self._memory = [device for device in jax.local_devices() if device.memory_stats()]
@@ -59,11 +61,15 @@ class Watch:
         self._stack = ExitStack()
         self._show: Show = lambda record: None
         with ExitStack() as stack:
-            hosts.first_does(writing(folder.path)(lambda: self._start(stack, folder, log, console, done, steps)))
+            hosts.first_does(
+                writing(folder.path)(lambda: self._start(stack, folder, log, console, done, steps))
+            )
             self._stack = stack.pop_all()
         self._clock = Clock()
 
-    def _start(self, stack: ExitStack, folder: RunFolder, log: Log, console: Console, done: int, steps: int) -> None:
+    def _start(
+        self, stack: ExitStack, folder: RunFolder, log: Log, console: Console, done: int, steps: int
+    ) -> None:
         def output(made):
             stack.callback(writing(folder.path)(made.close))
             self._outputs.append(made)
@@ -112,7 +118,9 @@ class Watch:
         self._write()
         step, measured = self._waiting
         self._waiting = None
-        self._open = self._record(step, {name: float(value) for name, value in jax.device_get(dict(measured)).items()})
+        self._open = self._record(
+            step, {name: float(value) for name, value in jax.device_get(dict(measured)).items()}
+        )
         self._show(self._open)
         if self._profile and step >= self._profile.what.last:
             with self._clock.spent("profile"):
@@ -138,9 +146,16 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with self._stack:
-            if error is None:  # otherwise the step may be what failed, and waiting for it would fail again
+            if (
+                error is None
+            ):  # otherwise the step may be what failed, and waiting for it would fail again
                 self.settle()
             self._write()
 
@@ -153,13 +168,24 @@ class Watch:
     def _record(self, step: int, values: dict[str, float]) -> Record:
         facts, times = self._facts, self._clock.lap()
         training = sum(times.get(f"{what}_seconds", 0.0) for what in TRAINING)
-        record = {"step": step, "loss": values.pop("loss"), "tokens": facts.before + step * facts.tokens}
+        record = {
+            "step": step,
+            "loss": values.pop("loss"),
+            "tokens": facts.before + step * facts.tokens,
+        }
         if "cross_entropy" in values:
             values["cross_entropy"] /= values.get("trained") or 1.0
             if facts.bytes_per_token:
-                record["bits_per_byte"] = bits_per_byte(values["cross_entropy"], facts.bytes_per_token)
+                record["bits_per_byte"] = bits_per_byte(
+                    values["cross_entropy"], facts.bytes_per_token
+                )
         speed = facts.tokens / training
-        record |= {**values, "learning_rate": self._rate(step), "tokens_per_second": speed, "tokens_per_second_per_device": speed / facts.devices}
+        record |= {
+            **values,
+            "learning_rate": self._rate(step),
+            "tokens_per_second": speed,
+            "tokens_per_second_per_device": speed / facts.devices,
+        }
         if facts.peak_flops:
             whole = training * facts.peak_flops * facts.devices
             record |= {"mfu_causal": facts.flops[0] / whole, "mfu_full": facts.flops[1] / whole}

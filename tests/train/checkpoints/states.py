@@ -41,17 +41,23 @@ def _made(name, d_ff, optimizer, seed):
 
     def make():
         params = {
-            "up": parameter(jax.random.normal(jax.random.key(seed), (8, d_ff)), (model, ff), ins=(model,)),
+            "up": parameter(
+                jax.random.normal(jax.random.key(seed), (8, d_ff)), (model, ff), ins=(model,)
+            ),
             "scale": parameter(jnp.linspace(1, 2, 8, dtype=jnp.bfloat16), (model,)),
         }
-        opt_state = make_optimizer(Optimizer(name=optimizer, learning_rate=1e-3), Schedule(), steps=10).init(params)
+        opt_state = make_optimizer(
+            Optimizer(name=optimizer, learning_rate=1e-3), Schedule(), steps=10
+        ).init(params)
         return State(jnp.int32(seed), params, opt_state, jax.random.key(seed))
 
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make), layout, make_mesh(layout)))()
 
 
 def assert_equal(one, two):
-    plain = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    plain = lambda x: (
+        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    )
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(plain(a), plain(b)), one, two)
 
 
@@ -69,4 +75,8 @@ def saved(run: Path, states: dict[int, Any], **settings) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file under `folder`."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import named, record, folders, writer
+from meshdsl.train.checkpoints import folders, named, record, writer
 from tests.train.checkpoints.states import (
     FSDP,
     ONE,
@@ -20,21 +20,27 @@ from tests.train.checkpoints.states import (
 )
 
 
-@pytest.mark.parametrize(("optimizer", "other"), [("adamw", TENSOR), ("adafactor", ONE), ("muon", TENSOR)])
+@pytest.mark.parametrize(
+    ("optimizer", "other"), [("adamw", TENSOR), ("adafactor", ONE), ("muon", TENSOR)]
+)
 def test_a_state_comes_back_under_another_layout_and_number_of_devices(tmp_path, optimizer, other):
     state = make_state(FSDP, optimizer=optimizer, seed=3)
     saved(tmp_path, {1: state})
     like = make_state(other, optimizer=optimizer)
     found, data = opened(tmp_path).restore(like)
     assert_equal(found, state)
-    assert [x.sharding for x in jax.tree.leaves(found)] == [x.sharding for x in jax.tree.leaves(like)]
+    assert [x.sharding for x in jax.tree.leaves(found)] == [
+        x.sharding for x in jax.tree.leaves(like)
+    ]
     assert data == {"next_index": 1}
 
 
 def test_a_state_is_restored_from_its_description_alone(tmp_path):
     state = make_state(FSDP, seed=3)
     saved(tmp_path, {1: state})
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
     assert_equal(opened(tmp_path).restore(like)[0], state)
 
 
@@ -51,7 +57,12 @@ def test_a_step_that_overwrites_the_arrays_does_not_reach_the_checkpoint(tmp_pat
 
 @pytest.mark.parametrize(
     ("settings", "kept"),
-    [({"keep": 2}, [4, 5]), ({"keep": 1}, [5]), ({"keep": 1, "keep_every": 2}, [2, 4, 5]), ({"keep": 9}, [1, 2, 3, 4, 5])],
+    [
+        ({"keep": 2}, [4, 5]),
+        ({"keep": 1}, [5]),
+        ({"keep": 1, "keep_every": 2}, [2, 4, 5]),
+        ({"keep": 9}, [1, 2, 3, 4, 5]),
+    ],
 )
 def test_the_newest_are_kept_and_those_that_are_kept_for_good(tmp_path, settings, kept):
     saved(tmp_path, dict.fromkeys(range(1, 6), make_state(FSDP)), **settings)
@@ -87,7 +98,10 @@ def test_a_folder_without_checkpoints_has_no_latest_and_is_not_made(tmp_path):
             {"d_ff": 32},
             "holds a checkpoint of another model or optimizer: `params.up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32] float32 here",
         ),
-        ({"optimizer": "lion"}, "`opt_state.0.nu.scale` is [d_model=8] bfloat16 there and absent here"),
+        (
+            {"optimizer": "lion"},
+            "`opt_state.0.nu.scale` is [d_model=8] bfloat16 there and absent here",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_with(tmp_path, other, text):
@@ -116,8 +130,16 @@ def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypat
     assert folders.steps(tmp_path / "checkpoints") == [1]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("No space left on device [source locations='x']")])
-def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("No space left on device [source locations='x']"),
+    ],
+)
+def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(
+    tmp_path, monkeypatch, error
+):
     def full(*args):
         raise error
 
@@ -134,7 +156,15 @@ def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(tmp_pat
     )
 
 
-@pytest.mark.parametrize(("settings", "kept"), [({"keep": 2}, 2), ({"keep": 9}, 5), ({"keep": 9, "keep_every": 2}, 3), ({"keep": 1, "keep_every": 1}, 0)])
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"keep": 2}, 2),
+        ({"keep": 9}, 5),
+        ({"keep": 9, "keep_every": 2}, 3),
+        ({"keep": 1, "keep_every": 1}, 0),
+    ],
+)
 def test_kept_are_those_that_give_their_room_to_newer_ones(tmp_path, settings, kept):
     assert opened(tmp_path, **settings).kept == 0
     for step in range(1, 6):
@@ -144,7 +174,10 @@ def test_kept_are_those_that_give_their_room_to_newer_ones(tmp_path, settings, k
 
 def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(MeshDSLError, match="checkpoints: the checkpoint of step 1 could not be written: File exists; there is none before it"):
+    with pytest.raises(
+        MeshDSLError,
+        match="checkpoints: the checkpoint of step 1 could not be written: File exists; there is none before it",
+    ):
         opened(tmp_path).save(1, make_state(FSDP), {})
 
 

@@ -23,7 +23,11 @@ def test_every_so_many_minutes_at_any_pace_and_rarely_asked(monkeypatch, pace, f
     now, looks = [100.0], itertools.count()
     monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(clock, "first_does", lambda make: (next(looks), make())[1])
-    timer, saved, steps = clock.Clock(Checkpoint(every=0, minutes=10)), [], int(3600 / min(pace, 60))
+    timer, saved, steps = (
+        clock.Clock(Checkpoint(every=0, minutes=10)),
+        [],
+        int(3600 / min(pace, 60)),
+    )
     for step in range(1, steps + 1):
         now[0] += first if step == 1 else pace
         if timer.due(step):

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import record, folders
-from meshdsl.train.checkpoints.record import FILE
+from meshdsl.train.checkpoints import folders, record
 from meshdsl.train.checkpoints.arrays import verify
+from meshdsl.train.checkpoints.record import FILE
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -26,7 +26,12 @@ def flipped(data, seed=0):
     return data[:place] + bytes([data[place] ^ 1 << seed % 8]) + data[place + 1 :]
 
 
-DAMAGES = {"truncated": lambda data: data[: len(data) // 2], "empty": lambda data: b"", "flipped": flipped, "missing": None}
+DAMAGES = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "flipped": flipped,
+    "missing": None,
+}
 
 
 def damage(path, how):
@@ -48,9 +53,13 @@ def run(tmp_path_factory):
 def kinds(folder):
     """One file of each kind in the checkpoint `folder`, the largest."""
     found = {}
-    for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size):
+    for path in sorted(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    ):
         if path.name not in STAMPS:
-            found[path.parent.relative_to(folder) / (path.name if path.parent.name != "d" else "data")] = path
+            found[
+                path.parent.relative_to(folder) / (path.name if path.parent.name != "d" else "data")
+            ] = path
     return found
 
 
@@ -63,7 +72,9 @@ def test_a_damaged_file_of_any_kind_is_named_and_the_checkpoint_before_is_used(r
         checkpoints = opened(run, said.append)
         found, data = checkpoints.restore(make_state(TENSOR))
         checkpoints.close()
-        unread = how == "flipped" and "data" in kind.name and not said  # orbax leaves copies that nothing points to
+        unread = (
+            how == "flipped" and "data" in kind.name and not said
+        )  # orbax leaves copies that nothing points to
         if not unread:
             assert len(said) == 1, kind
             assert said[0].startswith("the checkpoint of step 2 is damaged: ")
@@ -105,7 +116,9 @@ def test_wrong_values_in_healthy_files_are_seen_by_their_digest(run, monkeypatch
     monkeypatch.setattr(record, "read", other)
     said = []
     opened(run, said.append).restore(make_state(TENSOR))
-    assert said == ["the checkpoint of step 2 is damaged: `params.up` is not what was saved; using step 1"]
+    assert said == [
+        "the checkpoint of step 2 is damaged: `params.up` is not what was saved; using step 1"
+    ]
     assert verify(run / "checkpoints" / "2") == "`params.up` is not what was saved"
 
 
@@ -119,7 +132,9 @@ def test_a_check_gives_the_step_of_the_newest_good_record_and_tells_of_others_on
     assert checkpoints.check(make_state(FSDP)) == 2
     assert checkpoints.kept == 1
     assert_equal(checkpoints.restore(make_state(FSDP))[0], make_state(FSDP, seed=2))
-    assert said == ["the checkpoint of step 4 is damaged: meshdsl.json is not what was written; using step 2"]
+    assert said == [
+        "the checkpoint of step 4 is damaged: meshdsl.json is not what was written; using step 2"
+    ]
 
 
 def test_where_none_is_good_there_is_one_error_and_nothing_is_deleted(tmp_path):

@@ -13,14 +13,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import digest
-from meshdsl.train.checkpoints.digest import digests, on_host
 from meshdsl.train.checkpoints.arrays import parts
+from meshdsl.train.checkpoints.digest import digests, on_host
 
 MESH = {"data": 4, "model": 2}
 
 
 def bits(shape, dtype):
-    random = np.random.default_rng(0).integers(0, 2, shape) if dtype == bool else np.random.default_rng(0).bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    random = (
+        np.random.default_rng(0).integers(0, 2, shape)
+        if dtype == bool
+        else np.random.default_rng(0).bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    )
     return random.astype(bool) if dtype == bool else np.frombuffer(random, dtype).reshape(shape)
 
 
@@ -30,19 +34,40 @@ def device_digest(array, spec=()):
 
 
 def host_digest(array, chunk):
-    return sum(on_host(array[index], tuple(cut.start for cut in index), array.shape) for index in parts(array.shape, chunk)) % (1 << 32)
+    return sum(
+        on_host(array[index], tuple(cut.start for cut in index), array.shape)
+        for index in parts(array.shape, chunk)
+    ) % (1 << 32)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, ml_dtypes.bfloat16, np.float16, np.int8, np.bool_, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float32,
+        np.int32,
+        np.uint32,
+        ml_dtypes.bfloat16,
+        np.float16,
+        np.int8,
+        np.bool_,
+        ml_dtypes.float8_e4m3fn,
+    ],
+)
 def test_every_dtype_has_one_digest_on_devices_and_on_the_host(dtype):
     array = bits((8, 6), dtype)
-    found = {device_digest(array, spec) for spec in [(), ("data", "model"), (("data", "model"),), (None, "model")]}
+    found = {
+        device_digest(array, spec)
+        for spec in [(), ("data", "model"), (("data", "model"),), (None, "model")]
+    }
     assert found == {host_digest(array, (8, 6))}
 
 
 def test_the_host_adds_chunks_in_any_order_and_of_any_size():
     array = bits((6, 5, 4), np.float32)
-    assert len({host_digest(array, chunk) for chunk in itertools.product((1, 4, 6), (2, 5), (3, 4))}) == 1
+    assert (
+        len({host_digest(array, chunk) for chunk in itertools.product((1, 4, 6), (2, 5), (3, 4))})
+        == 1
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3, 4, 5)])
@@ -88,13 +113,24 @@ def test_an_index_beyond_32_bits_is_taken_modulo_2_to_the_32():
 def test_each_device_sums_over_a_part_of_its_own_and_only_the_numbers_leave_it(spec):
     mesh = make_mesh(MESH)
     array = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, PartitionSpec(*spec)))
-    text = digest._program(NamedSharding(mesh, PartitionSpec())).lower([array] * 2, (digest._spread(array),) * 2).compile().as_text()
+    text = (
+        digest._program(NamedSharding(mesh, PartitionSpec()))
+        .lower([array] * 2, (digest._spread(array),) * 2)
+        .compile()
+        .as_text()
+    )
     assert "all-reduce" in text
     assert not any(word in text for word in ("all-gather", "all-to-all", "collective-permute"))
-    assert max(math.prod(map(int, shape.split(","))) for shape in re.findall(r"u32\[([\d,]+)\]", text)) == 64 * 64 / 8
+    assert (
+        max(math.prod(map(int, shape.split(","))) for shape in re.findall(r"u32\[([\d,]+)\]", text))
+        == 64 * 64 / 8
+    )
 
 
 def test_what_waits_in_the_memory_of_the_host_has_the_same_digest():
-    array, sharding = bits((16, 6), np.float32), NamedSharding(make_mesh(MESH), PartitionSpec("data"))
+    array, sharding = (
+        bits((16, 6), np.float32),
+        NamedSharding(make_mesh(MESH), PartitionSpec("data")),
+    )
     waiting = jax.device_put(array, sharding.with_memory_kind("pinned_host"))
     assert int(digests({"x": waiting})[0]) == host_digest(array, (16, 6))

@@ -30,22 +30,33 @@ def test_all_parameters_come_under_another_layout_and_optimizer(run):
     like = make_state(TENSOR, optimizer="lion").params
     found, report = warm_start(run, like)
     assert_equal(found, make_state(FSDP, seed=1).params)
-    assert [x.sharding for x in jax.tree.leaves(found)] == [x.sharding for x in jax.tree.leaves(like)]
+    assert [x.sharding for x in jax.tree.leaves(found)] == [
+        x.sharding for x in jax.tree.leaves(like)
+    ]
     assert report == f"warm start from {run}, step 7: 2 of 2 parameters"
 
 
 def test_what_does_not_match_stays_and_is_reported(run):
     d_model, wide, vocab = Dim("d_model", 8), Dim("d_ff", 32), Dim("vocab", 4)
-    like = params(up=(jnp.ones((8, 32)), (d_model, wide)), scale=(jnp.zeros(8), (d_model,)), head=(jnp.ones((8, 4)), (d_model, vocab)))
+    like = params(
+        up=(jnp.ones((8, 32)), (d_model, wide)),
+        scale=(jnp.zeros(8), (d_model,)),
+        head=(jnp.ones((8, 4)), (d_model, vocab)),
+    )
     found, report = warm_start(run, like)
     assert report.splitlines() == [
         f"warm start from {run}, step 7: 1 of 3 parameters",
         "  not there: `head`",
         "  of another shape: `up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32] float32 here",
     ]
-    assert_equal({name: found[name] for name in ("up", "head")}, {name: like[name] for name in ("up", "head")})
+    assert_equal(
+        {name: found[name] for name in ("up", "head")},
+        {name: like[name] for name in ("up", "head")},
+    )
     assert found["scale"].dtype == jnp.float32  # the dtype of the run that begins
-    np.testing.assert_array_equal(found["scale"].array, make_state(FSDP).params["scale"].array.astype(jnp.float32))
+    np.testing.assert_array_equal(
+        found["scale"].array, make_state(FSDP).params["scale"].array.astype(jnp.float32)
+    )
 
 
 def test_the_same_shape_of_other_dims_does_not_match(run):
@@ -63,7 +74,10 @@ def test_a_damaged_checkpoint_is_passed_over(run):
     (run / "checkpoints" / "9" / "manifest.ocdbt").unlink()
     found, report = warm_start(run, make_state(TENSOR).params)
     assert_equal(found, make_state(FSDP, seed=1).params)
-    assert report.splitlines()[0] == "the checkpoint of step 9 is damaged: manifest.ocdbt is missing; using step 7"
+    assert (
+        report.splitlines()[0]
+        == "the checkpoint of step 9 is damaged: manifest.ocdbt is missing; using step 7"
+    )
 
 
 def test_from_safetensors_that_another_program_wrote(tmp_path):
@@ -83,7 +97,7 @@ def test_from_safetensors_that_another_program_wrote(tmp_path):
     [
         (None, "x.safetensors: no such run, and no such file"),
         (b"", "not safetensors: "),
-        (b"\x08\0\0\0\0\0\0\0{\"a\": 1}", "not safetensors: "),
+        (b'\x08\0\0\0\0\0\0\0{"a": 1}', "not safetensors: "),
     ],
 )
 def test_what_holds_no_parameters_is_an_error(tmp_path, made, text):
@@ -103,7 +117,10 @@ def test_all_parameters_of_a_chosen_step_or_the_newest_good_one(run):
     (run / "checkpoints" / "11" / "manifest.ocdbt").unlink()
     like, said = make_state(TENSOR, optimizer="lion").params, []
     step, found = read_params(run / "checkpoints", like, report=said.append)
-    assert (step, said) == (9, ["the checkpoint of step 11 is damaged: manifest.ocdbt is missing; using step 9"])
+    assert (step, said) == (
+        9,
+        ["the checkpoint of step 11 is damaged: manifest.ocdbt is missing; using step 9"],
+    )
     assert_equal(found, make_state(FSDP, seed=9).params)
     step, found = read_params(run / "checkpoints", like, step=7)
     assert step == 7
@@ -114,7 +131,10 @@ def test_all_parameters_of_a_chosen_step_or_the_newest_good_one(run):
     ("how", "text"),
     [
         ({"step": 8}, "there is no checkpoint of step 8; there are those of steps 7"),
-        ({"d_ff": 4}, "holds the parameters of another model; of another shape: `up` is \\[d_model=8, d_ff=16\\] float32 there and"),
+        (
+            {"d_ff": 4},
+            "holds the parameters of another model; of another shape: `up` is \\[d_model=8, d_ff=16\\] float32 there and",
+        ),
     ],
 )
 def test_parameters_that_are_not_there_are_an_error(run, how, text):

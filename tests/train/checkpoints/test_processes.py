@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshdsl.train.checkpoints.arrays import verify
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.names import arrays
-from meshdsl.train.checkpoints.arrays import verify
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -32,7 +32,12 @@ def together(run, act):
     command = [sys.executable, "-m", "tests.train.checkpoints.one_process", port]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
-        subprocess.Popen([*command, str(index), str(run), act], cwd=ROOT, env=os.environ | {"TPU_SKIP_MDS_QUERY": "1"}, **pipes)
+        subprocess.Popen(
+            [*command, str(index), str(run), act],
+            cwd=ROOT,
+            env=os.environ | {"TPU_SKIP_MDS_QUERY": "1"},
+            **pipes,
+        )
         for index in range(2)
     ]
     found = []
@@ -73,5 +78,7 @@ def test_one_process_reads_under_another_layout_what_two_wrote(run):
 def test_all_processes_pass_over_what_one_of_them_cannot_read(run):
     one, two = together(run[0], "restore")
     assert one == two
-    assert one["said"] == ["the checkpoint of step 6 is damaged: `params.up` cannot be read: a broken disk; using step 4"]
+    assert one["said"] == [
+        "the checkpoint of step 6 is damaged: `params.up` cannot be read: a broken disk; using step 4"
+    ]
     assert one["digests"] == digests_of(4)

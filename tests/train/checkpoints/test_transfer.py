@@ -12,7 +12,7 @@ import safetensors
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import parameter
-from meshdsl.train.checkpoints import names, arrays, transfer, warm_start
+from meshdsl.train.checkpoints import arrays, names, transfer, warm_start
 from meshdsl.train.checkpoints.arrays import verify
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from tests.train.checkpoints.states import (
@@ -48,37 +48,59 @@ def test_an_export_is_read_by_safetensors_with_names_dims_and_configuration(run,
     assert found == ["scale", "up"]
     assert about["step"] == "5"
     assert about["config"] == "steps = 1\n"
-    assert json.loads(about["dims"]) == {"scale": [["d_model", 8]], "up": [["d_model", 8], ["d_ff", 16]]}
+    assert json.loads(about["dims"]) == {
+        "scale": [["d_model", 8]],
+        "up": [["d_model", 8], ["d_ff", 16]],
+    }
 
 
 def test_large_models_become_several_files_with_an_index(run, tmp_path):
     files = export(run, tmp_path / "x.safetensors", limit=100)
-    assert [file.name for file in files] == ["x-00001-of-00002.safetensors", "x-00002-of-00002.safetensors", "x.safetensors.index.json"]
+    assert [file.name for file in files] == [
+        "x-00001-of-00002.safetensors",
+        "x-00002-of-00002.safetensors",
+        "x.safetensors.index.json",
+    ]
     assert json.loads(files[-1].read_text()) == {
         "metadata": {"total_size": 8 * 2 + 8 * 16 * 4},
-        "weight_map": {"scale": "x-00001-of-00002.safetensors", "up": "x-00002-of-00002.safetensors"},
+        "weight_map": {
+            "scale": "x-00001-of-00002.safetensors",
+            "up": "x-00002-of-00002.safetensors",
+        },
     }
     for source in (tmp_path, files[-1]):
-        assert_equal(warm_start(source, make_state(TENSOR).params)[0], make_state(FSDP, seed=1).params)
+        assert_equal(
+            warm_start(source, make_state(TENSOR).params)[0], make_state(FSDP, seed=1).params
+        )
 
 
 def test_what_was_exported_comes_back_by_import_and_warm_start(run, tmp_path):
     export(run, tmp_path / "x.safetensors")
     expected = make_state(FSDP, seed=1).params
-    unused = transfer.take(TensorFiles(tmp_path / "x.safetensors"), names.described(expected), tmp_path / "checkpoints")
+    unused = transfer.take(
+        TensorFiles(tmp_path / "x.safetensors"), names.described(expected), tmp_path / "checkpoints"
+    )
     assert unused == []
     assert not verify(tmp_path / "checkpoints" / "0")
     found, report = warm_start(tmp_path, make_state(TENSOR).params)
     assert_equal(found, expected)
     assert report == f"warm start from {tmp_path}, step 0: 2 of 2 parameters"
     for refuse in (opened(tmp_path).check, opened(tmp_path).restore):
-        with pytest.raises(MeshDSLError, match=f"{tmp_path} holds parameters only; a new run begins with them by warm_start={tmp_path}"):
+        with pytest.raises(
+            MeshDSLError,
+            match=f"{tmp_path} holds parameters only; a new run begins with them by warm_start={tmp_path}",
+        ):
             refuse(make_state(FSDP))
 
 
 def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path):
     export(run, tmp_path / "x.safetensors")
-    like = names.described({"up": parameter(jnp.ones((8, 4)), (Dim("d_model", 8), Dim("d_ff", 4))), "head": parameter(jnp.ones(2), (Dim("vocab", 2),))})
+    like = names.described(
+        {
+            "up": parameter(jnp.ones((8, 4)), (Dim("d_model", 8), Dim("d_ff", 4))),
+            "head": parameter(jnp.ones(2), (Dim("vocab", 2),)),
+        }
+    )
     with pytest.raises(MeshDSLError) as error:
         transfer.take(TensorFiles(tmp_path / "x.safetensors"), like, tmp_path / "checkpoints")
     assert str(error.value) == (
@@ -90,7 +112,10 @@ def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path)
 
 def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "on_host", lambda *args: 1)
-    with pytest.raises(MeshDSLError, match="the checkpoint of step 5 is damaged: `params.scale` is not what was saved; choose another by --step"):
+    with pytest.raises(
+        MeshDSLError,
+        match="the checkpoint of step 5 is damaged: `params.scale` is not what was saved; choose another by --step",
+    ):
         export(run, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -98,10 +123,26 @@ def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeyp
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A parameter of 16 MB that one device saved, in chunks of 256 kB."""
-    for module in (arrays, transfer, __import__("meshdsl.train.checkpoints.writer", fromlist=["CHUNK"])):
+    for module in (
+        arrays,
+        transfer,
+        __import__("meshdsl.train.checkpoints.writer", fromlist=["CHUNK"]),
+    ):
         monkeypatch.setattr(module, "CHUNK", 1 << 18)
     array = np.random.default_rng(0).normal(size=(3, 1000, 1400)).astype(np.float32)
-    saved(tmp_path / "run", {5: {"params": {"w": parameter(jnp.asarray(array), (Dim("layers", 3), Dim("d_model", 1000), Dim("d_ff", 1400)))}}})
+    saved(
+        tmp_path / "run",
+        {
+            5: {
+                "params": {
+                    "w": parameter(
+                        jnp.asarray(array),
+                        (Dim("layers", 3), Dim("d_model", 1000), Dim("d_ff", 1400)),
+                    )
+                }
+            }
+        },
+    )
     return tmp_path, array
 
 
@@ -117,7 +158,14 @@ def test_no_more_than_some_chunks_are_in_memory(large):
     folder, array = large
     out = folder / "x.safetensors"
     assert peak(lambda: export(folder / "run", out)) < 4 << 20 < array.nbytes / 4
-    like = {"w": {"is": "[layers=3, d_model=1000, d_ff=1400] bfloat16", "dims": None, "shape": [3, 1000, 1400], "dtype": "bfloat16"}}
+    like = {
+        "w": {
+            "is": "[layers=3, d_model=1000, d_ff=1400] bfloat16",
+            "dims": None,
+            "shape": [3, 1000, 1400],
+            "dtype": "bfloat16",
+        }
+    }
     assert peak(lambda: transfer.take(TensorFiles(out), like, folder / "checkpoints")) < 4 << 20
     assert peak(lambda: verify(folder / "checkpoints" / "0")) < 4 << 20
     with safetensors.safe_open(out, framework="np") as file:

@@ -27,7 +27,9 @@ def write_texts(folder, documents):
 
 
 def write_jsonl(path, texts, field="text"):
-    path.write_text("".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts)))
+    path.write_text(
+        "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts))
+    )
     return path
 
 

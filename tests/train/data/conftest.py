@@ -12,8 +12,15 @@ def tokenizer_file(tmp_path_factory):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=277, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["the cat sat on the mat and the dog sat on the log " * 20], trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=277,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        ["the cat sat on the mat and the dog sat on the log " * 20], trainer
+    )
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
     return path

@@ -25,7 +25,9 @@ def tell_of_little_text(monkeypatch):
 
 
 def tokens_of(folder, where, held_out=0.2, tokenizer="bytes", **how):
-    found = cache.tokenized(find_files([str(folder)]), "text", load_tokenizer(str(tokenizer)), held_out, where, **how)
+    found = cache.tokenized(
+        find_files([str(folder)]), "text", load_tokenizer(str(tokenizer)), held_out, where, **how
+    )
     return [Tokens(runs) for runs in found.runs], found.parts
 
 
@@ -39,7 +41,9 @@ def test_documents_are_split_by_their_content(folder, tmp_path):
     assert train | held_out == {b"%02d" % i for i in range(60)}
     assert not train & held_out
     assert [part.documents for part in parts] == [len(train), len(held_out)]
-    assert [(part.tokens, part.bytes) for part in parts] == [(len(part), len(part)) for part in tokens]
+    assert [(part.tokens, part.bytes) for part in parts] == [
+        (len(part), len(part)) for part in tokens
+    ]
     (folder / "new.txt").write_bytes(b"new")
     again, _ = tokens_of(folder, tmp_path / "cache")
     assert held_out <= set(whole(again[1]).split(b"\0"))
@@ -59,7 +63,9 @@ def test_a_long_text_is_the_same_tokens_as_in_one_block(tmp_path, monkeypatch, t
     monkeypatch.setattr("meshdsl.train.data.documents.BLOCK", 100)
     monkeypatch.setattr(cache, "_AT_ONCE", 300)
     (train, _), parts = tokens_of(tmp_path / "a.txt", tmp_path / "cache", 0.0, tokenizer_file)
-    np.testing.assert_array_equal(train.read(0, len(train)), load_tokenizer(str(tokenizer_file)).encode(text))
+    np.testing.assert_array_equal(
+        train.read(0, len(train)), load_tokenizer(str(tokenizer_file)).encode(text)
+    )
     assert parts[0] == cache.Part(documents=1, tokens=len(train), bytes=len(text))
 
 
@@ -110,7 +116,9 @@ def test_what_ends_a_build_leaves_nothing(folder, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             tokens_of(folder, tmp_path / "cache")
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    left = tmp_path / "cache" / f"{next((tmp_path / 'cache').iterdir()).stem}.partial-killed"  # SIGKILL leaves its folder
+    left = (
+        tmp_path / "cache" / f"{next((tmp_path / 'cache').iterdir()).stem}.partial-killed"
+    )  # SIGKILL leaves its folder
     left.mkdir()
     os.utime(left, (0, 0))
     tokens_of(folder, tmp_path / "cache")
@@ -122,7 +130,9 @@ def test_processes_that_come_at_once_all_find_whole_tokens(folder, tmp_path, mon
     if not locks:
         monkeypatch.setattr(cache.fcntl, "flock", _no_locks)
     told, found = [], []
-    read = lambda: found.append([whole(part) for part in tokens_of(folder, tmp_path / "cache", report=told.append)[0]])
+    read = lambda: found.append(
+        [whole(part) for part in tokens_of(folder, tmp_path / "cache", report=told.append)[0]]
+    )
     threads = [threading.Thread(target=read) for _ in range(6)]
     for thread in threads:
         thread.start()

@@ -31,8 +31,13 @@ _PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 def like(spec, mesh, shape):
-    dims = [md.Dim(name, size) for name, size in zip(("microbatch", "batch", "length"), shape, strict=True)]
-    return md.tensor(jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(mesh, spec)), dims)
+    dims = [
+        md.Dim(name, size)
+        for name, size in zip(("microbatch", "batch", "length"), shape, strict=True)
+    ]
+    return md.tensor(
+        jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(mesh, spec)), dims
+    )
 
 
 def check(spec, mesh, shape=(6, 8 * 3, 12)):
@@ -53,17 +58,29 @@ def test_every_device_of_one_process_holds_its_part(name):
     np.testing.assert_array_equal(rows, np.arange(144))
 
 
-@given(sizes=st.permutations([2, 2, 2]), split=st.permutations(["a", "b", "c"]), at=st.lists(st.integers(0, 3), min_size=3, max_size=3))
+@given(
+    sizes=st.permutations([2, 2, 2]),
+    split=st.permutations(["a", "b", "c"]),
+    at=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+)
 def test_any_split_of_a_batch_is_placed(sizes, split, at):
-    parts = [tuple(axis for axis, where in zip(split, at, strict=True) if where == dim) or None for dim in range(3)]
+    parts = [
+        tuple(axis for axis, where in zip(split, at, strict=True) if where == dim) or None
+        for dim in range(3)
+    ]
     check(P(*parts), Mesh(np.reshape(jax.devices(), sizes), ("a", "b", "c")), (8, 8, 8))
 
 
 def test_rows_without_a_microbatch_are_numbered_by_the_batch():
     mesh = jax.make_mesh((8,), ("data",))
-    tensor = md.tensor(jax.ShapeDtypeStruct((16, 4), np.int32, sharding=NamedSharding(mesh, P("data"))), [md.Dim("batch", 16), md.Dim("length", 4)])
+    tensor = md.tensor(
+        jax.ShapeDtypeStruct((16, 4), np.int32, sharding=NamedSharding(mesh, P("data"))),
+        [md.Dim("batch", 16), md.Dim("length", 4)],
+    )
     np.testing.assert_array_equal(rows_here(tensor), np.arange(16))
-    batch = place({"tokens": np.arange(64, dtype=np.int32).reshape(16, 4)}, {"tokens": tensor})["tokens"]
+    batch = place({"tokens": np.arange(64, dtype=np.int32).reshape(16, 4)}, {"tokens": tensor})[
+        "tokens"
+    ]
     assert batch.array.sharding.shard_shape(batch.array.shape) == (2, 4)
 
 
@@ -73,7 +90,13 @@ def _one_of_two(coordinator, process):
     jax.distributed.initialize(coordinator, 2, process)
     devices = np.asarray(jax.devices())
     # In (3, 2) the second row of the mesh has a device of each process, so both need what it holds.
-    print(*(len(check(spec, Mesh(devices.reshape(shape), ("data", "model")))) for shape in READ for spec in SPECS.values()))
+    print(
+        *(
+            len(check(spec, Mesh(devices.reshape(shape), ("data", "model"))))
+            for shape in READ
+            for spec in SPECS.values()
+        )
+    )
 
 
 def test_processes_read_only_the_rows_that_their_devices_need():
@@ -81,7 +104,9 @@ def test_processes_read_only_the_rows_that_their_devices_need():
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
     code = f"from tests.train.data import test_place; test_place._one_of_two({coordinator!r}, {{}})"
-    start = lambda process: subprocess.Popen([sys.executable, "-c", code.format(process)], env=dict(os.environ, XLA_FLAGS=""), **_PIPES)
+    start = lambda process: subprocess.Popen(
+        [sys.executable, "-c", code.format(process)], env=dict(os.environ, XLA_FLAGS=""), **_PIPES
+    )
     processes = [start(process) for process in (0, 1)]
     answers = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers

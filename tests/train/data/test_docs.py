@@ -21,4 +21,6 @@ def test_the_example_holds_settings_and_says_how_they_are_spelled(tmp_path):
 def test_every_token_that_may_end_a_document_is_listed():
     from meshdsl.train.data.tokenizer import ENDS
 
-    assert ", ".join(f"`{token}`" for token in ENDS) in DOCS.read_text(encoding="utf-8").replace("\n", " ")
+    assert ", ".join(f"`{token}`" for token in ENDS) in DOCS.read_text(encoding="utf-8").replace(
+        "\n", " "
+    )

@@ -11,7 +11,11 @@ TEXTS = ["one", "zwei: ü", "日本", "a\nb"]
 
 
 def texts_of(path, field="text", **how):
-    return [b"".join(document).decode() for file in find_files([str(path)], **how) for document in reading.documents(file, field)]
+    return [
+        b"".join(document).decode()
+        for file in find_files([str(path)], **how)
+        for document in reading.documents(file, field)
+    ]
 
 
 def test_jsonl_gives_a_field_of_each_line(tmp_path):
@@ -25,9 +29,15 @@ def test_parquet_gives_a_column_over_all_row_groups(tmp_path, kind):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    types = {"string": pyarrow.string(), "large_string": pyarrow.large_string(), "dictionary": pyarrow.dictionary(pyarrow.int32(), pyarrow.string())}
+    types = {
+        "string": pyarrow.string(),
+        "large_string": pyarrow.large_string(),
+        "dictionary": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    }
     column = pyarrow.array(TEXTS, pyarrow.string()).cast(types[kind])
-    parquet.write_table(pyarrow.table({"n": [1, 2, 3, 4], "body": column}), tmp_path / "a.parquet", row_group_size=2)
+    parquet.write_table(
+        pyarrow.table({"n": [1, 2, 3, 4], "body": column}), tmp_path / "a.parquet", row_group_size=2
+    )
     assert texts_of(tmp_path, "body") == TEXTS
 
 
@@ -43,7 +53,9 @@ def test_a_long_text_comes_in_blocks_that_end_with_lines(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["日本" * 200, "é" * 200, "x🐈" * 100, "x" * 500])
-def test_a_long_text_without_lines_or_words_is_not_cut_inside_a_character(tmp_path, monkeypatch, text):
+def test_a_long_text_without_lines_or_words_is_not_cut_inside_a_character(
+    tmp_path, monkeypatch, text
+):
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     (file,) = find_files([str(tmp_path)])
     for block in range(64, 68):

@@ -8,7 +8,9 @@ from meshdsl.train.data.files import find_files, library
 def test_the_default_text_is_the_standard_library():
     files = find_files([library()], suffix=".py")
     assert {"argparse.py", "dataclasses.py"} <= {file.path.name for file in files}
-    assert all(file.path.suffix == ".py" and "site-packages" not in file.path.parts for file in files)
+    assert all(
+        file.path.suffix == ".py" and "site-packages" not in file.path.parts for file in files
+    )
     assert 20e6 < sum(file.size for file in files) < 60e6
 
 
@@ -30,6 +32,16 @@ def test_a_file_that_is_named_twice_or_linked_to_is_read_once(tmp_path):
 def test_endings_say_the_format_unless_it_is_given(tmp_path):
     for name in ("a.txt", "b.jsonl", "c.ndjson", "d.parquet", "e.bin", "f"):
         (tmp_path / name).write_text("x")
-    assert [file.format for file in find_files([str(tmp_path)])] == ["text", "jsonl", "jsonl", "parquet", "tokens", "text"]
-    assert [file.path.name for file in find_files([str(tmp_path)], "jsonl")] == ["b.jsonl", "c.ndjson"]
+    assert [file.format for file in find_files([str(tmp_path)])] == [
+        "text",
+        "jsonl",
+        "jsonl",
+        "parquet",
+        "tokens",
+        "text",
+    ]
+    assert [file.path.name for file in find_files([str(tmp_path)], "jsonl")] == [
+        "b.jsonl",
+        "c.ndjson",
+    ]
     assert [file.format for file in find_files([str(tmp_path / "a.txt")], "jsonl")] == ["jsonl"]

@@ -72,14 +72,38 @@ def test_a_text_with_few_pairs_gives_fewer_tokens(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("{folder}/a.txt", "--vocab", "256", "--out", "{folder}/t.json"), "--vocab 256: must be at least 257"),
-        (("{folder}/b.txt", "--vocab", "300", "--out", "{folder}/t.json"), "no file or folder `{folder}/b.txt`"),
-        (("{folder}/a.bin", "--vocab", "300", "--out", "{folder}/t.json"), "`{folder}/a.bin`: holds tokens; a tokenizer is made from text"),
-        (("{folder}/empty", "--vocab", "300", "--out", "{folder}/t.json"), "nothing to read in `{folder}/empty`"),
-        (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/a.txt"), "--out {folder}/a.txt: exists; choose another file"),
-        (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/no/t.json"), "--out {folder}/no/t.json: there is no folder {folder}/no"),
-        (("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/" + "x" * 300), "cannot be written: File name too long"),
-        (("{folder}/a.txt", "--vocab", "300", "--out", "/proc/x.json"), "--out /proc/x.json: cannot be written: No such file or directory"),
+        (
+            ("{folder}/a.txt", "--vocab", "256", "--out", "{folder}/t.json"),
+            "--vocab 256: must be at least 257",
+        ),
+        (
+            ("{folder}/b.txt", "--vocab", "300", "--out", "{folder}/t.json"),
+            "no file or folder `{folder}/b.txt`",
+        ),
+        (
+            ("{folder}/a.bin", "--vocab", "300", "--out", "{folder}/t.json"),
+            "`{folder}/a.bin`: holds tokens; a tokenizer is made from text",
+        ),
+        (
+            ("{folder}/empty", "--vocab", "300", "--out", "{folder}/t.json"),
+            "nothing to read in `{folder}/empty`",
+        ),
+        (
+            ("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/a.txt"),
+            "--out {folder}/a.txt: exists; choose another file",
+        ),
+        (
+            ("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/no/t.json"),
+            "--out {folder}/no/t.json: there is no folder {folder}/no",
+        ),
+        (
+            ("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/" + "x" * 300),
+            "cannot be written: File name too long",
+        ),
+        (
+            ("{folder}/a.txt", "--vocab", "300", "--out", "/proc/x.json"),
+            "--out /proc/x.json: cannot be written: No such file or directory",
+        ),
     ],
 )
 def test_no_tokenizer_is_made_and_the_error_says(tmp_path, words, text):

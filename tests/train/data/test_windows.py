@@ -14,7 +14,9 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_s
 
 def tokens_in(path, *files):
     paths = [write_tokens(path / f"{i}.bin", tokens) for i, tokens in enumerate(files)]
-    return Tokens([Run(each, "uint16", 0, len(tokens)) for each, tokens in zip(paths, files, strict=True)])
+    return Tokens(
+        [Run(each, "uint16", 0, len(tokens)) for each, tokens in zip(paths, files, strict=True)]
+    )
 
 
 def all_windows(tokens, length, partial):
@@ -36,7 +38,11 @@ def test_targets_are_the_next_tokens_and_every_token_is_a_target_once(tmp_path):
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5), data=st.data())
 def test_files_are_joined_end_to_end(tmp_path_factory, sizes, data):
     numbers = np.arange(sum(sizes))
-    tokens = tokens_in(tmp_path_factory.mktemp("tokens"), *np.split(numbers, np.cumsum(sizes)[:-1])) if sum(sizes) else None
+    tokens = (
+        tokens_in(tmp_path_factory.mktemp("tokens"), *np.split(numbers, np.cumsum(sizes)[:-1]))
+        if sum(sizes)
+        else None
+    )
     if tokens is not None:
         assert len(tokens) == len(numbers)
         start = data.draw(st.integers(0, len(numbers) - 1))
@@ -46,7 +52,9 @@ def test_files_are_joined_end_to_end(tmp_path_factory, sizes, data):
 
 def _packed(documents, length):
     """Row by row and token by token, what `batch_of` has to say."""
-    stream = [(token, number) for number, document in enumerate(documents) for token in [*document, 0]][:-1]
+    stream = [
+        (token, number) for number, document in enumerate(documents) for token in [*document, 0]
+    ][:-1]
     rows = []
     for start in range(0, len(stream) - 1, length):
         row, first = [], stream[start][1]
@@ -63,11 +71,16 @@ def _packed(documents, length):
 
 
 @given(documents=DOCUMENTS, length=st.integers(2, 7))
-def test_packing_covers_every_token_once_and_keeps_documents_apart(tmp_path_factory, documents, length):
+def test_packing_covers_every_token_once_and_keeps_documents_apart(
+    tmp_path_factory, documents, length
+):
     stream = [token for document in documents for token in [*document, 0]][:-1]
     if len(stream) < 2:
         return
-    batch = batch_of(all_windows(tokens_in(tmp_path_factory.mktemp("tokens"), stream), length, partial=True), separator=0)
+    batch = batch_of(
+        all_windows(tokens_in(tmp_path_factory.mktemp("tokens"), stream), length, partial=True),
+        separator=0,
+    )
     expected = _packed(documents, length)
     assert batch["tokens"].shape == (len(expected), length)
     for r, row in enumerate(expected):
@@ -80,7 +93,9 @@ def test_packing_covers_every_token_once_and_keeps_documents_apart(tmp_path_fact
     # every token but the first of a document is a target once, where no window cuts between them
     inside = sum(len(document) + 1 for document in documents) - 1 - len(documents)
     assert (batch["targets"] >= 0).sum() == inside
-    assert all(value.dtype == np.int32 and value.shape == batch["tokens"].shape for value in batch.values())
+    assert all(
+        value.dtype == np.int32 and value.shape == batch["tokens"].shape for value in batch.values()
+    )
 
 
 def row_segments(row):

@@ -17,16 +17,35 @@ STEPS = 8
 
 
 def facts(**changes) -> Facts:
-    usual = {"tokens": 1000, "flops": (4e6, 8e6), "peak_flops": None, "devices": 4, "learning_rate": lambda step: 0.5 / (1.0 + step), "bytes_per_token": None}
+    usual = {
+        "tokens": 1000,
+        "flops": (4e6, 8e6),
+        "peak_flops": None,
+        "devices": 4,
+        "learning_rate": lambda step: 0.5 / (1.0 + step),
+        "bytes_per_token": None,
+    }
     return Facts(**{**usual, **changes})
 
 
-def watch(path: Path, done: int = 0, log: Log | None = None, out: io.StringIO | None = None, **changes) -> Watch:
-    return Watch(facts(**changes), RunFolder(path), log or Log(), Console(file=out or io.StringIO()), done, STEPS)
+def watch(
+    path: Path, done: int = 0, log: Log | None = None, out: io.StringIO | None = None, **changes
+) -> Watch:
+    return Watch(
+        facts(**changes),
+        RunFolder(path),
+        log or Log(),
+        Console(file=out or io.StringIO()),
+        done,
+        STEPS,
+    )
 
 
 def measured(step: int, **values: float):
-    return {name: jnp.float32(value) for name, value in {"loss": 10.0 - step, "gradient_norm": 1.0, **values}.items()}
+    return {
+        name: jnp.float32(value)
+        for name, value in {"loss": 10.0 - step, "gradient_norm": 1.0, **values}.items()
+    }
 
 
 def run(path: Path, first: int, last: int, **how) -> None:

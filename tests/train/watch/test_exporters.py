@@ -7,25 +7,31 @@ import pytest
 from meshdsl import MeshDSLError
 from meshdsl.train.config import Log
 from meshdsl.train.watch import check
-
 from tests.train.watch.runs import measured, run, watch
 
 
 @pytest.mark.parametrize(
-    ("log", "module", "name"), [(Log(tensorboard=True), "tensorboardX", "tensorboard"), (Log(wandb="a"), "wandb", "wandb")]
+    ("log", "module", "name"),
+    [(Log(tensorboard=True), "tensorboardX", "tensorboard"), (Log(wandb="a"), "wandb", "wandb")],
 )
 def test_what_is_not_installed_is_an_error_at_the_start(log, module, name, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MeshDSLError) as error:
         check(log, steps=8)
-    assert str(error.value) == f'log.{name}: needs {module}, which is not installed; pip install "meshdsl[{name}]" brings it'
+    assert (
+        str(error.value)
+        == f'log.{name}: needs {module}, which is not installed; pip install "meshdsl[{name}]" brings it'
+    )
 
 
 def scalars(folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     read = accumulator.EventAccumulator(str(folder))
     read.Reload()
-    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in read.Scalars(tag)]
+        for tag in read.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):

@@ -21,7 +21,9 @@ def steps_in(path):
     (trace,) = found
     assert list(trace.parent.glob("*.xplane.pb"))  # what TensorBoard reads
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    return sorted(int(event["args"]["step_num"]) for event in events if event.get("name") == "train")
+    return sorted(
+        int(event["args"]["step_num"]) for event in events if event.get("name") == "train"
+    )
 
 
 def test_the_trace_has_the_steps_that_were_asked_for(tmp_path):

@@ -8,7 +8,13 @@ from meshdsl.train.watch.screen import progress
 
 
 def record(step):
-    return {"step": step, "loss": 2.0, "bits_per_byte": 2.885, "tokens_per_second": 12345.6, "seconds": 0.5}
+    return {
+        "step": step,
+        "loss": 2.0,
+        "bits_per_byte": 2.885,
+        "tokens_per_second": 12345.6,
+        "seconds": 0.5,
+    }
 
 
 def show(steps, more=None, **console):
@@ -27,9 +33,17 @@ def test_without_a_terminal_every_nth_step_is_a_line():
 
 def test_a_line_says_the_mfu_that_a_step_was_skipped_and_hours():
     lines = show(20, {"mfu_causal": 0.4123, "skipped": 1.0, "seconds": 360.0}).splitlines()
-    assert lines[1] == "step 10/20  loss 2.0000  2.885 bits/byte  12,346 tokens/s  MFU 41.2%  skipped  1:00:00 left"
+    assert (
+        lines[1]
+        == "step 10/20  loss 2.0000  2.885 bits/byte  12,346 tokens/s  MFU 41.2%  skipped  1:00:00 left"
+    )
 
 
 def test_on_a_terminal_there_is_a_bar():
     shown = show(25, {"mfu_causal": 0.4123}, force_terminal=True, width=120)
-    assert "25/25" in shown and "loss 2.0000" in shown and "12,346 tokens/s  MFU 41.2%" in shown and "left" in shown
+    assert (
+        "25/25" in shown
+        and "loss 2.0000" in shown
+        and "12,346 tokens/s  MFU 41.2%" in shown
+        and "left" in shown
+    )

@@ -53,11 +53,18 @@ def test_a_step_that_was_just_started_is_not_waited_for(tmp_path):
 
 def test_a_record_has_every_metric(tmp_path):
     with watch(tmp_path, peak_flops=1e9, bytes_per_token=2.0) as seen:
-        seen.step(1, measured(1, cross_entropy=3.0, trained=0.75, parameter_norm=2.0, loss_scale=8.0, skipped=1))
+        seen.step(
+            1,
+            measured(
+                1, cross_entropy=3.0, trained=0.75, parameter_norm=2.0, loss_scale=8.0, skipped=1
+            ),
+        )
     (record,) = records(tmp_path)
     assert record["cross_entropy"] == 4.0  # over the tokens that are trained on
     assert record["bits_per_byte"] == pytest.approx(4.0 / math.log(2) / 2.0)
-    assert record["loss"] == 9.0 and record["gradient_norm"] == 1.0 and record["parameter_norm"] == 2.0
+    assert (
+        record["loss"] == 9.0 and record["gradient_norm"] == 1.0 and record["parameter_norm"] == 2.0
+    )
     assert record["loss_scale"] == 8.0 and record["skipped"] == 1.0
     assert record["learning_rate"] == 0.5 and record["tokens"] == 1000
     assert record["tokens_per_second"] == pytest.approx(4 * record["tokens_per_second_per_device"])
@@ -69,7 +76,13 @@ def test_what_is_not_known_is_left_out(tmp_path):
     run(tmp_path, 1, 1)
     assert set(records(tmp_path)[0]) == {
         *("step", "loss", "tokens", "gradient_norm", "learning_rate"),
-        *("tokens_per_second", "tokens_per_second_per_device", "seconds", "input_seconds", "step_seconds"),
+        *(
+            "tokens_per_second",
+            "tokens_per_second_per_device",
+            "seconds",
+            "input_seconds",
+            "step_seconds",
+        ),
     }
 
 
@@ -85,8 +98,14 @@ def test_time_is_told_apart_and_adds_up(tmp_path):
             time.sleep(0.04)
         seen.step(2, measured(2))
     first, second = records(tmp_path)
-    assert first["input_seconds"] >= 0.02 and first["seconds"] == pytest.approx(first["input_seconds"] + first["step_seconds"])
-    assert second["validation_seconds"] >= 0.03 and second["checkpoint_seconds"] >= 0.04 and second["input_seconds"] == 0.0
+    assert first["input_seconds"] >= 0.02 and first["seconds"] == pytest.approx(
+        first["input_seconds"] + first["step_seconds"]
+    )
+    assert (
+        second["validation_seconds"] >= 0.03
+        and second["checkpoint_seconds"] >= 0.04
+        and second["input_seconds"] == 0.0
+    )
     beside = second["validation_seconds"] + second["checkpoint_seconds"]
     assert second["seconds"] == pytest.approx(beside + second["step_seconds"])
     assert second["tokens_per_second"] == pytest.approx(1000 / (second["seconds"] - beside))
@@ -94,7 +113,9 @@ def test_time_is_told_apart_and_adds_up(tmp_path):
 
 def test_learning_rates_are_right_far_into_a_run(tmp_path):
     run(tmp_path, 2047, 2050)
-    assert [record["learning_rate"] for record in records(tmp_path)] == pytest.approx([0.5 / step for step in range(2047, 2051)])
+    assert [record["learning_rate"] for record in records(tmp_path)] == pytest.approx(
+        [0.5 / step for step in range(2047, 2051)]
+    )
 
 
 def test_validation_is_part_of_the_record_of_its_step_and_on_disk_before_a_checkpoint(tmp_path):
@@ -118,7 +139,12 @@ def test_a_run_that_went_back_has_one_record_per_step(tmp_path):
         for step in (3, 4):
             seen.step(step, measured(step, loss=0.5))
     assert records(tmp_path)[2]["seconds"] < 0.2
-    assert [(record["step"], record["loss"]) for record in records(tmp_path)] == [(1, 9.0), (2, 8.0), (3, 0.5), (4, 0.5)]
+    assert [(record["step"], record["loss"]) for record in records(tmp_path)] == [
+        (1, 9.0),
+        (2, 8.0),
+        (3, 0.5),
+        (4, 0.5),
+    ]
 
 
 def test_only_process_0_writes(tmp_path, monkeypatch):
@@ -134,16 +160,27 @@ def test_memory_in_use_is_that_of_the_fullest_device(tmp_path, monkeypatch):
         def __init__(self, used):
             self.memory_stats = lambda: {"bytes_in_use": used, "peak_bytes_in_use": 2 * used}
 
-    monkeypatch.setattr(jax, "local_devices", lambda backend=None: [Device(5), Device(7)] if backend is None else jax.devices(backend))
+    monkeypatch.setattr(
+        jax,
+        "local_devices",
+        lambda backend=None: [Device(5), Device(7)] if backend is None else jax.devices(backend),
+    )
     run(tmp_path, 1, 1)
     (record,) = records(tmp_path)
     assert (record["memory_bytes"], record["memory_peak_bytes"]) == (7, 14)
 
 
 def test_values_split_over_a_mesh_are_read(tmp_path):
-    everywhere = jax.sharding.NamedSharding(jax.make_mesh((8,), ("data",)), jax.sharding.PartitionSpec())
+    everywhere = jax.sharding.NamedSharding(
+        jax.make_mesh((8,), ("data",)), jax.sharding.PartitionSpec()
+    )
     with watch(tmp_path) as seen:
-        seen.step(1, jax.device_put({"loss": jnp.float32(2.0), "gradient_norm": np.float32(1.0)}, everywhere))
+        seen.step(
+            1,
+            jax.device_put(
+                {"loss": jnp.float32(2.0), "gradient_norm": np.float32(1.0)}, everywhere
+            ),
+        )
     assert records(tmp_path)[0]["loss"] == 2.0
 
 
@@ -159,5 +196,15 @@ def test_every_metric_has_a_unit(tmp_path):
             for what in ("input", "checkpoint", "validation"):
                 with seen.spent(what):
                     pass
-            seen.step(step, measured(step, cross_entropy=3.0, trained=0.75, parameter_norm=2.0, loss_scale=8.0, skipped=1))
+            seen.step(
+                step,
+                measured(
+                    step,
+                    cross_entropy=3.0,
+                    trained=0.75,
+                    parameter_norm=2.0,
+                    loss_scale=8.0,
+                    skipped=1,
+                ),
+            )
     assert set(records(tmp_path)[-1]) <= set(UNITS)
