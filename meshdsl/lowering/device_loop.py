@@ -18,7 +18,7 @@ from meshdsl.splits.changes import Split
 from meshdsl.splits.exchanges import at_home, exchanges
 
 
-class Loop:
+class DeviceLoop:
     """A split loop nest, seen from one device."""
 
     def __init__(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims
 from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import common
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Change, padded_changes
@@ -28,7 +28,7 @@ from meshdsl.tensor import Dtypes, Parameter, Place, Tensor
 from meshdsl.values import array_of
 
 
-def run(
+def apply_op(
     name: str,
     local: Callable,
     operands: Sequence[Tensor],
@@ -38,7 +38,7 @@ def run(
     **how,
 ) -> Tensor:
     """Run one op by the law; see `run_many`. `local` returns one array, with the local shape of `out`."""
-    return run_many(
+    return apply_op_many(
         name, lambda at, *xs: (local(at, *xs),), operands, loop=loop, outs=(out,), **how
     )[0]
 
@@ -54,7 +54,9 @@ def _copies_too(run: Callable) -> Callable:
             and made[0].place.level != "value"
             and not any(x.pending for x in made)
         ):
-            copies = run(name, local, [t if t.whole is None else t.whole for t in operands], **how)
+            copies = run(
+                name, local, [t if t.whole is None else t.whole for t in operands], **how
+            )
             made = tuple(x.replace(whole=copy) for x, copy in zip(made, copies, strict=True))
         return made
 
@@ -62,36 +64,36 @@ def _copies_too(run: Callable) -> Callable:
 
 
 @_copies_too
-def run_many(
+def apply_op_many(
     name: str,
     local: Callable,
     operands: Sequence[Tensor],
     *,
     loop: Dims,
     outs: Sequence[Dims],
-    whole: Dims = (),
-    carried: Mapping[Dim, Dim] = MappingProxyType({}),
+    unsplit: Dims = (),
+    same_split: Mapping[Dim, Dim] = MappingProxyType({}),
     linear: bool = False,
     sums: bool = True,
     like: Tensor | None = None,
     fill=0,
-    route: Callable | None = None,
+    choose_splits: Callable | None = None,
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
     Args:
       local: called with a Loop and the operands' local arrays, returns one array for each of `outs`.
       loop: the loop nest: every dim of the operands, and any other that the work could be split over.
-      outs: dims of each result. Dims that are not in the loop come out whole, and are then split by the law.
-      carried: for a dim that is not in the loop, the dim of the loop whose split it has: in an operand it is brought to that
+      outs: dims of each result. Dims that are not in the loop come out unsplit, and are then split by the law.
+      same_split: for a dim that is not in the loop, the dim of the loop whose split it has: in an operand it is brought to that
         split, in a result it comes out with it.
-      whole: dims of the loop that the local function needs whole.
+      unsplit: dims of the loop that the local function needs whole.
       linear: the op is linear in its operands taken together, so sums that all of them wait for may keep waiting.
       sums: a contracted dim leaves a sum to be taken over the axes that split it. Otherwise `local` has taken care.
       like: for an op without operands, a tensor in whose lowering it is to run.
       fill: what `local` finds in the padding of operands whose dims are split unevenly: one number for all of them, or one
         for each; None where it does not matter. What the op leaves in the padding of its results never matters.
-      route: for an op with one operand and one result that the law for the loop would move too much: called with the operand's
+      choose_splits: for an op with one operand and one result that the law for the loop would move too much: called with the operand's
         split, the law's split of the result and the scope, returns the split that the operand is brought to and
         that in which the result comes out, before it is split by the law.
     """
@@ -99,48 +101,50 @@ def run_many(
         like.place.scope if like is not None and like.place else None
     )
     if scope is None:
-        results = local(Loop(dict.fromkeys(loop, ())), *[array_of(name, t) for t in operands])
+        results = local(DeviceLoop(dict.fromkeys(loop, ())), *[array_of(name, t) for t in operands])
         role = _role(operands)
         return tuple(
             Tensor(a, dims, role and role.get(dims, Parameter()))
             for a, dims in zip(results, outs, strict=True)
         )
 
-    if route is not None and not operands[0].size:  # there is nothing to move
-        route, whole = None, loop
+    if choose_splits is not None and not operands[0].size:  # there is nothing to move
+        choose_splits, unsplit = None, loop
     level, pending = _level(operands), _kept_pending(operands, linear)
     if not pending and any([t.pending for t in operands]):
         operands = [resharding.settle(t) if t.pending else t for t in operands]
-    split = _loop_split(scope, loop, whole, level, pending)
-    if route is not None:
+    split = _loop_split(scope, loop, unsplit, level, pending)
+    if choose_splits is not None:
         then = tuple(
             tuple(a for a in axes if a not in pending) for axes in scope.split(outs[0], level)
         )
-        before, after = route(operands[0].place.axes, then, scope)
+        before, after = choose_splits(operands[0].place.axes, then, scope)
         split = dict(zip(loop, before, strict=True))
-    known = {**split, **{new: split[old] for new, old in carried.items()}} if carried else split
+    known = (
+        {**split, **{new: split[old] for new, old in same_split.items()}} if same_split else split
+    )
     axes = tuple([split[d] for d in loop])
     loop_axes = scope.layout.spent.union(*axes)
     op = scope.recorder.begin(name, loop, axes, scope.waste(loop, axes))
     for dims in outs:
         if dims is not loop:
             scope.recorder.names.update([d.name for d in dims])
-    free = tuple(d for d in loop if d not in whole) if whole else loop
+    free = tuple(d for d in loop if d not in unsplit) if unsplit else loop
     why = (
         _reasons(scope, free, level, "the op needs it whole")
-        if route is None
+        if choose_splits is None
         else _reasons(scope, outs[0], level)
     )
     _note_uses(scope, operands, level, loop_axes, known)
-    at = Loop(known, scope, op)
-    if route is not None:
-        at.result = Loop(dict(zip(outs[0], after, strict=True)), scope, op)
+    at = DeviceLoop(known, scope, op)
+    if choose_splits is not None:
+        at.result = DeviceLoop(dict(zip(outs[0], after, strict=True)), scope, op)
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
         brought = resharding.bring(t, at.split(t.dims), loop_axes, scope, op, why)
         array = array_of(name, brought)
-        arrays.append(at.masked(array, t.dims, value) if op.waste or carried else array)
+        arrays.append(at.masked(array, t.dims, value) if op.waste or same_split else array)
     with jax.named_scope(op.tag):
         results = local(at, *arrays)
 
@@ -160,7 +164,7 @@ def run_many(
         kept = at.result.split(dims)
         contracted = set()
         if sums and dims is not loop:
-            gone = set(loop).difference(dims, [carried[d] for d in dims if d in carried])
+            gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
             contracted = {a for d in gone for a in split[d]}
         waits = scope.in_mesh_order(contracted.union(pending)) if contracted or pending else ()
         array = collectives.vary(array, (*(a for axes in kept for a in axes), *waits))
@@ -210,13 +214,13 @@ def sums_alike(dtype, made) -> bool:
     return dtype == made or all(jnp.issubdtype(d, jnp.inexact) for d in (dtype, made))
 
 
-def _loop_split(scope, loop, whole, level, pending) -> dict[Dim, tuple[str, ...]]:
-    free = tuple(d for d in loop if d not in whole) if whole else loop
+def _loop_split(scope, loop, unsplit, level, pending) -> dict[Dim, tuple[str, ...]]:
+    free = tuple(d for d in loop if d not in unsplit) if unsplit else loop
     split = dict(zip(free, scope.split(free, level), strict=True))
     if pending:  # those axes are spent on the sum until it is taken
         split = {d: tuple(a for a in axes if a not in pending) for d, axes in split.items()}
     for d in loop:
-        if d in whole or not d.size:  # of no elements there are no parts
+        if d in unsplit or not d.size:  # of no elements there are no parts
             split[d] = ()
     return split
 

@@ -1,1 +1,1 @@
-"""The ops: each states its dims and a local function; `lowering/run.py` runs them all."""
+"""The ops: each states its dims and a local function; `lowering/law.py` runs them all."""

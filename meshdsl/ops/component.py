@@ -19,7 +19,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.checked import checked
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.law import run, sums_alike
+from meshdsl.lowering.law import apply_op, sums_alike
 from meshdsl.tensor import Tensor
 
 NUMPY = (
@@ -69,7 +69,7 @@ def map(
 
     # Padding of ones: a quotient or a logarithm of it is finite, and so is its part in the gradient of an operand without the dim.
     fill = None if linear else 1
-    return run(
+    return apply_op(
         name,
         local,
         tensors,
@@ -182,7 +182,9 @@ def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -
     """`x` times a number, or divided by it. Linear: a pending sum keeps waiting."""
     fn = (lambda _, a: a / factor) if inverse else (lambda _, a: a * factor)
     made = jnp.result_type(x.dtype, jnp.float32 if inverse else factor)
-    return run(name, fn, (x,), loop=x.dims, out=x.dims, linear=sums_alike(x.dtype, made), fill=None)
+    return apply_op(
+        name, fn, (x,), loop=x.dims, out=x.dims, linear=sums_alike(x.dtype, made), fill=None
+    )
 
 
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
@@ -191,12 +193,12 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     if x.dtype == dtype:
         return x
     how = {"linear": sums_alike(x.dtype, dtype), "fill": None}
-    return run("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, **how)
+    return apply_op("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, **how)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
     """`x`, through which no gradient flows."""
-    return run(
+    return apply_op(
         "stop_gradient",
         lambda _, a: jax.lax.stop_gradient(a),
         (x,),

@@ -23,8 +23,8 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops.sliding_windows import Window, by_dim, windows, windows_onto
 from meshdsl.tensor import Tensor
 
@@ -69,7 +69,7 @@ def conv(
         "conv", loop, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into
     )
 
-    def convolve(at: Loop, array, weights, **how):
+    def convolve(at: DeviceLoop, array, weights, **how):
         pads = []
         for i, w in enumerate(slid, start=1):
             array, pad = w.fetch(at, array, i)
@@ -123,7 +123,7 @@ def conv_transpose(
         into,
     )
 
-    def convolve(at: Loop, array, weights, **how):
+    def convolve(at: DeviceLoop, array, weights, **how):
         onto = []
         for i, w in enumerate(slid, start=1):
             onto.append(w.fetch_outputs(at, array, i))
@@ -179,7 +179,7 @@ def _run(
     ins = tuple(d for d in x.dims if d not in out and d in kernel.dims)
     outs = tuple(d for d in kernel.dims if d in out and d not in x.dims)
 
-    def local(at: Loop, array, weights):
+    def local(at: DeviceLoop, array, weights):
         count = math.prod(at.size(d) for d in groups)
         array = _merged(array, x.dims, [batch, *[(d,) for d in spatial], groups + ins])
         weights = _merged(
@@ -193,8 +193,14 @@ def _run(
         return jnp.transpose(array, [made.index(d) for d in out])
 
     carried = {new: old for old, new in spatial.items() if new != old}
-    return run(
-        name, local, (x, kernel), loop=loop, out=out, whole=tuple(taps.values()), carried=carried
+    return apply_op(
+        name,
+        local,
+        (x, kernel),
+        loop=loop,
+        out=out,
+        unsplit=tuple(taps.values()),
+        same_split=carried,
     )
 
 

@@ -17,8 +17,8 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import bounds
 from meshdsl.tensor import Tensor
@@ -35,7 +35,7 @@ class Scan(NamedTuple):
 class Along(NamedTuple):
     """Which dim a scan runs along, and how."""
 
-    loop: Loop
+    loop: DeviceLoop
     dim: Dim
     at: int
     reverse: bool
@@ -139,7 +139,7 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
     fn, at = _extremum if has_ties else _run, x.dims.index(dim)
     local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)  # noqa: E731
-    return run(name, local, (x,), loop=x.dims, out=x.dims, fill=scan.identity)
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, fill=scan.identity)
 
 
 def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:

@@ -25,8 +25,8 @@ from jax.typing import DTypeLike
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops import bitwise, component, threefry
 from meshdsl.tensor import Tensor
 
@@ -38,7 +38,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     """A tensor of `of(loop, key, dims)`, the part on each device."""
     dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
-    return run(
+    return apply_op(
         f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like
     )
 
@@ -61,7 +61,7 @@ def uniform(
     return _draw("uniform", key, dims, like, lambda *part: _between(*part, dtype, low, high))
 
 
-def _between(loop: Loop, key, dims: Dims, dtype, low, high) -> jax.Array:
+def _between(loop: DeviceLoop, key, dims: Dims, dtype, low, high) -> jax.Array:
     """Uniform in [low, high)."""
     low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
     return jnp.maximum(
@@ -187,4 +187,4 @@ def dropout(x: Tensor, rate: float, key) -> Tensor:
         keep = threefry.unit(loop, data, x.dims, jnp.float32) >= rate
         return jnp.where(keep, a / (1 - rate), jnp.zeros((), a.dtype)).astype(a.dtype)
 
-    return run("dropout", local, (x,), loop=x.dims, out=x.dims)
+    return apply_op("dropout", local, (x,), loop=x.dims, out=x.dims)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.lowering.law import run, sums_alike
+from meshdsl.lowering.law import apply_op, sums_alike
 from meshdsl.tensor import Tensor
 
 
@@ -62,7 +62,7 @@ def einsum(
 
     made = preferred_element_type or tensors[0].dtype
     linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, made)
-    return run("einsum", local, tensors, loop=loop, out=out, linear=linear)
+    return apply_op("einsum", local, tensors, loop=loop, out=out, linear=linear)
 
 
 def _out_dims(tensors, out, contract, loop: Dims) -> Dims:

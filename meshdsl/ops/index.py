@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.tensor import Tensor
 
 
@@ -37,7 +37,7 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     picked = dim_algebra.without(ids.dims, shared)
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
 
-    def local(at: Loop, table, indices):
+    def local(at: DeviceLoop, table, indices):
         indices = indices.astype(jnp.int32) - at.offset(
             dim
         )  # a uint8 cannot be compared with a size of 256
@@ -46,7 +46,7 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
         return _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
 
-    return run("take", local, (x, ids), loop=loop, out=(*shared, *inner))
+    return apply_op("take", local, (x, ids), loop=loop, out=(*shared, *inner))
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):
@@ -79,7 +79,7 @@ def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
         )
     out = (*ids.dims, dim)
     local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)  # noqa: E731
-    return run("one_hot", local, (ids,), loop=out, out=out)
+    return apply_op("one_hot", local, (ids,), loop=out, out=out)
 
 
 def iota(dim: Dim, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) -> Tensor:
@@ -89,4 +89,6 @@ def iota(dim: Dim, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) 
       like: any tensor of the computation. With it each device makes its own part only; without it the whole is made
         and then cut where it meets a split tensor.
     """
-    return run("iota", lambda at: at.indices(dim, dtype), (), loop=(dim,), out=(dim,), like=like)
+    return apply_op(
+        "iota", lambda at: at.indices(dim, dtype), (), loop=(dim,), out=(dim,), like=like
+    )

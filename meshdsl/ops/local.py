@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshdsl import dims as dim_algebra
 from meshdsl.lowering import kernels
-from meshdsl.lowering.law import run
+from meshdsl.lowering.law import apply_op
 from meshdsl.tensor import Tensor
 
 
@@ -39,4 +39,4 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
         made = kernels.called(fn, arrays, name) if at.lowered and arrays else fn(*arrays)
         return at.fitting(made, out, name)
 
-    return run(name, on_device, tensors, loop=loop, out=out, whole=unsplit)
+    return apply_op(name, on_device, tensors, loop=loop, out=out, unsplit=unsplit)

@@ -12,7 +12,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import resharding
-from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, lying_as, scope_of, varied
 from meshdsl.tensor import Place, Tensor, is_tensor
@@ -116,10 +116,12 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
             op,
             lambda _: f"one element of `{dim.name}` is split so",
         )
-    return Tensor(_filled(x.array, Loop({dim: axes}, scope, op), dim), x.dims, x.role, x.place)
+    return Tensor(
+        _filled(x.array, DeviceLoop({dim: axes}, scope, op), dim), x.dims, x.role, x.place
+    )
 
 
-def _filled(array, loop: Loop, dim: Dim):
+def _filled(array, loop: DeviceLoop, dim: Dim):
     """`array` with copies of the first element for padding: on these `fn` does what it does on real elements, loops end, and
     nothing becomes infinite that would spoil the gradient of what is shared.
     """

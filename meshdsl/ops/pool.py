@@ -12,8 +12,8 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops.comparison import check_real
 from meshdsl.ops.sliding_windows import Window, by_dim, windows
 from meshdsl.tensor import Tensor
@@ -65,7 +65,7 @@ def mean_pool(
     Args and errors: as in `max_pool`. To count padding as zeros, `pad` first.
     """
 
-    def local(at: Loop, array, slid: dict[int, Window], how):
+    def local(at: DeviceLoop, array, slid: dict[int, Window], how):
         dtype = array.dtype
         total = lax.reduce_window(
             array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add, **how
@@ -79,7 +79,7 @@ def mean_pool(
     return _pool("mean_pool", x, window, stride, padding, into, local, 0)
 
 
-def _counts(at: Loop, w: Window):
+def _counts(at: DeviceLoop, w: Window):
     """How many elements each window of this device has, along one dim; outputs that are padding have one."""
     counts, parts = w.real_taps(), at.parts(w.dim)
     if counts.min() == counts.max():
@@ -104,7 +104,7 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
         [slid[i].out if i in slid else d for i, d in enumerate(x.dims)], name
     )
 
-    def pool(at: Loop, array):
+    def pool(at: DeviceLoop, array):
         pads = [(0, 0)] * array.ndim
         for i, w in slid.items():
             array, pads[i] = w.fetch(at, array, i, fill)
@@ -113,4 +113,4 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
         return local(at, array, slid, how)
 
     carried = {w.out: w.dim for w in slid.values() if w.out != w.dim}
-    return run(name, pool, (x,), loop=x.dims, out=out, carried=carried, fill=fill)
+    return apply_op(name, pool, (x,), loop=x.dims, out=out, same_split=carried, fill=fill)

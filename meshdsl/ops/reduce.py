@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import (
     bounds,
@@ -39,7 +39,9 @@ def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor
     dims = dim_algebra.find_all(name, x.dims, dims)
     positions = tuple(x.dims.index(d) for d in dims)
     out = dim_algebra.without(x.dims, dims)
-    return run(name, lambda at, a: local(at, a, positions, dims), (x,), loop=x.dims, out=out, **how)
+    return apply_op(
+        name, lambda at, a: local(at, a, positions, dims), (x,), loop=x.dims, out=out, **how
+    )
 
 
 def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
@@ -98,7 +100,7 @@ def _float(dtype):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
-def _extremum(sign: int, loop: Loop, at: tuple[int, ...], dims: Dims, a):
+def _extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
     if is_complex(a.dtype):
         return _complex_extremum(sign, loop, at, dims, a)
     extremum = (jnp.max if sign > 0 else jnp.min)(a, at)
@@ -107,7 +109,7 @@ def _extremum(sign: int, loop: Loop, at: tuple[int, ...], dims: Dims, a):
     return from_key(loop.pmax(to_key(extremum, sign), dims), a.dtype, sign)
 
 
-def _complex_extremum(sign: int, loop: Loop, at: tuple[int, ...], dims: Dims, a):
+def _complex_extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
     found, tied = [], True
     for part in parts(a):
         key = to_key(part, sign)
@@ -216,7 +218,7 @@ def argmin(x: Tensor, dim: Dim | str) -> Tensor:
     return _arg("argmin", x, dim, -1)
 
 
-def _shifted_exp(loop: Loop, a, at, dims, *, varies: bool):
+def _shifted_exp(loop: DeviceLoop, a, at, dims, *, varies: bool):
     """`exp(a - max)`, its sum and the max, over dims that may be split; both with the reduced dimensions kept."""
     nothing = {"initial": -jnp.inf} if 0 in a.shape else {}
     top = loop.pmax(jnp.max(jax.lax.stop_gradient(a).real, at, keepdims=True, **nothing), dims)
@@ -238,7 +240,7 @@ def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _softmax(loop: Loop, at: tuple[int, ...], dims: Dims, a):
+def _softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
     e, total, _ = _shifted_exp(loop, a, at, dims, varies=True)
     return e / total
 
@@ -251,7 +253,7 @@ def _softmax_jvp(loop, at, dims, primals, tangents):
     return y, y * (tangent - loop.psum(jnp.sum(y * tangent, at, keepdims=True), dims, varies=True))
 
 
-def _log_softmax(loop: Loop, at: tuple[int, ...], dims: Dims, a):
+def _log_softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
     _, total, top = _shifted_exp(loop, a, at, dims, varies=True)
     return a - top - jnp.log(total)
 
@@ -260,7 +262,7 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))
-    return run(
+    return apply_op(
         name, lambda loop, a: fn(loop, at, dims, a), (x,), loop=x.dims, out=x.dims, fill=-jnp.inf
     )
 

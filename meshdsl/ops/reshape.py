@@ -16,8 +16,8 @@ from einops.parsing import ParsedExpression
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.splits import regrouping
 from meshdsl.splits.regrouping import Group
 from meshdsl.tensor import Tensor
@@ -53,7 +53,7 @@ def transpose(x: Tensor, dims) -> Tensor:
     if out == x.dims:
         return x
     order = tuple(x.dims.index(d) for d in out)
-    return run(
+    return apply_op(
         "transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True
     )
 
@@ -75,7 +75,7 @@ def broadcast(x: Tensor, dims) -> Tensor:
         a = jnp.expand_dims(jnp.transpose(a, order), new)
         return jnp.broadcast_to(a, tuple(loop.size(d) for d in out))
 
-    return run("broadcast", local, (x,), loop=out, out=out, linear=True)
+    return apply_op("broadcast", local, (x,), loop=out, out=out, linear=True)
 
 
 def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
@@ -136,7 +136,7 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
     order = tuple(x.dims.index(d) for d in source)
     final = tuple(middle.index(d) for d in out)
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         a = jnp.transpose(a, order)
         have = [math.prod(loop.size(d) for d in group.old) for group in groups]
         want = [math.prod(loop.result.size(d) for d in group.new) for group in groups]
@@ -155,8 +155,16 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
         return jnp.transpose(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
 
     route = lambda now, then, scope: regrouping.best_splits(now, then, x.dims, out, groups, scope)  # noqa: E731
-    return run(
-        name, local, (x,), loop=x.dims, out=out, route=route, linear=True, sums=False, fill=None
+    return apply_op(
+        name,
+        local,
+        (x,),
+        loop=x.dims,
+        out=out,
+        choose_splits=route,
+        linear=True,
+        sums=False,
+        fill=None,
     )
 
 

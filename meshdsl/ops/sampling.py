@@ -11,8 +11,8 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops import bitwise, component, threefry
 from meshdsl.ops.comparison import check_real, check_some
 from meshdsl.ops.distributions import gumbel
@@ -96,7 +96,7 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
         15, 31 - max(dim.size - 1, 1).bit_length()
     )  # bits of each half of a probability, so that no sum overflows
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         a = jnp.moveaxis(a, at, -1)
         top = loop.pmax(jnp.max(a, -1), dim)
         likelihood = bitwise.exp(
@@ -126,7 +126,7 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
             found = found | (digit << shift)
         return jnp.moveaxis(jnp.where(ordered >= found[..., None], a, -jnp.inf), -1, at)
 
-    return run("nucleus", local, (logits,), loop=logits.dims, out=logits.dims, fill=-jnp.inf)
+    return apply_op("nucleus", local, (logits,), loop=logits.dims, out=logits.dims, fill=-jnp.inf)
 
 
 def permutation(key, dim: Dim, *, like: Tensor | None = None) -> Tensor:
@@ -136,13 +136,13 @@ def permutation(key, dim: Dim, *, like: Tensor | None = None) -> Tensor:
     """
     data = threefry.key_data(key)
     (dim,) = dim_algebra.distinct(dim, "random")
-    return run(
+    return apply_op(
         "random.permutation",
         lambda _: _order(data, dim),
         (),
         loop=(dim,),
         out=(dim,),
-        whole=(dim,),
+        unsplit=(dim,),
         like=like,
     )
 
@@ -152,12 +152,14 @@ def permute(key, x: Tensor, dim: Dim | str) -> Tensor:
     dim, data = dim_algebra.find("permute", x.dims, dim), threefry.key_data(key)
     at = x.dims.index(dim)
     local = lambda _, a: jnp.take(a, _order(data, dim), at, unique_indices=True, mode="clip")  # noqa: E731
-    return run("random.permute", local, (x,), loop=x.dims, out=x.dims, whole=(dim,), linear=True)
+    return apply_op(
+        "random.permute", local, (x,), loop=x.dims, out=x.dims, unsplit=(dim,), linear=True
+    )
 
 
 def _order(key, dim: Dim) -> jax.Array:
     """A random order of the indices of a whole dim, sorted by random bits as often as makes ties unlikely."""
-    whole, indices = Loop({dim: ()}), jnp.arange(dim.size, dtype=jnp.int32)
+    whole, indices = DeviceLoop({dim: ()}), jnp.arange(dim.size, dtype=jnp.int32)
     for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(2**32 - 1))):
         key, now = threefry.split(key)
         _, indices = lax.sort_key_val(threefry.bits(whole, now, (dim,)), indices)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import bounds, from_key, is_complex, parts, to_key
 from meshdsl.ops.component import align
@@ -100,7 +100,7 @@ class _Target(NamedTuple):
     def loop(self) -> Dims:
         return (*self.out, *self.picked)
 
-    def index(self, loop: Loop, ids, dims: Dims):
+    def index(self, loop: DeviceLoop, ids, dims: Dims):
         """Where an array with the dims `shared`, `dim` is indexed by `ids`, and which of these are in this device's part.
 
         The others are wrapped into it, and the caller makes their updates of no effect. Left outside of it they would be
@@ -115,7 +115,7 @@ class _Target(NamedTuple):
             *ids.shape, *(1,) * len(self.rest)
         )
 
-    def _grid(self, loop: Loop, after: int):
+    def _grid(self, loop: DeviceLoop, after: int):
         """The positions of the shared dims, shaped to go with indices that have `after` dimensions more."""
         n = len(self.shared)
         return [
@@ -152,7 +152,7 @@ def _whole_numbers(ids: Tensor) -> Tensor:
 
 
 def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = None) -> Tensor:
-    def local(loop: Loop, i, u):
+    def local(loop: DeviceLoop, i, u):
         index, inside = target.index(loop, i, ids.dims)
         return _put(
             target,
@@ -163,7 +163,7 @@ def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = 
             0,
         )
 
-    return run(
+    return apply_op(
         target.name,
         local,
         (ids, updates),
@@ -181,7 +181,7 @@ def _aligned(target: _Target, updates, dims: Dims):
     return aligned.reshape((1,) * (len(order) - aligned.ndim) + aligned.shape)
 
 
-def _put(target: _Target, loop: Loop, how: str, index, updates, start):
+def _put(target: _Target, loop: DeviceLoop, how: str, index, updates, start):
     """An array with the dims of the result, `start` everywhere but where updates come to it."""
     array = jnp.full([loop.size(d) for d in target.out], start, updates.dtype)
     if not array.size:
@@ -194,10 +194,10 @@ def _add(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
 
 
 def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int) -> Tensor:
-    def local(loop: Loop, i, u):
+    def local(loop: DeviceLoop, i, u):
         return _largest(loop, target, sign, updates.dims, *target.index(loop, i, ids.dims), u)
 
-    found = run(
+    found = apply_op(
         target.name,
         local,
         (ids, updates),
@@ -213,7 +213,7 @@ def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
-def _largest(loop: Loop, target: _Target, sign: int, dims: Dims, index, inside, updates):
+def _largest(loop: DeviceLoop, target: _Target, sign: int, dims: Dims, index, inside, updates):
     updates = _aligned(target, updates, dims)
     if is_complex(updates.dtype):
         return _largest_complex(loop, target, sign, index, inside, updates)
@@ -225,7 +225,7 @@ def _largest(loop: Loop, target: _Target, sign: int, dims: Dims, index, inside, 
     return from_key(loop.pmax(to_key(made, sign), target.picked), updates.dtype, sign)
 
 
-def _largest_complex(loop: Loop, target: _Target, sign: int, index, inside, updates):
+def _largest_complex(loop: DeviceLoop, target: _Target, sign: int, index, inside, updates):
     found, tied = [], inside
     for part in parts(updates):
         key, lowest = to_key(part, sign), to_key(jnp.full_like(part, -jnp.inf, shape=()))
@@ -250,7 +250,7 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
     for d in reversed(target.picked):
         strides[d], stride = stride, stride * d.size
 
-    def last_rank(loop: Loop, i):
+    def last_rank(loop: DeviceLoop, i):
         """For each element of `dim` the number of its last update, -1 where it has none."""
         n = len(target.picked)
         ranks = jnp.zeros((), jnp.int32)
@@ -264,11 +264,11 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
         )
 
     found = target._replace(rest=())
-    last = run(
+    last = apply_op(
         target.name, last_rank, (ids,), loop=found.loop, out=found.out, fill=-1, sums=False, like=x
     )
 
-    def picked(loop: Loop, last, u):
+    def picked(loop: DeviceLoop, last, u):
         """Those updates, where this device has them; the others have the rest of the sum."""
         order = (*target.shared, *target.picked, *target.rest)
         u = jnp.broadcast_to(_aligned(target, u, updates.dims), [loop.size(d) for d in order])
@@ -282,7 +282,7 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
             here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype)
         )
 
-    chosen = run(
+    chosen = apply_op(
         target.name, picked, (last, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=x
     )
     return component.map(lambda a, b, c: jnp.where(b >= 0, c, a), x, last, chosen, name=target.name)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops.slicing import check_fits, windowed
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor
@@ -28,7 +28,7 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
         return x
     at = x.dims.index(dim)
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         if not loop.axes(dim):
             return jnp.roll(a, by, at)
         size = loop.size(dim)
@@ -40,7 +40,7 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
         )
         return loop.exchange(a, at, dim, pieces, size)
 
-    return run("roll", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    return apply_op("roll", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
 
 
 def flip(x: Tensor, dim: Dim | str) -> Tensor:
@@ -48,9 +48,9 @@ def flip(x: Tensor, dim: Dim | str) -> Tensor:
     dim = dim_algebra.find("flip", x.dims, dim)
     at = x.dims.index(dim)
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         size = loop.size(dim)
         starts = [dim.size - (j + 1) * size for j in range(loop.parts(dim))]
         return jnp.flip(loop.fetch(a, at, dim, starts, size), at)
 
-    return run("flip", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    return apply_op("flip", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)

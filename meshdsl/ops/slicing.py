@@ -15,8 +15,8 @@ import numpy as np
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run, run_many
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op, apply_op_many
 from meshdsl.ops.comparison import bounds
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor, is_tensor, is_value
@@ -102,13 +102,20 @@ def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> T
         return x
     at = x.dims.index(dim)
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         size = loop.size(new)
         starts = [start + j * size for j in range(loop.parts(new))]
         return loop.fetch(a, at, dim, starts, size, stop=start + new.size, fill=value)
 
-    return run(
-        name, local, (x,), loop=x.dims, out=out, carried={new: dim}, linear=value == 0, fill=value
+    return apply_op(
+        name,
+        local,
+        (x,),
+        loop=x.dims,
+        out=out,
+        same_split={new: dim},
+        linear=value == 0,
+        fill=value,
     )
 
 
@@ -132,7 +139,7 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
     at = x.dims.index(dim)
     outs = [dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (d,)), "split") for d in new]
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         if not loop.axes(dim):
             return jax.lax.split(a, [d.size for d in new], axis=at)
         lengths = [loop.size(d) for d in new]
@@ -148,13 +155,13 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
         return jax.lax.split(loop.exchange(a, at, dim, pieces, place), lengths, axis=at)
 
     carried = dict.fromkeys(new, dim)
-    return run_many(
+    return apply_op_many(
         "split",
         local,
         (x,),
         loop=x.dims,
         outs=outs,
-        carried=carried,
+        same_split=carried,
         linear=True,
         sums=False,
         fill=None,
@@ -189,7 +196,7 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
     ]
     at, joint = dims.index(total), Dim(name, count)
 
-    def local(loop: Loop, *arrays):
+    def local(loop: DeviceLoop, *arrays):
         joined = jnp.concatenate(
             [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)], at
         )
@@ -207,13 +214,13 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
         return loop.exchange(joined, at, joint, pieces, length)
 
     carried = dict.fromkeys((*along, total), joint)
-    return run(
+    return apply_op(
         "concat",
         local,
         tensors,
         loop=(*rest, joint),
         out=dims,
-        carried=carried,
+        same_split=carried,
         linear=True,
         sums=False,
         fill=None,
@@ -232,7 +239,7 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     local = lambda _, *arrays: jnp.stack(
         [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)]
     )  # noqa: E731
-    return run("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
+    return apply_op("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
 
 
 def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
@@ -245,8 +252,8 @@ def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
     at = x.dims.index(dim)
     outs = [dim_algebra.without(x.dims, (dim,))] * dim.size
     local = lambda _, a: [jax.lax.index_in_dim(a, i, at, keepdims=False) for i in range(dim.size)]  # noqa: E731
-    return run_many(
-        "unstack", local, (x,), loop=x.dims, outs=outs, whole=(dim,), linear=True, fill=None
+    return apply_op_many(
+        "unstack", local, (x,), loop=x.dims, outs=outs, unsplit=(dim,), linear=True, fill=None
     )
 
 

@@ -18,7 +18,7 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, is_whole, nearest, quote, whole_number
-from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.device_loop import DeviceLoop
 
 PADDINGS = ("SAME", "VALID")
 
@@ -44,7 +44,7 @@ class Window(NamedTuple):
         """Elements from the first tap to the last, both included."""
         return (self.taps - 1) * self.dilation + 1
 
-    def fetch(self, loop: Loop, x, at: int, fill=0):
+    def fetch(self, loop: DeviceLoop, x, at: int, fill=0):
         """The elements that the outputs of this device look at, from `x` with the dim at position `at`.
 
         Returns:
@@ -60,7 +60,7 @@ class Window(NamedTuple):
             x, at, self.dim, starts, (count - 1) * self.stride + self.reach, fill=fill
         ), (0, 0)
 
-    def fetch_outputs(self, loop: Loop, x, at: int) -> Onto:
+    def fetch_outputs(self, loop: DeviceLoop, x, at: int) -> Onto:
         """The outputs that look at the elements of this device, from outputs `x` at position `at`."""
         parts, count = loop.parts(self.out), loop.size(self.dim)
         begins = [

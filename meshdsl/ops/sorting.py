@@ -16,8 +16,8 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run, run_many
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op, apply_op_many
 from meshdsl.ops.comparison import (
     bounds,
     canonical,
@@ -56,7 +56,7 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
     at = x.dims.index(dim)
     out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), "top_k")
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         a = jnp.moveaxis(a, at, -1)
         if new.size >= loop.size(dim):  # every element is a candidate, and known by its place
             values, indices = _top(_gathered(loop, a, dim), new.size)
@@ -70,7 +70,7 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
                 indices = jnp.take_along_axis(indices, chosen, -1)
         return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
 
-    return run_many(
+    return apply_op_many(
         "top_k", local, (x,), loop=x.dims, outs=(out, out), sums=False, fill=bounds(x.dtype)[0]
     )
 
@@ -81,7 +81,7 @@ def _top(a, k: int):
     return jnp.take_along_axis(a, chosen, -1), chosen
 
 
-def _gathered(loop: Loop, a, dim: Dim):
+def _gathered(loop: DeviceLoop, a, dim: Dim):
     """`a` of every device that splits `dim`, one after the other along the last dimension."""
     parts = jnp.moveaxis(loop.gather(a, dim), 0, -2)
     return lax.collapse(parts, parts.ndim - 2)
@@ -116,11 +116,11 @@ def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tens
     at = x.dims.index(dim)
     out = dim_algebra.without(x.dims, (dim,))
     local = lambda loop, a: _nth_of(loop, dim, n, jnp.moveaxis(a, at, -1))  # noqa: E731
-    return run(name, local, (x,), loop=x.dims, out=out, sums=False, fill=bounds(x.dtype)[0])
+    return apply_op(name, local, (x,), loop=x.dims, out=out, sums=False, fill=bounds(x.dtype)[0])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _nth_of(loop: Loop, dim: Dim, n: int, a):
+def _nth_of(loop: DeviceLoop, dim: Dim, n: int, a):
     if not loop.axes(dim):
         return lax.sort(a)[..., a.shape[-1] - n]
     key = to_key(a)
@@ -139,7 +139,7 @@ def _nth_of_jvp(loop, dim, n, primals, tangents):
     return nth, share_ties(loop, (dim,), (primals[0].ndim - 1,), primals[0], nth, tangents[0])
 
 
-def _selected(loop: Loop, key, dim: Dim, n: int):
+def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
     """The `n`th largest of integers along their last dimension, by radix selection: each round fixes some bits, the highest first."""
     dtype = jnp.dtype(f"uint{key.dtype.itemsize * 8}")
     bits = dtype.itemsize * 8
@@ -183,7 +183,7 @@ def _sort(
     dim = dim_algebra.find(name, x.dims, dim)
     at = x.dims.index(dim)
 
-    def local(loop: Loop, a):
+    def local(loop: DeviceLoop, a):
         a = jnp.moveaxis(a, at, -1)
         made = (
             (_values(loop, dim, descending, a),)
@@ -192,13 +192,13 @@ def _sort(
         )
         return [jnp.moveaxis(b, -1, at) for b in made]
 
-    return run_many(
+    return apply_op_many(
         name, local, (x,), loop=x.dims, outs=(x.dims,) * len(wanted), fill=_end(x.dtype, descending)
     )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _values(loop: Loop, dim: Dim, descending: bool, a):
+def _values(loop: DeviceLoop, dim: Dim, descending: bool, a):
     """Sorted along the last dimension. Indices only travel where a derivative asks which of equal elements came where."""
     if _rows_are_cheaper(loop, dim, a):
         return _by_rows(loop, dim, a, lambda a: _arranged([a], descending))[0]
@@ -210,7 +210,7 @@ def _values_jvp(loop, dim, descending, primals, tangents):
     return jax.jvp(lambda a: _sorted(loop, dim, descending, (0,), a)[0], primals, tangents)
 
 
-def _sorted(loop: Loop, dim: Dim, descending: bool, wanted: tuple[int, ...], a):
+def _sorted(loop: DeviceLoop, dim: Dim, descending: bool, wanted: tuple[int, ...], a):
     """The wanted ones of `a` sorted along the last dimension, and its indices there; of equal elements the first comes first."""
     a = a if 0 in wanted else lax.stop_gradient(a)
     turned = (
@@ -240,12 +240,12 @@ def _end(dtype, descending: bool):
     return bounds(dtype)[0] if descending else last(dtype)
 
 
-def _rows_are_cheaper(loop: Loop, dim: Dim, a) -> bool:
+def _rows_are_cheaper(loop: DeviceLoop, dim: Dim, a) -> bool:
     parts, rows = loop.parts(dim), math.prod(a.shape[:-1])
     return 2 * (parts - 1) * -(-rows // parts) < len(_rounds(parts)) * rows
 
 
-def _by_rows(loop: Loop, dim: Dim, a, fn):
+def _by_rows(loop: DeviceLoop, dim: Dim, a, fn):
     """The results of `fn`, which works on rows that are whole, for rows that are split along `dim`."""
     rows = a.reshape(-1, a.shape[-1])
     shared = jnp.pad(rows, [(0, -len(rows) % loop.parts(dim)), (0, 0)])
@@ -253,7 +253,7 @@ def _by_rows(loop: Loop, dim: Dim, a, fn):
     return [loop.all_to_all(b, dim, 1, 0)[: len(rows)].reshape(a.shape) for b in results]
 
 
-def _merged(loop: Loop, dim: Dim, operands, descending: bool):
+def _merged(loop: DeviceLoop, dim: Dim, operands, descending: bool):
     """As `_arranged`, where the last dimension is split along `dim`."""
     operands = _arranged(operands, descending)
     size, parts = loop.size(dim), loop.parts(dim)
@@ -312,7 +312,7 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
     rows = dim_algebra.without(ordered.dims, (*shared, dim))
     wanted = dim_algebra.without(values.dims, shared)
 
-    def local(at: Loop, table, v):
+    def local(at: DeviceLoop, table, v):
         table = jnp.transpose(table, _order(ordered.dims, (*shared, *rows, dim)))
         v = jnp.transpose(v, _order(values.dims, (*shared, *wanted)))
         real = jnp.clip(dim.size - at.offset(dim), 0, at.size(dim))
@@ -326,7 +326,7 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
         return search(table, v)
 
     fill = (last(ordered.dtype), None)
-    return run(
+    return apply_op(
         "searchsorted",
         local,
         (ordered, values),

@@ -8,7 +8,7 @@ from jax.extend.random import threefry_2x32
 
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.tensor import Tensor
 
 
@@ -35,7 +35,7 @@ def split(key) -> jax.Array:
     return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(key, impl="threefry2x32")))
 
 
-def bits(loop: Loop, key, dims: Dims) -> jax.Array:
+def bits(loop: DeviceLoop, key, dims: Dims) -> jax.Array:
     """Random uint32 for this device's part of `dims`.
 
     Threefry of the 64-bit index in the whole tensor; dims of more than 2**32 elements together are fine.
@@ -76,7 +76,7 @@ def product64(index, stride: int, size: int):
     return high, low
 
 
-def unit(loop: Loop, key, dims: Dims, dtype) -> jax.Array:
+def unit(loop: DeviceLoop, key, dims: Dims, dtype) -> jax.Array:
     """Uniform in [0, 1): the bits fill the mantissa, in float32 as jax.random does it."""
     digits = min(jnp.finfo(dtype).nmant, 23)
     mantissa = jax.lax.shift_right_logical(bits(loop, key, dims), jnp.uint32(32 - digits))

@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.device_loop import Loop
-from meshdsl.lowering.law import run
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
 from meshdsl.ops.reshape import rename
 from meshdsl.tensor import Tensor
 
@@ -36,14 +36,16 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
     rest = dim_algebra.without(x.dims, (a, b))
     dim_algebra.distinct((*rest, new), "diagonal")
 
-    def local(loop: Loop, array):
+    def local(loop: DeviceLoop, array):
         array = jnp.transpose(array, [x.dims.index(d) for d in (*rest, along, across)])
         at = loop.indices(along) - loop.offset(across)
         here = (at >= 0) & (at < loop.size(across))
         found = array[..., jnp.arange(loop.size(along)), jnp.where(here, at, 0)]
         return jnp.where(here, found, jnp.zeros((), found.dtype))
 
-    found = run("diagonal", local, (x,), loop=x.dims, out=(*rest, along), linear=True, fill=None)
+    found = apply_op(
+        "diagonal", local, (x,), loop=x.dims, out=(*rest, along), linear=True, fill=None
+    )
     return found if new == along else rename(found, along, new)
 
 
@@ -60,11 +62,11 @@ def triu(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
 def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Callable) -> Tensor:
     row, col = _matrix(name, x, row, col)
 
-    def local(loop: Loop, array):
+    def local(loop: DeviceLoop, array):
         i, j = (loop.indices(d).reshape([-1 if e == d else 1 for e in x.dims]) for d in (row, col))
         return jnp.where(keeps(i, j), array, jnp.zeros((), array.dtype))
 
-    return run(name, local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
 
 
 def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]:
@@ -82,4 +84,4 @@ def eye(a: Dim, b: Dim, dtype: DTypeLike = jnp.float32, *, like: Tensor | None =
     """
     out = dim_algebra.distinct((a, b), "eye")
     local = lambda loop: (loop.indices(a)[:, None] == loop.indices(b)).astype(dtype)  # noqa: E731
-    return run("eye", local, (), loop=out, out=out, like=like)
+    return apply_op("eye", local, (), loop=out, out=out, like=like)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import window_arrays
-from meshdsl.lowering.device_loop import Loop
+from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
 from meshdsl.splits.exchanges import at_home, exchanges
@@ -117,7 +117,7 @@ def fetched(axes, mesh, whole, size, starts, length, stop, fill=-1):
     devices, scope = make_mesh(layout), Scope(layout, mesh, "test")
     (dim,) = dims(x=size)
     op = scope.recorder.begin("fetch", (dim,), (axes,))
-    loop = Loop({dim: axes}, scope, op)
+    loop = DeviceLoop({dim: axes}, scope, op)
     fetch = lambda x: loop.fetch(x, 1, dim, starts, length, stop=stop, fill=fill)  # noqa: E731
     spec = partition_spec(((), axes))
     found = jax.jit(jax.shard_map(fetch, mesh=devices, in_specs=spec, out_specs=spec))(whole)
