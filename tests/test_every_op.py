@@ -20,7 +20,6 @@ from tests.catalogue.__main__ import PAGE, page
 from tests.catalogue.read import families, own_moves
 from tests.helpers import assert_same, data, integers
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 FAMILIES = families()
 EXAMPLES = 2000 if settings.default.max_examples > 100 else 200

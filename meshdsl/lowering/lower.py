@@ -110,15 +110,19 @@ class Lowered:
 
     def program(self, *args) -> Program:
         """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
+        return self.trace_program(*args)[1]
+
+    def trace_program(self, *args):
+        """JAX's own traced object for these arguments and the recorded program, both of one fresh trace."""
         from meshdsl.report.drawn_program import (
             DrawnProgram,
         )  # who only runs the function should not wait for it
 
-        jaxpr = self.trace(*args).jaxpr
+        traced = self.trace(*args)
         split = self._as_split(args)
         sizes = dict(self.mesh.shape)
         how = split, self._donate, self._optimizer
-        return DrawnProgram(self.record, jaxpr, self.layout, sizes, *how)
+        return traced, DrawnProgram(self.record, traced.jaxpr, self.layout, sizes, *how)
 
     @property
     def record(self):

@@ -6,7 +6,6 @@ import pytest
 
 from meshdsl import cli
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = [
     "model.d_model=16",

@@ -21,7 +21,6 @@ from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = [
     "model.d_model=16",

@@ -44,11 +44,6 @@ def attention(x, w):
     return md.einsum(scores, k, out=(BATCH, LENGTH, HEADS))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Not here: rounded otherwise, two of the numbers are equal, and which of them a maximum is may differ."""
-
-
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_language_model_is_the_same_with_padded_dims(rules):
     ids, targets = integers(BATCH, LENGTH, below=17), integers(BATCH, LENGTH, below=17, seed=5)

@@ -35,9 +35,7 @@ DROPPED = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Not here: what is compared is what users compile."""
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
 
 
 def train_step(name):

@@ -27,11 +27,9 @@ def trained(tmp_path_factory):
     (folder / "text.txt").write_bytes(
         bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8))
     )
-    jax.config.update("jax_disable_most_optimizations", True)
     with chdir(folder):
         assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
     yield folder
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def contents(folder):

@@ -11,7 +11,6 @@ from meshdsl import cli
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = [
     "model.d_model=16", "model.layers=2", "model.heads=8", "model.d_ff=16", "model.length=16", "model.dropout=0.1",

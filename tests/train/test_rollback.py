@@ -13,7 +13,6 @@ from meshdsl.train.job import Job
 from meshdsl.train.loop import Run
 from meshdsl.train.step import TrainStep
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TINY = [
     "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "model.dropout=0.1", "batch=4", "steps=6",

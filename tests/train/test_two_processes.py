@@ -15,7 +15,6 @@ import pytest
 from meshdsl.cli import main
 from tests.hosts.test_hosts import ROOT, free_port
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 LAYOUTS = ("data", "fsdp-tensor", "sequence")
 TINY = [
