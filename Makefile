@@ -1,5 +1,7 @@
 # make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
-# make test  [ARGS="tests/train -k resume"]
+# make test      [ARGS="tests/train -k resume"]   # every capability, in less than ten minutes on two cores
+# make test-slow                                  # the tests that are marked slow
+# make test-all                                   # both
 # Both set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
 # compiled programs, all of them, with the newest jax and libtpu:
@@ -10,13 +12,18 @@ VENV   ?= .venv
 LAYOUT ?= layouts/data.toml
 ARGS   ?=
 
-.PHONY: train test clean
+.PHONY: train test test-slow test-all clean
 
 train: $(VENV)/.installed
 	$(VENV)/bin/meshdsl train --layout $(LAYOUT) $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n 2 $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n 2 -m slow $(ARGS)
+
+test-all: test test-slow
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 
 import meshdsl as md
@@ -19,6 +20,25 @@ from meshdsl.record.collective import live_axes
 from meshdsl.tensor import is_tensor
 
 TOLERANCE = 1e-5
+
+
+def only(quick: Collection, cases: Iterable) -> list:
+    """Cases of `pytest.mark.parametrize`; those that are not in `quick` are marked slow."""
+    marked = [pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in cases if case not in quick]
+    return [*(case for case in cases if case in quick), *marked]
+
+
+def every(layouts: Mapping, *slow: str):
+    """`pytest.mark.parametrize` of a test by `rules`, or by `sizes, rules`, one case for each of the layouts, those named marked slow."""
+    assert set(slow) <= set(layouts)
+    names = "sizes, rules" if isinstance(next(iter(layouts.values())), tuple) else "rules"
+    marks = {name: [pytest.mark.slow] for name in slow}
+    cases = [pytest.param(*_tuple(case), id=name, marks=marks.get(name, ())) for name, case in layouts.items()]
+    return pytest.mark.parametrize(names, cases)
+
+
+def _tuple(case) -> tuple:
+    return case if isinstance(case, tuple) else (case,)
 
 
 def dims(**sizes: int) -> tuple[md.Dim, ...]:

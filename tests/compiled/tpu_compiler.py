@@ -87,9 +87,9 @@ def main() -> None:
     os.dup2(2, 1)  # whatever libtpu prints is no answer
     compile_only()
     warnings.filterwarnings("error", message="the compiler's text")  # of what is not understood
-    jax.config.update(
-        "jax_optimization_level", "O0"
-    )  # a fraction of the time, the same collectives
+    jax.config.update("jax_disable_most_optimizations", False)
+    # A fraction of the time, and the same collectives.
+    jax.config.update("jax_optimization_level", "O0")
     for line in sys.stdin:
         found = compiled(*json.loads(line))
         print(

@@ -123,7 +123,7 @@ def test_two_processes_agree_or_all_hear_who_differs():
 
 @pytest.mark.parametrize("fault, code, told", [
     ("sys.exit(hosts.ended('meshdsl train: no such file', 2))", 2, "process 1: meshdsl train: no such file"),
-    ("raise KeyError('lost')", 1, "process 1: KeyError: 'lost'"),
+    pytest.param("raise KeyError('lost')", 1, "process 1: KeyError: 'lost'", marks=pytest.mark.slow),
 ], ids=["refused", "raised"])  # fmt: skip
 def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     fails = f"""
@@ -139,6 +139,7 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     )
 
 
+@pytest.mark.slow
 def test_when_nobody_reads_on_all_end_quietly():
     prints = """
     from meshdsl import cli

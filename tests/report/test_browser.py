@@ -16,9 +16,12 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver, as Debian packages them"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver, as Debian packages them"
+    ),
+]
 
 # Elements with text of their own whose colour stands out too little from what is behind: less than 4.5 to 1, or 3 to 1 for large text.
 FAINT = """
