@@ -181,7 +181,7 @@ def _key(x):
     if isinstance(x, FunctionType):
         seen = [c.cell_contents for c in x.__closure__ or ()]
         return x.__code__, *map(_key, [*seen, *(x.__defaults__ or ())])
-    if is_tensor(x):
+    if is_tensor(x) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x.dims, x.role, str(x.dtype), np.asarray(x.array).tobytes()
     return (type(x), x) if isinstance(x, (str, int, float, md.Dim)) else _Same(x)
 

@@ -35,9 +35,6 @@ DROPPED = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("compiled_for_users")
-
-
 def train_step(name):
     layout = common.load(name)
     sizes = axis_sizes(layout.mesh, 8 if layout.mesh else 1)
