@@ -1,6 +1,6 @@
 # make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
 # make test      [ARGS="tests/train -k resume"]   # every capability, in less than ten minutes on two cores
-# make test-slow                                  # the tests that are marked slow
+# make test-slow                                  # those that are marked slow, and random bits as users compile them
 # make test-all                                   # both
 # Both set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
@@ -22,6 +22,7 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n 2 -m slow $(ARGS)
+	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest -n 2 tests/ops/test_random.py
 
 test-all: test test-slow
 

@@ -5,6 +5,7 @@ import pytest
 
 import meshdsl as md
 from tests.helpers import (
+    every,
     assert_equal,
     assert_same,
     collectives,
@@ -65,7 +66,7 @@ SCANS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "features", "the scanned dim over both")
 @pytest.mark.parametrize("half", [0, 1])
 def test_scans_are_the_same_lowered(rules, half):
     some = dict(list(SCANS.items())[half::2])

@@ -13,6 +13,7 @@ from meshdsl import conv, conv_transpose
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.record import summary
 from tests.helpers import (
+    every,
     assert_equal,
     assert_same,
     collectives,
@@ -77,7 +78,7 @@ def test_conv_is_that_of_jax_and_conv_transpose_its_transpose(ours, theirs):
     assert distance(back.array, transpose(expected)[0]) < 1e-6
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "columns, minor first", "rows over both", "channels out", "groups")
 def test_every_setting_is_the_same_lowered(rules):
     run = lambda x, k: {name: there_and_back(x, k, ours) for name, (ours, _) in SETTINGS.items()}  # noqa: E731
     assert_same(run, X, K, layout=rules)
