@@ -13,7 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
 from meshdsl.mesh import abstract_mesh, arrange, check_slices
-from tests import wrong_arguments, wrong_programs
+from tests.errors import wrong_arguments, wrong_programs
 from tests.helpers import data, dims, integers, weight
 
 A, B, C, T = dims(a=4, b=8, c=3, t=2)

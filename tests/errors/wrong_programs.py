@@ -1,4 +1,4 @@
-"""What newcomers lower by mistake, and what the error says; `tests/test_errors.py` runs it."""
+"""What newcomers lower by mistake, and what the error says; `tests/errors/test_errors.py` runs it."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from jax.experimental import pallas as pl
 
 import meshdsl as md
 from tests.helpers import data, dims
-from tests.wrong_arguments import IDS, LAYOUT, MESH, A, B, C, W, X, lowered, shape
+from tests.errors.wrong_arguments import IDS, LAYOUT, MESH, A, B, C, W, X, lowered, shape
 
 (NONE,) = dims(n=0)
 ALIKE = "differs between devices along"
