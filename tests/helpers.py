@@ -24,7 +24,9 @@ TOLERANCE = 1e-5
 
 def only(quick: Collection, cases: Iterable) -> list:
     """Cases of `pytest.mark.parametrize`; those that are not in `quick` are marked slow."""
-    marked = [pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in cases if case not in quick]
+    marked = [
+        pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in cases if case not in quick
+    ]
     return [*(case for case in cases if case in quick), *marked]
 
 
@@ -33,7 +35,10 @@ def every(layouts: Mapping, *slow: str):
     assert set(slow) <= set(layouts)
     names = "sizes, rules" if isinstance(next(iter(layouts.values())), tuple) else "rules"
     marks = {name: [pytest.mark.slow] for name in slow}
-    cases = [pytest.param(*_tuple(case), id=name, marks=marks.get(name, ())) for name, case in layouts.items()]
+    cases = [
+        pytest.param(*_tuple(case), id=name, marks=marks.get(name, ()))
+        for name, case in layouts.items()
+    ]
     return pytest.mark.parametrize(names, cases)
 
 

@@ -124,7 +124,9 @@ QUICK += [("gpt2", "context")]
 
 @pytest.mark.parametrize(
     "style, name",
-    only(QUICK, [("llama", name) for name in LAYOUTS] + [("gpt2", "sequence"), ("gpt2", "context")]),
+    only(
+        QUICK, [("llama", name) for name in LAYOUTS] + [("gpt2", "sequence"), ("gpt2", "context")]
+    ),
 )
 def test_every_layout_keeps_documents_apart(style, name):
     layout = layout_of(name)

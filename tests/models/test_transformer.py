@@ -61,11 +61,7 @@ def test_a_model_computes_in_the_dtype_of_its_parameters_and_gathers_them_in_it(
     assert {
         g.dtype for g in jax.tree.leaves(grads, is_leaf=lambda g: isinstance(g, md.Tensor))
     } == {np.dtype("float32")}
-    gathered = [
-        c
-        for c in recorded.collectives
-        if c.operation == "all_gather" and c.bytes > 1000
-    ]
+    gathered = [c for c in recorded.collectives if c.operation == "all_gather" and c.bytes > 1000]
     assert gathered and {c.dtype for c in gathered} == {"bfloat16"}
 
 
@@ -79,9 +75,7 @@ def test_what_is_recomputed_changes_collectives_and_no_gradient(remat, gathers_a
     for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         assert np.linalg.norm(np.asarray(got) - np.asarray(want)) <= 1e-5 * np.linalg.norm(want)
     again = [
-        c
-        for c in recorded.collectives
-        if c.phase == "recompute" and c.operation == "all_gather"
+        c for c in recorded.collectives if c.phase == "recompute" and c.operation == "all_gather"
     ]
     assert bool(again) == gathers_again
 
