@@ -28,7 +28,17 @@ from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
 # Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason to pad.
-MODEL = {"style": "llama", "layers": 2, "d_model": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "d_ff": 1024, "vocab": 1024, "length": 256}  # fmt: skip
+MODEL = {
+    "style": "llama",
+    "layers": 2,
+    "d_model": 1024,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "d_ff": 1024,
+    "vocab": 1024,
+    "length": 256,
+}
 CONFIG = override(
     Config(),
     ["precision.compute=bfloat16"],

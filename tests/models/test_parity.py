@@ -70,9 +70,14 @@ def run(style, layout, steps=10):
     config = common.CONFIGS[style]
     micro = md.Dim("micro", 2)
     step = TrainStep(
-        lambda key: common.Transformer.init(key, config), common.loss, optax.adamw(1e-3), layout, md.make_mesh(layout),
-        clip=1.0, microbatches=micro,
-    )  # fmt: skip
+        lambda key: common.Transformer.init(key, config),
+        common.loss,
+        optax.adamw(1e-3),
+        layout,
+        md.make_mesh(layout),
+        clip=1.0,
+        microbatches=micro,
+    )
     state, losses = step.init(jax.random.key(3)), []
     for i in range(steps):
         state, metrics = step(state, common.batch(config, seed=10 + i % 3, micro=2))

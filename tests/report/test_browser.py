@@ -66,9 +66,11 @@ def browser() -> Iterator[webdriver.Chrome]:
 def files(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("pages")
     texts = {
-        "sample": page(sample()), "untargeted": page(without_target()), "large": page(too_large()),
+        "sample": page(sample()),
+        "untargeted": page(without_target()),
+        "large": page(too_large()),
         "notebook": f"<!doctype html><meta name=viewport content='width=device-width'><h1>before</h1>{program_html(sample())}{program_html(without_target())}<p>after</p>",
-    }  # fmt: skip
+    }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
     return {name: (folder / f"{name}.html").as_uri() for name in texts}

@@ -25,9 +25,19 @@ from meshdsl.train.checkpoints.arrays import verify
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TINY = [
-    "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "model.dropout=0.1", "batch=4",
-    "schedule.warmup=2", "validation.batches=1", "sample.tokens=1", "checkpoint.every=1", "checkpoint.keep=2",
-]  # fmt: skip
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.d_ff=16",
+    "model.length=16",
+    "model.dropout=0.1",
+    "batch=4",
+    "schedule.warmup=2",
+    "validation.batches=1",
+    "sample.tokens=1",
+    "checkpoint.every=1",
+    "checkpoint.keep=2",
+]
 LAUNCHED = ["launch", "--processes", "2", "--"]
 MOMENTS = ("writing", "step", "removing", "starting")
 
@@ -45,9 +55,13 @@ def start(tmp_path_factory):
         bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8))
     )
     environment = {
-        "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(shared), "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # fmt: skip
+        "JAX_PLATFORMS": "cpu",
+        "XDG_CACHE_HOME": str(shared),
+        "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
 
     def run(out, processes, steps):
         words = [

@@ -15,9 +15,22 @@ from meshdsl.train.step import TrainStep
 
 
 TINY = [
-    "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "model.dropout=0.1", "batch=4", "steps=6",
-    "schedule.warmup=2", "validation.batches=1", "sample.tokens=0", "--layout", "fsdp", "--devices", "2",
-]  # fmt: skip
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.d_ff=16",
+    "model.length=16",
+    "model.dropout=0.1",
+    "batch=4",
+    "steps=6",
+    "schedule.warmup=2",
+    "validation.batches=1",
+    "sample.tokens=0",
+    "--layout",
+    "fsdp",
+    "--devices",
+    "2",
+]
 
 
 @pytest.fixture

@@ -19,9 +19,18 @@ from tests.hosts.test_hosts import ROOT, free_port
 
 LAYOUTS = ("data", "fsdp-tensor", "sequence")
 TINY = [
-    "model.d_model=16", "model.layers=1", "model.heads=8", "model.d_ff=32", "model.length=16", "model.dropout=0.1",
-    "batch=8", "schedule.shape=constant", "schedule.warmup=2", "validation.batches=1", "sample.tokens=0",
-]  # fmt: skip
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=8",
+    "model.d_ff=32",
+    "model.length=16",
+    "model.dropout=0.1",
+    "batch=8",
+    "schedule.shape=constant",
+    "schedule.warmup=2",
+    "validation.batches=1",
+    "sample.tokens=0",
+]
 TRAIN = """
 from meshdsl.cli import main
 code = main(["train", "--layout", "{layout}", "--steps", "3", "--out", "{out}", *{settings}])
