@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,8 +113,8 @@ class Lowered:
         """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
         return self.trace_program(*args)[1]
 
-    def trace_program(self, *args):
-        """JAX's own traced object for these arguments and the recorded program, both of one fresh trace."""
+    def trace_program(self, *args) -> tuple[Any, Program]:
+        """JAX's own traced object for these arguments, and the recorded program of the same trace."""
         from meshdsl.report.drawn_program import (
             DrawnProgram,
         )  # who only runs the function should not wait for it
