@@ -1,6 +1,6 @@
 # make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
 # make test      [ARGS="tests/train -k resume"]   # every capability, in less than ten minutes on two cores
-# make test-slow                                  # those that are marked slow, and random bits as users compile them
+# make test-slow                                  # those that are marked slow, and bits as users compile them
 # make test-all                                   # both
 # Both set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
@@ -11,6 +11,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 LAYOUT ?= layouts/data.toml
 ARGS   ?=
+# Tests of single bits, which depend on the compiler and so run once more as users compile.
+BITS    = tests/ops/test_random.py tests/train/checkpoints/test_digest.py
 
 .PHONY: train test test-slow test-all clean
 
@@ -22,7 +24,7 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n 2 -m slow $(ARGS)
-	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest -n 2 tests/ops/test_random.py
+	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest $(BITS)
 
 test-all: test test-slow
 
