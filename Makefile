@@ -20,10 +20,10 @@ train: $(VENV)/.installed
 	$(VENV)/bin/meshdsl train --layout $(LAYOUT) $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n 2 -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n 2 -m slow $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest $(BITS)
 
 test-all: test test-slow
