@@ -11,8 +11,10 @@ import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from meshdsl.dims import Dims
 from meshdsl.tensor import notation
@@ -104,8 +106,11 @@ class Recorder:
         self.ops: list[Op] = []
         self.names: set[str] = set()  # of every dim seen
         self._loops: tuple[tuple[str, int], ...] = ()
+        self._again: Iterator[Op] | None = None  # see `once`
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
+        if self._again is not None and (again := next(self._again, None)) is not None:
+            return again.aside()
         op = Op(
             f"md.{self.name}.{len(self.ops)}",
             name,
@@ -122,6 +127,25 @@ class Recorder:
     def forget(self, since: int) -> None:
         """Drop the ops recorded after `op_count` gave `since`: they were traced only to be looked at."""
         self.ops = [op for op in self.ops if op.number < since]
+
+    @contextmanager
+    def once(self, ops: list[Op]):
+        """Record code that JAX may trace more than once, and record it once.
+
+        Args:
+          ops: empty at first, and filled with the ops that are recorded inside. Given again, the
+            same ops are handed out again, in their order, and nothing is recorded.
+        """
+        if not ops:
+            start = len(self.ops)
+            yield
+            ops += self.ops[start:]
+            return
+        before, self._again = self._again, iter(ops)
+        try:
+            yield
+        finally:
+            self._again = before
 
     @contextmanager
     def repeated(self, what: str, count: int):
@@ -145,17 +169,25 @@ def where(op: Op) -> str:
 
 
 def _users_lines() -> tuple[tuple[str, int], ...]:
-    """File and line of the innermost frames outside of meshdsl's own machinery, innermost first: of layers, models and the user's code.
+    """File and line of the innermost frames of layers, models and the user's code, innermost first.
 
     At most two: a line of `linear.py` says little without the line of the layer that calls it.
     """
     found = []
     frame = sys._getframe(3)
     while frame is not None and len(found) < _LINES:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith(_USERS) or not module.startswith(_MACHINERY):
+        kind = _kind_of(frame.f_globals.get("__name__", ""))
+        if kind == "user":
             found.append((frame.f_code.co_filename, frame.f_lineno))
-        elif module.startswith(_OUTSIDE):
+        elif kind == "outside":
             break
         frame = frame.f_back
     return tuple(found)
+
+
+@cache
+def _kind_of(module: str) -> str:
+    """Whose code a module is: the `user`'s, `machinery`, or what stands `outside` of programs."""
+    if module.startswith(_USERS) or not module.startswith(_MACHINERY):
+        return "user"
+    return "outside" if module.startswith(_OUTSIDE) else "machinery"
