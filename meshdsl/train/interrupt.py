@@ -64,10 +64,10 @@ class Stopping:
     def _agree(self, key: str, reason: str) -> None:
         with self._telling:
             store.put(f"{key}/steps/{store.index()}", str(self._step))
-            store.meet(f"{key}/told", _AGREEMENT)
+            store.wait_for_all(f"{key}/told", _AGREEMENT)
             if store.first():
                 store.put(
-                    f"{key}/last", str(1 + max(map(int, store.folder(f"{key}/steps").values())))
+                    f"{key}/last", str(1 + max(map(int, store.values_below(f"{key}/steps").values())))
                 )
             self._last, self._reason = int(store.wait_for(f"{key}/last")), reason
 

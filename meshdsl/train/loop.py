@@ -163,7 +163,7 @@ class Run:
             self.checkpoints.close()  # what is said to be saved is on disk
         if done == self.job.config.steps and stop.wish:  # of this process, perhaps of no other one
             text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
-            return hosts.ended(text, EXIT_CODES[stop.wish])
+            return hosts.report_and_end(text, EXIT_CODES[stop.wish])
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
             saved = (
