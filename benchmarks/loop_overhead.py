@@ -32,7 +32,7 @@ from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
-from meshdsl.train.loop import Run
+from meshdsl.train.training_loop import Run
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
 from meshdsl.train.watch import read_records

@@ -10,7 +10,7 @@ import pytest
 
 from meshdsl import cli
 from meshdsl.train.job import Job
-from meshdsl.train.loop import Run
+from meshdsl.train.training_loop import Run
 from meshdsl.train.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from meshdsl import MeshDSLError, hosts
-from meshdsl.train import safeguards
+from meshdsl.train import watchdog
 from meshdsl.train.config import Guard
-from meshdsl.train.safeguards import HUNG, Nonfinite, Watchdog, check_folder
+from meshdsl.train.watchdog import HUNG, Nonfinite, Watchdog, check_folder
 
 # -- the folder --------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
         f"""
         import time
         from pathlib import Path
-        from meshdsl.train.safeguards import Watchdog
+        from meshdsl.train.watchdog import Watchdog
 
         def a_step_that_hangs():
             time.sleep(60)
@@ -208,7 +208,7 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
 def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
-    monkeypatch.setattr(safeguards, "_FIRST", factor)
+    monkeypatch.setattr(watchdog, "_FIRST", factor)
     with Watchdog(0.4 / 60, tmp_path) as dog:
         assert ended.wait(0.7) == ends
         if not ends:
@@ -219,7 +219,7 @@ def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path,
 def test_a_first_beat_shortens_the_patience_at_once(tmp_path, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
-    monkeypatch.setattr(safeguards, "_FIRST", 1000)
+    monkeypatch.setattr(watchdog, "_FIRST", 1000)
     with Watchdog(0.1 / 60, tmp_path) as dog:
         dog.beat(1)
         assert ended.wait(5)
@@ -238,7 +238,7 @@ def exits(monkeypatch):
     """The exit codes of the processes that a watchdog ends."""
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(safeguards, "_TELLING", 0.3)
+    monkeypatch.setattr(watchdog, "_TELLING", 0.3)
     return codes
 
 

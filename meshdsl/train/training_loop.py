@@ -32,8 +32,8 @@ from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.optimizer import make_schedule, peak
-from meshdsl.train.report import describe, whole_bytes
-from meshdsl.train.safeguards import Nonfinite, Watchdog, check_folder
+from meshdsl.train.overview import describe, whole_bytes
+from meshdsl.train.watchdog import Nonfinite, Watchdog, check_folder
 from meshdsl.train.sample import sample_text
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State
