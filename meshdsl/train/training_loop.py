@@ -1,127 +1,51 @@
-"""The training run: from a configuration to a trained model in a folder.
+"""The training loop: steps, validation, checkpoints and roll-backs, until the run ends.
 
-Order matters here. Everything that can be refused (the data, the mesh, the layout against the model, the folder and the
-checkpoint in it) is checked before anything is written. Then the loop keeps the devices busy: while a step runs, the host
-reads the next batch and what the step before it measured.
+The loop keeps the devices busy: while a step runs, the host reads the next batch, and what the step
+before it measured.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import jax
 from rich.console import Console
 
-import meshdsl as md
 from meshdsl import hosts
 from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.machine import chip_of
 from meshdsl.models.sizes import step_flops
 from meshdsl.train.checkpoints import Checkpoints, warm_start
-from meshdsl.train.config import Config
-from meshdsl.train.data import Corpus, open_data
+from meshdsl.train.data import Corpus
 from meshdsl.train.data.batches import Batches
-from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
-from meshdsl.train.optimizer import make_schedule, peak
-from meshdsl.train.overview import describe, whole_bytes
-from meshdsl.train.watchdog import Nonfinite, Watchdog, check_folder
+from meshdsl.train.nonfinite import NonfiniteGuard
+from meshdsl.train.optimizer import make_schedule
 from meshdsl.train.sample import sample_text
-from meshdsl.train.settings import leaves
 from meshdsl.train.step import State
-from meshdsl.train.watch import Facts, Watch, bits_per_byte, check, perplexity
-
-_TOKENIZING = 86400.0  # seconds until the last process has tokenized its copy of the text
-
-
-def train(
-    config: Config,
-    layout: md.Layout,
-    devices: list[jax.Device],
-    folder: RunFolder,
-    *,
-    resume: bool,
-    again: bool = False,
-    executable: Path | None = None,
-) -> int:
-    """Start the run in `folder`, or go on with it; returns the exit code.
-
-    Args:
-      again: the command may have been given before, so that a run which is finished already is no mistake.
-      executable: a file with the compiled step, which `meshdsl compile --save` wrote; without one the step is compiled.
-
-    Raises:
-      MeshDSLError: for data, layout, devices, model, folder or executable that cannot be used; nothing is written then.
-    """
-    config = replace(
-        config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer))
-    )
-    hosts.agree(
-        "configuration",
-        "\n".join([f"resume = {resume}", *(f"{key} = {value}" for key, value in leaves(config))]),
-    )
-    check(config.log, config.steps)
-    if config.warm_start and not Path(config.warm_start).exists():
-        raise md.MeshDSLError(f"warm_start={config.warm_start}: no such run, and no such file")
-    if not resume:
-        hosts.first_does(folder.refuse_used)
-    job = Job(config, layout, md.make_mesh(layout, devices))
-    loaded = job.load(executable) if executable else None
-    console = hosts.console()
-    corpus = open_data(
-        config, report=console.print
-    )  # after all that is quick to refuse: it may tokenize for hours
-    hosts.agree("data", f"{corpus.describe()}\n{corpus.tokenizer.digest}", patience=_TOKENIZING)
-    batches = corpus.train(rows_here(job.batch["tokens"]))
-    held_out = corpus.validation(rows_here(job.held_out["tokens"]))
-    with ExitStack() as stack:
-        lock = stack.enter_context(
-            ExitStack()
-        )  # left last: nobody else may come in while a checkpoint is still being written
-        stack.callback(batches.close)
-        checkpoints = stack.enter_context(
-            closing(Checkpoints(folder.checkpoints, config.checkpoint, report=console.print))
-        )
-        done = checkpoints.check(job.state) or 0
-        if done >= config.steps and again:
-            console.print(f"{folder.path} is finished, at step {done} of {config.steps}")
-            return 0
-        if done >= config.steps:
-            raise md.MeshDSLError(
-                f"{folder.path} is at step {done} of {config.steps}; set more --steps to go on"
-            )
-        room = max(1, config.checkpoint.keep + 1 - checkpoints.kept)
-        hosts.first_does(lambda: check_folder(folder.path, whole_bytes(job.state) * room))
-        token = hosts.first_does(lambda: lock.enter_context(folder.held()))
-        hosts.agree(
-            f"--out {folder.path}, which must be one folder for all,",
-            f"token {folder.token(token)}",
-        )
-        if not resume:
-            hosts.first_does(folder.refuse_used)  # once more, now that nobody else can come in
-        console.print(describe(layout, job.mesh, job.state, job.program().collectives))
-        console.print(f"\n{corpus.describe()}\n")
-        if executable:
-            console.print(f"the compiled step is that of {executable}")
-        run = Run(job, corpus, console, folder, checkpoints, batches, held_out, loaded)
-        started = run.start(done)
-        hosts.first_does(
-            lambda: folder.begin(config)
-        )  # only now: a resume that is refused must leave the configuration as it was
-        return run.to_the_end(*started)
+from meshdsl.train.watch import Facts, Watch, bits_per_byte, perplexity
+from meshdsl.train.watchdog import Watchdog
 
 
 @dataclass
-class Run:
-    """A run that nothing stands in the way of any more."""
+class TrainingLoop:
+    """A run that has been checked: what it trains, what it reads, and where it writes.
+
+    Attributes:
+      job: the model, its optimizer and its step, under the layout.
+      corpus: where the batches come from.
+      console: prints in process 0 only.
+      batches: the batches to train on, of each the rows that this process reads.
+      held_out: for each dataset the batches to validate on, in the same way.
+      loaded: the compiled step, where it was read from a file.
+    """
 
     job: Job
     corpus: Corpus
@@ -130,10 +54,15 @@ class Run:
     checkpoints: Checkpoints
     batches: Batches
     held_out: dict[str, list[Arrays]]
-    loaded: Callable | None = None  # the compiled step
+    loaded: Callable | None = None
 
-    def start(self, done: int) -> tuple[State, int]:
-        """The state to go on from and how many steps led to it: of the newest good checkpoint where there is one, else the first."""
+    def initial_state(self, done: int) -> tuple[State, int]:
+        """The state that training starts from, and how many steps led to it.
+
+        Args:
+          done: the step of the newest checkpoint; 0 where there is none, for the first state. Where
+            that checkpoint is damaged, an older one is restored, and fewer steps led to it.
+        """
         if not done:
             if self.folder.metrics.exists():
                 self.console.print(
@@ -147,6 +76,7 @@ class Run:
         return state, done
 
     def first_state(self) -> State:
+        """The state before any step: drawn from the seed, or with parameters of a warm start."""
         config = self.job.config
         state = self.job.step.init(jax.random.key(config.seed))
         if config.warm_start:
@@ -155,26 +85,24 @@ class Run:
             state = state.replace(params=params)
         return state
 
-    def to_the_end(self, state: State, done: int) -> int:
-        """Train from `state`, which `done` steps led to; returns the exit code."""
+    def train_to_end(self, state: State, done: int) -> int:
+        """Train from `state`, which `done` steps led to; returns the exit code of the program."""
         step = self.loaded or self._compiled()
         with stopping() as stop:
-            state, done, ending = self.steps(step, state, done, stop)
-            self.checkpoints.close()  # what is said to be saved is on disk
-        if done == self.job.config.steps and stop.wish:  # of this process, perhaps of no other one
+            state, done, ending = self.train_steps(step, state, done, stop)
+            self.checkpoints.close()  # so what is said to be saved is on disk
+        # A signal that came in the last step. This process got it, others perhaps did not.
+        if done == self.job.config.steps and stop.wish:
             text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
             return hosts.report_and_end(text, EXIT_CODES[stop.wish])
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
-            saved = (
-                f"after step {done}, which is saved" if done else "before a first step was saved"
-            )
-            self.console.print(f"{ending} {saved}; to go on: {again}")
+            when = f"after step {done}, which is saved" if done else "before a first step was saved"
+            self.console.print(f"{ending} {when}; to go on: {again}")
             return EXIT_CODES[ending]
         if self.job.config.sample.tokens:
-            self.console.print(
-                f"\nsample:\n{sample_text(self.job, state.params, self.corpus.tokenizer)}\n"
-            )
+            text = sample_text(self.job, state.params, self.corpus.tokenizer)
+            self.console.print(f"\nsample:\n{text}\n")
         self.console.print(f"saved in {self.folder.path}")
         return 0
 
@@ -184,25 +112,28 @@ class Run:
         self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
         return step
 
-    def steps(
+    def train_steps(
         self, step: Callable, state: State, done: int, stop: Stopping
     ) -> tuple[State, int, str | None]:
-        """Run the steps after `done`, but none after the one in which `stop` asks to end. The last one is saved.
+        """Run the steps after `done`, until the last one or the one after which `stop` asks to end.
+
+        The state after the last step that is run is saved.
+
+        Args:
+          step: called with a state and a batch, gives the next state and what it measured.
 
         Returns:
-          The state, the steps that led to it, and what ended the run before its time: "preempted", "interrupted" or None.
+          The state, the steps that led to it, and what ended the run before its time: "preempted",
+          "interrupted" or None.
         """
         config, job = self.job.config, self.job
+        dynamic = config.precision.loss_scale == "dynamic"
+        guard = NonfiniteGuard(config.guard, self.folder.path, dynamic)
         ending = None
         with (
-            Watch(
-                self.facts(done), self.folder, config.log, self.console, done, config.steps
-            ) as watch,
+            self._watch(done) as watch,
             Watchdog(config.guard.timeout, self.folder.path) as dog,
         ):
-            guard = Nonfinite(
-                config.guard, self.folder.path, dynamic=config.precision.loss_scale == "dynamic"
-            )
             while done < config.steps and not ending:
                 with watch.spent("input"):
                     arrays = next(self.batches)
@@ -210,23 +141,21 @@ class Run:
                 state, measured = step(state, batch)
                 done += 1
                 guard.keep(done, arrays)
-                record = watch.step(done, measured)
-                if record:  # of a step that has ended: this one has only been begun
+                metrics = watch.step(done, measured)
+                if metrics:  # of the step before, which has ended; this one has only been begun
                     dog.beat(done)
-                ending = (
-                    stop.at(done) if done < config.steps else None
-                )  # after its last step a run is finished, whatever came
+                # After its last step a run is finished, whatever signal came.
+                ending = stop.reason_to_stop(done) if done < config.steps else None
                 last = bool(ending) or done == config.steps
                 validate = done == config.steps or _due(done, config.validation.every)
                 save = last or self.checkpoints.due(done)
-                verdict = guard.judge(record)
+                verdict = guard.judge(metrics)
                 if verdict == "go" and (validate or save):
-                    verdict = guard.judge(
-                        watch.settle()
-                    )  # of this very step: what is saved is known to be finite
+                    # The metrics of this very step, so that what is saved is known to be finite.
+                    verdict = guard.judge(watch.settle())
                 if verdict == "rollback":
-                    state = None  # there may be no room for two
-                    state, done = self.back()
+                    del state  # first, because there may be no room for two
+                    state, done = self.roll_back()
                     watch.rewind(done)
                     dog.beat(done)
                     continue
@@ -240,8 +169,16 @@ class Run:
                     dog.beat(done)
         return state, done, ending
 
-    def back(self) -> tuple[State, int]:
-        """The newest checkpoint, or the first state. The data go on where they are, past the batch that was no good (Chowdhery et al., 2022, section 5.1)."""
+    def _watch(self, done: int) -> Watch:
+        config = self.job.config
+        return Watch(self.facts(done), self.folder, config.log, self.console, done, config.steps)
+
+    def roll_back(self) -> tuple[State, int]:
+        """The state of the newest checkpoint, or the first state, and the steps that led to it.
+
+        The data go on where they are, past the batch that was no good (Chowdhery et al., 2022,
+        "PaLM", section 5.1).
+        """
         if self.checkpoints.latest is None:
             state, done = self.first_state(), 0
         else:
@@ -253,6 +190,7 @@ class Run:
         return state, done
 
     def facts(self, done: int) -> Facts:
+        """What the metrics of a step are computed from, besides what it measures."""
         config, mesh = self.job.config, self.job.mesh
         tokens = config.batch * config.model.length
         chip = chip_of(mesh.devices.flat[0])
@@ -269,7 +207,10 @@ class Run:
         )
 
     def validate(self, state: State, done: int) -> dict[str, float]:
-        """Losses on the held-out text of each dataset, printed and as a part of the step's record."""
+        """Measure the losses on held-out text and print them; returns metrics to add to the step's.
+
+        With one dataset these are `validation_loss` and so on, with several `validation/NAME/loss`.
+        """
         losses = self.evaluator.losses(state.params, self.held_out)
         values: dict[str, float] = {}
         for name, loss in losses.items():
@@ -289,4 +230,5 @@ class Run:
 
 
 def _due(step: int, every: int) -> bool:
+    """Whether `step` is one of those that come every so many steps; 0: none is."""
     return bool(every) and step % every == 0

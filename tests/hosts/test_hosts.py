@@ -164,7 +164,7 @@ def test_all_stop_after_the_same_step_whoever_got_the_signal():
             total(ones).block_until_ready()
             if step == 3:
                 print("running", flush=True)
-            if why := stop.at(step):
+            if why := stop.reason_to_stop(step):
                 break
             time.sleep(0.01 * (1 + me))
     print(why, step)
