@@ -74,7 +74,7 @@ class Stopping:
             store.put(f"{key}/wish", self._wishes.get())
 
     def follow_wish(self, key: str) -> None:
-        """Wait until any process has a wish, and agree on the last step; or until the run is over."""
+        """Wait until a process has a wish, and agree on the last step; or until the run is over."""
         with suppress(RuntimeError):
             if (reason := store.wait_for(f"{key}/wish")) != _OVER:
                 self._agree(key, reason)

@@ -45,7 +45,7 @@ def compiled_once():
         return steps.get(policy) or steps.setdefault(policy, compiled(run))
 
     def init(self, key):
-        first[:] = first or [jax.jit(self._start, out_shardings=self.shardings)]
+        first[:] = first or [jax.jit(self._first_state, out_shardings=self.shardings)]
         return first[0](key)
 
     with pytest.MonkeyPatch.context() as patch:
