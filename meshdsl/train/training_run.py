@@ -54,9 +54,8 @@ def train(
       MeshDSLError: the data, layout, devices, model, folder or executable cannot be used. Nothing
         has been written then.
     """
-    config = replace(
-        config, optimizer=replace(config.optimizer, learning_rate=peak(config.optimizer))
-    )
+    optimizer = replace(config.optimizer, learning_rate=peak(config.optimizer))
+    config = replace(config, optimizer=optimizer)
     _check_config(config, resume)
     if not resume:
         hosts.first_does(folder.refuse_used)
@@ -77,11 +76,10 @@ def train(
         stack.enter_context(closing(checkpoints))
         done = checkpoints.check(job.state) or 0
         if done >= config.steps:
+            where = f"at step {done} of {config.steps}"
             if not again:
-                raise md.MeshDSLError(
-                    f"{folder.path} is at step {done} of {config.steps}; set more --steps to go on"
-                )
-            console.print(f"{folder.path} is finished, at step {done} of {config.steps}")
+                raise md.MeshDSLError(f"{folder.path} is {where}; set more --steps to go on")
+            console.print(f"{folder.path} is finished, {where}")
             return 0
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
