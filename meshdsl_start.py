@@ -24,9 +24,9 @@ def run() -> NoReturn:
 
     # Only now: this is what takes a second.
     from meshdsl.cli import main
-    from meshdsl.hosts.signals import hear
+    from meshdsl.hosts.signals import end_on_ctrl_c
 
-    hear()
+    end_on_ctrl_c()
     try:
         _code = main()
     except SystemExit as ended:  # of the parser: a mistake, or --help

@@ -32,7 +32,7 @@ from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
-from meshdsl.train.loop import Run
+from meshdsl.train.training_loop import TrainingLoop
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
 from meshdsl.train.watch import read_records
@@ -43,7 +43,7 @@ Taken = dict[
 ]  # ms of one step: `seconds` in all, `cpu` of this process in all its threads, and the metrics of _KINDS
 
 
-class Counted(Run):
+class Counted(TrainingLoop):
     """A run that takes the time where it would validate: after its last step."""
 
     def validate(self, state: State, done: int) -> dict[str, float]:
@@ -103,7 +103,7 @@ class Loops:
                     self.batches,
                     {},
                 )
-                self.state, done, _ = run.steps(counted, self.state, 0, Stopping())
+                self.state, done, _ = run.train_steps(counted, self.state, 0, Stopping())
             records = list(read_records(folder.metrics))
         kinds = {
             kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done

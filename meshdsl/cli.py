@@ -28,8 +28,8 @@ from meshdsl.commands import (
     train,
 )
 from meshdsl.errors import MeshDSLError
-from meshdsl.hosts import ended
-from meshdsl.hosts.signals import hear
+from meshdsl.hosts import report_and_end
+from meshdsl.hosts.signals import end_on_ctrl_c
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 _COMMANDS = (
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MeshDSLError as error:
-        return ended(f"meshdsl {words[0]}: {' '.join(str(error).split())}", 2)
+        return report_and_end(f"meshdsl {words[0]}: {' '.join(str(error).split())}", 2)
     except BrokenPipeError:  # whoever reads, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ended("", 0)
+        return report_and_end("", 0)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -97,5 +97,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    hear()
+    end_on_ctrl_c()
     sys.exit(main())

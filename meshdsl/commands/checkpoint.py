@@ -185,7 +185,7 @@ def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
     try:
         with making(out.checkpoints):
             unused = take(files, _parameters(config), out.checkpoints)
-            out.begin(config)
+            out.write_config(config)
     except OSError as error:
         raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
     for line in unused:

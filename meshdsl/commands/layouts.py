@@ -48,7 +48,7 @@ def _check(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.commands.settings import model_values
     from meshdsl.compiled.topology import compile_only
     from meshdsl.mesh import abstract_mesh, axis_sizes
-    from meshdsl.train import report
+    from meshdsl.train import overview
     from meshdsl.train.config import Config
     from meshdsl.train.job import Job
     from meshdsl.train.settings import override
@@ -59,7 +59,7 @@ def _check(arguments: argparse.Namespace, settings: list[str]) -> int:
     config = override(Config(), settings, **model_values(arguments.model), **flags)
     sizes = axis_sizes(layout.mesh, config.devices or devices_of_mesh(layout), layout.name)
     job = Job(config, layout, abstract_mesh(sizes))
-    print(report.describe(layout, job.mesh, job.state, job.program().collectives))
+    print(overview.describe(layout, job.mesh, job.state, job.program().collectives))
     return 0
 
 

@@ -105,7 +105,7 @@ def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
         print(commented_toml(config), end="")
         return 0
 
-    from meshdsl.train.loop import train
+    from meshdsl.train.training_run import train
 
     with heard(*REASONS):
         hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)

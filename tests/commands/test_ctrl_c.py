@@ -57,7 +57,9 @@ WRITING = """
 from meshdsl.commands import layouts
 layouts._summary = lambda path: print("here", flush=True) or "more than a pipe holds " * 10**5
 """
-COMPILING = "from meshdsl.train.loop import Run; hold(Run, '_compiled')\n"
+COMPILING = (
+    "from meshdsl.train.training_loop import TrainingLoop; hold(TrainingLoop, '_compiled')\n"
+)
 IN_A_STEP = "from meshdsl.train.job import Job; hold(Job, 'place', call=3)\n"
 IN_THE_LAST = "from meshdsl.train.job import Job; hold(Job, 'place', 4 * 10**6, call=3)\n"
 ENDING = "import meshdsl_start; hold(meshdsl_start, '_leave')\n"

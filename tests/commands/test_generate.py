@@ -39,7 +39,7 @@ def make_run(path, *settings) -> RunFolder:
     config, folder = override(Config(layout="fsdp"), [*TINY, *settings]), RunFolder(path)
     layout = find_layout("fsdp")
     job = Job(config, layout, make_mesh(layout, jax.devices()))
-    folder.begin(config)
+    folder.write_config(config)
     checkpoints = Checkpoints(folder.checkpoints, Checkpoint(keep=2))
     for step in (0, 5):
         checkpoints.save(step, job.step.init(jax.random.key(step)), {})
@@ -189,11 +189,13 @@ def test_a_run_without_a_checkpoint_and_one_with_another_tokenizer_are_refused(
     run, tokenized, capsys, tmp_path
 ):
     begun = RunFolder(tmp_path / "begun")
-    begun.begin(RunFolder(Path(run)).stored_config())
+    begun.write_config(RunFolder(Path(run)).stored_config())
     assert cli.main(["generate", str(begun.path), "--prompt", "a"]) == 2
     assert "there is no checkpoint" in capsys.readouterr().err
     config = RunFolder(Path(tokenized)).stored_config()
     small = RunFolder(tmp_path / "small")
-    small.begin(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=256)))
+    small.write_config(
+        dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=256))
+    )
     assert cli.main(["generate", str(small.path), "--prompt", "a"]) == 2
     assert "has 269 tokens, and the model has 256" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from meshdsl.cli import main
 from meshdsl.commands import launch as command
 from meshdsl.commands.launch import devices_of_each, launch
 from meshdsl.hosts.ending import FOLLOWED
-from meshdsl.train.safeguards import HUNG
+from meshdsl.train.watchdog import HUNG
 from tests.train.test_kill_matrix import alive
 
 ME = """

@@ -122,7 +122,7 @@ def test_two_processes_agree_or_all_hear_who_differs():
 
 
 @pytest.mark.parametrize("fault, code, told", [
-    ("sys.exit(hosts.ended('meshdsl train: no such file', 2))", 2, "process 1: meshdsl train: no such file"),
+    ("sys.exit(hosts.report_and_end('meshdsl train: no such file', 2))", 2, "process 1: meshdsl train: no such file"),
     ("raise KeyError('lost')", 1, "process 1: KeyError: 'lost'"),
 ], ids=["refused", "raised"])  # fmt: skip
 def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
@@ -164,7 +164,7 @@ def test_all_stop_after_the_same_step_whoever_got_the_signal():
             total(ones).block_until_ready()
             if step == 3:
                 print("running", flush=True)
-            if why := stop.at(step):
+            if why := stop.reason_to_stop(step):
                 break
             time.sleep(0.01 * (1 + me))
     print(why, step)
@@ -221,7 +221,7 @@ def test_one_process_agrees_with_itself():
 
 
 def test_an_error_of_one_process_is_printed_as_it_is(capsys):
-    assert hosts.ended("meshdsl train: no such file", 2) == 2
+    assert hosts.report_and_end("meshdsl train: no such file", 2) == 2
     assert capsys.readouterr().err == "meshdsl train: no such file\n"
 
 

@@ -158,7 +158,7 @@ def refused(words, capsys, *texts):
 
 
 def test_two_runs_in_one_folder(trained, capsys):
-    with chdir(trained), RunFolder(Path("run")).held():
+    with chdir(trained), RunFolder(Path("run")).locked():
         refused(
             AGAIN,
             capsys,

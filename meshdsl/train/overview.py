@@ -1,6 +1,7 @@
-"""What a run prints before its first step: everything that the layout decided.
+"""The overview that a run prints before its first step: everything that the layout decided.
 
-The mesh, how each parameter is split, which collectives one step runs, and what a device holds.
+The mesh, how each parameter is split, which collectives one step runs, and how many bytes a device
+has of parameters and optimizer state.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ def describe(
     state: Any,
     collectives: Iterable[Collective],
 ) -> str:
-    """The report on a run.
+    """The overview of a run, in lines.
 
     Args:
-      state: its `params` and `opt_state`, arrays or `ShapeDtypeStruct`s with shardings.
+      state: of the run, with arrays or `ShapeDtypeStruct`s with shardings in `params` and
+        `opt_state`.
       collectives: those of one step.
     """
     return "\n".join(
@@ -46,7 +48,10 @@ def describe(
 
 
 def mesh_words(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
-    """`data=4 model=2 on 8 cpu devices`; without the kind for a mesh that has no devices."""
+    """The mesh in words: `data=4 model=2 on 8 cpu devices`.
+
+    A mesh without devices has no kind: `data=4 model=2 on 8 devices`.
+    """
     axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     kind = f"{mesh.devices.flat[0].device_kind} " if isinstance(mesh, jax.sharding.Mesh) else ""
     plural = "s" if mesh.size > 1 else ""
@@ -54,7 +59,10 @@ def mesh_words(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
 
 
 def parameter_lines(params: Any) -> Iterator[str]:
-    """`blocks.mlp.up[layers, d_model_data, d_ff_model]`, with its sizes and dtype."""
+    """One line for each parameter: its name, dims and split, then its sizes and dtype.
+
+    For example `blocks.mlp.up[layers, d_model_data, d_ff_model]  2 x 64 x 256  float32`.
+    """
     shown = {
         name + notation(tensor.dims, axes_of(tensor)): tensor
         for name, tensor in named(params).items()
@@ -66,7 +74,10 @@ def parameter_lines(params: Any) -> Iterator[str]:
 
 
 def collective_lines(collectives: Iterable[Collective]) -> Iterator[str]:
-    """One line for each operation and axes: how often it runs, and the bytes that a device moves in all of them."""
+    """One line for each kind of collective and its axes: how often it runs, and its bytes.
+
+    The bytes are those that one device moves, all runs together.
+    """
     totals = summary(collectives)
     if not totals:
         yield "  none"
@@ -75,20 +86,21 @@ def collective_lines(collectives: Iterable[Collective]) -> Iterator[str]:
 
 
 def memory_lines(state: Any) -> Iterator[str]:
-    """Sizes of parameters and optimizer state, whole and on one device."""
+    """The number of parameters, and the bytes of parameters and optimizer state."""
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     yield f"{count:,} parameters"
     for what, tree in (("parameters", state.params), ("optimizer state", state.opt_state)):
-        yield f"  {what:16}{byte_words(device_bytes(tree)):>10} per device, {byte_words(whole_bytes(tree))} in all"
+        part, whole = byte_words(device_bytes(tree)), byte_words(whole_bytes(tree))
+        yield f"  {what:16}{part:>10} per device, {whole} in all"
 
 
 def whole_bytes(tree: Any) -> int:
-    """Bytes of the arrays of `tree`, each counted once."""
+    """Bytes of the arrays of `tree`, each counted once however many devices have copies of it."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of the arrays of `tree` that one device holds."""
+    """Bytes that one device has of the arrays of `tree`."""
     leaves = jax.tree.leaves(tree)
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
