@@ -90,34 +90,34 @@ def _ls(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
     from meshdsl.figures import byte_words
-    from meshdsl.train.checkpoints import record
+    from meshdsl.train.checkpoints import manifest
 
     try:
-        found = record.read(folder / str(step))
-    except record.Damaged as damage:
+        found = manifest.read(folder / str(step))
+    except manifest.Damaged as damage:
         return str(step), "", "", f"no: {damage}"
-    about = (str(step), byte_words(record.bytes_of(found)), _time(found))
+    about = (str(step), byte_words(manifest.bytes_of(found)), _time(found))
     try:
-        record.check_files(folder / str(step), found)
-    except record.Damaged as damage:
+        manifest.check_files(folder / str(step), found)
+    except manifest.Damaged as damage:
         return *about, f"no: {damage}"
     return *about, "yes" if found["whole_state"] else "yes, parameters only"
 
 
 def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.figures import byte_words, columns
-    from meshdsl.train.checkpoints import record, safetensors_files
+    from meshdsl.train.checkpoints import manifest, safetensors_files
 
     folder = _folder(arguments.run, settings)
     step = _step(folder, arguments.step)
     try:
-        found = record.read(folder / str(step))
-    except record.Damaged as damage:
+        found = manifest.read(folder / str(step))
+    except manifest.Damaged as damage:
         raise MeshDSLError(
             f"{folder}: the checkpoint of step {step} is damaged: {damage}"
         ) from None
     print(
-        f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(record.bytes_of(found))}\n"
+        f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(manifest.bytes_of(found))}\n"
     )
     stored = {name: said for name, said in found["state"].items() if "dtype" in said}
     rows = [
@@ -135,7 +135,7 @@ def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 def _verify(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.train.checkpoints import folders
-    from meshdsl.train.checkpoints.arrays import verify
+    from meshdsl.train.checkpoints.saved_arrays import verify
 
     folder, bad = _folder(arguments.run, settings), 0
     for step in folders.steps(folder):
@@ -199,7 +199,7 @@ def _parameters(config) -> dict:
     import jax
 
     from meshdsl.models.transformer import Transformer
-    from meshdsl.train.checkpoints.names import described
+    from meshdsl.train.checkpoints.tree_leaves import described
     from meshdsl.train.precision import cast
 
     return described(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from meshdsl.train.checkpoints import folders
-from meshdsl.train.checkpoints.arrays import verify
+from meshdsl.train.checkpoints.saved_arrays import verify
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 KILLS = 20 if NIGHTLY else 4

@@ -7,6 +7,6 @@ mesh, and another number of devices or processes.
 """
 
 from meshdsl.train.checkpoints.checkpoints import Checkpoints as Checkpoints
-from meshdsl.train.checkpoints.names import named as named
 from meshdsl.train.checkpoints.parameters import read_params as read_params
 from meshdsl.train.checkpoints.parameters import warm_start as warm_start
+from meshdsl.train.checkpoints.tree_leaves import named as named

@@ -13,10 +13,10 @@ import numpy as np
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, names, record
-from meshdsl.train.checkpoints.clock import Clock
+from meshdsl.train.checkpoints import folders, manifest, tree_leaves
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.newest import Found, newest_good, newest_record
+from meshdsl.train.checkpoints.save_schedule import Clock
 from meshdsl.train.checkpoints.writer import Writer
 from meshdsl.train.config import Checkpoint
 
@@ -97,14 +97,14 @@ class Checkpoints:
         """
         self._settle()
         self._writer = self._writer or Writer()
-        arrays, described = names.arrays(state), names.described(state)
+        arrays, described = tree_leaves.arrays(state), tree_leaves.described(state)
         numbers = digests(
             arrays
         )  # computed behind the step, and looked at when all else is written
 
         def seal(folder: Path) -> None:
             found = map(int, np.asarray(numbers))
-            record.write(folder, step, described, dict(zip(order, found, strict=True)), data)
+            manifest.write(folder, step, described, dict(zip(order, found, strict=True)), data)
 
         order = list(arrays)
         try:
@@ -128,11 +128,11 @@ class Checkpoints:
 
         def wanted(found: dict[str, Any]) -> dict[str, Any]:
             self._refuse_other(found, like)
-            return names.arrays(like)
+            return tree_leaves.arrays(like)
 
         found = newest_good(self.folder, wanted)
         self._pass_over(found)
-        return names.with_arrays(like, found.values), found.record["data"]
+        return tree_leaves.with_arrays(like, found.values), found.record["data"]
 
     def close(self) -> None:
         """Wait until everything is written.
@@ -161,7 +161,7 @@ class Checkpoints:
             raise MeshDSLError(
                 f"{self.folder.parent} holds parameters only; a new run begins with them by warm_start={self.folder.parent}"
             )
-        difference = names.first_difference(found["state"], names.described(state))
+        difference = tree_leaves.first_difference(found["state"], tree_leaves.described(state))
         if difference:
             raise MeshDSLError(
                 f"{self.folder.parent} holds a checkpoint of another model or optimizer: {difference}"
@@ -202,5 +202,5 @@ class Checkpoints:
             else f"the newest whole one, of step {whole}, is still there"
         )
         return MeshDSLError(
-            f"{self.folder}: the checkpoint of step {step} could not be written: {record.reason(error)}; {there}"
+            f"{self.folder}: the checkpoint of step {step} could not be written: {manifest.reason(error)}; {there}"
         )

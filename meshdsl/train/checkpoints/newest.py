@@ -12,11 +12,11 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import first_does
-from meshdsl.train.checkpoints import folders, record
-from meshdsl.train.checkpoints.arrays import Stored
+from meshdsl.train.checkpoints import folders, manifest
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.first_error import first_of
-from meshdsl.train.checkpoints.record import Damaged
+from meshdsl.train.checkpoints.manifest import Damaged
+from meshdsl.train.checkpoints.saved_arrays import Stored
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def _checked(folder: Path) -> dict[str, Any]:
 
     def look() -> dict[str, Any]:
         try:
-            found = record.read(folder)
-            record.check_files(folder, found)
+            found = manifest.read(folder)
+            manifest.check_files(folder, found)
             return {"record": found}
         except Damaged as damage:
             return {"damage": str(damage)}

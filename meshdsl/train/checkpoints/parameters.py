@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, names
+from meshdsl.train.checkpoints import folders, tree_leaves
 from meshdsl.train.checkpoints.newest import newest_good
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 
@@ -35,8 +35,8 @@ def warm_start(path: Path, like_params: Any) -> tuple[Any, str]:
     """
     if not path.exists():
         raise MeshDSLError(f"warm_start={path}: no such run, and no such file")
-    here = names.described(like_params)
-    targets = names.arrays(like_params)
+    here = tree_leaves.described(like_params)
+    targets = tree_leaves.arrays(like_params)
     folder = folder_of(path)
     if folder:
         found = newest_good(
@@ -59,7 +59,7 @@ def warm_start(path: Path, like_params: Any) -> tuple[Any, str]:
         )
     values = {name: _cast(value, targets[name]) for name, value in values.items()}
     lines.append(f"warm start from {source}: {len(values)} of {len(here)} parameters")
-    return names.with_arrays(like_params, values), "\n".join(
+    return tree_leaves.with_arrays(like_params, values), "\n".join(
         [*lines, *(f"  {line}" for line in report)]
     )
 
@@ -77,8 +77,8 @@ def read_params(
     Raises:
       MeshDSLError: there is no good checkpoint, none of that step, or it is of another model.
     """
-    here = names.described(like_params)
-    targets = names.arrays(like_params)
+    here = tree_leaves.described(like_params)
+    targets = tree_leaves.arrays(like_params)
 
     def wanted(record: dict[str, Any]) -> dict[str, Any]:
         there = parameters_of(record)
@@ -94,7 +94,7 @@ def read_params(
     values = {
         name: _cast(value, targets[name]) for name, value in _unprefixed(found.values).items()
     }
-    return found.step, names.with_arrays(like_params, values)
+    return found.step, tree_leaves.with_arrays(like_params, values)
 
 
 def folder_of(path: Path) -> Path | None:

@@ -12,16 +12,16 @@ import numpy as np
 import tensorstore as ts
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, record, safetensors_files
-from meshdsl.train.checkpoints.arrays import CHUNK, Index, Stored, location, parts
+from meshdsl.train.checkpoints import folders, manifest, safetensors_files
 from meshdsl.train.checkpoints.digest import on_host
+from meshdsl.train.checkpoints.manifest import Damaged, reason
 from meshdsl.train.checkpoints.parameters import (
     PREFIX,
     differences,
     matching,
     parameters_of,
 )
-from meshdsl.train.checkpoints.record import Damaged, reason
+from meshdsl.train.checkpoints.saved_arrays import CHUNK, Index, Stored, location, parts
 
 
 def export(folder: Path, step: int, out: Path, config: str, limit: int) -> list[Path]:
@@ -36,8 +36,8 @@ def export(folder: Path, step: int, out: Path, config: str, limit: int) -> list[
       MeshDSLError: the checkpoint is damaged, or `out` cannot be written.
     """
     try:
-        found = record.read(folder / str(step))
-        record.check_files(folder / str(step), found)
+        found = manifest.read(folder / str(step))
+        manifest.check_files(folder / str(step), found)
         stored, leaves = Stored(folder / str(step), found["state"]), parameters_of(found)
         dims = {name: said["dims"] for name, said in leaves.items()}
         about = {"step": str(step), "config": config, "dims": json.dumps(dims)}
@@ -75,7 +75,7 @@ def take(
                 PREFIX + name: _copy(writing, PREFIX + name, said, files, name)
                 for name, said in like.items()
             }
-            record.write(
+            manifest.write(
                 writing,
                 0,
                 {PREFIX + name: said for name, said in like.items()},

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from meshdsl.train.checkpoints.arrays import CHUNK
+from meshdsl.train.checkpoints.saved_arrays import CHUNK
 
 
 class _Handler(ocp.PyTreeCheckpointHandler):

@@ -12,7 +12,7 @@ import grain
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.data.windows import Batch, Windows, batch_of
+from meshdsl.train.data.sequences import Batch, Windows, batch_of
 
 
 class Batches:

@@ -10,8 +10,8 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
 from meshdsl.train.data.batches import Batches, Rows
 from meshdsl.train.data.dataset import Dataset, Report, open_datasets
+from meshdsl.train.data.sequences import NOTHING, Batch, Windows, batch_of
 from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
-from meshdsl.train.data.windows import NOTHING, Batch, Windows, batch_of
 
 
 def open_data(config: Config, report: Report = lambda text: None) -> Corpus:

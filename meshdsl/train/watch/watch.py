@@ -17,12 +17,12 @@ from rich.console import Console
 from meshdsl import hosts
 from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.watch.clock import TRAINING, Clock
 from meshdsl.train.watch.exporters import TensorBoard, WandB, extra, log_in
+from meshdsl.train.watch.learning_rates import Facts, Rates
 from meshdsl.train.watch.metrics_file import MetricsFile, Record, writing
 from meshdsl.train.watch.profile import Profile, traced
-from meshdsl.train.watch.rates import Facts, Rates
 from meshdsl.train.watch.screen import Show, progress
+from meshdsl.train.watch.step_timer import TRAINING, Clock
 from meshdsl.train.watch.units import bits_per_byte
 
 

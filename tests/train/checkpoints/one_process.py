@@ -17,10 +17,10 @@ jax.distributed.initialize(f"localhost:{port}", 2, int(index))
 
 import numpy as np
 
-from meshdsl.train.checkpoints.arrays import Stored
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.names import arrays
-from meshdsl.train.checkpoints.record import Damaged
+from meshdsl.train.checkpoints.manifest import Damaged
+from meshdsl.train.checkpoints.saved_arrays import Stored
+from meshdsl.train.checkpoints.tree_leaves import arrays
 from tests.train.checkpoints.states import FSDP, make_state, opened
 
 said, due = [], []

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, named, record, writer
+from meshdsl.train.checkpoints import folders, manifest, named, writer
 from tests.train.checkpoints.states import (
     FSDP,
     ONE,
@@ -122,7 +122,7 @@ def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypat
     checkpoints = opened(tmp_path, every=1)
     checkpoints.save(1, make_state(FSDP), {})
     assert checkpoints.latest == 1
-    monkeypatch.setattr(record, "write", full)
+    monkeypatch.setattr(manifest, "write", full)
     checkpoints.save(2, make_state(FSDP), {})
     said = "the checkpoint of step 2 could not be written: No space left on device; the newest whole one, of step 1, is still there"
     with pytest.raises(MeshDSLError, match=said):

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import digest
-from meshdsl.train.checkpoints.arrays import parts
 from meshdsl.train.checkpoints.digest import digests, on_host
+from meshdsl.train.checkpoints.saved_arrays import parts
 
 MESH = {"data": 4, "model": 2}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.train.checkpoints.arrays import verify
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.names import arrays
+from meshdsl.train.checkpoints.saved_arrays import verify
+from meshdsl.train.checkpoints.tree_leaves import arrays
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,

@@ -12,9 +12,9 @@ import safetensors
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import parameter
-from meshdsl.train.checkpoints import arrays, names, transfer, warm_start
-from meshdsl.train.checkpoints.arrays import verify
+from meshdsl.train.checkpoints import saved_arrays, transfer, tree_leaves, warm_start
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.checkpoints.saved_arrays import verify
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -78,7 +78,9 @@ def test_what_was_exported_comes_back_by_import_and_warm_start(run, tmp_path):
     export(run, tmp_path / "x.safetensors")
     expected = make_state(FSDP, seed=1).params
     unused = transfer.take(
-        TensorFiles(tmp_path / "x.safetensors"), names.described(expected), tmp_path / "checkpoints"
+        TensorFiles(tmp_path / "x.safetensors"),
+        tree_leaves.described(expected),
+        tmp_path / "checkpoints",
     )
     assert unused == []
     assert not verify(tmp_path / "checkpoints" / "0")
@@ -95,7 +97,7 @@ def test_what_was_exported_comes_back_by_import_and_warm_start(run, tmp_path):
 
 def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path):
     export(run, tmp_path / "x.safetensors")
-    like = names.described(
+    like = tree_leaves.described(
         {
             "up": parameter(jnp.ones((8, 4)), (Dim("d_model", 8), Dim("d_ff", 4))),
             "head": parameter(jnp.ones(2), (Dim("vocab", 2),)),
@@ -111,7 +113,7 @@ def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path)
 
 
 def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "on_host", lambda *args: 1)
+    monkeypatch.setattr(saved_arrays, "on_host", lambda *args: 1)
     with pytest.raises(
         MeshDSLError,
         match="the checkpoint of step 5 is damaged: `params.scale` is not what was saved; choose another by --step",
@@ -124,7 +126,7 @@ def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeyp
 def large(tmp_path, monkeypatch):
     """A parameter of 16 MB that one device saved, in chunks of 256 kB."""
     for module in (
-        arrays,
+        saved_arrays,
         transfer,
         __import__("meshdsl.train.checkpoints.writer", fromlist=["CHUNK"]),
     ):

@@ -47,7 +47,7 @@ def write(
     """The record of the files that lie in `folder` now.
 
     Args:
-      leaves: what `names.described` gives.
+      leaves: what `tree_leaves.described` gives.
       digests: of each leaf that has an array.
       data: the state of the data, as JSON holds it.
       whole_state: False where it has parameters only.

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from meshdsl.train.checkpoints import record
+from meshdsl.train.checkpoints import manifest
 from meshdsl.train.checkpoints.digest import on_host
-from meshdsl.train.checkpoints.record import Damaged
+from meshdsl.train.checkpoints.manifest import Damaged
 
 CHUNK = 64 << 20  # bytes of an array that are written and read as one
 
@@ -112,8 +112,8 @@ class Stored:
 def verify(folder: Path) -> str:
     """What is wrong with the checkpoint in a folder, after reading all of it, a chunk at a time; empty where nothing is."""
     try:
-        found = record.read(folder)
-        record.check_files(folder, found)
+        found = manifest.read(folder)
+        manifest.check_files(folder, found)
         stored = Stored(folder, found["state"])
         for name in (name for name, said in found["state"].items() if "digest" in said):
             for _ in stored.chunks(name):
@@ -139,7 +139,7 @@ def _wait(name: str, future: ts.Future) -> np.ndarray:
 
 
 def _unreadable(name: str, error: ValueError) -> Damaged:
-    return Damaged(f"`{name}` cannot be read: {record.reason(error)}")
+    return Damaged(f"`{name}` cannot be read: {manifest.reason(error)}")
 
 
 def _key(index: Index, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
