@@ -1,7 +1,8 @@
-"""The arrays in a checkpoint, as orbax wrote them: zarr in one OCDBT store, read by tensorstore.
+"""The arrays in a checkpoint, read by tensorstore: orbax wrote them as zarr in one OCDBT store.
 
-Orbax could read them back itself, but only with barriers among all processes, in which the healthy ones would wait for one that
-met a damaged file. Here every process reads what its devices need, and says afterwards whether it could.
+Orbax could read them back itself, but only with barriers among all processes, in which the healthy
+ones would wait for one that met a damaged file. Here every process reads what its own devices need,
+and says afterwards whether it could.
 """
 
 from __future__ import annotations
@@ -16,119 +17,132 @@ import numpy as np
 import tensorstore as ts
 
 from meshdsl.train.checkpoints import manifest
-from meshdsl.train.checkpoints.digest import on_host
+from meshdsl.train.checkpoints.digest import chunk_digest
 from meshdsl.train.checkpoints.manifest import Damaged
+from meshdsl.train.checkpoints.tree_leaves import Leaf
 
-CHUNK = 64 << 20  # bytes of an array that are written and read as one
+CHUNK = 64 << 20  # bytes of an array that are written and read at once
 
 Index = tuple[slice, ...]
+_Bounds = tuple[tuple[int, int], ...]  # an index as pairs of start and stop, to look up by
 
 
 def location(folder: Path, name: str) -> dict[str, Any]:
-    """Where the array `name` of a checkpoint is, for tensorstore."""
+    """Where the array `name` of the checkpoint in `folder` is, as tensorstore wants to be told."""
     return {
         "driver": "zarr",
         "kvstore": {"driver": "ocdbt", "base": f"file://{folder.absolute()}/", "path": f"{name}/"},
     }
 
 
-class Stored:
-    """The arrays of one checkpoint.
+class SavedArrays:
+    """The arrays of one checkpoint on disk.
 
     Args:
       folder: of the checkpoint.
-      leaves: what its record says of its state.
+      leaves: the descriptions of the leaves in its manifest.
     """
 
-    def __init__(self, folder: Path, leaves: dict[str, dict[str, Any]]):
+    def __init__(self, folder: Path, leaves: dict[str, Leaf]):
         self.folder = folder
         self._leaves = leaves
-        self._context = ts.Context(
-            {"cache_pool": {"total_bytes_limit": 1 << 24}}
-        )  # for the store's index; arrays are read once
+        # The cache is for the index of the store: arrays are read only once.
+        self._context = ts.Context({"cache_pool": {"total_bytes_limit": 1 << 24}})
 
     def open(self, name: str) -> ts.TensorStore:
-        """The array `name`, of which nothing is read yet.
+        """Open the array `name`; none of its elements is read yet.
 
         Raises:
-          Damaged: it is not there, or not as the record says.
+          Damaged: it is not there, or not of the shape and dtype in the manifest.
         """
-        said = self._leaves[name]
+        leaf = self._leaves[name]
         try:
-            found = ts.open(
+            array = ts.open(
                 location(self.folder, name), read=True, open=True, context=self._context
             ).result()
         except ValueError as error:
             raise _unreadable(name, error) from None
-        if (list(found.shape), str(found.dtype.numpy_dtype)) != (said["shape"], said["dtype"]):
-            raise Damaged(
-                f"`{name}` is stored as {list(found.shape)} {found.dtype.numpy_dtype}, not as {said['is']}"
-            )
-        return found
+        dtype = str(array.dtype.numpy_dtype)
+        if (list(array.shape), dtype) != (leaf["shape"], leaf["dtype"]):
+            raise Damaged(f"`{name}` is stored as {list(array.shape)} {dtype}, not as {leaf['is']}")
+        return array
 
     def chunks(self, name: str) -> Iterator[tuple[Index, np.ndarray]]:
-        """Every part of the array `name`, one after the other: where it lies, and its elements.
+        """Read the array `name` chunk by chunk; gives the index and the elements of each.
 
         Raises:
-          Damaged: it cannot be read; or, after the last part, it is not what was saved.
+          Damaged: a chunk cannot be read; or, after the last one, the array is not what was saved.
         """
         array, digest = self.open(name), 0
-        for index in parts(array.shape, array.chunk_layout.read_chunk.shape if array.rank else ()):
-            part = _wait(name, array[index].read() if array.rank else array.read())
-            digest += on_host(part, tuple(cut.start for cut in index), array.shape)
-            yield index, part
+        chunk_shape = array.chunk_layout.read_chunk.shape if array.rank else ()
+        # Tensorstore's types allow for chunks of unknown size, but zarr has none.
+        for index in chunk_indices(array.shape, chunk_shape):  # pyright: ignore[reportArgumentType]
+            chunk = _wait(name, array[index].read() if array.rank else array.read())
+            digest += chunk_digest(chunk, tuple(each.start for each in index), array.shape)
+            yield index, chunk
         if digest % (1 << 32) != self._leaves[name]["digest"]:
             raise Damaged(f"`{name}` is not what was saved")
 
     def read(self, like: dict[str, Any]) -> dict[str, jax.Array]:
-        """The arrays that `like` names, each in its sharding. This process reads what its own devices hold, each element once.
+        """Read the arrays that `like` names, each into its sharding.
+
+        This process reads what its own devices need, each element once.
 
         Args:
           like: anything with a `shape` and a `sharding` by name.
-        """
-        made: dict[str, jax.Array] = {}
-        before: tuple[str, dict] | None = None
-        for name, target in like.items():
-            asked = self._ask(
-                name, target
-            )  # is on its way while the array before it is put on the devices
-            if before:
-                made[before[0]] = _put(*before, like[before[0]])
-            before = name, asked
-        if before:
-            made[before[0]] = _put(*before, like[before[0]])
-        return made
 
-    def _ask(self, name: str, target: Any) -> dict[tuple, ts.Future]:
+        Raises:
+          Damaged: an array cannot be read.
+        """
+        arrays: dict[str, jax.Array] = {}
+        previous: tuple[str, dict[_Bounds, ts.Future]] | None = None
+        for name, target in like.items():
+            # The next array is being read while the previous one is put on the devices.
+            reads = self._start_reads(name, target)
+            if previous:
+                arrays[previous[0]] = _on_devices(*previous, like[previous[0]])
+            previous = name, reads
+        if previous:
+            arrays[previous[0]] = _on_devices(*previous, like[previous[0]])
+        return arrays
+
+    def _start_reads(self, name: str, target: Any) -> dict[_Bounds, ts.Future]:
+        """Begin to read each part of an array that a device of this process needs."""
         array = self.open(name)
-        wanted = target.sharding.addressable_devices_indices_map(tuple(target.shape)).values()
+        indices = target.sharding.addressable_devices_indices_map(tuple(target.shape)).values()
         return {
-            _key(index, array.shape): array[index].read() if array.rank else array.read()
-            for index in wanted
+            _bounds(index, array.shape): array[index].read() if array.rank else array.read()
+            for index in indices
             if index is not None
         }
 
 
 def verify(folder: Path) -> str:
-    """What is wrong with the checkpoint in a folder, after reading all of it, a chunk at a time; empty where nothing is."""
+    """What is wrong with the checkpoint in a folder; empty where nothing is.
+
+    All of it is read, a chunk at a time.
+    """
     try:
-        found = manifest.read(folder)
-        manifest.check_files(folder, found)
-        stored = Stored(folder, found["state"])
-        for name in (name for name, said in found["state"].items() if "digest" in said):
-            for _ in stored.chunks(name):
+        content = manifest.read(folder)
+        manifest.check_files(folder, content)
+        arrays = SavedArrays(folder, content["state"])
+        for name in (name for name, leaf in content["state"].items() if "digest" in leaf):
+            for _ in arrays.chunks(name):
                 pass
     except Damaged as damage:
         return str(damage)
     return ""
 
 
-def _put(name: str, asked: dict[tuple, ts.Future], target: Any) -> jax.Array:
-    read = {key: _wait(name, future) for key, future in asked.items()}
+def _on_devices(name: str, reads: dict[_Bounds, ts.Future], target: Any) -> jax.Array:
+    read = {bounds: _wait(name, future) for bounds, future in reads.items()}
     shape = tuple(target.shape)
-    return jax.make_array_from_callback(
-        shape, target.sharding, lambda index: read[_key(index, shape)]
-    )
+
+    def part(index: Index | None) -> np.ndarray:
+        assert index is not None  # JAX calls this for devices of this process only
+        return read[_bounds(index, shape)]
+
+    return jax.make_array_from_callback(shape, target.sharding, part)
 
 
 def _wait(name: str, future: ts.Future) -> np.ndarray:
@@ -142,14 +156,15 @@ def _unreadable(name: str, error: ValueError) -> Damaged:
     return Damaged(f"`{name}` cannot be read: {manifest.reason(error)}")
 
 
-def _key(index: Index, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+def _bounds(index: Index, shape: tuple[int, ...]) -> _Bounds:
+    return tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
 
 
-def parts(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[Index]:
-    """The parts of an array of `shape`, cut every `chunk` elements."""
-    starts = [range(0, size, step) for size, step in zip(shape, chunk, strict=True)]
-    for at in product(*starts):
+def chunk_indices(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[Index]:
+    """The index of each chunk when an array of `shape` is divided into chunks of shape `chunk`."""
+    starts = [range(0, size, length) for size, length in zip(shape, chunk, strict=True)]
+    for corner in product(*starts):
         yield tuple(
-            slice(a, min(a + step, size)) for a, step, size in zip(at, chunk, shape, strict=True)
+            slice(start, min(start + length, size))
+            for start, length, size in zip(corner, chunk, shape, strict=True)
         )

@@ -1,4 +1,4 @@
-"""What a state is, leaf by leaf: names by tree path, and in words.
+"""The leaves of a state by name: their arrays, and descriptions of them that JSON can hold.
 
 A checkpoint is a flat dict from name to array, so it does not depend on how Python classes nest.
 """
@@ -8,68 +8,83 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from meshdsl.dims import show
 from meshdsl.tensor import is_tensor
 
+Leaf = dict[str, Any]
+"""The description of one leaf: `is`, and where the leaf has an array `dims`, `shape` and `dtype`.
 
-def named(tree: Any) -> dict[str, Any]:
-    """The leaves of `tree` by their path, Tensors whole: `params.blocks.mlp.up`."""
+    {"is": "[d_model=8, d_ff=16] float32", "dims": [["d_model", 8], ["d_ff", 16]],
+     "shape": [8, 16], "dtype": "float32"}
+
+`is` says it in words, for messages. `dims` is None for a plain array. In a manifest a leaf that has
+an array also has its `digest`.
+"""
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of `tree` by their path, such as `params.blocks.mlp.up`; a Tensor is one leaf."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def arrays(tree: Any) -> dict[str, Any]:
-    """The arrays of `tree` by name, random keys as their bits. A Tensor that an optimizer masked out has none."""
-    found = {name: jax.tree.leaves(leaf) for name, leaf in named(tree).items()}
-    return {name: _bits(leaf[0]) for name, leaf in found.items() if leaf}
+def named_arrays(tree: Any) -> dict[str, Any]:
+    """The arrays of `tree` by name, with random keys as their bits.
+
+    A Tensor whose array an optimizer has masked out is left out.
+    """
+    found = {name: jax.tree.leaves(leaf) for name, leaf in named_leaves(tree).items()}
+    return {name: _key_bits(arrays[0]) for name, arrays in found.items() if arrays}
 
 
-def with_arrays(tree: Any, values: dict[str, Any]) -> Any:
-    """`tree` with the arrays that `arrays` names so; those that `values` lacks stay."""
+def with_arrays(tree: Any, arrays: dict[str, Any]) -> Any:
+    """`tree` with other arrays, named as by `named_arrays`; a leaf without a new array stays."""
 
     def changed(name: str, leaf: Any) -> Any:
         inner, structure = jax.tree.flatten(leaf)
-        if name not in values or not inner:
+        if name not in arrays or not inner:
             return leaf
-        value = jax.random.wrap_key_data(values[name]) if is_key(inner[0]) else values[name]
-        return jax.tree.unflatten(structure, [value])
+        array = jax.random.wrap_key_data(arrays[name]) if is_key(inner[0]) else arrays[name]
+        return jax.tree.unflatten(structure, [array])
 
-    leaves = [changed(name, leaf) for name, leaf in named(tree).items()]
+    leaves = [changed(name, leaf) for name, leaf in named_leaves(tree).items()]
     return jax.tree.unflatten(jax.tree.structure(tree, is_leaf=is_tensor), leaves)
 
 
-def described(tree: Any) -> dict[str, dict[str, Any]]:
-    """For each leaf of `tree`: what it `is` in words, and of those with an array its dims (of Tensors), shape and dtype."""
-    plain = arrays(tree)
-    return {name: _described(leaf, plain.get(name)) for name, leaf in named(tree).items()}
+def describe(tree: Any) -> dict[str, Leaf]:
+    """The description of each leaf of `tree` by name."""
+    arrays = named_arrays(tree)
+    return {name: _describe(leaf, arrays.get(name)) for name, leaf in named_leaves(tree).items()}
 
 
-def _described(leaf: Any, array: Any) -> dict[str, Any]:
+def _describe(leaf: Any, array: Any) -> Leaf:
     if array is None:
         return {"is": "nothing"}
-    said = (
-        leaf.array if is_tensor(leaf) else leaf
-    )  # a random key is called one, though its bits are stored
-    dims = (
-        tuple(leaf.dims)
-        if is_tensor(leaf) and tuple(said.shape) == tuple(dim.size for dim in leaf.dims)
-        else None
-    )
-    shown = show(leaf.dims) if is_tensor(leaf) else list(said.shape)
-    stored = (
-        f"as {list(said.shape)} " if is_tensor(leaf) and dims is None else ""
-    )  # a factor in the place of a whole tensor
+    # In words a random key is a key, though its bits are what is saved.
+    shown_array = leaf.array if is_tensor(leaf) else leaf
+    shown, dims = list(shown_array.shape), None
+    if is_tensor(leaf):
+        shown = show(leaf.dims)
+        if tuple(shown_array.shape) == tuple(dim.size for dim in leaf.dims):
+            dims = [[dim.name, dim.size] for dim in leaf.dims]
+        else:  # an optimizer, such as adafactor, keeps a factor under the dims of the parameter
+            shown = f"{shown} as {list(shown_array.shape)}"
     return {
-        "is": f"{shown} {stored}{said.dtype}",
-        "dims": None if dims is None else [[dim.name, dim.size] for dim in dims],
+        "is": f"{shown} {shown_array.dtype}",
+        "dims": dims,
         "shape": list(array.shape),
         "dtype": str(array.dtype),
     }
 
 
-def first_difference(saved: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]]) -> str:
-    """One sentence on the first leaf that is not in both or not equal, of what `described` gave; empty when there is none."""
+def first_difference(saved: dict[str, Leaf], wanted: dict[str, Leaf]) -> str:
+    """One sentence on the first leaf that differs or is on one side only; empty if none does.
+
+    For example "`params.up` is [d_model=8] float32 there and absent here": `there` is what was
+    saved, `here` what is wanted.
+    """
     for name in [*wanted, *saved]:
         there, here = (side.get(name, {"is": "absent"})["is"] for side in (saved, wanted))
         if there != here:
@@ -77,14 +92,16 @@ def first_difference(saved: dict[str, dict[str, Any]], wanted: dict[str, dict[st
     return ""
 
 
-def is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def is_key(array: Any) -> bool:
+    """Whether an array, concrete or abstract, is one of random keys."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def _bits(leaf: Any) -> Any:
-    if not is_key(leaf):
-        return leaf
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        bits = jax.eval_shape(jax.random.key_data, leaf)
-        return jax.ShapeDtypeStruct(bits.shape, bits.dtype, sharding=leaf.sharding)
-    return jax.random.key_data(leaf)
+def _key_bits(array: Any) -> Any:
+    """The bits of random keys; any other array as it is."""
+    if not is_key(array):
+        return array
+    if isinstance(array, jax.ShapeDtypeStruct):
+        bits = jax.eval_shape(jax.random.key_data, array)
+        return jax.ShapeDtypeStruct(bits.shape, bits.dtype, sharding=array.sharding)
+    return jax.random.key_data(array)

@@ -166,4 +166,4 @@ def test_a_run_goes_on_from_an_older_one_and_sets_the_damaged_aside(tmp_path):
 def test_there_is_nothing_to_restore_in_an_empty_folder(tmp_path):
     with pytest.raises(MeshDSLError, match="there is no checkpoint"):
         opened(tmp_path).restore(make_state(FSDP))
-    assert folders.steps(tmp_path) == []
+    assert folders.saved_steps(tmp_path) == []
