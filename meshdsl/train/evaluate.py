@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.models.transformer import Transformer
-from meshdsl.train.data.device_batches import place
+from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.precision import cast
 
@@ -39,7 +39,7 @@ class Evaluator:
         """
         # Every batch is on its way before the first result is waited for.
         found = {
-            name: [self._sums(params, place(batch, self._like)) for batch in batches]
+            name: [self._sums(params, put_on_devices(batch, self._like)) for batch in batches]
             for name, batches in datasets.items()
         }
         return {

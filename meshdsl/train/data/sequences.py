@@ -1,6 +1,10 @@
-"""Windows of tokens: what a row of a batch is cut from, and what is computed of it.
+"""Sequences of tokens: the rows of a batch, and the arrays that a batch is made of.
 
-A window of `length` + 1 tokens shares one with the next, so every token but the first is a target once. Documents lie end to end and are cut where a window ends.
+A sequence has `length` + 1 tokens, the last of which is the first of the next sequence. So every
+token but the very first is a target once. Documents are laid end to end, and one that does not fit
+goes on in the next sequence:
+
+    tokens 0 1 2 3 4 5 6, length 3  ->  sequences [0 1 2 3] and [3 4 5 6]
 """
 
 from __future__ import annotations
@@ -9,17 +13,18 @@ import numpy as np
 
 from meshdsl.train.data.tokens import Tokens
 
-Batch = dict[
-    str, np.ndarray
-]  # `tokens`, `targets`, perhaps `segments` and `positions`: each int32 [rows, length]
-NOTHING = -1  # where a window has no token, and as a target that is not trained on
+# `tokens`, `targets`, and with a separator `segments` and `positions`: each int32 [rows, length].
+Batch = dict[str, np.ndarray]
+NO_TOKEN = -1  # in a sequence that is not full; and as a target that is not trained on
 
 
-class Windows:
-    """The windows of some tokens.
+class Sequences:
+    """The sequences that some tokens are cut into.
 
     Args:
-      partial: the last one may have fewer tokens, else those that fill none are left out.
+      length: of a sequence, which has one token more.
+      partial: whether the last sequence may have fewer tokens; otherwise tokens at the end that
+        fill no sequence are left out.
     """
 
     def __init__(self, tokens: Tokens, length: int, partial: bool):
@@ -30,32 +35,34 @@ class Windows:
     def __len__(self) -> int:
         return self.count
 
-    def cut(self, index: int, out: np.ndarray) -> None:
-        """Write window `index` to `out` [length + 1]; NOTHING behind the last token."""
+    def read_into(self, out: np.ndarray, index: int) -> None:
+        """Write sequence `index` to `out` [length + 1], with NO_TOKEN after the last token."""
         start = index * self.length
-        found = self.tokens.read(start, min(start + self.length + 1, len(self.tokens)))
-        out[: len(found)] = found
-        out[len(found) :] = NOTHING
+        tokens = self.tokens.read(start, min(start + self.length + 1, len(self.tokens)))
+        out[: len(tokens)] = tokens
+        out[len(tokens) :] = NO_TOKEN
 
 
-def batch_of(windows: np.ndarray, separator: int | None) -> Batch:
-    """A batch from windows [rows, length + 1].
+def batch_of(sequences: np.ndarray, separator: int | None) -> Batch:
+    """The arrays of a batch, from its sequences [rows, length + 1].
 
     Args:
-      separator: the token that ends a document, where documents are to be kept apart: then the batch says which document of its row each token is of,
-        counts its position in there, and no target is a token of another document. What is behind the last token counts as one more document.
+      separator: the token that ends a document, if documents in a row are to be kept apart. Then
+        the batch has `segments` (which document of its row each token is of) and `positions`
+        (counted from where that document begins in the row), and the target of a document's last
+        token is NO_TOKEN. The empty rest of a row counts as one more document.
     """
-    tokens, targets = np.maximum(windows[:, :-1], 0), np.ascontiguousarray(windows[:, 1:])
+    tokens, targets = np.maximum(sequences[:, :-1], 0), np.ascontiguousarray(sequences[:, 1:])
     if separator is None:
         return {"tokens": tokens, "targets": targets}
-    ends = windows == separator
-    missing = windows == NOTHING
-    first = np.zeros(tokens.shape, bool)
-    first[:, 1:] = ends[:, :-2] | (missing[:, 1:-1] & ~missing[:, :-2])
-    at = np.arange(tokens.shape[1], dtype=np.int32)
+    ends = sequences == separator
+    missing = sequences == NO_TOKEN
+    begins = np.zeros(tokens.shape, bool)  # a document, or the empty rest
+    begins[:, 1:] = ends[:, :-2] | (missing[:, 1:-1] & ~missing[:, :-2])
+    index = np.arange(tokens.shape[1], dtype=np.int32)
     return {
         "tokens": tokens,
-        "targets": np.where(ends[:, :-1], np.int32(NOTHING), targets),
-        "segments": np.cumsum(first, axis=1, dtype=np.int32),
-        "positions": at - np.maximum.accumulate(np.where(first, at, 0), axis=1),
+        "targets": np.where(ends[:, :-1], np.int32(NO_TOKEN), targets),
+        "segments": np.cumsum(begins, axis=1, dtype=np.int32),
+        "positions": index - np.maximum.accumulate(np.where(begins, index, 0), axis=1),
     }
