@@ -23,7 +23,7 @@ from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words
 from meshdsl.train import config
-from meshdsl.train.watch import Record
+from meshdsl.train.watch import StepMetrics
 
 HUNG = os.EX_TEMPFAIL  # 75: try again, says sysexits.h
 _FIRST = 3  # so many times the patience until the first step has ended, in which devices and hosts find each other
@@ -71,7 +71,7 @@ class Nonfinite:
         """Remember the host's part of the batch of `step` until its record comes."""
         self._batches.append((step, batch))
 
-    def judge(self, record: Record | None) -> str:
+    def judge(self, record: StepMetrics | None) -> str:
         """`go`, or `rollback`: the state is of no use any more.
 
         A step that the compiled step has `skipped` left the state as it was; with a loss scale that is dynamic this is how float16 finds its scale.
@@ -100,7 +100,7 @@ class Nonfinite:
             return "rollback"
         raise MeshDSLError(self._reason(record, skipped))
 
-    def _reason(self, record: Record, skipped: bool) -> str:
+    def _reason(self, record: StepMetrics, skipped: bool) -> str:
         policy, patience = self._guard.nonfinite, f"guard.patience={self._guard.patience}"
         after = ""
         if skipped:
