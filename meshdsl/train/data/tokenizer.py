@@ -46,15 +46,21 @@ class Tokenizer(Protocol):
     separator: int
     digest: str
 
-    def encode(self, text: str) -> np.ndarray: ...
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text."""
+        ...
 
     def encode_blocks(self, blocks: Sequence[bytes]) -> Iterable[np.ndarray]:
         """The ids of each block of UTF-8, in order."""
         ...
 
-    def decode(self, ids: Iterable[int]) -> str: ...
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; what is no text, or not UTF-8, becomes U+FFFD or is left out."""
+        ...
 
-    def stream(self) -> Stream: ...
+    def stream(self) -> Stream:
+        """Begin to decode ids that come one after the other."""
+        ...
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -66,6 +66,7 @@ class TensorBoard:
         self._writer.add_event(self._event.Event(step=done + 1, session_log=started))
 
     def close(self) -> None:
+        """Write what is waiting, and close the file."""
         self._writer.close()
 
 
@@ -128,4 +129,5 @@ class WandB:
         """Do nothing: the steps after `done` come again, and of each the later values are shown."""
 
     def close(self) -> None:
+        """Send what is waiting, and end the run there."""
         self._run.finish()

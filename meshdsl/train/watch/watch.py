@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import jax
 from rich.console import Console
@@ -27,7 +27,7 @@ from meshdsl.train.watch.screen import Show, progress
 from meshdsl.train.watch.step_timer import TRAINING, StepTimer
 from meshdsl.train.watch.units import bits_per_byte
 
-_Output = TypeVar("_Output", MetricsFile, TensorBoard, WandB)
+_Output = MetricsFile | TensorBoard | WandB
 
 
 def check(log: Log, steps: int) -> None:
@@ -76,7 +76,7 @@ class Watch:
         self._next = done + 1
         self._running: tuple[int, Mapping[str, jax.Array]] | None = None  # the newest step
         self._unwritten: StepMetrics | None = None  # of a step that has ended; `note` may add to it
-        self._outputs: list[MetricsFile | TensorBoard | WandB] = []
+        self._outputs: list[_Output] = []
         self._profile: Profile | None = None
         self._stack = ExitStack()
         self._show: Show = lambda metrics: None
