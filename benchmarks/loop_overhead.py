@@ -35,7 +35,7 @@ from meshdsl.train.job import Job
 from meshdsl.train.training_loop import TrainingLoop
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
-from meshdsl.train.watch import read_records
+from meshdsl.train.watch import read_metrics
 
 _KINDS = ("input_seconds", "checkpoint_seconds", "step_seconds")
 Taken = dict[
@@ -104,7 +104,7 @@ class Loops:
                     {},
                 )
                 self.state, done, _ = run.train_steps(counted, self.state, 0, Stopping())
-            records = list(read_records(folder.metrics))
+            records = list(read_metrics(folder.metrics))
         kinds = {
             kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done
             for kind in ("seconds", *_KINDS)

@@ -80,44 +80,44 @@ def _ls(arguments: argparse.Namespace, settings: list[str]) -> int:
     folder = _folder(arguments.run, settings)
     rows = [
         ("step", "size", "written", "whole"),
-        *(_row(folder, step) for step in folders.steps(folder)),
+        *(_row(folder, step) for step in folders.saved_steps(folder)),
     ]
     print("\n".join(columns(rows, right=(0, 1), indent=0)))
-    for path in folders.aside(folder):
+    for path in folders.damaged(folder):
         print(f"{path.name}: was damaged, and set aside when the run went on from an older one")
     return 0
 
 
 def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
     from meshdsl.figures import byte_words
-    from meshdsl.train.checkpoints import record
+    from meshdsl.train.checkpoints import manifest
 
     try:
-        found = record.read(folder / str(step))
-    except record.Damaged as damage:
+        found = manifest.read(folder / str(step))
+    except manifest.Damaged as damage:
         return str(step), "", "", f"no: {damage}"
-    about = (str(step), byte_words(record.bytes_of(found)), _time(found))
+    about = (str(step), byte_words(manifest.size_in_bytes(found)), _time(found))
     try:
-        record.check_files(folder / str(step), found)
-    except record.Damaged as damage:
+        manifest.check_files(folder / str(step), found)
+    except manifest.Damaged as damage:
         return *about, f"no: {damage}"
     return *about, "yes" if found["whole_state"] else "yes, parameters only"
 
 
 def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.figures import byte_words, columns
-    from meshdsl.train.checkpoints import record, safetensors_files
+    from meshdsl.train.checkpoints import manifest, safetensors_files
 
     folder = _folder(arguments.run, settings)
     step = _step(folder, arguments.step)
     try:
-        found = record.read(folder / str(step))
-    except record.Damaged as damage:
+        found = manifest.read(folder / str(step))
+    except manifest.Damaged as damage:
         raise MeshDSLError(
             f"{folder}: the checkpoint of step {step} is damaged: {damage}"
         ) from None
     print(
-        f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(record.bytes_of(found))}\n"
+        f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(manifest.size_in_bytes(found))}\n"
     )
     stored = {name: said for name, said in found["state"].items() if "dtype" in said}
     rows = [
@@ -125,7 +125,7 @@ def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
             name,
             said["is"].rpartition(" ")[0],
             said["dtype"],
-            byte_words(safetensors_files.size(said)),
+            byte_words(safetensors_files.size_in_bytes(said)),
         )
         for name, said in stored.items()
     ]
@@ -135,10 +135,10 @@ def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 def _verify(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.train.checkpoints import folders
-    from meshdsl.train.checkpoints.arrays import verify
+    from meshdsl.train.checkpoints.saved_arrays import verify
 
     folder, bad = _folder(arguments.run, settings), 0
-    for step in folders.steps(folder):
+    for step in folders.saved_steps(folder):
         damage = verify(folder / str(step))
         if damage and not (folder / str(step)).is_dir():
             continue  # the run, which goes on, has replaced it meanwhile
@@ -148,7 +148,7 @@ def _verify(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 
 def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.train.checkpoints.transfer import export
+    from meshdsl.train.checkpoints.transfer import export_parameters
     from meshdsl.train.settings import to_toml
 
     folder = _folder(arguments.run, settings)
@@ -157,7 +157,7 @@ def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
     config = to_toml(_stored_config(arguments.run))
-    for file in export(
+    for file in export_parameters(
         folder, _step(folder, arguments.step), arguments.out, config, int(arguments.limit * 1e9)
     ):
         print(f"wrote {file}")
@@ -168,7 +168,7 @@ def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
     from meshdsl.compiled.topology import compile_only
     from meshdsl.train.checkpoints.folders import making
     from meshdsl.train.checkpoints.safetensors_files import TensorFiles
-    from meshdsl.train.checkpoints.transfer import take
+    from meshdsl.train.checkpoints.transfer import import_parameters
     from meshdsl.train.config import Config
     from meshdsl.train.folder import RunFolder
     from meshdsl.train.settings import read
@@ -184,7 +184,7 @@ def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
     out.refuse_used()
     try:
         with making(out.checkpoints):
-            unused = take(files, _parameters(config), out.checkpoints)
+            unused = import_parameters(files, _parameters(config), out.checkpoints)
             out.write_config(config)
     except OSError as error:
         raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
@@ -195,14 +195,14 @@ def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
 
 
 def _parameters(config) -> dict:
-    """The parameters of the model that `config` describes, as the record of a checkpoint describes them."""
+    """The parameters of the model that `config` describes, as the manifest of a checkpoint describes them."""
     import jax
 
     from meshdsl.models.transformer import Transformer
-    from meshdsl.train.checkpoints.names import described
+    from meshdsl.train.checkpoints.tree_leaves import describe
     from meshdsl.train.precision import cast
 
-    return described(
+    return describe(
         jax.eval_shape(
             lambda: cast(Transformer.init(jax.random.key(0), config.model), config.precision.params)
         )
@@ -210,10 +210,10 @@ def _parameters(config) -> dict:
 
 
 def _folder(run: Path, settings: list[str]) -> Path:
-    from meshdsl.train.checkpoints.parameters import folder_of
+    from meshdsl.train.checkpoints.parameters import checkpoints_folder
 
     _refuse(settings)
-    folder = folder_of(run)
+    folder = checkpoints_folder(run)
     if folder is None:
         raise MeshDSLError(f"{run}: there are no checkpoints")
     return folder
@@ -231,9 +231,9 @@ def _stored_config(run: Path) -> Config:
 def _step(folder: Path, step: int | None) -> int:
     from meshdsl.train.checkpoints import folders
 
-    known = folders.steps(folder)
+    known = folders.saved_steps(folder)
     if step is not None and step not in known:
-        raise MeshDSLError(f"--step {step}: there is no such checkpoint; {folders.words(known)}")
+        raise MeshDSLError(f"--step {step}: there is no such checkpoint; {folders.in_words(known)}")
     return known[-1] if step is None else step
 
 

@@ -46,14 +46,14 @@ def add(commands) -> None:
 
 
 def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.train.data.bpe import LEAST, train_bpe
+    from meshdsl.train.data.bpe import SMALLEST_VOCAB, train_bpe
     from meshdsl.train.data.files import find_files
 
     if settings:
         raise MeshDSLError(f"`{settings[0]}`: `tokenizer` has no settings")
-    if arguments.vocab < LEAST:
+    if arguments.vocab < SMALLEST_VOCAB:
         raise MeshDSLError(
-            f"--vocab {arguments.vocab}: must be at least {LEAST}, which are every byte and the end of a document"
+            f"--vocab {arguments.vocab}: must be at least {SMALLEST_VOCAB}, which are every byte and the end of a document"
         )
     _check_out(arguments.out)
     files = find_files(arguments.paths, arguments.format)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.models.transformer import Transformer
-from meshdsl.train.data.device_batches import place
+from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.precision import cast
 
@@ -49,7 +49,7 @@ class Evaluator:
         """
         # All batches are sent to the devices before the first result is waited for.
         found = {
-            name: [self._sums(params, place(batch, self._like)) for batch in batches]
+            name: [self._sums(params, put_on_devices(batch, self._like)) for batch in batches]
             for name, batches in datasets.items()
         }
         return {

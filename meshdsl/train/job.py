@@ -20,7 +20,7 @@ from meshdsl.compiled import saved
 from meshdsl.models.transformer import Transformer
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config
-from meshdsl.train.data.device_batches import place
+from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep
@@ -115,7 +115,7 @@ class Job:
 
     def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
         """A training batch on the devices, split by the law, from the rows of this process."""
-        return place(arrays, self.batch)
+        return put_on_devices(arrays, self.batch)
 
     def program(self) -> Program:
         """The recorded program of one step: every op with its split, and every collective."""

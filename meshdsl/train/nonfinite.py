@@ -14,7 +14,7 @@ import numpy as np
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Guard
-from meshdsl.train.watch import Record
+from meshdsl.train.watch import StepMetrics
 
 # So many batches are remembered: the metrics of a step come one step late, while the batch after
 # the next one is placed on the devices.
@@ -46,7 +46,7 @@ class NonfiniteGuard:
         """Remember this process's rows of the batch of `step` until the step has been judged."""
         self._batches.append((step, batch))
 
-    def judge(self, metrics: Record | None) -> str:
+    def judge(self, metrics: StepMetrics | None) -> str:
         """`go`, or `rollback` where the state is of no use any more.
 
         A step that was `skipped` by the compiled step left the state as it was. With a dynamic loss
@@ -77,7 +77,7 @@ class NonfiniteGuard:
             return "rollback"
         raise MeshDSLError(self._reason(metrics, skipped))
 
-    def _reason(self, metrics: Record, skipped: bool) -> str:
+    def _reason(self, metrics: StepMetrics, skipped: bool) -> str:
         """The message of the error that stops the run."""
         policy, patience = self._guard.nonfinite, f"guard.patience={self._guard.patience}"
         after = ""

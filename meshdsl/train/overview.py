@@ -16,7 +16,7 @@ from meshdsl.figures import byte_words
 from meshdsl.layout import Layout
 from meshdsl.record.collective import Collective, summary
 from meshdsl.tensor import axes_of, notation
-from meshdsl.train.checkpoints import named
+from meshdsl.train.checkpoints import named_leaves
 
 
 def describe(
@@ -65,7 +65,7 @@ def parameter_lines(params: Any) -> Iterator[str]:
     """
     shown = {
         name + notation(tensor.dims, axes_of(tensor)): tensor
-        for name, tensor in named(params).items()
+        for name, tensor in named_leaves(params).items()
     }
     width = max(map(len, shown))
     for text, tensor in shown.items():

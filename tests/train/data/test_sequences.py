@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdsl.train.data.tokens import Run, Tokens
-from meshdsl.train.data.windows import Windows, batch_of
+from meshdsl.train.data.sequences import Sequences, batch_of
+from meshdsl.train.data.tokens import TokenRange, Tokens
 from tests.train.data.common import write_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=8)
@@ -15,21 +15,24 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_s
 def tokens_in(path, *files):
     paths = [write_tokens(path / f"{i}.bin", tokens) for i, tokens in enumerate(files)]
     return Tokens(
-        [Run(each, "uint16", 0, len(tokens)) for each, tokens in zip(paths, files, strict=True)]
+        [
+            TokenRange(each, "uint16", 0, len(tokens))
+            for each, tokens in zip(paths, files, strict=True)
+        ]
     )
 
 
-def all_windows(tokens, length, partial):
-    windows = Windows(tokens, length, partial)
-    out = np.zeros((len(windows), length + 1), np.int32)
-    for i in range(len(windows)):
-        windows.cut(i, out[i])
+def all_sequences(tokens, length, partial):
+    sequences = Sequences(tokens, length, partial)
+    out = np.zeros((len(sequences), length + 1), np.int32)
+    for i in range(len(sequences)):
+        sequences.read_into(out[i], i)
     return out
 
 
 def test_targets_are_the_next_tokens_and_every_token_is_a_target_once(tmp_path):
     tokens = tokens_in(tmp_path, np.arange(2000))
-    batch = batch_of(all_windows(tokens, 10, partial=False), None)
+    batch = batch_of(all_sequences(tokens, 10, partial=False), None)
     np.testing.assert_array_equal(batch["targets"].reshape(-1), np.arange(1, 1991))
     np.testing.assert_array_equal(batch["tokens"].reshape(-1), np.arange(1990))
     assert batch["tokens"].dtype == batch["targets"].dtype == np.int32
@@ -78,7 +81,7 @@ def test_packing_covers_every_token_once_and_keeps_documents_apart(
     if len(stream) < 2:
         return
     batch = batch_of(
-        all_windows(tokens_in(tmp_path_factory.mktemp("tokens"), stream), length, partial=True),
+        all_sequences(tokens_in(tmp_path_factory.mktemp("tokens"), stream), length, partial=True),
         separator=0,
     )
     expected = _packed(documents, length)
@@ -90,7 +93,7 @@ def test_packing_covers_every_token_once_and_keeps_documents_apart(
                 assert (batch["segments"][r, c], batch["positions"][r, c]) == (segment, position)
             else:  # padding is one document more, so it is attended to by no other
                 assert batch["segments"][r, c] == row_segments(row) and batch["targets"][r, c] == -1
-    # every token but the first of a document is a target once, where no window cuts between them
+    # every token but the first of a document is a target once, where no sequence ends between them
     inside = sum(len(document) + 1 for document in documents) - 1 - len(documents)
     assert (batch["targets"] >= 0).sum() == inside
     assert all(
