@@ -7,12 +7,10 @@ service, which process 0 holds: no devices are involved, nothing is gathered, an
 
 from meshdsl.hosts.agree import agree, first_does
 from meshdsl.hosts.ending import ended
-from meshdsl.hosts.flags import add_flags
 from meshdsl.hosts.join import console, join
 from meshdsl.hosts.store import count, first, index
 
 __all__ = [
-    "add_flags",
     "agree",
     "console",
     "count",

@@ -10,11 +10,11 @@ import jax
 import pytest
 import safetensors
 
-from meshdsl import cli
 from meshdsl.models.transformer import Transformer
 from meshdsl.train.checkpoints import transfer
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override, to_toml
+from meshdsl_cli import main
 from tests.train.checkpoints.states import contents, saved
 
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16"]
@@ -40,7 +40,7 @@ def said(capsys):
     """What a command prints, and its exit code."""
 
     def ask(*words):
-        code = cli.main(["checkpoint", *map(str, words)])
+        code = main(["checkpoint", *map(str, words)])
         printed = capsys.readouterr()
         return code, (printed.out + printed.err).splitlines()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import meshdsl
-from meshdsl import cli
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.layout import Layout
+from meshdsl_cli import main
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -36,7 +36,7 @@ def run(data, tmp_path_factory):
     """The folder of a finished run of three steps."""
     out = tmp_path_factory.mktemp("runs") / "a"
     assert (
-        cli.main(
+        main(
             ["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data, *TINY]
         )
         == 0
@@ -55,7 +55,7 @@ def contents(folder):
 def refused(capsys, *words):
     """The one line with which a command is refused."""
     try:
-        code = cli.main(words)
+        code = main(words)
     except SystemExit as exit:
         code = exit.code
     captured = capsys.readouterr()
@@ -143,9 +143,9 @@ def test_an_existing_run_is_never_overwritten(run, capsys, data):
     assert "is at step 3 of 3; set more --steps" in refused(
         capsys, "train", "--out", str(run), "--resume"
     )
-    assert cli.main(["train", "--out", str(run), "--resume", "--steps", "5", "seed=1"]) == 2
+    assert main(["train", "--out", str(run), "--resume", "--steps", "5", "seed=1"]) == 2
     assert "this run began with other data: the seed was 0 and is 1" in capsys.readouterr().err
-    assert cli.main(["train", "--out", str(run), "--resume", "auto"]) == 0
+    assert main(["train", "--out", str(run), "--resume", "auto"]) == 0
     assert f"{run} is finished, at step 3 of 3" in capsys.readouterr().out
     assert contents(run) == before
 
@@ -153,14 +153,14 @@ def test_an_existing_run_is_never_overwritten(run, capsys, data):
 def test_the_version_is_said_once(capsys):
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
+        main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"meshdsl {declared}\n"
     assert meshdsl.__version__ == declared
 
 
 def test_layouts_are_listed_with_what_they_are(capsys):
-    assert cli.main(["layouts"]) == 0
+    assert main(["layouts"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(list((ROOT / "layouts").glob("*.toml")))
     assert any(line.startswith("fsdp  ") and "FSDP (ZeRO-3)" in line for line in lines)
@@ -168,7 +168,7 @@ def test_layouts_are_listed_with_what_they_are(capsys):
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_a_checked_layout_is_described(capsys, model):
-    assert cli.main(["layouts", "check", "fsdp-tensor", "--model", model, "model.layers=1"]) == 0
+    assert main(["layouts", "check", "fsdp-tensor", "--model", model, "model.layers=1"]) == 0
     out = capsys.readouterr().out
     assert "mesh data=4 model=2 on 8 devices" in out
     assert "mlp.up.weight[layers, d_model_data, d_ff_model]" in out
@@ -195,14 +195,14 @@ def test_every_package_is_installed():
 def test_a_layout_is_checked_for_devices_that_are_not_there():
     words = "layouts check data --devices 3 batch=6 model.layers=1".split()
     done = subprocess.run(
-        [sys.executable, "-m", "meshdsl.cli", *words], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "meshdsl_cli", *words], capture_output=True, text=True, cwd=ROOT
     )
     assert "mesh data=3 on 3 devices" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(("words", "code"), [("--help", 0), ("trian", 2), ("train --resume", 2)])
 def test_the_program_ends_with_the_code_of_its_command(words, code):
-    command = [sys.executable, "-m", "meshdsl_start", *words.split()]
+    command = [sys.executable, "-m", "meshdsl_cli", *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == code
     assert bool(done.stdout) == (code == 0) and done.stderr.count("\n") == bool(code)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from meshdsl import cli
+from meshdsl_cli import main
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -43,7 +43,7 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
         "schedule.warmup=2",
         *TINY,
     ]
-    assert cli.main(compiled) == 0
+    assert main(compiled) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].startswith("layout fsdp.toml, mesh data=8, compiled for cpu:8 in ")
     assert (
@@ -52,15 +52,13 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
     )
     assert "compiled for cpu:8" in page.read_text()
     train = ["train", "--layout", "fsdp", "--devices", "8", "--data", str(text), *RUN, *TINY]
-    assert cli.main([*train, "--out", str(tmp_path / "loaded"), "--executable", str(file)]) == 0
+    assert main([*train, "--out", str(tmp_path / "loaded"), "--executable", str(file)]) == 0
     assert f"the compiled step is that of {file}" in "".join(capsys.readouterr().out.splitlines())
-    assert cli.main([*train, "--out", str(tmp_path / "own")]) == 0
+    assert main([*train, "--out", str(tmp_path / "own")]) == 0
     assert losses(tmp_path / "loaded") == losses(tmp_path / "own")
     capsys.readouterr()
     assert (
-        cli.main(
-            [*train, "--out", str(tmp_path / "other"), "--executable", str(file), "model.d_ff=32"]
-        )
+        main([*train, "--out", str(tmp_path / "other"), "--executable", str(file), "model.d_ff=32"])
         == 2
     )
     assert (
@@ -71,13 +69,12 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
 
 
 def test_what_cannot_be_compiled_for_is_one_line(capsys):
-    assert cli.main(["compile", "--target", "cpu:16", "--layout", "fsdp", *TINY]) == 2
+    assert main(["compile", "--target", "cpu:16", "--layout", "fsdp", *TINY]) == 2
     assert (
         "there are 8 CPU devices, and no more can be made once JAX has begun to compute"
         in capsys.readouterr().err
     )
     assert (
-        cli.main(["compile", "--target", "cpu:8", "--layout", "fsdp", "--option", "xla_x", *TINY])
-        == 2
+        main(["compile", "--target", "cpu:8", "--layout", "fsdp", "--option", "xla_x", *TINY]) == 2
     )
     assert "option `xla_x`: expected KEY=VALUE" in capsys.readouterr().err

@@ -60,8 +60,8 @@ layouts._summary = lambda path: print("here", flush=True) or "more than a pipe h
 COMPILING = "from meshdsl.train.loop import Run; hold(Run, '_compiled')\n"
 IN_A_STEP = "from meshdsl.train.job import Job; hold(Job, 'place', call=3)\n"
 IN_THE_LAST = "from meshdsl.train.job import Job; hold(Job, 'place', 4 * 10**6, call=3)\n"
-ENDING = "import meshdsl_start; hold(meshdsl_start, '_leave')\n"
-START = "import meshdsl_start; meshdsl_start.run()\n"
+ENDING = "from meshdsl_cli import program; hold(program, '_leave')\n"
+START = "import meshdsl_cli; meshdsl_cli.start()\n"
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_an_import_of_the_library_leaves_signals_alone():
     code = """
 import signal, threading
 before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-import meshdsl, meshdsl.cli, meshdsl_start
+import meshdsl, meshdsl_cli
 assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 assert signal.set_wakeup_fd(-1) == -1
 """
@@ -173,7 +173,7 @@ def test_none_is_lost_at_random_moments(start, tmp_path, processes, steps, signa
         """Whether a run still goes after so many seconds, and whether the signal then ends it."""
         with (tmp_path / "stdout").open("w+") as out, (tmp_path / "stderr").open("w+") as err:
             how = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            process = start(["-m", "meshdsl_start"], words, tmp_path / name, **how)
+            process = start(["-m", "meshdsl_cli"], words, tmp_path / name, **how)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after)
             running = process.poll() is None
@@ -187,7 +187,7 @@ def test_none_is_lost_at_random_moments(start, tmp_path, processes, steps, signa
         print(f"{after:6.2f} s, {running=}: {code=}, {lines} on stderr, {took:.2f} s: {last}")
         lines += "\ninterrupted after step" in printed
         # Python itself, before it comes to the program: a signal may be ahead of every line of it.
-        starting = code in (1, -signal.SIGINT) and not printed and "in run" not in reported
+        starting = code in (1, -signal.SIGINT) and not printed and "in start" not in reported
         return running, starting or (code, lines) == (130, 1)
 
     begin = time.monotonic()

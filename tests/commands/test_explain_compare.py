@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from meshdsl import cli
+from meshdsl_cli import main
 from tests.commands.test_command_line import refused
 
 SMALL = ["--model", "llama", "model.layers=2", "model.d_model=64", "model.length=32"]
 
 
 def printed(capsys, *words, code=0):
-    assert cli.main(words) == code
+    assert main(words) == code
     return capsys.readouterr().out
 
 
@@ -173,7 +173,7 @@ def test_a_plan_needs_no_machine_and_says_nothing_on_stderr():
     }
     for command in (["explain"], ["layouts", "check", "data"]):
         done = subprocess.run(
-            [sys.executable, "-m", "meshdsl.cli", *command, "model.layers=1"],
+            [sys.executable, "-m", "meshdsl_cli", *command, "model.layers=1"],
             capture_output=True,
             text=True,
             env=clean,

@@ -10,9 +10,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from meshdsl import cli
-from meshdsl.commands.generate import _print_as_it_comes
 from meshdsl.commands.lookup import find_layout
+from meshdsl.commands.printed_texts import print_as_it_comes
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Checkpoint, Config
@@ -20,6 +19,7 @@ from meshdsl.train.data.tokenizer import Bytes
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl_cli import main
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -71,7 +71,7 @@ def tokenized(tmp_path_factory):
 
 
 def said(capsys, *words: str) -> str:
-    assert cli.main(["generate", *words]) == 0
+    assert main(["generate", *words]) == 0
     return capsys.readouterr().out
 
 
@@ -141,7 +141,7 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
             seen.append(capsys.readouterr().out)
             yield row
 
-    _print_as_it_comes(coming(), ["one ", "two "], Bytes())
+    print_as_it_comes(coming(), ["one ", "two "], Bytes())
     assert [*seen, capsys.readouterr().out] == [
         "--- 1 of 2 ---\none ",
         "",
@@ -180,7 +180,7 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
 )
 def test_a_mistake_is_one_line(run, capsys, monkeypatch, words, text):
     monkeypatch.setattr("sys.stdin", None)
-    assert cli.main(["generate", *words.format(run=run).split()]) == 2
+    assert main(["generate", *words.format(run=run).split()]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and text in err
 
@@ -190,10 +190,10 @@ def test_a_run_without_a_checkpoint_and_one_with_another_tokenizer_are_refused(
 ):
     begun = RunFolder(tmp_path / "begun")
     begun.begin(RunFolder(Path(run)).stored_config())
-    assert cli.main(["generate", str(begun.path), "--prompt", "a"]) == 2
+    assert main(["generate", str(begun.path), "--prompt", "a"]) == 2
     assert "there is no checkpoint" in capsys.readouterr().err
     config = RunFolder(Path(tokenized)).stored_config()
     small = RunFolder(tmp_path / "small")
     small.begin(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=256)))
-    assert cli.main(["generate", str(small.path), "--prompt", "a"]) == 2
+    assert main(["generate", str(small.path), "--prompt", "a"]) == 2
     assert "has 269 tokens, and the model has 256" in capsys.readouterr().err

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from meshdsl import MeshDSLError
-from meshdsl.cli import main
 from meshdsl.commands import launch as command
 from meshdsl.commands.launch import devices_of_each, launch
 from meshdsl.hosts.ending import FOLLOWED
 from meshdsl.train.safeguards import HUNG
+from meshdsl_cli import main
 from tests.train.test_kill_matrix import alive
 
 ME = """
