@@ -90,9 +90,10 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
             for i, (devices, log) in enumerate(zip(environments, logs, strict=True)):
                 environment = {**os.environ, **told, VARIABLES[2]: str(i), **devices}
                 started.append(_started(words, environment, pipe, log if i else None))
-        # Not of those that ended because another one did, or of a signal that was passed on.
+        failed = _wait(started)
+        # Those have not failed that ended because another one did, or by a signal passed on.
         followed = (FOLLOWED, *(-number for number in came))
-        failed = [i for i in _wait(started) if started[i].returncode not in followed]
+        failed = [i for i in failed if started[i].returncode not in followed]
         _show_failed(started, failed, logs)
     os.close(pipe)
     os.close(hold)

@@ -30,20 +30,8 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
     file, page = tmp_path / "step", tmp_path / "page.html"
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
-    compiled = [
-        "compile",
-        "--target",
-        "cpu:8",
-        "--layout",
-        "fsdp",
-        "--save",
-        str(file),
-        "--html",
-        str(page),
-        "schedule.warmup=2",
-        *TINY,
-    ]
-    assert main(compiled) == 0
+    words = ["compile", "--target", "cpu:8", "--layout", "fsdp", "schedule.warmup=2", *TINY]
+    assert main([*words, "--save", str(file), "--html", str(page)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].startswith("layout fsdp.toml, mesh data=8, compiled for cpu:8 in ")
     assert (
@@ -57,13 +45,11 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
     assert main([*train, "--out", str(tmp_path / "own")]) == 0
     assert losses(tmp_path / "loaded") == losses(tmp_path / "own")
     capsys.readouterr()
-    assert (
-        main([*train, "--out", str(tmp_path / "other"), "--executable", str(file), "model.d_ff=32"])
-        == 2
-    )
-    assert (
-        capsys.readouterr().err
-        == f"meshdsl train: executable {file}: was compiled with model.d_ff=16, and this run has model.d_ff=32\n"
+    other = [*train, "--out", str(tmp_path / "other"), "--executable", str(file)]
+    assert main([*other, "model.d_ff=32"]) == 2
+    assert capsys.readouterr().err == (
+        f"meshdsl train: executable {file}: was compiled with model.d_ff=16, and this run has "
+        "model.d_ff=32\n"
     )
     assert not (tmp_path / "other").exists()
 
@@ -74,7 +60,6 @@ def test_what_cannot_be_compiled_for_is_one_line(capsys):
         "there are 8 CPU devices, and no more can be made once JAX has begun to compute"
         in capsys.readouterr().err
     )
-    assert (
-        main(["compile", "--target", "cpu:8", "--layout", "fsdp", "--option", "xla_x", *TINY]) == 2
-    )
+    words = ["compile", "--target", "cpu:8", "--layout", "fsdp", "--option", "xla_x", *TINY]
+    assert main(words) == 2
     assert "option `xla_x`: expected KEY=VALUE" in capsys.readouterr().err

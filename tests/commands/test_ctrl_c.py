@@ -1,8 +1,8 @@
 """Ctrl-C ends every command at any moment, with exit code 130 and one line, and is never lost.
 
-A few moments that matter by default, each held still while the signal comes. With
-HYPOTHESIS_PROFILE=nightly also 40 signals at random moments of a whole run of `meshdsl train`,
-and 20 of one in two processes.
+By default the signal comes at a few moments that matter, at each of which the program is made to
+wait for it. With HYPOTHESIS_PROFILE=nightly also 40 signals come at random moments of a whole run
+of `meshdsl train`, and 20 at those of one in two processes.
 """
 
 import os
@@ -23,7 +23,8 @@ TINY = [
     "batch=8", "schedule.warmup=2", "validation.batches=1", "sample.tokens=4",
     "checkpoint.every=200", "checkpoint.keep=2",
 ]  # fmt: skip
-# What is held still says so, and stays in C, as a compiler does: for minutes, or some rounds.
+# A call that is held prints a line and then stays in C, as a compiler does: for hours, or for so
+# many rounds of a hash.
 HOLD = """
 import hashlib, os, signal, sys, time
 
@@ -66,7 +67,7 @@ START = "import meshdsl_cli; meshdsl_cli.start()\n"
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Starts the program, or some code that starts it; one that trains reads a little text."""
+    """A function that starts the program, or code that starts it; training reads a little text."""
     shared = tmp_path_factory.mktemp("shared")
     text = shared / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
@@ -87,8 +88,8 @@ def start(tmp_path_factory):
     return run
 
 
-def held(start, moment, words, out=None):
-    """The program, once it is at the moment."""
+def paused(start, moment, words, out=None):
+    """The program, once it has come to the moment."""
     process = start(["-c", HOLD + moment + START], words, out, compiles=False)
     while process.stdout.readline() != "here\n":
         assert process.poll() is None, process.stderr.read()
@@ -118,14 +119,14 @@ def ended(process, seconds=60.0):
 def test_where_there_is_no_step_to_save_ctrl_c_ends_a_program_at_once(
     start, tmp_path, moment, words
 ):
-    process = held(start, moment, words, tmp_path / "run" if words[0] == "train" else None)
+    process = paused(start, moment, words, tmp_path / "run" if words[0] == "train" else None)
     process.send_signal(signal.SIGINT)
     code, _, reported = ended(process, 10)
     assert (code, reported) == (130, INTERRUPTED)
 
 
 def test_the_second_ctrl_c_ends_a_step_that_hangs(start, tmp_path):
-    process = held(
+    process = paused(
         start, IN_A_STEP, ["train", "--layout", "single", "--steps", "5"], tmp_path / "run"
     )
     process.send_signal(signal.SIGINT)
@@ -137,7 +138,7 @@ def test_the_second_ctrl_c_ends_a_step_that_hangs(start, tmp_path):
 
 
 def test_ctrl_c_with_the_last_step_is_heard_too(start, tmp_path):
-    process = held(
+    process = paused(
         start, IN_THE_LAST, ["train", "--layout", "single", "--steps", "3"], tmp_path / "run"
     )
     process.send_signal(signal.SIGINT)

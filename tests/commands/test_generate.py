@@ -35,7 +35,7 @@ TINY = [
 
 
 def make_run(path, *settings) -> RunFolder:
-    """The folder of a run that was saved after no step, twice."""
+    """A run with checkpoints of steps 0 and 5, both with parameters that nothing has trained."""
     config, folder = override(Config(layout="fsdp"), [*TINY, *settings]), RunFolder(path)
     layout = find_layout("fsdp")
     job = Job(config, layout, make_mesh(layout, jax.devices()))
@@ -75,7 +75,7 @@ def said(capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_not_by_every_checkpoint(
+def test_prompts_are_continued_in_turn_alike_under_every_layout_but_not_by_every_checkpoint(
     run, capsys, tmp_path
 ):
     (tmp_path / "prompts").write_text("def f\na\n")
@@ -86,20 +86,8 @@ def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_no
         ("a", 5, 0, False),
     ]
     assert [len(each["tokens"]) for each in found] == [6, 6]
-    text = said(
-        capsys,
-        run,
-        "--prompt",
-        "def f",
-        "--prompt",
-        "a",
-        "--tokens",
-        "6",
-        "--layout",
-        "tensor",
-        "--devices",
-        "4",
-    )
+    both_again = ("--prompt", "def f", "--prompt", "a", "--tokens", "6")
+    text = said(capsys, run, *both_again, "--layout", "tensor", "--devices", "4")
     first, second = text.removeprefix("--- 1 of 2 ---\n").split("\n--- 2 of 2 ---\n")
     assert (first[:5], second[:1]) == ("def f", "a")
     printable = [
@@ -108,9 +96,8 @@ def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_no
     ]
     assert [first[5:], second[1:].removesuffix("\n")] == printable
     older = [json.loads(line) for line in said(capsys, run, *both, "--step", "0").splitlines()]
-    assert [each["tokens"] for each in older] != [each["tokens"] for each in found] and older[0][
-        "step"
-    ] == 0
+    assert [each["tokens"] for each in older] != [each["tokens"] for each in found]
+    assert older[0]["step"] == 0
 
 
 def test_the_standard_input_is_a_prompt_and_a_tokenizer_file_is_the_runs_own(
@@ -128,12 +115,8 @@ def test_the_standard_input_is_a_prompt_and_a_tokenizer_file_is_the_runs_own(
 
 
 def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_their_turn(capsys):
-    rows = [
-        [0xC3, *b"x"],
-        [0xA9, *b"y"],
-        [0, *b"z"],
-        [*b"qw"],
-    ]  # an é in two bytes, then the end of the first text
+    # The first text: an é in two bytes, then its end.
+    rows = [[0xC3, *b"x"], [0xA9, *b"y"], [0, *b"z"], [*b"qw"]]
     seen = []
 
     def coming():
@@ -168,7 +151,8 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
         ),
         (
             "{run} --prompt a --tokens 24",
-            "--tokens 24: the prompt has 1 token, and the model's length is 24; at most 23 more fit",
+            "--tokens 24: the prompt has 1 token, and the model's length is 24; at most 23 more "
+            "fit",
         ),
         (
             "{run} --prompt a --prompt " + 30 * "b",
