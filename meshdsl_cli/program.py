@@ -57,8 +57,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _leave() -> None:
     """End at once, where Python would take itself apart: for half a second, deaf to signals."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(
-            OSError, ValueError, AttributeError
-        ):  # nobody reads any more, or it is closed
+        # Nobody reads any more, or it is closed, or the shell has closed it: then it is None.
+        with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(_exit_code)
