@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from meshdsl.commands.analysis import Plan
+from meshdsl.commands.analysis import Analysis
 from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
 
@@ -34,7 +34,7 @@ def timed(what):
     return made, time.perf_counter() - start
 
 
-def row(plan: Plan, *, compile: bool) -> list[str]:
+def row(plan: Analysis, *, compile: bool) -> list[str]:
     explanation, explaining = timed(plan.explain)
     estimate = [
         f"{explaining:.1f}",

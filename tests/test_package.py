@@ -48,7 +48,7 @@ def test_a_wheel_from_the_source_distribution_works_and_nothing_is_missing(tmp_p
     with zipfile.ZipFile(built("wheel", source, tmp_path)) as wheel:
         wheel.extractall(site)
     environment = os.environ | {"PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"}
-    code = "import meshdsl.cli; print(meshdsl.__file__); meshdsl.cli.main(['layouts'])"
+    code = "import meshdsl, meshdsl_cli; print(meshdsl.__file__); meshdsl_cli.main(['layouts'])"
     found = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
     )

@@ -14,12 +14,10 @@ all of this does nothing.
 
 from meshdsl.hosts.agree import agree, first_does
 from meshdsl.hosts.ending import report_and_end
-from meshdsl.hosts.flags import add_flags
 from meshdsl.hosts.join import console, join
 from meshdsl.hosts.store import count, first, index
 
 __all__ = [
-    "add_flags",
     "agree",
     "console",
     "count",

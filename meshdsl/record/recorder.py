@@ -24,7 +24,6 @@ _USERS = ("meshdsl.layers", "meshdsl.models")
 _OUTSIDE = (
     "meshdsl.train",
     "meshdsl.commands",
-    "meshdsl.cli",
 )  # what calls the program; the user's model is inside
 _MACHINERY = ("meshdsl.", "jax.", "jax._src", "contextlib", "functools", "flax.")
 _LINES = 2

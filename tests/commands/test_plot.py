@@ -1,6 +1,5 @@
 """Curves of runs that can be compared."""
 
-import argparse
 import itertools
 import json
 import math
@@ -11,11 +10,12 @@ import numpy as np
 import pytest
 
 from meshdsl import MeshDSLError
-from meshdsl.commands import plot
+from meshdsl.commands.plot import plot_runs
 from meshdsl.train.watch.curves import Points, panels, read_runs, smoothed, thin
 from meshdsl.train.watch.curves_page import page
 from meshdsl.train.watch.style import COLOURS, interleaved_dashes, mark_sizes
 from meshdsl.train.watch.units import UNITS, unit
+from meshdsl_cli.parser import parse
 
 
 def write_run(folder, steps=20, seconds=0.5, validation="validation_loss"):
@@ -34,10 +34,7 @@ def write_run(folder, steps=20, seconds=0.5, validation="validation_loss"):
 
 def run(words):
     """`meshdsl plot` with these words."""
-    parser = argparse.ArgumentParser()
-    plot.add(parser.add_subparsers())
-    arguments = parser.parse_args(["plot", *map(str, words)])
-    return arguments.command(arguments, [])
+    return plot_runs(parse(["plot", *map(str, words)]).arguments)
 
 
 def test_a_page_needs_nothing_else_and_says_everything_without_its_script(tmp_path, capsys):

@@ -141,13 +141,14 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
 
 def test_when_nobody_reads_on_all_end_quietly():
     prints = """
-    from meshdsl import cli
-    def work(*_):
+    from meshdsl.commands import train
+    from meshdsl_cli import main
+    def work(arguments):
         while True:
             hosts.console().print("a step")
             time.sleep(0.01)
-    cli._parse = lambda words: (type("Arguments", (), {"command": staticmethod(work)}), [])
-    sys.exit(cli.main(["train"]))
+    train.train_model = work
+    sys.exit(main(["train"]))
     """
     both = begin(JOINED, prints)
     assert both[0].stdout.readline() == "a step\n"

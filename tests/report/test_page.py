@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.cli import main
 from meshdsl.estimate.explanation import AxisView, DimView, MoveView, Span, TensorView
 from meshdsl.report.page import page, program_html, tensor_html
 from meshdsl.report.page.axes import STYLES, Axes
 from meshdsl.report.page.links import link_picture
 from meshdsl.report.page.mesh import mesh_picture
 from meshdsl.report.page.timeline import Clock, Loop
+from meshdsl_cli import main
 from tests.report.sample import sample, too_large, without_target
 
 VOID = {"meta", "input", "br", "wbr", "hr"}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshdsl import cli
+import meshdsl_cli as cli
 from meshdsl.train.folder import RunFolder
 
 TINY = [

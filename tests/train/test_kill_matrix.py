@@ -67,7 +67,7 @@ def start(tmp_path_factory):
         words = [*LAUNCHED, *words] if processes > 1 else [*words, "--devices", "2"]
         with (shared / "printed").open("a") as printed:
             return subprocess.Popen(
-                [sys.executable, "-m", "meshdsl.cli", *words],
+                [sys.executable, "-m", "meshdsl_cli", *words],
                 env=os.environ | environment,
                 stdout=printed,
                 stderr=printed,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshdsl import cli
+import meshdsl_cli as cli
 from meshdsl.train.job import Job
 from meshdsl.train.training_loop import TrainingLoop
 from meshdsl.train.step import TrainStep
