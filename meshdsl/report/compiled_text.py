@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from meshdsl.compiled.match import Absent, Compiled
+from meshdsl.compiled.match import AbsentCollective, CompiledCollective
 from meshdsl.compiled.report import CompiledReport
-from meshdsl.compiled.unread import unread_words
+from meshdsl.compiled.unread import unread_sentence
 from meshdsl.estimate.explanation import TensorView
 from meshdsl.figures import byte_words, columns, time_words
 from meshdsl.record.collective import Collective, summary
@@ -57,7 +57,7 @@ def _unread(r: CompiledReport) -> list[str]:
     if not r.unread:
         return []
     cells = [(one.kind, f"{one.count:,} x", one.example) for one in r.unread]
-    return [unread_words(r.unread), *columns(cells, right=(1,))]
+    return [unread_sentence(r.unread), *columns(cells, right=(1,))]
 
 
 def _collectives(r: CompiledReport) -> list[str]:
@@ -81,7 +81,7 @@ def _collectives(r: CompiledReport) -> list[str]:
     return lines
 
 
-def _totals(rows: Iterable[Compiled]) -> list[str]:
+def _totals(rows: Iterable[CompiledCollective]) -> list[str]:
     found = summary(
         Collective(row.operation, row.axes, row.count, row.bytes, row.dtype) for row in rows
     )
@@ -92,9 +92,9 @@ def _totals(rows: Iterable[Compiled]) -> list[str]:
     return columns(cells, right=(1, 2))
 
 
-def _alike(rows: Iterable[Compiled]) -> list[Compiled]:
+def _alike(rows: Iterable[CompiledCollective]) -> list[CompiledCollective]:
     """Rows that read the same, such as those of q, k and v, as one."""
-    found: dict[Compiled, Compiled] = {}
+    found: dict[CompiledCollective, CompiledCollective] = {}
     for row in rows:
         key = replace(row, tag="", count=0, asynchronous=None, seconds=None, exposed=None)
         one = found.get(key)
@@ -117,7 +117,7 @@ def _sum(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
 
 
-def _rows(rows: Iterable[Compiled]) -> list[str]:
+def _rows(rows: Iterable[CompiledCollective]) -> list[str]:
     rows = _alike(rows)
     timed = any(row.seconds is not None for row in rows)
     cells = [
@@ -168,7 +168,7 @@ def _absent(r: CompiledReport) -> list[str]:
     ]
 
 
-def _missing(row: Absent) -> tuple[str, ...]:
+def _missing(row: AbsentCollective) -> tuple[str, ...]:
     return (
         row.phase,
         f"{row.operation}({', '.join(row.axes)})",
