@@ -64,5 +64,5 @@ def unused(program: Program) -> tuple[str, ...]:
 
 
 def _has_other(rule: Rule, layout: Layout, known: set[str]) -> bool:
-    """Whether the rule's line names another dim that is `known`, as `heads?, kv_heads? -> model`."""
+    """Whether the rule's line names another `known` dim, as `heads?, kv_heads? -> model`."""
     return any(other.where == rule.where and other.dim in known for other in layout.parsed)

@@ -12,7 +12,7 @@ from math import prod
 from meshdsl.estimate.explanation import AxisView, DimView
 from meshdsl.report.page.markup import Markup, join, tag
 
-STYLES = 6  # colours in base.css
+COLOURS = 6  # colours in base.css
 
 # Strokes and dots on a tile of 8 x 8, one pattern for each colour.
 _PATTERNS = (
@@ -31,18 +31,18 @@ _PATTERNS = (
 
 
 @dataclass(frozen=True)
-class Axes:
+class AxisStyles:
     """The axes of a mesh, in its order; `prefix` keeps the ids of several pictures in one document apart."""
 
     sizes: dict[str, int]
     prefix: str = "p"
 
     @classmethod
-    def of(cls, views: Iterable[AxisView], prefix: str = "p") -> Axes:
+    def of(cls, views: Iterable[AxisView], prefix: str = "p") -> AxisStyles:
         return cls({view.name: view.size for view in views}, prefix)
 
     def index(self, name: str) -> int:
-        return list(self.sizes).index(name) % STYLES if name in self.sizes else STYLES - 1
+        return list(self.sizes).index(name) % COLOURS if name in self.sizes else COLOURS - 1
 
     def pieces(self, dim: DimView) -> int:
         """In how many parts the axes cut a dim."""

@@ -8,7 +8,7 @@ from meshdsl.estimate.explanation import Explanation
 from meshdsl.report.page import header as top
 from meshdsl.report.page import tables
 from meshdsl.report.page.assets import asset
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.flow import flow
 from meshdsl.report.page.markup import Markup, tag
 from meshdsl.report.page.memory import arrays, gauge
@@ -53,8 +53,8 @@ _SECTIONS = {
 
 def page(explanation: Explanation) -> str:
     """One self-contained HTML file: mesh, flow, timeline, memory, parameters and collectives of `explanation`."""
-    axes = Axes.of(explanation.axes)
-    parts = _parts(explanation, axes)
+    styles = AxisStyles.of(explanation.axes)
+    parts = _parts(explanation, styles)
     links = [tag("li", tag("a", _SECTIONS[name][0], href=f"#{name}")) for name in parts]
     nav = tag(
         "nav",
@@ -64,8 +64,8 @@ def page(explanation: Explanation) -> str:
     )
     body = [
         tag("a", "Skip to the figures", href="#main", class_="skip"),
-        axes.patterns(),
-        tag("div", top.header(explanation, axes), class_="hold"),
+        styles.patterns(),
+        tag("div", top.header(explanation, styles), class_="hold"),
         nav,
         tag(
             "main",
@@ -87,29 +87,29 @@ def page(explanation: Explanation) -> str:
     return f"<!doctype html>\n{document}\n"
 
 
-def _parts(explanation: Explanation, axes: Axes) -> dict[str, Markup | list]:
+def _parts(explanation: Explanation, styles: AxisStyles) -> dict[str, Markup | list]:
     """The contents of the sections that have any."""
     parameters = [view for view in explanation.memory.at_rest if view.kind == "parameter"]
     parts: dict[str, Markup | list] = {
         "mesh": [
             tag(
                 "div",
-                mesh_picture(axes),
+                mesh_picture(styles),
                 class_="scroll mesh-picture",
                 tabindex="0",
                 role="region",
                 aria_label="the mesh",
             ),
-            tables.axis_cards(explanation, axes),
+            tables.axis_cards(explanation, styles),
         ],
-        "flow": [tables.redundant(explanation), flow(explanation, axes)],
+        "flow": [tables.redundant(explanation), flow(explanation, styles)],
     }
     if explanation.time is not None and explanation.time.spans:
-        parts["timeline"] = timeline(explanation, axes)
-    parts["memory"] = [gauge(explanation.memory), arrays(explanation, axes)]
+        parts["timeline"] = timeline(explanation, styles)
+    parts["memory"] = [gauge(explanation.memory), arrays(explanation, styles)]
     if parameters:
-        parts["tensors"] = tensors(parameters, axes)
-    parts["collectives"] = tables.collectives(explanation, axes)
+        parts["tensors"] = tensors(parameters, styles)
+    parts["collectives"] = tables.collectives(explanation, styles)
     if explanation.notes:
         parts["notes"] = tag("ul", [tag("li", note) for note in explanation.notes], class_="notes")
     return parts
@@ -130,11 +130,11 @@ def _section(name: str, content: Markup | list) -> Markup:
 def program_html(explanation: Explanation) -> str:
     """A fragment for a notebook: the verdict, the mesh, the flow and the memory, in a style that touches nothing outside of it."""
     prefix = "f" + hashlib.sha256(repr(explanation).encode()).hexdigest()[:8]
-    axes = Axes.of(explanation.axes, prefix)
+    styles = AxisStyles.of(explanation.axes, prefix)
     return tag(
         "div",
         tag("style", Markup(asset("base.css"))),
-        axes.patterns(),
+        styles.patterns(),
         tag(
             "p",
             tag("b", explanation.title),
@@ -145,20 +145,20 @@ def program_html(explanation: Explanation) -> str:
         top.verdict(explanation),
         top.remedies(explanation),
         gauge(explanation.memory),
-        tag("div", mesh_picture(axes), class_="scroll mesh-picture"),
-        tables.axis_cards(explanation, axes),
+        tag("div", mesh_picture(styles), class_="scroll mesh-picture"),
+        tables.axis_cards(explanation, styles),
         tables.redundant(explanation),
-        tag("details", tag("summary", "Op by op"), flow(explanation, axes), class_="more"),
+        tag("details", tag("summary", "Op by op"), flow(explanation, styles), class_="more"),
         tag(
             "details",
             tag("summary", "Memory, array by array"),
-            arrays(explanation, axes),
+            arrays(explanation, styles),
             class_="more",
         ),
         tag(
             "details",
             tag("summary", "Collectives"),
-            tables.collectives(explanation, axes),
+            tables.collectives(explanation, styles),
             class_="more",
         ),
         class_="mdsl fragment",

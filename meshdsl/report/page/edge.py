@@ -10,7 +10,7 @@ from math import prod, sqrt
 
 from meshdsl.estimate.explanation import MoveView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, svg, tag
 
 _SPINE, _EDGE, _WIDEST = (
@@ -60,10 +60,10 @@ def line() -> Markup:
 _NARROW = ("all_gather", "psum_scatter")
 
 
-def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
+def edge(move: MoveView, widest: int, styles: AxisStyles) -> Markup:
     """A collective: half as wide at either end as the square root of the bytes there, against the `widest` of the page."""
     wide = 2 + _WIDEST * sqrt(move.bytes / max(widest, 1))
-    parts = prod(axes.sizes.get(axis, 1) for axis in move.axes)
+    parts = prod(styles.sizes.get(axis, 1) for axis in move.axes)
     narrow = (
         2 + _WIDEST * sqrt(move.bytes / parts / max(widest, 1))
         if move.operation in _NARROW
@@ -72,7 +72,7 @@ def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
     d = _shape(move.operation, _SPINE / 2, _EDGE, wide, narrow)
     band = [
         tag("path", d=d, class_="band"),
-        *(tag("path", d=d, fill=axes.fill(axis)) for axis in move.axes),
+        *(tag("path", d=d, fill=styles.fill(axis)) for axis in move.axes),
     ]
     said = f"{move.operation} over {' and '.join(move.axes)}, {page_figures.size(move.bytes)}"
     picture = svg(
@@ -80,14 +80,14 @@ def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
         _SPINE,
         _EDGE,
         band,
-        class_=f"band-picture {axes.css(move.axes)}",
+        class_=f"band-picture {styles.css(move.axes)}",
         preserveAspectRatio="none",
     )
     times = f"{move.count:,}\u00a0\u00d7 " if move.count > 1 else ""
     seconds = f", {page_figures.time(move.seconds)}" if move.seconds else ""
     label = tag(
         "span",
-        axes.chips(move.axes),
+        styles.chips(move.axes),
         " ",
         tag("code", move.operation),
         " ",

@@ -13,7 +13,7 @@ from itertools import groupby
 from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView
 from meshdsl.figures import rule_words
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.edge import edge, legend, line
 from meshdsl.report.page.markup import Markup, join, tag
 
@@ -37,14 +37,14 @@ class Panel:
     most: float
     widest: int
     layout: str
-    axes: Axes
+    styles: AxisStyles
 
     @property
     def turned(self) -> bool:
         return self.phase == "backward"
 
 
-def flow(explanation: Explanation, axes: Axes) -> Markup:
+def flow(explanation: Explanation, styles: AxisStyles) -> Markup:
     """The panels with their switch."""
     moves = [move for op in explanation.ops for move in op.moves]
     widest = max((move.bytes for move in moves), default=1)
@@ -60,11 +60,11 @@ def flow(explanation: Explanation, axes: Axes) -> Markup:
         work = [op.flops.get(phase, 0.0) for op in ops]
         if any(work) or any(move.phase == phase for op in ops for move in op.moves):
             panels.append(
-                (Panel(phase, sum(work), max(work), widest, explanation.layout, axes), ops)
+                (Panel(phase, sum(work), max(work), widest, explanation.layout, styles), ops)
             )
     if not panels:
         return tag("p", "No op does any work.", class_="quiet")
-    name = f"{axes.prefix}-phase"
+    name = f"{styles.prefix}-phase"
     switch = [
         join(
             [
@@ -203,11 +203,11 @@ def _folded(panel: Panel, ops: Sequence[OpView]) -> Markup:
     lines = [
         tag(
             "li",
-            panel.axes.notation(op.name, op.dims),
+            panel.styles.notation(op.name, op.dims),
             " ",
             tag("span", op.source, class_="source"),
             _idle(op, panel),
-            id=anchor(op.tag, panel.phase, panel.axes),
+            id=anchor(op.tag, panel.phase, panel.styles),
             tabindex="-1",
         )
         for op in ops
@@ -223,7 +223,7 @@ def _folded(panel: Panel, ops: Sequence[OpView]) -> Markup:
 def _op(panel: Panel, op: OpView) -> Markup:
     flops = op.flops.get(panel.phase, 0.0)
     moves = _moves(op, panel)
-    edges = [edge(move, panel.widest, panel.axes) for move in moves] or [line()]
+    edges = [edge(move, panel.widest, panel.styles) for move in moves] or [line()]
     bar = (
         tag("span", class_="bar", style=f"width:{100 * flops / panel.most:.1f}%") if flops else None
     )
@@ -253,7 +253,7 @@ def _op(panel: Panel, op: OpView) -> Markup:
         ),
         tag(
             "span",
-            tag("span", panel.axes.nest(op.dims), facts, class_="said-of"),
+            tag("span", panel.styles.nest(op.dims), facts, class_="said-of"),
             tag("span", op.source, class_="source"),
             class_="what",
         ),
@@ -263,13 +263,13 @@ def _op(panel: Panel, op: OpView) -> Markup:
         head,
         tag("div", _details(op, panel), class_="inside"),
         class_="op",
-        id=anchor(op.tag, panel.phase, panel.axes),
+        id=anchor(op.tag, panel.phase, panel.styles),
     )
     return tag("li", [line(), box, edges] if panel.turned and moves else [edges, box], class_="row")
 
 
-def anchor(op_tag: str, phase: str, axes: Axes) -> str:
-    return f"{axes.prefix}-{phase}-{op_tag}"
+def anchor(op_tag: str, phase: str, styles: AxisStyles) -> str:
+    return f"{styles.prefix}-{phase}-{op_tag}"
 
 
 def _idle(op: OpView, panel: Panel) -> Markup | None:
@@ -279,14 +279,14 @@ def _idle(op: OpView, panel: Panel) -> Markup | None:
 
 
 def _details(op: OpView, panel: Panel) -> list[Markup | None]:
-    axes = panel.axes
+    styles = panel.styles
     nest = [
         tag(
             "tr",
-            tag("th", axes.dim(dim), scope="row"),
+            tag("th", styles.dim(dim), scope="row"),
             tag("td", f"{dim.size:,}"),
             tag("td", f"{dim.local:,}"),
-            tag("td", axes.chips(dim.axes)),
+            tag("td", styles.chips(dim.axes)),
         )
         for dim in op.dims
     ]
@@ -300,7 +300,7 @@ def _details(op: OpView, panel: Panel) -> list[Markup | None]:
     rules = [
         tag(
             "li",
-            axes.chips(move.axes),
+            styles.chips(move.axes),
             " ",
             tag("code", move.operation),
             f": {rule_words(move.why, panel.layout)}" if move.why else "",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshdsl.estimate.explanation import Explanation, MemoryView, TimeView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, tag
 
 
-def header(explanation: Explanation, axes: Axes) -> Markup:
+def header(explanation: Explanation, styles: AxisStyles) -> Markup:
     said = [explanation.layout, f"on {explanation.target}" if explanation.target else None]
     return tag(
         "header",
@@ -20,7 +20,7 @@ def header(explanation: Explanation, axes: Axes) -> Markup:
                 "span",
                 " ",
                 [
-                    tag("span", axes.chip(v.name), f" {v.size:,} ", class_="nowrap")
+                    tag("span", styles.chip(v.name), f" {v.size:,} ", class_="nowrap")
                     for v in explanation.axes
                 ],
                 class_="axes-line",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, tag
 
 KINDS = ("parameter", "optimizer", "gradient", "batch", "other", "activation")
@@ -16,9 +16,9 @@ _WORDS = {
 _LISTED = 60
 
 
-def arrays(explanation: Explanation, axes: Axes) -> list[Markup | None]:
+def arrays(explanation: Explanation, styles: AxisStyles) -> list[Markup | None]:
     """The largest arrays at the peak, and those at rest by kind."""
-    return [_peak(explanation.memory, axes), _at_rest(explanation.memory, axes)]
+    return [_peak(explanation.memory, styles), _at_rest(explanation.memory, styles)]
 
 
 def gauge(view: MemoryView) -> Markup:
@@ -83,7 +83,7 @@ def _peak_words(kind: str) -> str:
     return "gradients and activations at the peak" if kind == "activation" else _WORDS[kind]
 
 
-def _peak(view: MemoryView, axes: Axes) -> Markup | None:
+def _peak(view: MemoryView, styles: AxisStyles) -> Markup | None:
     if not view.largest:
         return None
     at = [" It is reached in ", tag("code", view.at_peak), "."] if view.at_peak else []
@@ -99,12 +99,12 @@ def _peak(view: MemoryView, axes: Axes) -> Markup | None:
             " The largest arrays then:",
             class_="said",
         ),
-        _bars(view.largest, view.largest[0].bytes, axes, detailed=True),
+        _bars(view.largest, view.largest[0].bytes, styles, detailed=True),
         class_="arrays",
     )
 
 
-def _at_rest(view: MemoryView, axes: Axes) -> Markup:
+def _at_rest(view: MemoryView, styles: AxisStyles) -> Markup:
     kinds = [kind for kind in KINDS if view.total(kind)]
     largest = max((t.bytes for t in view.at_rest), default=1)
     groups = []
@@ -122,7 +122,7 @@ def _at_rest(view: MemoryView, axes: Axes) -> Markup:
             tag(
                 "details",
                 tag("summary", head),
-                _bars(arrays[:_LISTED], largest, axes),
+                _bars(arrays[:_LISTED], largest, styles),
                 tag(
                     "p",
                     f"and {page_figures.plural(len(more), 'smaller array')} of {page_figures.size(sum(t.bytes for t in more))}",
@@ -149,7 +149,7 @@ def _at_rest(view: MemoryView, axes: Axes) -> Markup:
 
 
 def _bars(
-    arrays: Sequence[TensorView], largest: int, axes: Axes, *, detailed: bool = False
+    arrays: Sequence[TensorView], largest: int, styles: AxisStyles, *, detailed: bool = False
 ) -> Markup:
     """A bar for each array; `detailed` says below it what it is."""
     rows = []
@@ -170,7 +170,7 @@ def _bars(
             tag("span", array.source, class_="source"),
             class_="below quiet",
         )
-        name = axes.notation(array.name, array.dims, bare=True)
+        name = styles.notation(array.name, array.dims, bare=True)
         rows.append(
             tag(
                 "li",

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, svg, tag
 
 _CELL, _STEP = 18, 24
 _WIDE, _HIGH, _SHEETS = 16, 8, 3  # more devices than these along an axis are drawn with a gap
 
 
-def mesh_picture(axes: Axes) -> Markup:
+def mesh_picture(styles: AxisStyles) -> Markup:
     """At most two axes lie in the plane, the largest across; the others are sheets behind it."""
     live = sorted(
-        (name for name, size in axes.sizes.items() if size > 1), key=lambda name: -axes.sizes[name]
+        (name for name, size in styles.sizes.items() if size > 1), key=lambda name: -styles.sizes[name]
     )
     across, down, behind = (live[:1] or [""])[0], (live[1:2] or [""])[0], live[2:]
-    columns = _shown(axes.sizes.get(across, 1), _WIDE)
-    rows = _shown(axes.sizes.get(down, 1), _HIGH)
+    columns = _shown(styles.sizes.get(across, 1), _WIDE)
+    rows = _shown(styles.sizes.get(down, 1), _HIGH)
     sheets = (
-        min(_SHEETS, max([axes.sizes[name] - 1 for name in behind], default=0)) if behind else 0
+        min(_SHEETS, max([styles.sizes[name] - 1 for name in behind], default=0)) if behind else 0
     )
-    left, top = (_label_width(down, axes) if down else 8), (34 if across else 8) + 9 * sheets
+    left, top = (_label_width(down, styles) if down else 8), (34 if across else 8) + 9 * sheets
     wide, high = len(columns) * _STEP, len(rows) * _STEP
-    parts = [_sheet(left, top, wide, high, i, axes.css(behind[:1])) for i in range(sheets, 0, -1)]
+    parts = [_sheet(left, top, wide, high, i, styles.css(behind[:1])) for i in range(sheets, 0, -1)]
     parts.append(
         tag(
             "rect",
@@ -41,7 +41,7 @@ def mesh_picture(axes: Axes) -> Markup:
         for i, column in enumerate(columns):
             parts.append(
                 _device(
-                    axes,
+                    styles,
                     left + i * _STEP,
                     top + j * _STEP,
                     across if j == 0 else "",
@@ -51,31 +51,31 @@ def mesh_picture(axes: Axes) -> Markup:
                 )
             )
     if across:
-        parts.append(_arrow_across(left, top - 10 - 9 * sheets, left + wide - 6, axes, across))
+        parts.append(_arrow_across(left, top - 10 - 9 * sheets, left + wide - 6, styles, across))
     if down:
-        parts.append(_arrow_down(left - 12, top, top + high - 6, axes, down))
+        parts.append(_arrow_down(left - 12, top, top + high - 6, styles, down))
     for i, name in enumerate(behind):
         x = left + wide + 10 + 9 * sheets
         parts.append(
             tag(
                 "text",
-                f"{name} {axes.sizes[name]:,}",
+                f"{name} {styles.sizes[name]:,}",
                 x=x,
                 y=top + 4 + 18 * i,
-                class_=f"label {axes.css((name,))}",
+                class_=f"label {styles.css((name,))}",
             )
         )
     right = max(
-        [12 + 9 * sheets + 8 * len(f"{name} {axes.sizes[name]:,}") for name in behind], default=0
+        [12 + 9 * sheets + 8 * len(f"{name} {styles.sizes[name]:,}") for name in behind], default=0
     )
-    return svg(_title(axes, live), left + wide + right + 4, top + high + 4, parts, class_="mesh")
+    return svg(_title(styles, live), left + wide + right + 4, top + high + 4, parts, class_="mesh")
 
 
-def _title(axes: Axes, live: Sequence[str]) -> str:
+def _title(styles: AxisStyles, live: Sequence[str]) -> str:
     if not live:
         return "a mesh of one device"
-    peers = " and ".join(f"{axes.sizes[name]:,} over {name}" for name in live)
-    return f"a mesh of {prod(axes.sizes.values()):,} devices; each exchanges data with groups of {peers}"
+    peers = " and ".join(f"{styles.sizes[name]:,} over {name}" for name in live)
+    return f"a mesh of {prod(styles.sizes.values()):,} devices; each exchanges data with groups of {peers}"
 
 
 def _shown(size: int, most: int) -> list[int | None]:
@@ -85,12 +85,12 @@ def _shown(size: int, most: int) -> list[int | None]:
     return [*range(most - 3), None, size - 1]
 
 
-def _label_width(name: str, axes: Axes) -> int:
-    return 26 + 8 * max(len(name), len(f"{axes.sizes[name]:,}"))
+def _label_width(name: str, styles: AxisStyles) -> int:
+    return 26 + 8 * max(len(name), len(f"{styles.sizes[name]:,}"))
 
 
 def _device(
-    axes: Axes, x: float, y: float, across: str, down: str, column: int | None, row: int | None
+    styles: AxisStyles, x: float, y: float, across: str, down: str, column: int | None, row: int | None
 ) -> Markup:
     if column is None or row is None:
         return tag("circle", cx=x + _CELL / 2, cy=y + _CELL / 2, r=1.5, class_="gap")
@@ -103,8 +103,8 @@ def _device(
     return tag(
         "g",
         tag("rect", **box, class_="device peer"),
-        tag("rect", **box, fill=axes.fill(name)),
-        class_=axes.css((name,)),
+        tag("rect", **box, fill=styles.fill(name)),
+        class_=styles.css((name,)),
     )
 
 
@@ -120,18 +120,18 @@ def _sheet(left: float, top: float, wide: float, high: float, i: int, css: str) 
     )
 
 
-def _arrow_across(x: float, y: float, to: float, axes: Axes, name: str) -> Markup:
+def _arrow_across(x: float, y: float, to: float, styles: AxisStyles, name: str) -> Markup:
     """A double arrow above the columns, with the name and size of their axis."""
     line = f"M{x} {y}H{to}M{x + 4} {y - 3}L{x} {y}L{x + 4} {y + 3}M{to - 4} {y - 3}L{to} {y}L{to - 4} {y + 3}"
-    label = tag("text", f"{name} {axes.sizes[name]:,}", x=x, y=y - 8, class_="label")
-    return tag("g", tag("path", d=line, class_="arrow"), label, class_=axes.css((name,)))
+    label = tag("text", f"{name} {styles.sizes[name]:,}", x=x, y=y - 8, class_="label")
+    return tag("g", tag("path", d=line, class_="arrow"), label, class_=styles.css((name,)))
 
 
-def _arrow_down(x: float, y: float, to: float, axes: Axes, name: str) -> Markup:
+def _arrow_down(x: float, y: float, to: float, styles: AxisStyles, name: str) -> Markup:
     """The same beside the rows."""
     line = f"M{x} {y}V{to}M{x - 3} {y + 4}L{x} {y}L{x + 3} {y + 4}M{x - 3} {to - 4}L{x} {to}L{x + 3} {to - 4}"
     label = [
         tag("text", what, x=x - 8, y=y + 12 + 16 * i, class_="label end")
-        for i, what in enumerate((name, f"{axes.sizes[name]:,}"))
+        for i, what in enumerate((name, f"{styles.sizes[name]:,}"))
     ]
-    return tag("g", tag("path", d=line, class_="arrow"), label, class_=axes.css((name,)))
+    return tag("g", tag("path", d=line, class_="arrow"), label, class_=styles.css((name,)))

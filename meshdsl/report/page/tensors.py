@@ -7,18 +7,18 @@ from math import prod
 
 from meshdsl.estimate.explanation import DimView, TensorView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.block import block_picture
 from meshdsl.report.page.markup import Markup, tag
 
 _SHOWN = 18  # cards before the rest is folded
 
 
-def tensors(views: Sequence[TensorView], axes: Axes) -> Markup:
+def tensors(views: Sequence[TensorView], styles: AxisStyles) -> Markup:
     """A card for each, the largest first; many more than a screen shows are folded."""
     ordered = sorted(views, key=lambda view: -view.bytes)
     first, more = ordered[:_SHOWN], ordered[_SHOWN:]
-    cards = tag("ul", [card(view, axes) for view in first], class_="blocks")
+    cards = tag("ul", [card(view, styles) for view in first], class_="blocks")
     if not more:
         return cards
     head = tag(
@@ -31,19 +31,19 @@ def tensors(views: Sequence[TensorView], axes: Axes) -> Markup:
         tag(
             "details",
             head,
-            tag("ul", [card(view, axes) for view in more], class_="blocks"),
+            tag("ul", [card(view, styles) for view in more], class_="blocks"),
             class_="more",
         ),
     )
 
 
-def card(view: TensorView, axes: Axes) -> Markup:
+def card(view: TensorView, styles: AxisStyles) -> Markup:
     return tag(
         "li",
-        tag("p", axes.notation(view.name, view.dims, bare=True), class_="of"),
-        block_picture(view.name, view.dims, axes),
+        tag("p", styles.notation(view.name, view.dims, bare=True), class_="of"),
+        block_picture(view.name, view.dims, styles),
         tag("p", size_words(view), class_="said"),
-        dims_table(view.dims, axes),
+        dims_table(view.dims, styles),
         class_="tensor",
         tabindex="0",
     )
@@ -64,14 +64,14 @@ def size_words(view: TensorView) -> list[Markup | str]:
     ]
 
 
-def dims_table(dims: Sequence[DimView], axes: Axes) -> Markup:
+def dims_table(dims: Sequence[DimView], styles: AxisStyles) -> Markup:
     rows = [
         tag(
             "tr",
             tag("th", dim.name, scope="row"),
             tag("td", f"{dim.size:,}"),
             tag("td", f"{dim.local:,}"),
-            tag("td", axes.chips(dim.axes)),
+            tag("td", styles.chips(dim.axes)),
         )
         for dim in dims
     ]

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from meshdsl.estimate.explanation import Explanation, OpView, Span
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, tag
 
 _SQUEEZED = 0.035  # of the width, for the further turns of a loop
@@ -89,7 +89,7 @@ class Clock:
         return f"left:{left:.3f}%;width:{max(self.at(end) - left, 0.02):.3f}%"
 
 
-def timeline(explanation: Explanation, axes: Axes) -> Markup:
+def timeline(explanation: Explanation, styles: AxisStyles) -> Markup:
     """The timeline of the step, a key to it, and the same as a table."""
     time = explanation.time
     assert time is not None
@@ -103,16 +103,16 @@ def timeline(explanation: Explanation, axes: Axes) -> Markup:
     streams = list(
         dict.fromkeys(["compute", *(span.stream for span in spans if span.stream != "loops")])
     )
-    lanes = [_lane("loops", [_loop(loop, clock) for loop in loops], axes)] if loops else []
+    lanes = [_lane("loops", [_loop(loop, clock) for loop in loops], styles)] if loops else []
     lanes += [
         _lane(
             stream,
             [
-                _block(span, clock, axes, ops.get(span.tag))
+                _block(span, clock, styles, ops.get(span.tag))
                 for span in spans
                 if span.stream == stream
             ],
-            axes,
+            styles,
         )
         for stream in streams
     ]
@@ -192,9 +192,9 @@ def _whole(loops: Sequence[Loop], clock: Clock) -> Markup:
     )
 
 
-def _lane(stream: str, blocks: list[Markup], axes: Axes) -> Markup:
-    names = [name for name in stream.split(", ") if name in axes.sizes]
-    label = axes.chips(names) if names else stream
+def _lane(stream: str, blocks: list[Markup], styles: AxisStyles) -> Markup:
+    names = [name for name in stream.split(", ") if name in styles.sizes]
+    label = styles.chips(names) if names else stream
     return tag(
         "div",
         tag("div", label, class_="stream"),
@@ -215,8 +215,8 @@ def _loop(loop: Loop, clock: Clock) -> Markup:
     )
 
 
-def _block(span: Span, clock: Clock, axes: Axes, op: OpView | None) -> Markup:
-    names = [name for name in span.stream.split(", ") if name in axes.sizes]
+def _block(span: Span, clock: Clock, styles: AxisStyles, op: OpView | None) -> Markup:
+    names = [name for name in span.stream.split(", ") if name in styles.sizes]
     times = f", {span.repeats:,} times" if span.repeats > 1 else ""
     of = (
         f"{f'{span.name} of ' if span.name != op.name else ''}{op.name} at {op.source}"
@@ -226,7 +226,7 @@ def _block(span: Span, clock: Clock, axes: Axes, op: OpView | None) -> Markup:
     said = f"{of}, {span.phase}, {page_figures.time(span.end - span.start)} from {page_figures.time(span.start)}{times}"
     name = op.name if op and not names else span.name
     link = {"data_op": span.tag, "data_phase": span.phase} if op else {}
-    css = axes.css(names) if names else f"compute {span.phase}"
+    css = styles.css(names) if names else f"compute {span.phase}"
     return tag(
         "span",
         tag("span", name),
