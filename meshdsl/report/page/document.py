@@ -16,20 +16,22 @@ from meshdsl.report.page.mesh import mesh_picture
 from meshdsl.report.page.tensors import tensors
 from meshdsl.report.page.timeline import timeline
 
-# Heading, what the section shows, in words for the margin.
 _FOOTER = (
     "Figures are per device and for one step. Sizes are in powers of 1024 (1 GiB is 1.074 GB), "
     "rates of links (GB/s) in powers of 1000."
 )
+# For each section its heading, and the words in the margin that say what it shows.
 _SECTIONS = {
     "mesh": (
         "Mesh",
-        "The axes of the machine. One device is marked; those it exchanges data with over an axis wear its colour, here and everywhere below.",
+        "The axes of the machine. One device is marked; those it exchanges data with over an axis "
+        "wear its colour, here and everywhere below.",
     ),
     "flow": (
         "Step",
-        "Ops from top to bottom, filled by their FLOPs. Collectives on the edges: width is the square root of the bytes, a band opens where data "
-        + "is gathered and closes where it is scattered. Open an op for its loop nest, the rules and its line.",
+        "Ops from top to bottom, filled by their FLOPs. Collectives on the edges: width is the "
+        "square root of the bytes, a band opens where data is gathered and closes where it is "
+        "scattered. Open an op for its loop nest, the rules and its line.",
     ),
     "timeline": (
         "Timeline",
@@ -41,7 +43,8 @@ _SECTIONS = {
     ),
     "tensors": (
         "Parameters",
-        "Each parameter as a block, cut by the axes that split it. The filled piece is what one device holds at rest. Lengths are not to scale.",
+        "Each parameter as a block, cut by the axes that split it. The filled piece is what one "
+        "device holds at rest. Lengths are not to scale.",
     ),
     "collectives": (
         "Collectives",
@@ -52,7 +55,10 @@ _SECTIONS = {
 
 
 def page(explanation: Explanation) -> str:
-    """One self-contained HTML file: mesh, flow, timeline, memory, parameters and collectives of `explanation`."""
+    """One HTML file that needs nothing else, as text.
+
+    It shows mesh, flow, timeline, memory, parameters and collectives of `explanation`.
+    """
     styles = AxisStyles.of(explanation.axes)
     parts = _parts(explanation, styles)
     links = [tag("li", tag("a", _SECTIONS[name][0], href=f"#{name}")) for name in parts]
@@ -88,7 +94,7 @@ def page(explanation: Explanation) -> str:
 
 
 def _parts(explanation: Explanation, styles: AxisStyles) -> dict[str, Markup | list]:
-    """The contents of the sections that have any."""
+    """The contents of the sections that have any, by the names in `_SECTIONS`."""
     parameters = [view for view in explanation.memory.at_rest if view.kind == "parameter"]
     parts: dict[str, Markup | list] = {
         "mesh": [
@@ -128,7 +134,10 @@ def _section(name: str, content: Markup | list) -> Markup:
 
 
 def program_html(explanation: Explanation) -> str:
-    """A fragment for a notebook: the verdict, the mesh, the flow and the memory, in a style that touches nothing outside of it."""
+    """A fragment for a notebook: the verdict, the mesh, the flow and the memory.
+
+    Its style touches nothing outside of it.
+    """
     prefix = "f" + hashlib.sha256(repr(explanation).encode()).hexdigest()[:8]
     styles = AxisStyles.of(explanation.axes, prefix)
     return tag(

@@ -15,7 +15,8 @@ _WIDE, _HIGH, _SHEETS = 16, 8, 3  # more devices than these along an axis are dr
 def mesh_picture(styles: AxisStyles) -> Markup:
     """At most two axes lie in the plane, the largest across; the others are sheets behind it."""
     live = sorted(
-        (name for name, size in styles.sizes.items() if size > 1), key=lambda name: -styles.sizes[name]
+        (name for name, size in styles.sizes.items() if size > 1),
+        key=lambda name: -styles.sizes[name],
     )
     across, down, behind = (live[:1] or [""])[0], (live[1:2] or [""])[0], live[2:]
     columns = _shown(styles.sizes.get(across, 1), _WIDE)
@@ -90,7 +91,13 @@ def _label_width(name: str, styles: AxisStyles) -> int:
 
 
 def _device(
-    styles: AxisStyles, x: float, y: float, across: str, down: str, column: int | None, row: int | None
+    styles: AxisStyles,
+    x: float,
+    y: float,
+    across: str,
+    down: str,
+    column: int | None,
+    row: int | None,
 ) -> Markup:
     if column is None or row is None:
         return tag("circle", cx=x + _CELL / 2, cy=y + _CELL / 2, r=1.5, class_="gap")

@@ -127,7 +127,8 @@ def collectives(explanation: Explanation, styles: AxisStyles) -> Markup:
         for name, kind in columns
     ]
     rows = [
-        _row(move, op, timed, rule_words(move.why, explanation.layout), styles) for move, op in found
+        _row(move, op, timed, rule_words(move.why, explanation.layout), styles)
+        for move, op in found
     ]
     total = sum(move.count * move.bytes for move, _ in found)
     count = sum(move.count for move, _ in found)

@@ -41,7 +41,9 @@ def tensor_html(
         "div",
         tag("style", Markup(asset("base.css"))),
         styles.patterns(),
-        tag("p", styles.notation(view.name, view.dims), " ", tag("span", view.dtype, class_="quiet")),
+        tag(
+            "p", styles.notation(view.name, view.dims), " ", tag("span", view.dtype, class_="quiet")
+        ),
         tag(
             "div",
             block_picture(view.name, view.dims, styles),
