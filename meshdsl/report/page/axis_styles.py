@@ -1,4 +1,4 @@
-"""How a mesh axis looks: its colour, its pattern and its letters, the same in every picture of a page.
+"""How a mesh axis looks: its colour, pattern and letters, the same in every picture of a page.
 
 Colour means an axis and nothing else. Who cannot tell two colours apart has the pattern and the
 letters.

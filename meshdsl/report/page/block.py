@@ -1,9 +1,9 @@
 """One tensor as a block, divided along its dims by the axes of the mesh that split it.
 
-At most three dims have a direction: across, down and into the page. Those that are split come first,
-then the largest; the others are named below the picture. Lengths are not to scale, because a dim of
-128,256 beside one of 32 would leave nothing to see. Divisions are: there are as many pieces as
-devices along the axis, up to a number that can still be told apart.
+At most three dims have a direction: across, down and into the page. Those that are split come
+first, then the largest; the others are named below the picture. Lengths are not to scale, because a
+dim of 128,256 beside one of 32 would leave nothing to see. Divisions are: there are as many pieces
+as devices along the axis, up to a number that can still be told apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page: one HTML file that shows an Explanation and needs nothing else, neither network nor script."""
+"""The page: one HTML file that shows an Explanation and needs neither network nor script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables: what each axis carries, every collective, and work that devices repeat."""
+"""Tables and cards: what each axis carries, every collective, and work that devices repeat."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def axis_cards(explanation: Explanation, styles: AxisStyles) -> Markup:
 
 
 def redundant(explanation: Explanation) -> Markup | None:
-    """Work that every device along an axis does again, with the rule that would share it; None where there is none."""
+    """Work that every device along an axis repeats, with the rule that would share it.
+
+    None where there is none that matters.
+    """
     groups: dict[tuple[tuple[str, ...], str], list[OpView]] = {}
     for op in explanation.ops:
         if op.idle and sum(op.flops.values()):
@@ -99,9 +102,15 @@ def redundant(explanation: Explanation) -> Markup | None:
 
 
 _COLUMNS = (
-    ("collective", "text"), ("over", "text"), ("pass", "text"), ("times", "figure"), ("each", "figure"), ("in all", "figure"),
-    ("time", "figure"), ("op and rule", "text"),
-)  # fmt: skip
+    ("collective", "text"),
+    ("over", "text"),
+    ("pass", "text"),
+    ("times", "figure"),
+    ("each", "figure"),
+    ("in all", "figure"),
+    ("time", "figure"),
+    ("op and rule", "text"),
+)
 
 
 def collectives(explanation: Explanation, styles: AxisStyles) -> Markup:

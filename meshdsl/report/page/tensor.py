@@ -21,12 +21,13 @@ def tensor_html(
 
     Args:
       view: the array, its bytes on one device.
-      mesh: the sizes of the axes.
-      parts: each different part in words, with the names of the devices that hold it.
+      mesh: `{axis: size}`; empty where the array lies on one device.
+      parts: each different part in words, with the names of the devices that hold it; without any
+        they are not listed.
     """
     prefix = "t" + hashlib.sha256(repr((view, mesh, parts)).encode()).hexdigest()[:8]
     styles = AxisStyles(dict(mesh), prefix)
-    held = [
+    rows = [
         tag("tr", tag("th", part, scope="row"), tag("td", ", ".join(devices)))
         for part, devices in parts
     ]
@@ -34,7 +35,7 @@ def tensor_html(
     table = tag(
         "details",
         tag("summary", "Which device holds what"),
-        tag("table", tag("thead", head), tag("tbody", held), class_="nest"),
+        tag("table", tag("thead", head), tag("tbody", rows), class_="nest"),
         class_="more",
     )
     return tag(
