@@ -98,7 +98,7 @@ def _imports(node: ast.AST, inside: bool) -> Iterator[tuple[int, str, bool]]:
 
 
 def _module(package: str, alias: ast.alias) -> str:
-    """`from meshdsl import layouts` imports that module, `from meshdsl import einsum` the package."""
+    """`meshdsl.layouts` for `from meshdsl import layouts`, and `meshdsl` for a name of an op."""
     inner = f"{package}.{alias.name}"
     return inner if package == "meshdsl" and alias.name in ROOMS else package
 

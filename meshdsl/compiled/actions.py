@@ -106,7 +106,7 @@ class Actions:
         if is_unknown(i):
             raise ValueError(f"{i.opcode} is a collective that is not known")
         if i.opcode == "while":
-            return self._loop(i)
+            return self._repeating(i)
         if i.opcode in ("call", "conditional"):
             bodies = tuple(self.module.called(i))
             if not bodies:
@@ -121,7 +121,7 @@ class Actions:
             return None if self._awaits_operands(i) else self._moving(computation, i)
         return self._computing(i)
 
-    def _loop(self, i: Instruction) -> Action:
+    def _repeating(self, i: Instruction) -> Action:
         turns = self.module.trip_count(i)
         if turns is None:
             self.module.unread.add("length of a while", repr(i), f"length of {i.name}")

@@ -114,13 +114,13 @@ class _Walk:
             used = [buffer for one in i.operands for buffer in _counted(values.get(one, ()))]
             read = partial(self._value, i, given, values, done.get(i.name), inner)
             values[i.name] = self.module.read(i, read, [])
-            own = _counted(values[i.name])
-            made.append([buffer for buffer in own if buffer not in last and buffer not in given])
-            for buffer in [*used, *own]:
+            given_out = _counted(values[i.name])
+            made.append([b for b in given_out if b not in last and b not in given])
+            for buffer in [*used, *given_out]:
                 last[buffer] = at
             if i.root:
                 result = values[i.name]
-                for buffer in own:
+                for buffer in given_out:
                     last[buffer] = len(instructions)
         if name == self.module.entry:
             free = {buffer for n, buffer in enumerate(result) if n in self.aliased}

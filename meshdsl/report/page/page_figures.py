@@ -37,9 +37,9 @@ def many(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def share(part: float, whole: float) -> str:
-    """What share of `whole` a part is: `41.2%`; below a tenth of a percent `<0.1%`."""
-    value = part / whole if whole else 0.0
+def share(part: float, total: float) -> str:
+    """What share of `total` a part is: `41.2%`; below a tenth of a percent `<0.1%`."""
+    value = part / total if total else 0.0
     return "<0.1%" if 0 < value < 0.0005 else f"{value:.1%}"
 
 

@@ -64,13 +64,13 @@ def redundant(explanation: Explanation) -> Markup | None:
     for op in explanation.ops:
         if op.idle and sum(op.flops.values()):
             groups.setdefault((op.idle, op.advice), []).append(op)
-    whole = sum(sum(op.flops.values()) for op in explanation.ops)
+    total = sum(sum(op.flops.values()) for op in explanation.ops)
     rows = []
     for (idle, advice), ops in sorted(
         groups.items(), key=lambda item: -sum(sum(op.flops.values()) for op in item[1])
     ):
         flops = sum(sum(op.flops.values()) for op in ops)
-        if flops < REPEATED * whole:
+        if flops < REPEATED * total:
             continue
         names = list(
             dict.fromkeys(
@@ -83,7 +83,7 @@ def redundant(explanation: Explanation) -> Markup | None:
         rows.append(
             tag(
                 "li",
-                tag("b", page_figures.share(flops, whole)),
+                tag("b", page_figures.share(flops, total)),
                 f" of the FLOPs are repeated by every device along {' and '.join(idle)}: {shown}.",
                 rule,
             )
