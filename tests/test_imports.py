@@ -6,6 +6,7 @@ A program that trains imports neither the estimate nor the report, so it starts 
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,12 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import meshdsl as md
+from meshdsl.report.show import show
+from tests.helpers import dims
 
 ROOT = Path(__file__).parents[1]
 
@@ -164,6 +170,12 @@ def test_what_is_imported_later_is_there():
     assert calls
     for module, name in calls:
         assert callable(getattr(import_module(module), name)), f"{module}.{name}"
+
+
+def test_show_of_the_language_is_that_of_the_report():
+    assert inspect.signature(md.show) == inspect.signature(show)
+    x = md.tensor(np.zeros((2, 3)), dims(batch=2, length=3))
+    assert repr(md.show(x, "x")) == repr(show(x, "x"))
 
 
 def test_every_room_has_its_place():

@@ -114,13 +114,13 @@ class _Walk:
             used = [buffer for one in i.operands for buffer in _counted(values.get(one, ()))]
             read = partial(self._value, i, given, values, done.get(i.name), inner)
             values[i.name] = self.module.read(i, read, [])
-            given_out = _counted(values[i.name])
-            made.append([b for b in given_out if b not in last and b not in given])
-            for buffer in [*used, *given_out]:
+            value = _counted(values[i.name])
+            made.append([b for b in value if b not in last and b not in given])
+            for buffer in [*used, *value]:
                 last[buffer] = at
             if i.root:
                 result = values[i.name]
-                for buffer in given_out:
+                for buffer in value:
                     last[buffer] = len(instructions)
         if name == self.module.entry:
             free = {buffer for n, buffer in enumerate(result) if n in self.aliased}

@@ -62,10 +62,12 @@ class Array:
 
     @property
     def elements(self) -> int:
+        """How many elements it has."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
+        """Its bytes, without padding."""
         return math.ceil(self.elements * self.bits / 8)
 
 

@@ -52,7 +52,7 @@ def explain(
     target: Target | str | None = None,
     tokens: int = 0,
     model_flops: tuple[float, float] | None = None,
-) -> Explained:
+) -> Explanation:
     """What one call of `program` does on one device.
 
     Args:
