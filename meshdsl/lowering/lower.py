@@ -115,15 +115,11 @@ class Lowered:
 
     def program(self, *args) -> Program:
         """The program recorded for these arguments: every op, move and collective."""
-        from meshdsl.report.drawn_program import (
-            DrawnProgram,
-        )  # who only runs the function should not wait for it
-
         jaxpr = self.trace(*args).jaxpr
         split = self._as_split(args)
         sizes = dict(self.mesh.shape)
         how = split, self._donate, self._optimizer
-        return DrawnProgram(self.record, jaxpr, self.layout, sizes, *how)
+        return Program(self.record, jaxpr, self.layout, sizes, *how)
 
     @property
     def record(self):

@@ -145,8 +145,8 @@ class Job:
         """
         return saved.load(path, self._made({}), lambda: self.lowered, self.mesh)
 
-    def _made(self, options: Mapping[str, str]) -> saved.Made:
-        return saved.Made.of(self.mesh, self._settings, options)
+    def _made(self, options: Mapping[str, str]) -> saved.Provenance:
+        return saved.Provenance.of(self.mesh, self._settings, options)
 
     @property
     def _settings(self) -> dict[str, str]:

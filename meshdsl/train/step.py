@@ -173,11 +173,8 @@ class TrainStep:
 
     def program(self, state: State, batch: dict[str, Tensor]) -> Program:
         """The recorded program of the step: every op with its split, and every collective."""
-        # Here, because who only trains should not wait for it.
-        from meshdsl.report.drawn_program import DrawnProgram
-
         traced = jax.jit(lambda *args: self._one_step(*args)).trace(state, batch)
-        return DrawnProgram(
+        return Program(
             [*self._gradients.record, *self._to_rest.record],
             traced.jaxpr,
             self.layout,

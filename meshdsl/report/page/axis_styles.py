@@ -1,6 +1,7 @@
-"""How a mesh axis looks: its colour, its pattern and its letters, the same in every picture of a page.
+"""How a mesh axis looks: its colour, pattern and letters, the same in every picture of a page.
 
-Colour means an axis and nothing else. Whoever cannot tell two colours apart has the pattern and the letters.
+Colour means an axis and nothing else. Who cannot tell two colours apart has the pattern and the
+letters.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from math import prod
 from meshdsl.estimate.explanation import AxisView, DimView
 from meshdsl.report.page.markup import Markup, join, tag
 
-STYLES = 6  # colours in base.css
+COLOURS = 6  # in base.css; further axes share them
 
 # Strokes and dots on a tile of 8 x 8, one pattern for each colour.
 _PATTERNS = (
@@ -31,43 +32,51 @@ _PATTERNS = (
 
 
 @dataclass(frozen=True)
-class Axes:
-    """The axes of a mesh, in its order; `prefix` keeps the ids of several pictures in one document apart."""
+class AxisStyles:
+    """How each axis of a mesh looks.
+
+    Attributes:
+      sizes: the mesh, `{axis: size}`, in its order; the order gives the colours.
+      prefix: of the ids of the patterns, to keep several pictures in one document apart.
+    """
 
     sizes: dict[str, int]
     prefix: str = "p"
 
     @classmethod
-    def of(cls, views: Iterable[AxisView], prefix: str = "p") -> Axes:
+    def of(cls, views: Iterable[AxisView], prefix: str = "p") -> AxisStyles:
+        """Those of the axes of an explanation."""
         return cls({view.name: view.size for view in views}, prefix)
 
     def index(self, name: str) -> int:
-        return list(self.sizes).index(name) % STYLES if name in self.sizes else STYLES - 1
+        """The number of an axis' colour and pattern; the last where the mesh has no such axis."""
+        return list(self.sizes).index(name) % COLOURS if name in self.sizes else COLOURS - 1
 
     def pieces(self, dim: DimView) -> int:
-        """In how many parts the axes cut a dim."""
+        """Into how many parts the axes split a dim."""
         return prod(self.sizes.get(axis, 1) for axis in dim.axes)
 
     def css(self, names: Sequence[str]) -> str:
-        """The classes that colour something by up to two axes; `none` without any."""
+        """The CSS classes that colour something by up to two axes; `none` without any."""
         if not names:
             return "none"
-        return f"a{self.index(names[0])}" + (f" b{self.index(names[1])}" if len(names) > 1 else "")
+        second = f" b{self.index(names[1])}" if len(names) > 1 else ""
+        return f"a{self.index(names[0])}{second}"
 
     def fill(self, name: str) -> str:
-        """The pattern of an axis, for `fill`."""
+        """The pattern of an axis, for the attribute `fill`."""
         return f"url(#{self.prefix}-{self.index(name)})"
 
     def letters(self, name: str) -> str:
         """The shortest beginning of its name, at most three letters, that no other axis has."""
-        others = [other for other in self.sizes if other != name]
-        for n in (1, 2, 3):
-            if not any(other[:n].lower() == name[:n].lower() for other in others):
-                break
-        return name[:n].capitalize()
+        others = [other.lower() for other in self.sizes if other != name]
+        for n in (1, 2):
+            if not any(other.startswith(name[:n].lower()) for other in others):
+                return name[:n].capitalize()
+        return name[:3].capitalize()
 
     def patterns(self) -> Markup:
-        """The definitions that `fill` points to; once in a document."""
+        """The definitions that `fill` points to, which a document has to have once."""
         made = [
             tag(
                 "pattern",
@@ -95,14 +104,15 @@ class Axes:
         return tag("b", self.letters(name), class_=f"mark {self.css((name,))}", aria_hidden="true")
 
     def chip(self, name: str) -> Markup:
-        """The axis by mark and name."""
+        """The mark of an axis and its name."""
         return tag("span", self.mark(name), tag("span", name), class_=f"axis {self.css((name,))}")
 
     def chips(self, names: Sequence[str]) -> Markup:
+        """The marks and names of several axes."""
         return join([self.chip(name) for name in names], between=" ")
 
     def dim(self, view: DimView) -> Markup:
-        """`d_model_data`, the axes in their colours."""
+        """A dim with the axes that split it, in their colours: `d_model_data`."""
         return join(
             [
                 view.name,
@@ -111,19 +121,19 @@ class Axes:
         )
 
     def notation(self, name: str, dims: Sequence[DimView], *, bare: bool = False) -> Markup:
-        """`einsum[batch_data, length]`; a `bare` name without dims has no brackets."""
+        """A name with dims: `einsum[batch_data, length]`.
+
+        Args:
+          bare: without dims there are no brackets.
+        """
         name, bracket, rest = name.partition("[")
-        head = tag(
-            "span", join(name.replace(".", ".\0").split("\0"), between=tag("wbr")), class_="name"
-        )  # a path may break after its dots
-        return (
-            tag("code", head, bracket + rest)
-            if bare and not dims
-            else join([tag("code", head), self.nest(dims)])
-        )
+        breakable = join(name.replace(".", ".\0").split("\0"), between=tag("wbr"))  # after dots
+        head = tag("span", breakable, class_="name")
+        if bare and not dims:
+            return tag("code", head, bracket + rest)
+        return join([tag("code", head), self.nest(dims)])
 
     def nest(self, dims: Sequence[DimView]) -> Markup:
-        """`[batch_data, length]`."""
-        return tag(
-            "code", "[", join([self.dim(dim) for dim in dims], between=Markup(", <wbr>")), "]"
-        )
+        """Dims in brackets: `[batch_data, length]`."""
+        inner = join([self.dim(dim) for dim in dims], between=Markup(", <wbr>"))
+        return tag("code", "[", inner, "]")

@@ -1,21 +1,29 @@
-"""What a device does for each instruction of a compiled program: it computes, or something starts, or is waited for.
+"""What a device does for each instruction of a compiled program, as a list of `Action`s.
 
-Compilers write an asynchronous collective in several ways: as a pair `all-gather-start` and `all-gather-done`; as an `async-start` or `call-start` of a computation
-that holds it, for another core; and as a chain of fusions that compute meanwhile, each with a copy of it, of which the first starts it and the last waits.
-Another core may compute too. Since libtpu 0.0.50 the start of what it does may come before the
-operands are there; an update hands them over, and it runs from that moment.
+For most instructions it computes. Some start a collective or a copy, some wait for what was
+started, and some run other computations: loops, calls and branches. `instruction_time` says how
+long computing takes, `collectives` what is moved, and the network how long that takes.
+
+Compilers write an asynchronous collective in several ways: as a pair `all-gather-start` and
+`all-gather-done`; as an `async-start` or `call-start` of a computation that holds it, for another
+core; and as a chain of fusions that compute meanwhile, each with a copy of it, of which the first
+starts it and the last waits. Another core may compute too. Since libtpu 0.0.50 the start of what it
+does may come before the operands are there; an update hands them over, and it runs from that
+moment.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from meshdsl.compiled import instruction_time
 from meshdsl.compiled.collectives import collectives_of, direction_of, is_unknown, operation_of
 from meshdsl.compiled.hlo_text import ON_CHIP, Instruction, Module
+from meshdsl.machine import Chip, Network
 from meshdsl.machine.streams import COPIES, Lane, lanes_of
 from meshdsl.record.collective import Collective
 
@@ -23,6 +31,7 @@ _STARTS, _ENDS = (
     'custom_call_target="AsyncCollectiveStart"',
     'custom_call_target="AsyncCollectiveDone"',
 )
+_CHAIN = re.compile(r'chain_id="?([\w.\-]+)')
 _OTHER_CORE: Lane = ("another core", "")
 # What only moves data between the memories of a chip, what may hold a collective, and what goes on
 # with something that was started.
@@ -32,17 +41,19 @@ _UPDATES = ("call-update", "async-update")
 
 
 @dataclass
-class Step:
-    """What the streams do for an instruction.
+class Action:
+    """What a device does for one instruction.
 
     Attributes:
-      what: `compute`, `start` (a collective or copy begins), `sync` (a collective is waited for), `done`, `loop`, `call`, `branch`.
+      what: `compute`; `start`: a collective or a copy begins; `sync`: a collective begins and is
+        waited for; `done`: what was started is waited for; `loop`, `call`, `branch`.
       name, scope: of the instruction.
       seconds: of computing.
-      moves, parts: the collective, and one for each of its operands; None for a copy.
-      lanes, link_seconds: where it runs and how long.
-      key: of the event that a start sets and a done waits for.
-      bodies, turns: the computations that it runs, and how often a loop does.
+      moves: the collective; None for a copy and for all that moves nothing. `parts` has one for
+        each of its operands.
+      lanes: the lanes on which it runs, and `link_seconds` how long it takes there.
+      key: the name of the event that a start sets and a done waits for.
+      bodies: the computations that it runs; a `loop` has one and runs it `turns` times.
     """
 
     what: str
@@ -58,50 +69,66 @@ class Step:
     turns: int = 1
 
 
-class Steps:
-    """The steps of the computations of `module`; see `schedule.replay` for the rest."""
+class Actions:
+    """The actions of each computation of a program on a machine, found when they are asked for.
 
-    def __init__(self, module: Module, chip, network, axis_sizes: dict[str, int]):
+    Args:
+      module: the program.
+      chip: what computes.
+      network: what the mesh's axes are laid on.
+      axis_sizes: the mesh, `{axis: size}`.
+    """
+
+    def __init__(self, module: Module, chip: Chip, network: Network, axis_sizes: Mapping[str, int]):
         self.module, self.chip, self.network, self.axis_sizes = module, chip, network, axis_sizes
-        self._known: dict[str, list[Step]] = {}
+        self._known: dict[str, list[Action]] = {}
         updates = (i for i in module.instructions.values() if i.opcode in _UPDATES)
         self._updated = {name for i in updates for name in i.operands[:1]}
 
-    def of(self, computation: str) -> list[Step]:
-        """In the order of the schedule, without what takes no time and what is not understood."""
+    def of(self, computation: str) -> list[Action]:
+        """The actions of a computation, in the order of the schedule.
+
+        What takes no time is left out, and so is what is not understood.
+        """
         if computation not in self._known:
             read = self.module.read
             found = self.module.computations.get(computation, [])
-            steps = [read(i, partial(self._step, computation, i), None) for i in found]
-            self._known[computation] = [step for step in steps if step is not None]
+            actions = [read(i, partial(self._action, computation, i), None) for i in found]
+            self._known[computation] = [action for action in actions if action is not None]
         return self._known[computation]
 
-    def _step(self, computation: str, i: Instruction) -> Step | None:
+    def _action(self, computation: str, i: Instruction) -> Action | None:
+        """What the device does for `i`; None where that takes no time.
+
+        Raises:
+          ValueError, LookupError and others of `STRANGE`: the instruction is not understood.
+        """
         if is_unknown(i):
             raise ValueError(f"{i.opcode} is a collective that is not known")
         if i.opcode == "while":
-            return self._loop(i)
+            return self._repeating(i)
         if i.opcode in ("call", "conditional"):
             bodies = tuple(self.module.called(i))
             if not bodies:
                 raise LookupError(f"%{i.name} runs nothing")
-            return Step("call" if i.opcode == "call" else "branch", i.name, i.scope, bodies=bodies)
+            what = "call" if i.opcode == "call" else "branch"
+            return Action(what, i.name, i.scope, bodies=bodies)
         if i.opcode.endswith("-done"):
-            return Step("done", i.name, i.scope, key=self._key(*self._started(computation, i)))
+            return Action("done", i.name, i.scope, key=self._key(*self._started(computation, i)))
         if i.opcode in _UPDATES:
             return self._handing_over(computation, i)
         if operation_of(i) or i.opcode.endswith("-start") or i.opcode == "fusion":
-            return None if self._waits(i) else self._moving(computation, i)
+            return None if self._awaits_operands(i) else self._moving(computation, i)
         return self._computing(i)
 
-    def _loop(self, i: Instruction) -> Step:
+    def _repeating(self, i: Instruction) -> Action:
         turns = self.module.trip_count(i)
         if turns is None:
             self.module.unread.add("length of a while", repr(i), f"length of {i.name}")
         body = self.module.named(i, "body")
-        return Step("loop", i.name, i.scope, bodies=(body,), turns=1 if turns is None else turns)
+        return Action("loop", i.name, i.scope, bodies=(body,), turns=1 if turns is None else turns)
 
-    def _waits(self, i: Instruction) -> bool:
+    def _awaits_operands(self, i: Instruction) -> bool:
         """Whether it is a start without operands, to which an update hands them over."""
         if i.operands or not i.opcode.endswith("-start"):
             return False
@@ -112,30 +139,27 @@ class Steps:
             raise LookupError(f"nothing hands %{i.name} its operands")
         return True
 
-    def _handing_over(self, computation: str, update: Instruction) -> Step | None:
-        """What an update starts: that whose operands it hands over, if it does."""
+    def _handing_over(self, computation: str, update: Instruction) -> Action | None:
+        """What begins with an update: the start that got its operands from it, if one did."""
         holder, start = self._started(computation, update)
-        return self._moving(holder, start) if self._waits(start) else None
+        return self._moving(holder, start) if self._awaits_operands(start) else None
 
-    def _computing(self, i: Instruction) -> Step | None:
+    def _computing(self, i: Instruction) -> Action | None:
         seconds = instruction_time.seconds(self.module, i, self.chip)
-        return Step("compute", i.name, i.scope, seconds) if seconds else None
+        return Action("compute", i.name, i.scope, seconds) if seconds else None
 
-    def _moving(self, computation: str, i: Instruction) -> Step | None:
-        """A collective, a copy, what another core does, or a fusion that may hold a collective."""
+    def _moving(self, computation: str, i: Instruction) -> Action | None:
+        """Of a collective, a copy, another core's work, or a fusion that may hold a collective."""
         holder, inside = self._inside(computation, i)
         if inside is None:
             return self._computing(i) if i.opcode == "fusion" else self._meanwhile(i)
-        within = self.module.computations[holder]
-        chain = _chain(inside)
-        seconds = (
-            instruction_time.seconds(self.module, i, self.chip)
-            if i.opcode == "fusion" and i.cycles is not None
-            else 0.0
-        )
-        if chain and holder != computation:
+        chain = _chain(inside) if holder != computation else ""
+        timed = i.opcode == "fusion" and i.cycles is not None
+        seconds = instruction_time.seconds(self.module, i, self.chip) if timed else 0.0
+        if chain:
+            within = self.module.computations[holder]
             if any(_ENDS in one.attributes for one in within):
-                return Step("done", i.name, i.scope, seconds, key=chain)
+                return Action("done", i.name, i.scope, seconds, key=chain)
             if not any(_STARTS in one.attributes for one in within):
                 return self._computing(i)
         parts = tuple(
@@ -144,26 +168,22 @@ class Steps:
         )
         if not parts:
             return self._computing(i) if i.opcode == "fusion" else None
-        moves = replace(
-            max(parts, key=lambda part: part.bytes), bytes=sum(part.bytes for part in parts)
-        )
-        lanes = lanes_of(moves, self.network, direction_of(inside, moves.axes, self.axis_sizes))
-        link_seconds = self.network.seconds(moves.operation, moves.axes, moves.bytes)
-        asynchronous = bool(chain and holder != computation) or i.opcode.endswith("-start")
-        key = chain if chain and holder != computation else i.name
-        return Step(
-            "start" if asynchronous else "sync",
-            i.name,
-            moves.scope,
-            seconds,
-            moves,
-            parts,
-            lanes,
-            link_seconds,
-            key,
+        largest = max(parts, key=lambda part: part.bytes)
+        moves = replace(largest, bytes=sum(part.bytes for part in parts))
+        direction = direction_of(inside, moves.axes, self.axis_sizes)
+        return Action(
+            what="start" if chain or i.opcode.endswith("-start") else "sync",
+            name=i.name,
+            scope=moves.scope,
+            seconds=seconds,
+            moves=moves,
+            parts=parts,
+            lanes=lanes_of(moves, self.network, direction),
+            link_seconds=self.network.seconds(moves.operation, moves.axes, moves.bytes),
+            key=chain or i.name,
         )
 
-    def _meanwhile(self, i: Instruction) -> Step | None:
+    def _meanwhile(self, i: Instruction) -> Action | None:
         """A copy, or what another core computes while this one goes on."""
         if not i.opcode.endswith("-start"):
             return None
@@ -171,16 +191,16 @@ class Steps:
             lane, seconds = COPIES, self._copy_seconds(i)
         else:
             (called,) = self.module.called(i)
-            lane, seconds = _OTHER_CORE, self._alone(called)
-        return Step("start", i.name, i.scope, lanes=(lane,), link_seconds=seconds, key=i.name)
+            lane, seconds = _OTHER_CORE, self._serial_seconds(called)
+        return Action("start", i.name, i.scope, lanes=(lane,), link_seconds=seconds, key=i.name)
 
-    def _alone(self, computation: str) -> float:
-        """Of a computation on another core, one step after the other."""
+    def _serial_seconds(self, computation: str) -> float:
+        """How long a computation takes with one action after the other, as on another core."""
         seconds = 0.0
-        for step in self.of(computation):
-            bodies = [self._alone(body) for body in step.bodies] or [0.0]
-            within = max(bodies) if step.what == "branch" else math.fsum(bodies)
-            seconds += step.seconds + step.link_seconds + step.turns * within
+        for action in self.of(computation):
+            bodies = [self._serial_seconds(body) for body in action.bodies] or [0.0]
+            within = max(bodies) if action.what == "branch" else math.fsum(bodies)
+            seconds += action.seconds + action.link_seconds + action.turns * within
         return seconds
 
     def _inside(self, computation: str, i: Instruction) -> tuple[str, Instruction | None]:
@@ -198,9 +218,13 @@ class Steps:
         return computation, None
 
     def _copy_seconds(self, i: Instruction) -> float:
-        """Of a copy between memories, whole or of a slice: what it moves, for each of its ends that lies in HBM."""
+        """How long a copy between memories takes, of a whole array or of a slice.
+
+        What it moves counts once for each of its ends that lies in HBM.
+        """
         operands = [array for one in self.module.operands(i) for array in one.results]
-        # `(result, operand, context)` of a copy, `((operands), results, context)` of everything else
+        # A copy gives `(result, operand, context)`, everything else `((operands), results,
+        # context)`.
         target = i.results[0] if i.opcode == "copy-start" else i.results[len(operands)]
         moved = operands[1] if "update" in i.opcode else target
         ends = sum(array.memory != ON_CHIP for array in (operands[0], target))
@@ -221,7 +245,7 @@ class Steps:
             if i.opcode.endswith("-update"):
                 i = source
                 continue
-            position = int(re.search(r"index=(\d+)", i.attributes)[1])
+            index = i.index
             if source.opcode == "parameter":
                 carried = self.module.root(computation)
             elif source.opcode == "while":
@@ -231,7 +255,7 @@ class Steps:
                 carried = source
             if carried.opcode != "tuple":
                 break
-            i = self.module.operands(carried)[position]
+            i = self.module.operands(carried)[index]
         return computation, i
 
     def _key(self, computation: str, i: Instruction) -> str:
@@ -241,6 +265,6 @@ class Steps:
 
 
 def _chain(collective: Instruction) -> str:
-    """The chain of fusions over which the TPU compiler spreads a collective; empty where it doesn't."""
-    found = re.search(r'chain_id="?([\w.\-]+)', collective.attributes)
+    """The chain of fusions over which the TPU compiler spreads a collective; empty without one."""
+    found = _CHAIN.search(collective.attributes)
     return f"chain {found[1]}" if found else ""
