@@ -31,7 +31,7 @@ types: $(VENV)/.installed-check links
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 docs: $(VENV)/.installed-docs links
-	$(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # The package as one tree, for tools that read imports without running them: links to what is in
 # meshdsl/, and to the three packages that stand beside it and install inside it.
