@@ -1,7 +1,7 @@
 # make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
 # make test  [ARGS="tests/train -k resume"]
 # make check   formatting, lint and types
-# make docs    the documentation as a site, in build/site
+# make docs    the documentation as a site, in build/site: python3 -m http.server -d build/site
 # All set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
 # compiled programs, all of them, with the newest jax and libtpu:
