@@ -72,22 +72,28 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def language() -> str:
-    """Every public name, one section for each file that makes them."""
-    modules: dict[str, list[str]] = {}
+    """The page of every public name, one section for each file that makes them."""
+    sections: dict[str, list[str]] = {}
     made_from_a_table = []
+
+    def list_function(found, name: str, section: str) -> None:
+        if hasattr(sys.modules[found.__module__], name):
+            sections.setdefault(section, []).append(f"{found.__module__}.{name}")
+        else:
+            made_from_a_table.append(found)
+
     for name in md.__all__:
         found = getattr(md, name)
         if inspect.ismodule(found):
-            modules[found.__name__] = [n for n in found.__all__ if not hasattr(md, n)]
-        elif hasattr(sys.modules[found.__module__], name):
-            modules.setdefault(found.__module__, []).append(name)
+            for inner in found.__all__:
+                list_function(getattr(found, inner), inner, found.__name__)
         else:
-            made_from_a_table.append(found)
+            list_function(found, name, found.__module__)
     text = ["# The language\n", "Each name is one of `md`, after `import meshdsl as md`.\n"]
-    for module in sorted(modules):
-        title = module.rpartition(".")[2].replace("_", " ").capitalize()
+    for section in sorted(sections):
+        title = section.rpartition(".")[2].replace("_", " ").capitalize()
         text.append(f"## {title}\n")
-        text += [documented(f"{module}.{name}") for name in modules[module]]
+        text += [documented(path) for path in sections[section]]
     text.append("## Functions of JAX, on named tensors\n")
     text += [f"- `{f.__name__}{inspect.signature(f)}`: {f.__doc__}" for f in made_from_a_table]
     return "\n".join(text)
@@ -95,10 +101,10 @@ def language() -> str:
 
 def documented(path: str, submodules: bool = False) -> str:
     """The directive that puts the docstrings of `path` in a page."""
-    options = "    options:\n      heading_level: 3\n" if not submodules else ""
-    if submodules:
-        options = "    options:\n      show_submodules: true\n      show_root_heading: false\n"
-    return f"::: {path}\n{options}"
+    options = ["show_submodules: true", "show_root_heading: false"]
+    if not submodules:
+        options = ["heading_level: 3"]
+    return "\n".join([f"::: {path}", "    options:", *(f"      {line}" for line in options), ""])
 
 
 def tutorial() -> str:
