@@ -55,6 +55,7 @@ def on_page_markdown(markdown, page, config, files):
     """Point links, which are those of the repository, to the pages of the site."""
     source = ELSEWHERE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     pages = {file: name for name, file in ELSEWHERE.items()}
+    pages["docs/tutorial.ipynb"] = "tutorial.md"
 
     def relinked(match: re.Match) -> str:
         text, target = match.groups()
