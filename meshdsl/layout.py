@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshdsl import layouts
+import meshdsl.layouts as layouts
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, either, nearest, quote
 

@@ -52,12 +52,12 @@ def test_unused_folders_are_distinct(tmp_path):
 
 def test_a_folder_has_one_run_at_a_time(tmp_path):
     folder = RunFolder(tmp_path / "a")
-    with folder.locked():
-        with (
-            pytest.raises(MeshDSLError, match="another process is running this run"),
-            folder.locked(),
-        ):
-            pass
+    with (
+        folder.locked(),
+        pytest.raises(MeshDSLError, match="another process is running this run"),
+        folder.locked(),
+    ):
+        pass
     with folder.locked():
         folder.refuse_used()
 
