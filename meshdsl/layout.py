@@ -268,7 +268,7 @@ class Layout:
         """
         if not axes:
             return dim.size
-        up = lambda names: -(-dim.size // (n := math.prod(sizes[a] for a in names))) * n  # noqa: E731
+        up = lambda names: -(-dim.size // (n := math.prod(sizes[a] for a in names))) * n
         every = self.value_axes.get(dim.name, ())
         nests = (
             dim.name in self.padded and set(axes) <= set(every) and 8 * up(every) <= 9 * dim.size

@@ -17,12 +17,12 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words, columns
 from meshdsl.models.transformer import Transformer
 from meshdsl.train.checkpoints import folders, manifest, safetensors_files
-from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl.train.checkpoints.folders import making
-from meshdsl.train.checkpoints.tree_leaves import describe
 from meshdsl.train.checkpoints.parameters import checkpoints_folder
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl.train.checkpoints.transfer import export_parameters, import_parameters
+from meshdsl.train.checkpoints.tree_leaves import describe
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.precision import cast
@@ -56,7 +56,9 @@ def show_checkpoint(arguments: argparse.Namespace) -> int:
     for name, said in found["state"].items():
         if "dtype" in said:
             dims = said["is"].rpartition(" ")[0]
-            rows.append((name, dims, said["dtype"], byte_words(safetensors_files.size_in_bytes(said))))
+            rows.append(
+                (name, dims, said["dtype"], byte_words(safetensors_files.size_in_bytes(said)))
+            )
     print("\n".join(columns(rows, right=(3,), indent=0)))
     return 0
 
@@ -84,7 +86,9 @@ def export_safetensors(arguments: argparse.Namespace) -> int:
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
     config, limit = to_toml(_stored_config(arguments.run)), int(arguments.limit * 1e9)
-    for file in export_parameters(folder, _step(folder, arguments.step), arguments.out, config, limit):
+    for file in export_parameters(
+        folder, _step(folder, arguments.step), arguments.out, config, limit
+    ):
         print(f"wrote {file}")
     return 0
 

@@ -36,7 +36,9 @@ def execute(command: str, function: str, arguments: argparse.Namespace) -> int:
         if not _output_fails():
             raise
         _discard_output()
-        return report_and_end(f"meshdsl {command}: the output cannot be written: {error.strerror}", 2)
+        return report_and_end(
+            f"meshdsl {command}: the output cannot be written: {error.strerror}", 2
+        )
 
 
 def _output_fails() -> bool:

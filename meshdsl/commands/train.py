@@ -15,8 +15,8 @@ from meshdsl.hosts.signals import REASONS, heard
 from meshdsl.train.commented_toml import commented_toml
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.training_run import train
 from meshdsl.train.settings import override, read
+from meshdsl.train.training_run import train
 
 _SET_BY_FLAG = {
     "layout": "layout",

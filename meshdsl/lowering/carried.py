@@ -45,7 +45,7 @@ def carried(tree):
 
 def uncarried(tree):
     """The inverse of `carried`."""
-    wrapped = lambda x: isinstance(x, Carried)  # noqa: E731
+    wrapped = lambda x: isinstance(x, Carried)
     return jax.tree.map(lambda x: x.tensor if wrapped(x) else x, tree, is_leaf=wrapped)
 
 

@@ -29,7 +29,7 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
     """`linear_call` under vmap, which JAX lacks, for one operand without constants or residuals."""
     assert num_callee_consts == num_res == 0 and len(operands) == 1
     (x,), (at,) = operands, batch_dims
-    over = lambda closed: jax.vmap(lambda x: jaxpr_as_fun(closed)(x)[0], in_axes=at, out_axes=at)  # noqa: E731
+    over = lambda closed: jax.vmap(lambda x: jaxpr_as_fun(closed)(x)[0], in_axes=at, out_axes=at)
     return [linear(over(callee), lambda ct: over(transpose_thunk()[0])(ct), x)], [at]
 
 
@@ -46,7 +46,7 @@ def own_part(x, axes: Axes, dim: int, sizes) -> jax.Array:
     """
     parts = math.prod(sizes[a] for a in axes)
     size = x.shape[dim] // parts
-    cut = lambda x: lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)  # noqa: E731
+    cut = lambda x: lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)
     if not varying(x).isdisjoint(axes):
         return cut(x)
     return linear(cut, lambda ct: all_gather(ct, axes, dim, varies=False), x)

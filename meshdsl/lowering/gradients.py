@@ -333,7 +333,7 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
         if axes and dtypes:  # see `derivatives.to_sum`: the cast up may lie further back
             array = lax.optimization_barrier(array.astype(dtypes.sums))
         rules = scope.layout.at("value")
-        named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)  # noqa: E731
+        named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
         reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
         place = grad.place._replace(pending=tuple(axes), level=level, dtypes=None, reasons=reasons)
         settled = resharding.settle(Tensor(array, grad.dims, grad.role, place), "gradient")

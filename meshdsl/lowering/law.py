@@ -58,7 +58,7 @@ def apply_op(
 
     `local` returns one array, which has the local shape of `out`.
     """
-    one = lambda at, *arrays: (local(at, *arrays),)  # noqa: E731
+    one = lambda at, *arrays: (local(at, *arrays),)
     return apply_op_many(name, one, operands, loop=loop, outs=(out,), **how)[0]
 
 

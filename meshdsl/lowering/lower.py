@@ -259,7 +259,7 @@ def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -
     """
 
     def gather_updated(parameters):
-        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))  # noqa: E731
+        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))
         return jax.tree.map(to_rest, parameters, is_leaf=is_tensor)
 
     return Lowered(gather_updated, layout, mesh, dims, optimizer=(0,))

@@ -51,6 +51,6 @@ def _recorded(t: Tensor, split: Split, level: str, name: str, why: str) -> Tenso
     if t.place.axes != split:
         scope = t.place.scope
         op = scope.recorder.begin(name, t.dims, split)
-        reason = lambda c: str(scope.rule(t.dims, "optimizer", c.axes[0]) or why)  # noqa: E731
+        reason = lambda c: str(scope.rule(t.dims, "optimizer", c.axes[0]) or why)
         t = t.replace(array=resharding.without_gradient(t, split, op, reason))
     return t.replace(place=t.place._replace(axes=split, level=level))

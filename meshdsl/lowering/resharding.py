@@ -86,7 +86,7 @@ def settle(
         op = scope.recorder.begin(name, x.dims, target)
     else:
         op = None
-    why = lambda change: _rules_behind(x, change, level or place.level)  # noqa: E731
+    why = lambda change: _rules_behind(x, change, level or place.level)
     return reshard(x, target, scope, op, why, pending=place.pending)
 
 
@@ -157,7 +157,7 @@ def _array(x: Tensor, place: Place, split: Split, op: Op, why: Why, varies, pend
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
     value = without_gradient(copy, split, op, why, varies=varies)
     axes = collectives.varying(value) | collectives.varying(like)
-    derivative = lambda t: collectives.vary(moved(t, op.aside()), axes)  # noqa: E731
+    derivative = lambda t: collectives.vary(moved(t, op.aside()), axes)
     return with_derivative_of(collectives.vary(value, axes), derivative, x.stored)
 
 

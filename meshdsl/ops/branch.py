@@ -107,7 +107,7 @@ def _of_all(chosen, branches, operands):
     """
     results = []
     for i, branch in enumerate(branches):
-        kept = lambda a, i=i: jnp.where(chosen == i, a, lax.stop_gradient(a))  # noqa: E731
+        kept = lambda a, i=i: jnp.where(chosen == i, a, lax.stop_gradient(a))
         results.append(branch(uncarried(jax.tree.map(kept, carried(operands)))))
 
     def picked(first, *others):

@@ -97,7 +97,7 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     x = resharding.settle(x)
     for names in _marked.get():
         names.add(name)
-    marked = lambda array: ad_checkpoint.checkpoint_name(array, name)  # noqa: E731
+    marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
         array = lax.complex(marked(x.array.real), marked(x.array.imag))
         return Tensor(array, x.dims, x.role, x.place)

@@ -74,7 +74,7 @@ def while_loop(cond: Callable, body: Callable, init):
         return uncarried(jax.tree.map(_no_gradient, lax.while_loop(goes_on, step, init)))
     going = _any_going(scope)
     start = (init, *going(goes_on(init)))
-    waiting = lambda c: _step_or_wait(c, step, goes_on, going)  # noqa: E731
+    waiting = lambda c: _step_or_wait(c, step, goes_on, going)
     after, *_ = lax.while_loop(lambda c: c[2], waiting, start)
     return uncarried(jax.tree.map(_no_gradient, after))
 

@@ -110,7 +110,7 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
     x = resharding.settle(x)
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
-        why = lambda _: f"one element of `{dim.name}` is split so"  # noqa: E731
+        why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.layout.spent)
     return Tensor(
         _filled(x.array, DeviceLoop({dim: axes}, scope, op), dim), x.dims, x.role, x.place
