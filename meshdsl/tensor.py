@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from meshdsl import dims as dim_algebra
@@ -173,9 +174,12 @@ class Tensor(Values):
         """The dim called `name`."""
         return dim_algebra.find("Tensor.dim", self.dims, name)
 
-    def local_shards(self) -> list[tuple[jax.Device, np.ndarray]]:
+    # JAX's types declare the class jax.Device as a variable.
+    def local_shards(
+        self,
+    ) -> list[tuple[jax.Device, np.ndarray]]:  # pyright: ignore[reportInvalidTypeForm]
         """What each device of this process holds: pairs of a device and its part of the array."""
-        if not isinstance(self.array, jax.Array) or isinstance(self.array, jax.core.Tracer):
+        if not isinstance(self.array, jax.Array) or isinstance(self.array, Tracer):
             raise MeshDSLError(
                 "local_shards: only a Tensor of concrete data has shards; this one is being traced"
             )
@@ -257,8 +261,9 @@ def parameter(array, dims, *, ins=()) -> Tensor:
 
     At rest it is split by the layout's `rules` and, below them, its `parameters`.
 
-    Args: ins: dims that the parameter contracts when it is used, for a matrix; none for a scale
-      or a bias.
+    Args:
+      ins: dims that the parameter contracts when it is used, for a matrix; none for a scale or a
+        bias.
     """
     made = tensor(array, dims)
     ins = dim_algebra.find_all("parameter", made.dims, ins)

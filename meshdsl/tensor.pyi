@@ -54,6 +54,7 @@ class Place(NamedTuple):
     level: str = "value"
     origin: frozenset[int] = frozenset()
     dtypes: Dtypes | None = None
+    reasons: tuple[tuple[str, str], ...] = ()
 
 class _Dims:
     @overload
@@ -77,7 +78,6 @@ class _Dims:
 
 _Role: TypeAlias = Parameter | None
 _Place: TypeAlias = Place | None
-_Whole: TypeAlias = "Tensor | None"
 
 class Tensor(Generic[*Ds]):
     """A tensor; its type knows the names of its dims, in order: `Tensor[Literal["batch"], Literal["length"]]`."""
@@ -86,9 +86,6 @@ class Tensor(Generic[*Ds]):
     dims: _Dims
     role: Parameter | Any
     place: Place | Any
-    whole: Tensor | None
-    moved: Any
-    because: Any
 
     @overload
     def __init__(
@@ -97,7 +94,6 @@ class Tensor(Generic[*Ds]):
         dims: UnsureNames,
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -106,7 +102,6 @@ class Tensor(Generic[*Ds]):
         dims: tuple[()],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -115,7 +110,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims1[A],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -124,7 +118,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims2[A, B],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -133,7 +126,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims3[A, B, C],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -142,7 +134,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims4[A, B, C, D],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -151,7 +142,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims,
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]: ...
@@ -263,6 +253,7 @@ class Tensor(Generic[*Ds]):
     @overload
     def _has(self: Tensor[A, B, C, D, E, F]) -> Takes[A | B | C | D | E | F]: ...
 
+def is_value(x: Any) -> bool: ...
 def is_tensor(x: object) -> TypeIs[Tensor]: ...
 def notation(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> str: ...
 def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]: ...

@@ -83,8 +83,9 @@ def psum_scatter(x, axes: Axes, dim: int) -> jax.Array:
 def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     """The parts along `dim` put together.
 
-    Args: varies: the type of the result. A varying result transposes to a psum_scatter, an
-      invariant one to a slice.
+    Args:
+      varies: the type of the result. A varying result transposes to a psum_scatter, an invariant
+        one to a slice.
     """
     return lax.all_gather(x, axes, axis=dim, tiled=True, to="varying" if varies else "invarying")
 

@@ -56,11 +56,12 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
     """`move` of `x` cast to the dtype of use.
 
     By itself JAX would sum the gradient over devices in that dtype, and round the sum to it. Cast
-    and move are one linear function instead: its transpose casts to the dtype of sums, moves
-    back, and casts to the dtype of `x`.
+    and move are one linear function instead: its transpose casts to the dtype of sums, moves back,
+    and casts to the dtype of `x`.
 
-    Args: move, again: the same linear function, run in the forward pass (once) and transposed in
-      the backward pass.
+    Args:
+      move, again: the same linear function, run in the forward pass (once) and transposed in the
+        backward pass.
     """
     like = jax.typeof(x).update(dtype=dtypes.sums)
 

@@ -38,6 +38,16 @@ class DeviceLoop:
         """Whether this runs on one device of a lowering; outside of one, arrays are whole."""
         return self.scope is not None
 
+    @property
+    def _of_op(self) -> tuple[Scope, Op]:
+        """The scope and the op, which only a loop of a lowering has."""
+        assert self.scope is not None and self._op is not None
+        return self.scope, self._op
+
+    def _named(self):
+        """A context in which JAX tags what is traced with the op."""
+        return jax.named_scope(self._of_op[1].tag)
+
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""
         dims = (dims,) if isinstance(dims, Dim) else dims
@@ -109,13 +119,14 @@ class DeviceLoop:
     def psum(self, x, dims, *, varies: bool = False) -> jax.Array:
         """Sum over the devices that split `dims`.
 
-        Args: varies: the result goes on to meet values of those devices, so that its cotangent is
-          to be summed too.
+        Args:
+          varies: the result goes on to meet values of those devices, so that its cotangent is to be
+            summed too.
         """
         total = self._reduce("psum", collectives.psum, x, dims, backward="psum" if varies else "")
         if not varies or not self.axes(dims):
             return total
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collectives.vary(total, self.axes(dims))
 
     def pmax(self, x, dims) -> jax.Array:
@@ -131,7 +142,7 @@ class DeviceLoop:
         if not axes:
             return x
         self._record(operation, axes, resharding.nbytes(x), backward)
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collective(x, axes)
 
     def gather(self, x, dims, *, varies: bool = False) -> jax.Array:
@@ -149,10 +160,10 @@ class DeviceLoop:
         self._record(
             "all_gather",
             axes,
-            resharding.nbytes(x) * self.scope.parts(axes),
+            resharding.nbytes(x) * self._of_op[0].parts(axes),
             "psum_scatter" if varies else "",
         )
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collectives.all_gather(x, axes, 0, varies=varies)
 
     def all_to_all(self, x, dim: Dim, split: int, concat: int) -> jax.Array:
@@ -163,7 +174,7 @@ class DeviceLoop:
         """
         axes = self.axes(dim)
         self._record("all_to_all", axes, resharding.nbytes(x), "all_to_all")
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collectives.all_to_all(x, axes, split, concat)
 
     def fetch(
@@ -182,10 +193,12 @@ class DeviceLoop:
         Only the elements that a device lacks travel, by `ppermute`. Padding of `x` must hold
         `fill` already.
 
-        Args: x: what this device has; `dim` lies at position `at`. starts: one static index for
-          each of `parts(dim)` parts; may be negative or beyond the dim. stop: elements from this
-          index on are not needed (by default those outside of the dim). fill: the value of
-          elements before 0 and from `stop` on.
+        Args:
+          x: what this device has; `dim` lies at position `at`.
+          starts: one static index for each of `parts(dim)` parts; may be negative or beyond the
+            dim.
+          stop: elements from this index on are not needed (by default those outside of the dim).
+          fill: the value of elements before 0 and from `stop` on.
 
         Returns:
           The window, with `length` elements at position `at`.
@@ -220,19 +233,18 @@ class DeviceLoop:
             pairs = [(p.source, p.target) for p in group]
             self._record(
                 "ppermute",
-                crossed(pairs, axes, self.scope.sizes),
+                crossed(pairs, axes, self._of_op[0].sizes),
                 resharding.nbytes(piece),
                 "ppermute",
             )
-            with jax.named_scope(self._op.tag):
+            with self._named():
                 arrived.append((group, collectives.ppermute(piece, axes, pairs)))
         shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
         empty = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
         return window_arrays.assemble(empty, arrived, at, part, parts)
 
     def _record(self, operation, axes, size, backward):
-        if self.scope.parts(axes) > 1 and size:
+        scope, op = self._of_op
+        if size and scope.parts(axes) > 1:
             dims = ", ".join(f"`{d.name}`" for d, a in self._axes.items() if set(a) & set(axes))
-            self._op.moves.append(
-                Move(operation, axes, size, f"{self._op.name} along {dims}", backward)
-            )
+            op.moves.append(Move(operation, axes, size, f"{op.name} along {dims}", backward))

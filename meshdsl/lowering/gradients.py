@@ -39,26 +39,23 @@ def value_and_grad(
 ) -> Callable:
     """A function that returns the value of `fn` and its gradient by the first argument.
 
-    `fn` is traced once. Only where a parameter is used in an unusual way, which shows on the way
-    (as the carry of a loop, say, or not at all), is it traced again: what it prints is then printed
-    again.
-
-    Args: fn: called with a pytree of Tensors and any other arguments; returns a Tensor without
-      dims, and with `has_aux`
-        also a pytree of Tensors.
+    Args:
+      fn: called with a pytree of Tensors and any other arguments; returns a Tensor without dims,
+        and with `has_aux` also a pytree of Tensors.
       accumulate: a dim of microbatches. Every Tensor among the other arguments that has it is cut
         along it, the gradients of the cuts are averaged, and only the average is summed over
         devices: one reduction per step for parameters that are not split. Value and auxiliary
         results are averaged too.
-      compute: the dtype in which `fn` gets the first argument, and in which it is gathered where
-      it is split; by default its own. reduce: the dtype in which gradients travel and are summed
-      over devices; by default that of the first argument.
-        Over microbatches they are summed in the latter.
+      compute: the dtype in which `fn` gets the first argument, and in which it is gathered where it
+        is split; by default its own.
+      reduce: the dtype in which gradients travel and are summed over devices; by default that of
+        the first argument. Over microbatches they are summed in the latter.
 
-    Returns: A function of the same arguments, giving `(value, gradients)` or `((value, aux),
-      gradients)`. Gradients have the dims and dtypes of the parameters and, in a lowering, the
-      layout's split for optimizer state (`rules` and all lists below it). What `aux` has is no
-      gradient: it is split as a value, or as a parameter where it comes from parameters alone.
+    Returns:
+      A function of the same arguments, giving `(value, gradients)` or `((value, aux), gradients)`.
+      Gradients have the dims and dtypes of the parameters and, in a lowering, the layout's split
+      for optimizer state (`rules` and all lists below it). What `aux` has is no gradient: it is
+      split as a value, or as a parameter where it comes from parameters alone.
 
     Raises:
       MeshDSLError: the value has dims or is no real floating-point number, `accumulate` is empty or

@@ -238,7 +238,7 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
         if place is not None and place.origin and work.level == "value":
             # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
             own = {a for axes in (*place.axes, *wanted) for a in axes}
-            at.scope.note_use(place.origin, work.loop_axes - own)
+            place.scope.note_use(place.origin, work.loop_axes - own)
         if not _stands_so(t, wanted, work.loop_axes):
             t = resharding.reshard(t, wanted, at.scope, op, work.why, varies=work.loop_axes)
         array = array_of(op.name, t)
@@ -291,7 +291,7 @@ def _on_one_device(name, local, operands, loop: Dims, outs) -> tuple[Tensor, ...
     roles = _roles(operands)
     return tuple(
         [
-            Tensor(a, dims, roles and roles.get(dims, Parameter()))
+            Tensor(a, dims, roles.get(dims, Parameter()) if roles else None)
             for a, dims in zip(results, outs, strict=True)
         ]
     )

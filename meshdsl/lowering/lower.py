@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
@@ -39,7 +40,7 @@ class Lowered:
         self,
         fn: Callable,
         layout: Layout,
-        mesh: Mesh,
+        mesh: Mesh | AbstractMesh,
         dims: Iterable[Dim | str] = (),
         *,
         optimizer: Iterable[int] = (),
@@ -61,7 +62,7 @@ class Lowered:
 
     def __call__(self, *args):
         if isinstance(self.mesh, AbstractMesh) and not any(
-            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)
+            isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)
         ):
             raise MeshDSLError(
                 f"{self._name}: lowered for a mesh without devices, so it can be planned and not "
@@ -234,9 +235,9 @@ def lower(
         are split by all four lists of the layout, as gradients are (ZeRO-1).
       donate_argnums: positions of arguments whose memory is used for results, as in `jax.jit`.
 
-    Raises: MeshDSLError: the layout names an axis that the mesh lacks; when called: a rule for a
-      dim that nothing has, a
-        dim that does not divide over its axes, and every error of the ops in `fn`.
+    Raises:
+      MeshDSLError: the layout names an axis that the mesh lacks; when called: a rule for a dim that
+        nothing has, a dim that does not divide over its axes, and every error of the ops in `fn`.
     """
     mesh = make_mesh(layout) if mesh is None else mesh
     state = _positions("optimizer_argnums", optimizer_argnums)

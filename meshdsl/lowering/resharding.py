@@ -37,7 +37,7 @@ def reshard(
     x: Tensor,
     split: Split,
     scope,
-    op: Op,
+    op: Op | Callable[[], Op],
     why: Why,
     *,
     varies: frozenset[str] = frozenset(),
@@ -48,19 +48,21 @@ def reshard(
     Args:
       x: a Tensor of this lowering, or one without a place: a constant, whole on every device.
       split: for each dim of `x` the axes that are to split it.
-      op: the op that asks, in whose record the changes are written down.
+      op: the op that asks, in whose record the changes are written down; or a function that begins
+        an op for them, and is called if there are any to make.
       varies: the axes over which the loop of that op is split, see `reshard_array`.
       pending: the axes over which a sum of `x` is pending that is to be taken on the way.
     """
     place = x.place or whole_place(x, scope)
     made = place._replace(axes=split, pending=tuple([a for a in place.pending if a not in pending]))
-    if x.place is None:  # a constant may outlive this trace
-        return Tensor(_array(x, place, split, op, why, varies, pending), x.dims, x.role, made)
     key = (x.dims, place, split, varies, pending)
-    array = scope.remembered(x.stored, key)
+    # A constant may outlive this trace, so nothing is remembered of one.
+    array = None if x.place is None else scope.remembered(x.stored, key)
     if array is None:
+        op = op if isinstance(op, Op) else op()
         array = _array(x, place, split, op, why, varies, pending)
-        scope.remember(x.stored, key, array)
+        if x.place is not None:
+            scope.remember(x.stored, key, array)
     return Tensor(array, x.dims, x.role, made)
 
 
@@ -82,12 +84,9 @@ def settle(
     target = scope.split(x.dims, place.level) if split is None else split
     if not place.pending and place.axes == target:
         return x
-    if scope.remembered(x.stored, (x.dims, place, target, frozenset(), place.pending)) is None:
-        op = scope.recorder.begin(name, x.dims, target)
-    else:
-        op = None
     why = lambda change: _rules_behind(x, change, level or place.level)
-    return reshard(x, target, scope, op, why, pending=place.pending)
+    begin = lambda: scope.recorder.begin(name, x.dims, target)
+    return reshard(x, target, scope, begin, why, pending=place.pending)
 
 
 def whole_place(x: Tensor, scope, level: str = "value") -> Place:
@@ -138,6 +137,7 @@ def _array(x: Tensor, place: Place, split: Split, op: Op, why: Why, varies, pend
         return reshard_array(array, changes, place.scope, op, **how, constant=constant)
 
     def cast_and_move(array, op: Op) -> jax.Array:
+        assert dtypes is not None
         with jax.named_scope(op.tag):
             if not changes and varies <= collectives.varying(array):
                 return move(array.astype(dtypes.use), op)

@@ -194,7 +194,7 @@ def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
                 if scope is not None:
                     raise MeshDSLError(f"{name}: the operands come from two different lowerings")
                 scope = place.scope
-            expected = scope.local_shape(t.dims, place.axes)
+            expected = place.scope.local_shape(t.dims, place.axes)
         found = getattr(t.stored, "shape", None)
         if found != expected:
             raise other_shape(name, t, expected, found)

@@ -23,9 +23,10 @@ def level_of(x: Tensor) -> str:
 def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None = None):
     """The sharding of every Tensor in `tree` by the law: the same tree with NamedShardings.
 
-    Args: tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
+    Args:
+      tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
       level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter or a
-      value.
+        value.
     """
     if level is not None:
         check_word("shardings", "level", level, LEVELS)

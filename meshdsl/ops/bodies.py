@@ -105,7 +105,7 @@ def value(t, scope: Scope | None):
     if not is_tensor(t):
         return t
     if t.place is not None:
-        scope.note_use(t.place.origin, ())
+        t.place.scope.note_use(t.place.origin, ())
     return fixed(
         t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())),
         scope,

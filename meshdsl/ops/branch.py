@@ -29,8 +29,9 @@ from meshdsl.tensor import Tensor, is_tensor
 def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
     """`if_true(*operands)` where the predicate is true, else `if_false(*operands)`; only that runs.
 
-    Raises: MeshDSLError: the predicate has dims, or the branches return different structures,
-      dims or dtypes.
+    Raises:
+      MeshDSLError: the predicate has dims, or the branches return different structures, dims or
+        dtypes.
     """
     if predicate.dims:
         got = dim_algebra.show(predicate.dims)
@@ -44,12 +45,13 @@ def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
 def switch(index: Tensor, branches: Sequence[Callable], *operands):
     """The branch number `index`, of the operands: `branches[index](*operands)`; only that one runs.
 
-    Args: index: a Tensor of whole numbers without dims. One below zero takes the first branch,
-      one that is too large the last.
+    Args:
+      index: a Tensor of whole numbers without dims. One below zero takes the first branch, one that
+        is too large the last.
 
-    Raises: MeshDSLError: the index has dims or is no whole number, there is no branch, or the
-      branches return different
-        structures, dims or dtypes.
+    Raises:
+      MeshDSLError: the index has dims or is no whole number, there is no branch, or the branches
+        return different structures, dims or dtypes.
     """
     if index.dims or not jnp.issubdtype(index.dtype, jnp.integer):
         raise MeshDSLError(
@@ -91,7 +93,7 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
 
     chosen = agreed(choice).array
     chosen = (chosen if name == "switch" else chosen == 0).astype(jnp.int32)
-    branches = [alike(branch) for branch in branches]
+    branches = tuple(alike(branch) for branch in branches)
     if scope is not None and not scope.layout.spent.isdisjoint(collectives.varying(chosen)):
         return _of_all(jnp.clip(chosen, 0, len(branches) - 1), branches, operands)
     return uncarried(lax.switch(chosen, [carrying(b) for b in branches], carried(operands)))

@@ -32,14 +32,17 @@ from meshdsl.tensor import Tensor, is_tensor
 def jvp(fn: Callable, primals: tuple, tangents: tuple):
     """`fn(*primals)`, and its derivative along `tangents` (forward mode).
 
-    Args: fn: takes and returns pytrees of floating-point Tensors. primals, tangents: one pytree
-      for each argument of `fn`; a tangent has the dims and dtype of its primal.
+    Args:
+      fn: takes and returns pytrees of floating-point Tensors.
+      primals, tangents: one pytree for each argument of `fn`; a tangent has the dims and dtype of
+        its primal.
 
     Returns:
       The result and its derivative, two pytrees of Tensors.
 
-    Raises: MeshDSLError: a leaf is no floating-point Tensor, or a tangent has other dims or
-      another dtype than its primal.
+    Raises:
+      MeshDSLError: a leaf is no floating-point Tensor, or a tangent has other dims or another dtype
+        than its primal.
     """
     leaves, tree = _floats("jvp", primals, "a primal")
     others, other_tree = _floats("jvp", tangents, "a tangent")
@@ -74,9 +77,10 @@ def vjp(fn: Callable, *primals):
     Args:
       fn: takes and returns pytrees of floating-point Tensors.
 
-    Returns: The result, and `back(cotangent)`: from a pytree of Tensors like the result to a
-      tuple of pytrees like `primals`. Cotangents of parameters come out as `value_and_grad` gives
-      them: summed over devices once, and split as gradients are.
+    Returns:
+      The result, and `back(cotangent)`: from a pytree of Tensors like the result to a tuple of
+      pytrees like `primals`. Cotangents of parameters come out as `value_and_grad` gives them:
+      summed over devices once, and split as gradients are.
 
     Raises:
       MeshDSLError: a leaf is no floating-point Tensor, or a cotangent is not like the result.
@@ -188,7 +192,7 @@ def _results(name: str, out, scope: Scope | None):
     leaves, tree = _floats(name, out, "a result")
     for t in leaves:
         if t.place is not None:
-            scope.note_use(t.place.origin, ())
+            t.place.scope.note_use(t.place.origin, ())
     return jax.tree.unflatten(tree, [_without_origin(fixed(t, scope)) for t in leaves])
 
 

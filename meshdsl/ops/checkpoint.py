@@ -37,16 +37,17 @@ def checkpoint(
 ) -> Callable:
     """`fn`, recomputed in the backward pass instead of remembered.
 
-    Args: policy: what is recomputed: "full": everything; "dots": everything but matrix products;
-      "gathers": only what was
-        gathered from other devices, so that no device keeps whole parameters.
+    Args:
+      policy: what is recomputed: "full": everything; "dots": everything but matrix products;
+        "gathers": only what was gathered from other devices, so that no device keeps whole
+        parameters.
       save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
       offload: names of save points that are kept in the memory of the host (`pinned_host`), and
-      fetched when they are
-        needed.
+        fetched when they are needed.
 
-    Raises: MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save
-      point with that name.
+    Raises:
+      MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point
+        with that name.
     """
     if policy not in POLICIES:
         raise MeshDSLError(f"checkpoint: no policy {quote(policy)}{nearest(str(policy), POLICIES)}")

@@ -18,23 +18,23 @@ from meshdsl.tensor import Tensor, is_tensor
 def custom_gradient(fn: Callable) -> Callable:
     """`fn` with the gradient that it says it has, instead of the one that JAX finds.
 
-    It is written as if on one device. Cotangents arrive as settled Tensors, split by the law;
-    what the backward function returns may be split in any way and may wait for sums, which are
-    taken.
+    It is written as if on one device. Cotangents arrive as settled Tensors, split by the law; what
+    the backward function returns may be split in any way and may wait for sums, which are taken.
 
-    Args: fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`: a pytree of
-      Tensors, and a function
-        from a pytree like the result, the cotangents, to one pytree for each argument: a tuple of
-        them where there are several. `None` in place of a Tensor, or of a whole argument, says
-        that no gradient flows to it. What `fn` closes over must not depend on anything that is
-        differentiated (JAX raises UnexpectedTracerError): give it as an argument.
+    Args:
+      fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`: a pytree of
+        Tensors, and a function from a pytree like the result, the cotangents, to one pytree for
+        each argument: a tuple of them where there are several. `None` in place of a Tensor, or of a
+        whole argument, says that no gradient flows to it. What `fn` closes over must not depend on
+        anything that is differentiated (JAX raises UnexpectedTracerError): give it as an argument.
 
-    Returns: A function of the same arguments that returns the result. It has no derivative in
-      forward mode.
+    Returns:
+      A function of the same arguments that returns the result. It has no derivative in forward
+      mode.
 
-    Raises: MeshDSLError: the function does not return a result and a function, the result is no
-      tree of Tensors, or a cotangent that comes back has
-        not the dims and the dtype of its argument.
+    Raises:
+      MeshDSLError: the function does not return a result and a function, the result is no tree of
+        Tensors, or a cotangent that comes back has not the dims and the dtype of its argument.
     """
 
     def differentiable(*args):

@@ -35,10 +35,10 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
     named = dim_algebra.find_all("local", loop, whole)
     new = {d for d in out if not any(d in t.dims for t in tensors)}
     unsplit = tuple(d for d in loop if d in named or d not in out or d in new)
-    name = name or getattr(fn, "__name__", "local")
+    title = name or str(getattr(fn, "__name__", "local"))
 
     def on_device(at, *arrays):
-        made = kernels.called(fn, arrays, name) if at.lowered and arrays else fn(*arrays)
-        return at.fitting(made, out, name)
+        made = kernels.called(fn, arrays, title) if at.lowered and arrays else fn(*arrays)
+        return at.fitting(made, out, title)
 
-    return apply_op(name, on_device, tensors, loop=loop, out=out, unsplit=unsplit)
+    return apply_op(title, on_device, tensors, loop=loop, out=out, unsplit=unsplit)

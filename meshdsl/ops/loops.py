@@ -37,16 +37,18 @@ def while_loop(cond: Callable, body: Callable, init):
     It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a
     number of turns that nobody knows beforehand. `scan` has both.
 
-    Args: cond: gives a Tensor of bool without dims, which is equal on all devices, so that they
-      all stop at the same turn. init: the carry to start from: a pytree of Tensors (and arrays);
-      each keeps its dims and dtype from turn to turn.
+    Args:
+      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all
+        stop at the same turn.
+      init: the carry to start from: a pytree of Tensors (and arrays); each keeps its dims and dtype
+        from turn to turn.
 
     Returns:
       The last carry.
 
-    Raises: MeshDSLError: the condition is no Tensor of bool without dims, a carry changes its
-      dims or dtype, or a gradient
-        is asked for.
+    Raises:
+      MeshDSLError: the condition is no Tensor of bool without dims, a carry changes its dims or
+        dtype, or a gradient is asked for.
     """
     scope = scope_of("while_loop", init) or scope_within(
         "while_loop", lambda: (cond(init), body(init))
@@ -134,8 +136,9 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
     Returns:
       What `fn` returns, with `dim` in front.
 
-    Raises: MeshDSLError: a leaf of `xs` is no Tensor, or lacks `dim`; or a batch is no whole
-      number of at least 1.
+    Raises:
+      MeshDSLError: a leaf of `xs` is no Tensor, or lacks `dim`; or a batch is no whole number of at
+        least 1.
     """
     if others := sorted({type(x).__name__ for x in leaves_of(xs) if not is_tensor(x)}):
         raise MeshDSLError(

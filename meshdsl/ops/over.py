@@ -27,14 +27,15 @@ def over(dim: Dim, fn: Callable) -> Callable:
     are those that the law gives it in every argument that has it. Nested, each `over` spends axes
     of its own.
 
-    Args: fn: takes pytrees of Tensors and returns a pytree of Tensors. It may contain any op,
-      loop or derivative. What it closes over is shared by all
-        elements, as are arguments that lack `dim`, and so is a key: draws are the same for each
-        element unless its key comes with `dim` too, as `md.tensor(jax.random.split(key,
-        dim.size), (dim,))`.
+    Args:
+      fn: takes pytrees of Tensors and returns a pytree of Tensors. It may contain any op, loop or
+        derivative. What it closes over is shared by all elements, as are arguments that lack `dim`,
+        and so is a key: draws are the same for each element unless its key comes with `dim` too, as
+        `md.tensor(jax.random.split(key, dim.size), (dim,))`.
 
-    Returns: A function of the same arguments, in which Tensors may have `dim`; the results have
-      it in front. A result that does not depend on it is repeated along it.
+    Returns:
+      A function of the same arguments, in which Tensors may have `dim`; the results have it in
+      front. A result that does not depend on it is repeated along it.
 
     Raises:
       MeshDSLError: no argument has `dim`, or `fn` returns something that is no Tensor.
@@ -79,7 +80,11 @@ def over(dim: Dim, fn: Callable) -> Callable:
             arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
         out_tree, kinds = results
         return jax.tree.unflatten(
-            out_tree, [_left(a, *kind, dim, axes) for a, kind in zip(arrays, kinds, strict=True)]
+            out_tree,
+            [
+                _left(a, dims, role, place, dim, axes)
+                for a, (dims, role, place) in zip(arrays, kinds, strict=True)
+            ],
         )
 
     return mapped

@@ -25,11 +25,13 @@ def reshard(
     """`x` split over exactly these mesh axes, and waiting for sums over exactly the axes `pending`.
 
     Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another
-    dim, or nothing, or a sum over it is pending) can be turned into every other;
-    docs/placements.md lists the collective of each.
+    dim, or nothing, or a sum over it is pending) can be turned into every other; docs/placements.md
+    lists the collective of each.
 
-    Args: split: for each dim that is to be split its axis, or axes, major first. pending: axes
-      over which the devices' arrays are to add up to `x`; `x.pending` says over which they do.
+    Args:
+      split: for each dim that is to be split its axis, or axes, major first.
+      pending: axes over which the devices' arrays are to add up to `x`; `x.pending` says over which
+        they do.
 
     Raises:
       MeshDSLError: a dim that `x` lacks; an axis that the mesh lacks, that is named twice, or that

@@ -41,9 +41,11 @@ def changes(
     Args:
       fits: whether a dim may be split over these axes on the way.
     """
-    now = [list(axes) for axes in now]
-    then = [list(axes) for axes in then]
-    pending = list(pending)
+    return _changes([list(axes) for axes in now], [list(axes) for axes in then], [*pending], fits)
+
+
+def _changes(now, then, pending: list[str], fits) -> list[Change]:
+    """As `changes`; `now` and `pending` are what is left to do, and are changed on the way."""
     wanted = {axis for axes in then for axis in axes}
     found: list[Change] = []
     while True:

@@ -60,6 +60,7 @@ def best_splits(
             best = price, before, after
         if not any(price):
             break
+    assert best is not None  # the split in which everything is whole is always kept
     return best[1:]
 
 
@@ -217,17 +218,15 @@ def _price_within(
     groups: Sequence[Group], dims: Dims, before: Split, out: Dims, after: Split, scope
 ) -> tuple[int, int]:
     """As `_price`, for what travels where runs end elsewhere."""
-    before, after = dict(zip(dims, before, strict=True)), dict(zip(out, after, strict=True))
+    given, made = dict(zip(dims, before, strict=True)), dict(zip(out, after, strict=True))
     elements, collectives = 0, 0
     for group in groups:
-        have, want = (
-            _elements(group.old, [before[d] for d in group.old], scope),
-            _elements(group.new, [after[d] for d in group.new], scope),
-        )
+        have = _elements(group.old, [given[d] for d in group.old], scope)
+        want = _elements(group.new, [made[d] for d in group.new], scope)
         if have != want:
-            parts = scope.parts([a for d in group.old for a in before[d]])
+            parts = scope.parts([a for d in group.old for a in given[d]])
             travels = exchanges([p for p in runs(group, have, want, parts) if p.source != p.target])
-            others = _elements(dims, [before[d] for d in dims], scope) // have
+            others = _elements(dims, before, scope) // have
             elements += others * sum(max(p.length for p in exchange) for exchange in travels)
             collectives += len(travels)
     return elements, collectives
