@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshdsl.machine.network_levels import Level
+from meshdsl.machine.axis_network import Level
 
 
 def seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:

@@ -13,10 +13,10 @@ from functools import cached_property
 import numpy as np
 
 from meshdsl.machine import collective_time
-from meshdsl.machine.axis_words import words
+from meshdsl.machine.axis_description import words
+from meshdsl.machine.axis_network import Lay, Level, Part, lay_of
 from meshdsl.machine.chips import Chip
 from meshdsl.machine.coordinates import places
-from meshdsl.machine.network_levels import Lay, Level, Part, lay_of
 from meshdsl.machine.target import Target
 from meshdsl.record.collective import live_axes
 

@@ -16,11 +16,11 @@ from meshdsl.estimate.explanation import (
     TimeView,
     dim_views,
 )
-from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.fusion.kernel_builder import build
 from meshdsl.estimate.kernels import Graph
-from meshdsl.estimate.memory.holdings import memory_view
+from meshdsl.estimate.memory.memory_view import memory_view
 from meshdsl.estimate.remedies import remedies
-from meshdsl.estimate.time.step import estimate, seconds_by_tag
+from meshdsl.estimate.time.step_time import estimate, seconds_by_tag
 from meshdsl.machine import Network, Target, find_target, fit_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program

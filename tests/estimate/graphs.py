@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.fusion.kernel_builder import build
 from meshdsl.estimate.kernels import Graph
 from meshdsl.record.program import Program
 from tests.helpers import layout

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.fusion.kernel_builder import build
 from meshdsl.estimate.memory.peak import peak
 from meshdsl.mesh import abstract_mesh
 from meshdsl.models.sizes import size

@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.estimate.fusion.build import build
-from meshdsl.estimate.memory.lifetimes import late
+from meshdsl.estimate.fusion.kernel_builder import build
 from meshdsl.estimate.memory.peak import argument_bytes, peak
+from meshdsl.estimate.memory.schedule import late
 from meshdsl.estimate.memory.tiles import padded_bytes
 from meshdsl.machine import chips
 from meshdsl.mesh import abstract_mesh

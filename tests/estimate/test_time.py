@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from meshdsl.estimate.kernels import Buffer, Dot, Graph, Kernel, Loop
-from meshdsl.estimate.time.collectives import movement
-from meshdsl.estimate.time.kernels import padded_flops, seconds
-from meshdsl.estimate.time.step import estimate, seconds_by_tag
+from meshdsl.estimate.time.collective_timing import movement
+from meshdsl.estimate.time.kernel_time import padded_flops, seconds
+from meshdsl.estimate.time.step_time import estimate, seconds_by_tag
 from meshdsl.record.collective import Collective
 
 US = 1e-6

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import jax
 
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel
-from meshdsl.estimate.memory.lifetimes import late, until
+from meshdsl.estimate.memory.schedule import late, until
 from meshdsl.estimate.memory.tiles import padded_bytes
 from meshdsl.machine import Chip
 from meshdsl.record.program import Program

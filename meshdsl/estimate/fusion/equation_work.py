@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import jax
 
-from meshdsl.estimate.fusion.choice import DOTS, names
 from meshdsl.estimate.fusion.flat_jaxpr import Node
+from meshdsl.estimate.fusion.written_values import DOTS, names
 from meshdsl.estimate.kernels import Dot
 from meshdsl.record.collective import Collective
 from meshdsl.record.jaxpr import COLLECTIVES, collectives_of, join

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.machine.network_levels import Lay, Level, Part
+from meshdsl.machine.axis_network import Lay, Level, Part
 from meshdsl.machine.target import Target
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from meshdsl.estimate.fusion.choice import ELEMENTWISE, SMALL
 from meshdsl.estimate.fusion.flat_jaxpr import BARRIER, Block, Node, Value, original
+from meshdsl.estimate.fusion.written_values import ELEMENTWISE, SMALL
 
 
 def needed(nodes: list[Node], outputs: Iterable[Value | None]) -> list[Node]:

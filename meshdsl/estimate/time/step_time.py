@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from meshdsl.estimate.explanation import Span, TimeView
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel
-from meshdsl.estimate.time.collectives import Movement, movement
-from meshdsl.estimate.time.kernels import seconds
+from meshdsl.estimate.time.collective_timing import Movement, movement
+from meshdsl.estimate.time.kernel_time import seconds
 from meshdsl.machine import Network, Target
 from meshdsl.machine.streams import Streams, lanes_of, stream_of
 from meshdsl.record.recorder import tag_in

@@ -14,11 +14,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from meshdsl.estimate.fusion.choice import DOTS, ELEMENTWISE, IN_PLACE, PARTS, REDUCTIONS, written
+from meshdsl.estimate.fusion.before_fusion import narrowed, needed, small_first
+from meshdsl.estimate.fusion.equation_work import collectives, dots, other_flops
 from meshdsl.estimate.fusion.flat_jaxpr import BARRIER, Block, Node, Value, flatten, original
-from meshdsl.estimate.fusion.program_order import narrowed, needed, small_first
-from meshdsl.estimate.fusion.values import Made
-from meshdsl.estimate.fusion.work import collectives, dots, other_flops
+from meshdsl.estimate.fusion.value_table import Made
+from meshdsl.estimate.fusion.written_values import (
+    DOTS,
+    ELEMENTWISE,
+    IN_PLACE,
+    PARTS,
+    REDUCTIONS,
+    written,
+)
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
 from meshdsl.record.collective import phase_in_step
 from meshdsl.record.program import Program

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from meshdsl.estimate.fusion.choice import REORDERS
 from meshdsl.estimate.fusion.flat_jaxpr import Node, Value, original
+from meshdsl.estimate.fusion.written_values import REORDERS
 from meshdsl.estimate.kernels import Buffer
 
 
