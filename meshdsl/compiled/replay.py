@@ -125,7 +125,7 @@ class _Run:
             self._show(stream_of(step.moves), step, start, end, repeats)
 
     def _sync(self, step: Step, weight: int, repeats: int) -> None:
-        start, end = self.streams.hold(step.lanes, step.link_seconds)
+        start, end = self.streams.communicate(step.lanes, step.link_seconds)
         self._count(step, weight, step.link_seconds, asynchronous=False)
         self._show(stream_of(step.moves), step, start, end, repeats)
         if step.seconds:

@@ -201,7 +201,7 @@ def _axes(
                 size=size,
                 count=sum(c.count for c in over),
                 bytes=sum(c.total_bytes for c in over),
-                lies=network.words(axis) if network else "",
+                lies=network.describe(axis) if network else "",
                 seconds=seconds,
                 idle=size > 1 and axis not in used,
             )

@@ -35,7 +35,7 @@ class Links:
     def seconds(self, operation, axes, bytes):
         return (2 if operation == "psum" else 1) * bytes * US
 
-    def lay(self, axes):
+    def axes(self, axes):
         return self.on
 
 

@@ -62,7 +62,7 @@ class Movement:
 
 def movement(moves: Collective, network: Network) -> Movement:
     """How `moves` runs on the network's target."""
-    chip, lay = network.target.chip, network.lay(moves.axes)
+    chip, lay = network.target.chip, network.axes(moves.axes)
     dims = [part for level in lay.levels for part in level.parts]
     whole = lay.size * network.target.slices == network.target.devices
     operation, filled = moves.operation, 0

@@ -146,7 +146,7 @@ class _Run:
             start, end = self.streams.launch(name, lanes, how.seconds, ready)
         else:
             self._wait_for(kernel.reads, weight)
-            start, end = self.streams.hold(lanes, how.seconds)
+            start, end = self.streams.communicate(lanes, how.seconds)
             self.exposed += how.seconds * weight
         self.communication += how.seconds * weight
         self._show(stream_of(moves), kernel, start, end, repeats)
