@@ -21,7 +21,7 @@ from meshdsl.figures import byte_words
 from meshdsl.machine import Network, Target
 from meshdsl.mesh import slice_parts
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import where
+from meshdsl.record.recorder import source_of
 
 LARGEST = 8  # arrays named
 _HOSTS = "the hosts exchange what goes over {} from slice to slice: the replay does not time it"
@@ -230,7 +230,7 @@ def _view(held: Held, program: Program) -> TensorView:
         held.array.shape,
         held.array.dtype,
         held.bytes,
-        where(op) if op else "",
+        source_of(op) if op else "",
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from meshdsl.compiled.replay import Ran
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import tag_in, where
+from meshdsl.record.recorder import source_of, tag_in
 
 _GATHERS = ("all_gather", "psum_scatter")
 _PADDED = 2  # padding to whole tiles makes nothing larger than this
@@ -341,7 +341,7 @@ def _add(
         phase=record.collective.phase if record is not None and item.tag is None else c.phase,
         tag=op.tag if op else "",
         op=str(op) if op else "",
-        source=where(op) if op else "",
+        source=source_of(op) if op else "",
         how=how,
         surprise=record is None,
     )
@@ -377,6 +377,6 @@ def _absences(
             c.bytes,
             c.phase,
             str(op) if op else "",
-            where(op) if op else "",
+            source_of(op) if op else "",
             how,
         )

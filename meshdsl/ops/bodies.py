@@ -17,7 +17,7 @@ from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.scope import Scope, check_alike, common
-from meshdsl.record.recorder import Move, op_count
+from meshdsl.record.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
@@ -55,7 +55,7 @@ def scope_of(name: str, tree) -> Scope | None:
 def scope_within(name: str, body: Callable) -> Scope | None:
     """The scope of tensors that a body closes over, where nothing that it is given has one: that of its results."""
     found = []
-    seen = op_count()
+    seen = next_op_number()
     jax.eval_shape(lambda: found.append(scope_of(name, body())))
     scope = found[0]
     if scope is not None:

@@ -24,7 +24,7 @@ from meshdsl.estimate.time.step_time import estimate, seconds_by_tag
 from meshdsl.machine import Network, Target, find_target, fit_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op, where
+from meshdsl.record.recorder import Op, source_of
 from meshdsl.report.advice import advice, idle_axes, unused
 from meshdsl.report.explanation_text import describe
 
@@ -116,7 +116,7 @@ def _ops(
                 dims=dim_views(op.dims, op.axes, program.axis_sizes),
                 count=op.count,
                 loops=op.loops,
-                source=where(op),
+                source=source_of(op),
                 flops=dict(flops[op.tag]),
                 moves=_together(moves[op.tag]),
                 seconds=dict(seconds[op.tag]),

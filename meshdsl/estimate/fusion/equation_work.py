@@ -11,7 +11,7 @@ from meshdsl.estimate.fusion.flat_jaxpr import Node
 from meshdsl.estimate.fusion.written_values import DOTS, names
 from meshdsl.estimate.kernels import Dot
 from meshdsl.record.collective import Collective
-from meshdsl.record.jaxpr import COLLECTIVES, collectives_of, join
+from meshdsl.record.jaxpr import COLLECTIVES, collectives_of, join_scopes
 
 _MOVES = names("""
     broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice gather iota optimization_barrier pad reduce_precision rev select_n slice split
@@ -48,7 +48,7 @@ def collectives(node: Node, axis_sizes: Mapping[str, int], times: int) -> list[C
     """What an equation communicates, one for each operand; nothing over axes of size 1."""
     if node.primitive not in COLLECTIVES:
         return []
-    return list(collectives_of(node.eqn, axis_sizes, times, join(node.scope, node.primitive)))
+    return list(collectives_of(node.eqn, axis_sizes, times, join_scopes(node.scope, node.primitive)))
 
 
 def _shape(value, var) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.record.jaxpr import COLLECTIVES, body_of, join, scan_counts, sub_jaxprs
+from meshdsl.record.jaxpr import COLLECTIVES, body_of, join_scopes, scan_counts, sub_jaxprs
 from meshdsl.record.program import Program
 
 # Their result is the memory of their operand, seen otherwise. A transpose is one: the layout of what it feeds takes it in.
@@ -134,7 +134,7 @@ class _Flat:
             inputs = [
                 None if isinstance(v, jax.extend.core.Literal) else env[v] for v in eqn.invars
             ]
-            inner = join(scope, str(eqn.source_info.name_stack))
+            inner = join_scopes(scope, str(eqn.source_info.name_stack))
             results = self._equation(eqn, name, inputs, inner, whole)
             env.update(zip(eqn.outvars, results, strict=True))
         return [None if isinstance(v, jax.extend.core.Literal) else env[v] for v in jaxpr.outvars]
@@ -143,11 +143,11 @@ class _Flat:
         if name in _RENAMES or self._moves_nothing(eqn, name):
             return self._renamed(eqn, name, inputs, whole)
         if name in _LOOPS or name == "cond":
-            return self._blocks(eqn, name, inputs, join(scope, name), whole)
+            return self._blocks(eqn, name, inputs, join_scopes(scope, name), whole)
         if not name.startswith(_NOT_WALKED):
             for sub in sub_jaxprs(eqn.params):
                 if len(sub.invars) == len(inputs) and len(sub.outvars) == len(eqn.outvars):
-                    return self._call(eqn, name, sub, inputs, join(scope, name), whole)
+                    return self._call(eqn, name, sub, inputs, join_scopes(scope, name), whole)
         if (
             name == "broadcast_in_dim"
             and inputs[0] is not None

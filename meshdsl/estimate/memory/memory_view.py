@@ -11,7 +11,7 @@ from meshdsl.estimate.memory.peak import argument_bytes, peak
 from meshdsl.machine import Target
 from meshdsl.record.collective import phase_of
 from meshdsl.record.program import Argument, Program
-from meshdsl.record.recorder import Op, tag_in, where
+from meshdsl.record.recorder import Op, source_of, tag_in
 
 LARGEST = 5  # arrays named at the peak
 _OTHER = ("step", "key")  # of a training state, beside parameters and optimizer
@@ -57,7 +57,7 @@ def kind_of(argument: Argument) -> str:
 def _moment(scope: str, program: Program) -> str:
     """The op and the pass that a name stack stands for."""
     op = program.op_tagged(tag_in(scope))
-    return f"{phase_of(scope)} of {op}, {where(op)}" if op else ""
+    return f"{phase_of(scope)} of {op}, {source_of(op)}" if op else ""
 
 
 def _short(path: str) -> str:
@@ -110,7 +110,7 @@ def _live(buffer: Buffer, argument: Argument | None, program: Program) -> Tensor
         buffer.shape,
         buffer.dtype,
         buffer.bytes,
-        where(op),
+        source_of(op),
     )
 
 
