@@ -16,11 +16,11 @@ from meshdsl.estimate.explanation import (
     TimeView,
     dim_views,
 )
-from meshdsl.estimate.fusion.kernel_builder import build
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.kernels import Graph
 from meshdsl.estimate.memory.memory_view import memory_view
 from meshdsl.estimate.remedies import remedies
-from meshdsl.estimate.time.step_time import estimate, seconds_by_tag
+from meshdsl.estimate.time.step_time import seconds_by_tag, step_time
 from meshdsl.machine import Network, Target, find_target, fit_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
@@ -70,8 +70,8 @@ def explain(
     if target is not None:
         fit_mesh(target, sizes, program.layout.name)
     network = Network(target, sizes) if target is not None and target.chip.timed else None
-    graph = build(program)
-    time = estimate(graph, target, network, *(model_flops or (0.0, 0.0))) if network else None
+    graph = kernel_graph(program)
+    time = step_time(graph, target, network, *(model_flops or (0.0, 0.0))) if network else None
     ops = _ops(program, graph, network, time)
     memory = memory_view(program, graph, target)
     return Explained(

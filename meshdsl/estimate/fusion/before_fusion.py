@@ -1,99 +1,110 @@
-"""What a compiler does to a block's equations before it fuses them: drops the unneeded, computes scalars early, narrows what a loop reads."""
+"""What a compiler does to the equations of a block before it makes kernels of them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
 
-from meshdsl.estimate.fusion.flat_jaxpr import BARRIER, Block, Node, Value, original
-from meshdsl.estimate.fusion.written_values import ELEMENTWISE, SMALL
+from meshdsl.estimate.fusion.equations import BARRIER, Block, Equation, Value, original
+from meshdsl.estimate.fusion.primitives import ELEMENTWISE
+from meshdsl.estimate.fusion.written_values import SMALL
 
 
-def needed(nodes: list[Node], outputs: Iterable[Value | None]) -> list[Node]:
-    """Those that lead to a result."""
+def needed(equations: list[Equation], outputs: Iterable[Value | None]) -> list[Equation]:
+    """Those of the equations that lead to one of the outputs."""
     wanted = {original(v) for v in outputs if v is not None}
     kept = []
-    for node in reversed(nodes):
-        if any(v in wanted for v in node.outputs):
-            kept.append(node)
-            wanted.update(original(v) for v in node.inputs if v is not None)
+    for equation in reversed(equations):
+        if any(v in wanted for v in equation.outputs):
+            kept.append(equation)
+            wanted.update(original(v) for v in equation.operands)
     return kept[::-1]
 
 
-def small_first(nodes: list[Node]) -> list[Node]:
-    """Scalars and the like as soon as what they depend on is there, so that what needs them is not torn from what it belongs to."""
+def scalars_early(equations: list[Equation]) -> list[Equation]:
+    """The equations with scalars and the like as early as their operands allow.
+
+    Otherwise code that waits for a scalar would be torn from the code that it is fused with.
+    """
     place: dict[Value, int] = {}
     keys = []
-    for i, node in enumerate(nodes):
+    for i, equation in enumerate(equations):
         at = i
-        values = [original(v) for v in node.inputs if v is not None]
-        small = node.primitive in ELEMENTWISE and all(
-            v.bytes <= SMALL for v in (*values, *node.outputs)
+        values = [original(v) for v in equation.operands]
+        small = equation.primitive in ELEMENTWISE and all(
+            v.bytes <= SMALL for v in (*values, *equation.outputs)
         )
         if small:
             at = max((place.get(v, -1) for v in values), default=-1)
         keys.append((at, small, i))
-        place.update(dict.fromkeys(node.outputs, at))
-    return [nodes[i] for _, _, i in sorted(keys)]
+        place.update(dict.fromkeys(equation.outputs, at))
+    return [equations[i] for _, _, i in sorted(keys)]
 
 
-def narrowed(nodes: list[Node]) -> list[Node]:
-    """A stack whose slices a scan only uses in one narrower type is converted before the scan, once for all scans."""
-    found: list[Node] = []
+def convert_stacks(equations: list[Equation]) -> list[Equation]:
+    """The equations with conversions to narrower types moved out of scans.
+
+    A stack whose slices a scan only uses in one narrower type is converted before the scan, once
+    for all scans. Changes the equations of such scans, and their bodies, in place.
+    """
+    found: list[Equation] = []
     converted: dict[tuple[Value, str], Value] = {}
-    for node in nodes:
-        if node.primitive == "scan":
-            for i in range(node.constants + node.carried, len(node.inputs)):
-                stack, block = node.inputs[i], node.blocks[0]
-                convert = _only_conversion(block, block.inputs[i])
+    for equation in equations:
+        if equation.primitive == "scan":
+            block = equation.blocks[0]
+            for i in range(equation.constants + equation.carried, len(equation.inputs)):
+                stack, convert = equation.inputs[i], _only_conversion(block, block.inputs[i])
                 if convert is None or stack is None:
                     continue
-                narrow = convert.outputs[0]
-                key = original(stack), narrow.dtype
+                key = original(stack), convert.outputs[0].dtype
                 if key not in converted:
-                    parts = None if narrow.parts is None else stack.parts
-                    value = Value(
-                        stack.shape,
-                        narrow.dtype,
-                        stack.bytes // block.inputs[i].bytes * narrow.bytes,
-                        parts,
-                    )
-                    value.node = Node(
-                        "convert_element_type", [stack], [value], convert.scope, convert.eqn
-                    )
-                    found.append(value.node)
-                    converted[key] = value
-                node.inputs[i] = converted[key]
+                    before = _convert_stack(stack, block.inputs[i], convert)
+                    found.append(before)
+                    (converted[key],) = before.outputs
+                equation.inputs[i] = converted[key]
                 _give_narrow(block, i, convert)
-        found.append(node)
+        found.append(equation)
     return found
 
 
-def _only_conversion(block: Block, value: Value) -> Node | None:
-    """The conversion to a narrower type that is all that `block` does with `value`, if only behind a barrier."""
+def _convert_stack(stack: Value, slice_: Value, convert: Equation) -> Equation:
+    """The equation that does with a whole stack what `convert` does with a slice of it."""
+    (narrow,) = convert.outputs
+    value = Value(
+        stack.shape,
+        narrow.dtype,
+        stack.bytes // slice_.bytes * narrow.bytes,
+        None if narrow.parts is None else stack.parts,
+    )
+    value.equation = Equation("convert_element_type", [stack], [value], convert.scope, convert.eqn)
+    return value.equation
+
+
+def _only_conversion(block: Block, value: Value) -> Equation | None:
+    """The conversion to a narrower type that is all that `block` does with `value`.
+
+    There may be a barrier before it. None if `block` does anything else with the value.
+    """
     if any(v is not None and original(v) is value for v in block.outputs):
         return None
-    users = [
-        n for n in block.nodes if any(v is not None and original(v) is value for v in n.inputs)
-    ]
+    users = [e for e in block.equations if any(original(v) is value for v in e.operands)]
     if len(users) != 1:
         return None
-    if users[0].primitive == BARRIER:
-        return _only_conversion(block, users[0].outputs[0])
-    return (
-        users[0]
-        if users[0].primitive == "convert_element_type" and users[0].outputs[0].bytes < value.bytes
-        else None
-    )
+    (user,) = users
+    if user.primitive == BARRIER:
+        return _only_conversion(block, user.outputs[0])
+    narrows = user.primitive == "convert_element_type" and user.outputs[0].bytes < value.bytes
+    return user if narrows else None
 
 
-def _give_narrow(block: Block, i: int, convert: Node) -> None:
-    """The block gets at `i` what `convert` made of it."""
+def _give_narrow(block: Block, i: int, convert: Equation) -> None:
+    """Gives the block, as its input `i`, what `convert` makes of that input."""
     before, narrow = block.inputs[i], convert.outputs[0]
-    block.nodes.remove(convert)
-    barrier = original(convert.inputs[0]).node
-    if original(convert.inputs[0]) is before or barrier is None:
+    block.equations.remove(convert)
+    (converted,) = convert.operands
+    barrier = original(converted).equation
+    if original(converted) is before or barrier is None:
         block.inputs[i] = narrow
         return
-    block.inputs[i] = dataclasses.replace(narrow, of=None, node=None)
-    barrier.inputs, barrier.outputs, narrow.node = [block.inputs[i]], [narrow], barrier
+    block.inputs[i] = dataclasses.replace(narrow, base=None, equation=None)
+    barrier.inputs, barrier.outputs, narrow.equation = [block.inputs[i]], [narrow], barrier

@@ -1,382 +1,352 @@
-"""From a jaxpr to kernels, by the rules that XLA's fusion follows on a TPU.
+"""Makes kernels of a block of equations, by the rules that XLA's fusion follows on a TPU.
 
-Element-wise code (and broadcasts, iotas, conversions, slices) takes no memory of its own where that costs nothing: it is computed by the kernels that
-use it. It is written to memory where it must be (for a collective, a loop, a result) or where computing it in several places would read more than it
-holds. What is written joins the kernel that makes its newest operand, as long as it goes over the same elements: the activation after a product
-belongs to the product's kernel, and an optimizer's update of a parameter and of its moments is one kernel. A reduction ends a kernel.
+Element-wise code (broadcasts, iotas, conversions and slices included) takes no memory of its own
+where that costs nothing: the kernels that use it compute it. It is written to memory where it must
+be (for a collective, a loop, a result), or where computing it in several places would read more
+than it holds.
 
-What loops are given and don't change is passed in as it is; broadcasts and masks are computed inside. A stack that a loop only uses in a narrower type is
-converted once, before it.
+What is written joins the kernel that makes its newest operand, as long as both go over the same
+elements: the activation after a product belongs to the product's kernel, and an optimizer's update
+of a parameter and of its moments is one kernel. A reduction ends a kernel.
+
+What loops are given and do not change is passed in as it is; broadcasts and masks are computed
+inside. A stack that a loop only uses in a narrower type is converted once, before the loop.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from meshdsl.estimate.fusion.before_fusion import narrowed, needed, small_first
+from meshdsl.estimate.fusion.before_fusion import convert_stacks, needed, scalars_early
 from meshdsl.estimate.fusion.equation_work import collectives, dots, other_flops
-from meshdsl.estimate.fusion.flat_jaxpr import BARRIER, Block, Node, Value, flatten, original
-from meshdsl.estimate.fusion.value_table import Made
-from meshdsl.estimate.fusion.written_values import (
-    DOTS,
+from meshdsl.estimate.fusion.equations import BARRIER, Block, Equation, Value, original
+from meshdsl.estimate.fusion.primitives import (
     ELEMENTWISE,
     IN_PLACE,
-    PARTS,
+    PARTIAL_READS,
+    PRODUCTS,
     REDUCTIONS,
-    written,
 )
-from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
+from meshdsl.estimate.fusion.value_table import ValueTable
+from meshdsl.estimate.fusion.written_values import written_values
+from meshdsl.estimate.kernels import Buffer, Kernel, Loop
 from meshdsl.record.collective import phase_in_step
-from meshdsl.record.program import Program
 from meshdsl.record.recorder import tag_in
 
 
-def build(program: Program) -> Graph:
-    """The kernels of one call of `program`."""
-    block = flatten(program)
-    made = Made(program.axis_sizes)
-    arguments = [made.buffer(value, "") for value in block.inputs]
-    for buffer, value in zip(arguments, block.inputs, strict=True):
-        buffer.name = value.name
-    kernels = _Fusion(block, made, 1).kernels
-    results = [made.buffer(v, "") for v in block.outputs if v is not None]
-    _drop_unread(kernels, {id(b) for b in results} | _read(kernels))
-    return Graph(
-        kernels,
-        arguments,
-        results,
-        program.donated,
-        _aliases(arguments, results, program.donated),
-        program.axis_sizes,
-        dict(made.flops),
-    )
+class KernelBuilder:
+    """Makes the kernels of one block. What the block is given stands in `table` already.
 
+    Attributes:
+      table: of the values of the whole program.
+      flops: of the whole program, `{(tag or None, phase): FLOPs}`; those of the block are added.
+      times: how often the block runs in one call of the program.
+      kernels: of the block, in program order.
+    """
 
-def _read(kernels: Iterable[Kernel]) -> set[int]:
-    """The buffers that something reads or that a loop carries."""
-    found: set[int] = set()
-    for kernel in kernels:
-        found.update(id(b) for b in kernel.reads)
-        for branch in kernel.branches:
-            found |= _read(branch)
-        if kernel.loop is not None:
-            found |= _read(kernel.loop.kernels) | {id(end) for _, end in kernel.loop.carries}
-    return found
-
-
-def _drop_unread(kernels: Iterable[Kernel], read: set[int]) -> None:
-    """What only its own kernel uses, such as a product whose activation alone is needed, is not written."""
-    for kernel in kernels:
-        if kernel.loop is not None:
-            _drop_unread(kernel.loop.kernels, read)
-            continue
-        for branch in kernel.branches:
-            _drop_unread(branch, read | {id(b) for b in kernel.writes})
-        unread = [b for b in kernel.writes if b.within is None and id(b) not in read]
-        if unread and len(unread) < len(kernel.writes):
-            kernel.writes = [b for b in kernel.writes if all(b is not u for u in unread)]
-            kernel.traffic -= sum(b.bytes for b in unread)
-
-
-def _aliases(
-    arguments: list[Buffer], results: list[Buffer], donated: Iterable[bool]
-) -> dict[int, int]:
-    """Each result takes the memory of the first donated argument of its shape and type that is still free, as JAX pairs them."""
-    free: dict[tuple, list[int]] = defaultdict(list)
-    for i, (buffer, given) in enumerate(zip(arguments, donated, strict=True)):
-        if given:
-            free[buffer.shape, buffer.dtype].append(i)
-    found = {}
-    for i, buffer in enumerate(results):
-        if waiting := free[buffer.shape, buffer.dtype]:
-            found[i] = waiting.pop(0)
-    return found
-
-
-def _made_in(block: Block, value: Value | None, constants: int, otherwise: str) -> str:
-    """The scope of the equation that makes a result of a loop; for what is carried from turn to turn, of the one that makes the next."""
-    if value is not None and original(value) in block.inputs[constants:]:
-        i = block.inputs.index(original(value)) - constants
-        value = block.outputs[i] if i < len(block.outputs) else None
-    node = value and original(value).node
-    return node.scope if node else otherwise
-
-
-class _Fusion:
-    """The kernels of one block that runs `times` in one call. Its inputs are known to `made`."""
-
-    def __init__(self, block: Block, made: Made, times: int):
-        self.made, self.times = made, times
+    def __init__(
+        self,
+        block: Block,
+        table: ValueTable,
+        flops: dict[tuple[str | None, str], int],
+        times: int,
+    ):
+        self.table, self.flops, self.times = table, flops, times
         self.kernels: list[Kernel] = []
-        self._at: dict[Value, int] = {}  # a written value: the kernel that makes it
-        self._joined: dict[
-            Value, int
-        ] = {}  # of those that more code can join: the elements that their kernel goes over
-        self._over: dict[int, int] = {}  # an element-wise kernel: the elements that it goes over
-        self._done: dict[int, set[Node]] = defaultdict(set)  # by a kernel
+        # Kernels are known by their position in `kernels`, and "elements" is how many a kernel goes
+        # over. Of written values: the kernel that makes them, its elements if more code can join
+        # it, and the kernels that read them.
+        self._made_by: dict[Value, int] = {}
+        self._joinable: dict[Value, int] = {}
         self._readers: dict[Value, list[int]] = defaultdict(list)
-        nodes = small_first(narrowed(needed(block.nodes, block.outputs)))
-        self._written = written(nodes, block.outputs, made.from_)
-        self._turned = {
-            original(v) for node in nodes for v in node.inputs if v is not None and v.turned
-        }
-        for node in nodes:
-            self._count(node)
-            self._emit(node)
+        # Of kernels: the elements of element-wise ones, and the equations that they compute.
+        self._elements: dict[int, int] = {}
+        self._computes: dict[int, set[Equation]] = defaultdict(set)
+        equations = scalars_early(convert_stacks(needed(block.equations, block.outputs)))
+        self._written = written_values(equations, block.outputs, table.sources)
+        self._transposed = {original(v) for e in equations for v in e.operands if v.transposed}
+        for equation in equations:
+            self._count_flops(equation)
+            self._add(equation)
         for index, kernel in enumerate(self.kernels):
             if kernel.loop is None and not kernel.branches:
                 kernel.traffic = self._traffic(index)
 
-    def _count(self, node: Node) -> None:
-        flops = sum(dot.flops for dot in dots(node)) or other_flops(node)
+    def _count_flops(self, equation: Equation) -> None:
+        flops = sum(dot.flops for dot in dots(equation)) or other_flops(equation)
         if flops:
-            self.made.flops[tag_in(node.scope), phase_in_step(node.scope)] += self.times * flops
+            key = tag_in(equation.scope), phase_in_step(equation.scope)
+            self.flops[key] += self.times * flops
 
-    def _emit(self, node: Node) -> None:
-        if node.blocks:
-            self._blocks(node)
-            return
-        if node.primitive == BARRIER:
-            self._barrier(node)
-            return
-        found = frozenset().union(*(self.made.from_(v) for v in node.inputs if v is not None))
-        if node.primitive in ELEMENTWISE:
-            for value in node.outputs:
+    def _add(self, equation: Equation) -> None:
+        """Adds an equation to a kernel, begins one with it, or leaves it to those that use it."""
+        if equation.blocks:
+            self._add_with_blocks(equation)
+        elif equation.primitive == BARRIER:
+            self._add_barrier(equation)
+        elif equation.primitive in ELEMENTWISE:
+            sources = self.table.sources_of(equation.operands)
+            for value in equation.outputs:
                 if value in self._written:
-                    self._join(node, found, value, value.size)
-                    self._step(node, value)
+                    self._join(equation, sources, value, value.size)
+                    self._note_in_place(equation, value)
                 else:
-                    self.made.sources[value], self.made.steps[value], self.made.chain[value] = (
-                        found,
-                        self.made.in_step(node),
-                        self.made.behind(node),
-                    )
-        elif node.primitive in REDUCTIONS:
-            for value in node.outputs:
-                self._join(
-                    node,
-                    found,
-                    value,
-                    max((v.size for v in node.inputs if v is not None), default=1),
-                )
+                    self.table.leave_unwritten(value, equation)
+        elif equation.primitive in REDUCTIONS:
+            sources = self.table.sources_of(equation.operands)
+            elements = max((v.size for v in equation.operands), default=1)
+            for value in equation.outputs:
+                self._join(equation, sources, value, elements)
         else:
-            self._alone(node, found)
+            self._add_alone(equation)
 
-    def _barrier(self, node: Node) -> None:
-        """What is written is the same behind a barrier; a slice of a stack, and what a loop computes for itself, is written for it."""
-        (before,), (behind,) = node.inputs, node.outputs
-        if original(before) in self.made.sources:
-            self._join(node, self.made.from_(before), behind, behind.size)
-        elif (stack := self.made.buffer(before, node.scope).within) is None:
-            self.made.share(behind, before)
-            self._at[behind] = self._at.get(original(before), -1)
+    def _add_barrier(self, equation: Equation) -> None:
+        """What is written is the same behind a barrier.
+
+        A slice of a stack, and what a loop computes for itself, is written for the barrier.
+        """
+        (before,), (behind,) = equation.operands, equation.outputs
+        if not self.table.is_written(before):
+            self._join(equation, self.table.sources(before), behind, behind.size)
+        elif (stack := self.table.buffer(before, equation.scope).within) is None:
+            self.table.share(behind, before)
+            self._made_by[behind] = self._made_by.get(original(before), -1)
         else:
-            self.made.buffer(behind, stack.scope)
-            self._extend(self._new(node), node, self.made.from_(before), [behind])
+            self.table.buffer(behind, stack.scope)
+            self._extend(self._new(equation), equation, self.table.sources(before), [behind])
 
-    def _join(self, node: Node, found: frozenset[Value], value: Value, over: int) -> None:
-        """Adds element-wise code or a reduction to the kernel that makes its newest operand, or to one beside it that reads an operand; else begins a kernel."""
-        latest = max((self._at.get(v, -1) for v in found), default=-1)
-        newest = [v for v in found if self._at.get(v, -1) == latest]
-        if latest >= 0 and all(self._joined.get(v) == over for v in newest):
+    def _join(
+        self, equation: Equation, sources: frozenset[Value], value: Value, elements: int
+    ) -> None:
+        """Adds element-wise code or a reduction to a kernel that goes over as many elements.
+
+        That is the kernel that makes its newest operand, or else one behind it that reads an
+        operand. If neither goes over as many elements, a kernel is begun.
+        """
+        latest = max((self._made_by.get(v, -1) for v in sources), default=-1)
+        newest = [v for v in sources if self._made_by.get(v, -1) == latest]
+        if latest >= 0 and all(self._joinable.get(v) == elements for v in newest):
             index = latest
         else:
             beside = (
                 i
-                for v in found
-                if v.size == over
+                for v in sources
+                if v.size == elements
                 for i in self._readers[v]
-                if i > latest and self._over.get(i) == over
+                if i > latest and self._elements.get(i) == elements
             )
             index = min(beside, default=None)
         if index is None:
-            index = self._new(node)
-            self._over[index] = over
-        self._extend(index, node, found, [value])
-        if node.primitive in ELEMENTWISE:
-            self._joined[value] = over
+            index = self._new(equation)
+            self._elements[index] = elements
+        self._extend(index, equation, sources, [value])
+        if equation.primitive in ELEMENTWISE:
+            self._joinable[value] = elements
 
-    def _alone(self, node: Node, found: frozenset[Value]) -> None:
-        """A kernel of its own: a product, a collective, or whatever else is not element-wise."""
-        moved = collectives(node, self.made.axis_sizes, self.times)
+    def _add_alone(self, equation: Equation) -> None:
+        """Begins a kernel: for a product, a collective, or whatever else is not element-wise."""
+        moved = collectives(equation, self.table.axis_sizes, self.times)
         if len(moved) > 1:
-            for collective, operand, result in zip(moved, node.inputs, node.outputs, strict=True):
-                index = self._new(node)
-                self.kernels[index].collective, self.kernels[index].scope = (
-                    collective,
-                    collective.scope,
-                )
-                self._extend(index, node, self.made.from_(operand) if operand else (), [result])
+            for collective, operand, result in zip(
+                moved, equation.inputs, equation.outputs, strict=True
+            ):
+                index = self._new(equation)
+                kernel = self.kernels[index]
+                kernel.collective, kernel.scope = collective, collective.scope
+                sources = self.table.sources(operand) if operand else frozenset()
+                self._extend(index, equation, sources, [result])
             return
-        index = self._new(node)
+        index = self._new(equation)
         kernel = self.kernels[index]
-        kernel.dots = dots(node)
+        kernel.dots = dots(equation)
         if moved:
             kernel.collective, kernel.scope = moved[0], moved[0].scope
-        self._extend(index, node, found, node.outputs)
-        if node.primitive in DOTS:
-            self._joined[node.outputs[0]] = node.outputs[0].size
-        if node.primitive in IN_PLACE and node.inputs[0] is not None:
-            kernel.steps.append(
-                (
-                    self.made.buffer(node.inputs[0], node.scope),
-                    self.made.buffer(node.outputs[0], node.scope),
-                )
+        self._extend(index, equation, self.table.sources_of(equation.operands), equation.outputs)
+        if equation.primitive in PRODUCTS:
+            self._joinable[equation.outputs[0]] = equation.outputs[0].size
+        if equation.primitive in IN_PLACE and equation.inputs[0] is not None:
+            operand = self.table.buffer(equation.inputs[0], equation.scope)
+            kernel.in_place.append(
+                (operand, self.table.buffer(equation.outputs[0], equation.scope))
             )
 
-    def _step(self, node: Node, value: Value) -> None:
-        """Notes which operands a result may be written over. One that is used with its dims turned is laid out for that use, and goes over none in step."""
-        if value in self._turned:
-            return
-        kernel, result = self.kernels[self._at[value]], self.made.buffer(value, node.scope)
-        for source in sorted(self.made.in_step(node), key=lambda v: v.number):
-            if self._at.get(source) != self._at[value]:
-                kernel.steps.append((self.made.buffer(source, node.scope), result))
+    def _note_in_place(self, equation: Equation, value: Value) -> None:
+        """Notes which operands a result may be written over.
 
-    def _new(self, node: Node) -> int:
-        self.kernels.append(Kernel(node.primitive, node.scope))
+        A result that is used with its dims transposed is laid out for that use, and its elements
+        stand where no operand's do.
+        """
+        if value in self._transposed:
+            return
+        index, result = self._made_by[value], self.table.buffer(value, equation.scope)
+        for source in _by_number(self.table.aligned(equation)):
+            if self._made_by.get(source) != index:
+                operand = self.table.buffer(source, equation.scope)
+                self.kernels[index].in_place.append((operand, result))
+
+    def _new(self, equation: Equation) -> int:
+        """Begins a kernel; returns its position."""
+        self.kernels.append(Kernel(equation.primitive, equation.scope))
         return len(self.kernels) - 1
 
     def _extend(
-        self, index: int, node: Node, found: Iterable[Value], outputs: Iterable[Value]
+        self, index: int, equation: Equation, sources: Iterable[Value], outputs: Iterable[Value]
     ) -> None:
+        """Lets the kernel at `index` compute `outputs` of an equation from `sources`."""
         kernel = self.kernels[index]
-        for value in sorted(found, key=lambda v: v.number):
-            if self._at.get(value) != index:
+        for value in _by_number(sources):
+            if self._made_by.get(value) != index:
                 self._readers[value].append(index)
-                self._read(kernel, self.made.buffer(value, node.scope))
+                _read(kernel, self.table.buffer(value, equation.scope))
         for value in outputs:
-            self._at[value] = index
-            buffer = self.made.buffer(value, node.scope)
-            kernel.writes.append(buffer)
-        done = self._done[index]
-        kernel.other_flops += sum(other_flops(n) for n in self.made.behind(node) - done)
-        done |= self.made.behind(node)
-
-    @staticmethod
-    def _read(kernel: Kernel, buffer: Buffer) -> None:
-        if all(buffer is not b for b in kernel.reads):
-            kernel.reads.append(buffer)
+            self._made_by[value] = index
+            kernel.writes.append(self.table.buffer(value, equation.scope))
+        added = self.table.chain(equation) - self._computes[index]
+        kernel.other_flops += sum(other_flops(e) for e in added)
+        self._computes[index] |= added
 
     def _traffic(self, index: int) -> int:
-        """Bytes that a kernel reads and writes: of what it only takes a part of, that part; of what it updates in place, the update."""
+        """The bytes that the kernel at `index` reads and writes.
+
+        What it only reads a part of counts for that part, and what it updates in place for the
+        update.
+        """
         kernel, wanted = self.kernels[index], defaultdict(int)
         written = sum(b.bytes for b in kernel.writes)
-        for node in self._done[index]:
-            part = sum(v.bytes for v in node.outputs) if node.primitive in PARTS else None
-            if node.primitive in IN_PLACE:
-                over = (
-                    node.primitive == "dynamic_update_slice"
-                )  # a scatter may add to what stands there, and has to read it
-                update = node.inputs[1 if over else 2]
+        for equation in self._computes[index]:
+            part = None
+            if equation.primitive in PARTIAL_READS:
+                part = sum(v.bytes for v in equation.outputs)
+            if equation.primitive in IN_PLACE:
+                # A scatter may add to what stands there, and has to read it.
+                overwrites = equation.primitive == "dynamic_update_slice"
+                update = equation.inputs[1 if overwrites else 2]
                 written = update.bytes if update else 0
-                part = 0 if over else written
-            for i, value in enumerate(node.inputs):
-                if value is not None and original(value) not in self.made.sources:
-                    buffer = self.made.buffer(value, node.scope)
+                part = 0 if overwrites else written
+            for i, value in enumerate(equation.inputs):
+                if value is not None and self.table.is_written(value):
+                    buffer = self.table.buffer(value, equation.scope)
                     wanted[id(buffer)] += part if part is not None and i == 0 else buffer.bytes
         return written + sum(min(b.bytes, wanted.get(id(b), b.bytes)) for b in kernel.reads)
 
-    # -- loops and branches ------------------------------------------------------------------------------------------
+    # -- loops and branches ------------------------------------------------------------------------
 
-    def _blocks(self, node: Node) -> None:
-        index = self._new(node)
+    def _add_with_blocks(self, equation: Equation) -> None:
+        """Begins the kernel of a loop or a `cond`, and makes those of its blocks."""
+        index = self._new(equation)
         kernel = self.kernels[index]
-        for value in node.inputs:
-            if value is not None:
-                for source in sorted(self.made.from_(value), key=lambda v: v.number):
-                    self._read(kernel, self.made.buffer(source, node.scope))
-        for value in node.outputs:
-            self._at[value] = index
-            kernel.writes.append(self.made.buffer(value, node.scope))
-        if node.primitive == "cond":
-            kernel.branches = tuple(tuple(self._branch(block, node)) for block in node.blocks)
+        for value in equation.operands:
+            for source in _by_number(self.table.sources(value)):
+                _read(kernel, self.table.buffer(source, equation.scope))
+        for value in equation.outputs:
+            self._made_by[value] = index
+            kernel.writes.append(self.table.buffer(value, equation.scope))
+        if equation.primitive == "cond":
+            kernel.branches = tuple(
+                tuple(self._branch(block, equation)) for block in equation.blocks
+            )
         else:
-            kernel.loop = self._loop(node)
+            kernel.loop = self._loop(equation)
 
-    def _branch(self, block: Block, node: Node) -> list[Kernel]:
-        self._give(block.inputs, node.inputs[node.given :], node.scope)
-        late = self._place(
-            block, [self.made.buffer(v, node.scope) for v in node.outputs], range(len(node.outputs))
-        )
-        return _Fusion(block, self.made, self.times).kernels + [
-            self._copy(block.outputs[i], to, node) for i, to in late
-        ]
+    def _branch(self, block: Block, equation: Equation) -> list[Kernel]:
+        self._give(block.inputs, equation.inputs[equation.body_start :], equation.scope)
+        results = [self.table.buffer(v, equation.scope) for v in equation.outputs]
+        copied = self._place(block, results, range(len(results)))
+        kernels = KernelBuilder(block, self.table, self.flops, self.times).kernels
+        return kernels + [self._copy(value, to, equation.scope) for value, to in copied]
 
-    def _loop(self, node: Node) -> Loop:
-        block, constants, carried = node.blocks[0], node.constants, node.carried
-        length = (
-            node.eqn.params["length"] if node.primitive == "scan" else 1
-        )  # nobody knows how often a `while` runs
-        outer = node.inputs[node.given :]
-        self._give(block.inputs[:constants], outer[:constants], node.scope)
-        starts = [
-            self.made.buffer(v, node.scope) for v in block.inputs[constants : constants + carried]
-        ]
-        for inner, stack in zip(
-            block.inputs[constants + carried :], outer[constants + carried :], strict=True
-        ):
-            self.made.buffer(
-                inner,
-                node.scope,
-                within=None if stack is None else self.made.buffer(stack, node.scope),
-            )
-        stacks = [self.made.buffer(v, node.scope) for v in node.outputs]
-        for stack, value in zip(stacks, block.outputs, strict=True):
-            stack.scope = _made_in(block, value, constants, node.scope)
-        late = self._place(block, stacks, range(carried, len(stacks)), within=True)
-        kernels = _Fusion(block, self.made, self.times * length).kernels
-        kernels += [self._copy(block.outputs[i], to, node) for i, to in late]
-        for condition in node.blocks[1:]:
-            self._give(
-                condition.inputs,
-                [*node.inputs[: node.given], *block.inputs[constants:]],
-                node.scope,
-            )
-            kernels = _Fusion(condition, self.made, self.times * length).kernels + kernels
-        ends = [
-            None if v is None else self.made.buffer(v, node.scope) for v in block.outputs[:carried]
-        ]
-        return Loop(
-            length, kernels, [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
-        )
+    def _loop(self, equation: Equation) -> Loop:
+        block, scope = equation.blocks[0], equation.scope
+        constants, carried = equation.constants, equation.carried
+        stacked = constants + carried
+        # Nobody knows how often a `while` runs.
+        length = equation.eqn.params["length"] if equation.primitive == "scan" else 1
+        given = equation.inputs[equation.body_start :]
+        self._give(block.inputs[:constants], given[:constants], scope)
+        starts = [self.table.buffer(v, scope) for v in block.inputs[constants:stacked]]
+        for inner, stack in zip(block.inputs[stacked:], given[stacked:], strict=True):
+            within = None if stack is None else self.table.buffer(stack, scope)
+            self.table.buffer(inner, scope, within)
+        results = [self.table.buffer(v, scope) for v in equation.outputs]
+        for result, value in zip(results, block.outputs, strict=True):
+            result.scope = _scope_in_body(block, value, constants, scope)
+        copied = self._place(block, results, range(carried, len(results)), within=True)
+        times = self.times * length
+        kernels = KernelBuilder(block, self.table, self.flops, times).kernels
+        kernels += [self._copy(value, to, scope) for value, to in copied]
+        for condition in equation.blocks[1:]:
+            values = [*equation.inputs[: equation.body_start], *block.inputs[constants:]]
+            self._give(condition.inputs, values, scope)
+            kernels = KernelBuilder(condition, self.table, self.flops, times).kernels + kernels
+        ends = [None if v is None else self.table.buffer(v, scope) for v in block.outputs[:carried]]
+        carries = [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
+        return Loop(length, kernels, carries)
 
     def _give(self, inner: list[Value], outer: list[Value | None], scope: str) -> None:
-        """What a block uses as it is."""
+        """Lets inputs of a block be the values outside that it is given as they are."""
         for value, given in zip(inner, outer, strict=True):
             if given is None:
-                self.made.buffer(value, scope)
+                self.table.buffer(value, scope)
             else:
-                self.made.share(value, given)
+                self.table.share(value, given)
 
     def _place(
-        self, block: Block, buffers: list[Buffer], which: Iterable[int], within: bool = False
-    ) -> list[tuple[int, Buffer]]:
-        """Lets the block's results be made where they are wanted. Those that are no one's to place, such as an input, have to be copied; gives them."""
-        late = []
-        placed: set[Value] = {original(v) for v in block.inputs}
+        self, block: Block, buffers: list[Buffer], which: Collection[int], within: bool = False
+    ) -> list[tuple[Value, Buffer]]:
+        """Lets outputs of a block be written where the results of its equation stand.
+
+        Args:
+          buffers: of the results of the equation.
+          which: positions of the outputs that are placed.
+          within: whether a buffer is a stack, of which the block writes a slice.
+
+        Returns:
+          Outputs that have to be copied, because they stand somewhere else already (an input of the
+          block, say), with the buffers to copy them to.
+        """
+        copied = []
+        placed = {original(v) for v in block.inputs}
         placed |= {
             original(v) for i, v in enumerate(block.outputs) if v is not None and i not in which
         }
         for i in which:
-            value = block.outputs[i] and original(block.outputs[i])
-            part = (
-                Buffer(value.shape, value.dtype, value.bytes, within=buffers[i])
-                if within and value
-                else buffers[i]
-            )
-            if value is None:
+            output = block.outputs[i]
+            if output is None:
                 continue
+            value, buffer = original(output), buffers[i]
+            if within:
+                buffer = Buffer(value.shape, value.dtype, value.bytes, within=buffer)
             if value in placed:
-                late.append((i, part))
+                copied.append((output, buffer))
             else:
                 placed.add(value)
-                self.made.place(value, part)
-        return late
+                self.table.set_buffer(value, buffer)
+        return copied
 
-    def _copy(self, value: Value, to: Buffer, node: Node) -> Kernel:
-        reads = [self.made.buffer(v, node.scope) for v in self.made.from_(value)]
-        return Kernel(
-            "copy", node.scope, reads, [to], traffic=sum(b.bytes for b in reads) + to.bytes
-        )
+    def _copy(self, value: Value, to: Buffer, scope: str) -> Kernel:
+        reads = [self.table.buffer(v, scope) for v in self.table.sources(value)]
+        return Kernel("copy", scope, reads, [to], traffic=sum(b.bytes for b in reads) + to.bytes)
+
+
+def _read(kernel: Kernel, buffer: Buffer) -> None:
+    if all(buffer is not b for b in kernel.reads):
+        kernel.reads.append(buffer)
+
+
+def _by_number(values: Iterable[Value]) -> list[Value]:
+    """Values in the order in which they were made, so that kernels do not depend on hashes."""
+    return sorted(values, key=lambda v: v.number)
+
+
+def _scope_in_body(block: Block, value: Value | None, constants: int, otherwise: str) -> str:
+    """The scope of the equation in a loop's body that makes an output of it.
+
+    For an output that is an input carried on as it is, that of the equation that makes the next
+    turn's.
+    """
+    if value is not None and original(value) in block.inputs[constants:]:
+        i = block.inputs.index(original(value)) - constants
+        value = block.outputs[i] if i < len(block.outputs) else None
+    equation = original(value).equation if value is not None else None
+    return equation.scope if equation else otherwise

@@ -1,34 +1,39 @@
-"""What is known of values while kernels are made of their equations: their buffers, or what they are computed from."""
+"""What is known about values while kernels are made: their buffers, or what computes them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from meshdsl.estimate.fusion.flat_jaxpr import Node, Value, original
-from meshdsl.estimate.fusion.written_values import REORDERS
+from meshdsl.estimate.fusion.equations import Equation, Value, original
+from meshdsl.estimate.fusion.primitives import REORDERS
 from meshdsl.estimate.kernels import Buffer
 
 
-class Made:
-    """What the fusions of all blocks share.
+class ValueTable:
+    """The buffers of written values, and for the others how they are computed from written ones.
+
+    One table serves all blocks of a program.
 
     Attributes:
-      sources: of a value that is not written, the written ones that it is computed from.
-      steps: those of them that are gone over in step with it.
-      chain: the equations that compute it from them.
+      axis_sizes: the mesh.
     """
 
     def __init__(self, axis_sizes: Mapping[str, int]):
         self.axis_sizes = axis_sizes
-        self.sources: dict[Value, frozenset[Value]] = {}
-        self.steps: dict[Value, frozenset[Value]] = {}
-        self.chain: dict[Value, frozenset[Node]] = {}
-        self.flops: dict[tuple[str | None, str], int] = defaultdict(int)
         self._buffers: dict[Value, Buffer] = {}
+        # Of values that are not written: the written ones that they are computed from; those of
+        # them that are aligned with the value; the equations that compute it.
+        self._sources: dict[Value, frozenset[Value]] = {}
+        self._aligned: dict[Value, frozenset[Value]] = {}
+        self._chains: dict[Value, frozenset[Equation]] = {}
 
     def buffer(self, value: Value, scope: str, within: Buffer | None = None) -> Buffer:
-        """The buffer of a value that is written; made where it has none yet."""
+        """The buffer of a written value.
+
+        Args:
+          scope: of the buffer, if it is made by this call.
+          within: likewise.
+        """
         value = original(value)
         if value not in self._buffers:
             self._buffers[value] = Buffer(
@@ -36,43 +41,55 @@ class Made:
             )
         return self._buffers[value]
 
-    def place(self, value: Value, buffer: Buffer) -> None:
-        """`value` is made in `buffer`."""
+    def set_buffer(self, value: Value, buffer: Buffer) -> None:
+        """Lets `value` be written to `buffer`."""
         self._buffers[original(value)] = buffer
 
+    def leave_unwritten(self, value: Value, equation: Equation) -> None:
+        """Lets what uses `value`, a result of `equation`, compute it."""
+        self._sources[value] = self.sources_of(equation.operands)
+        self._aligned[value] = self.aligned(equation)
+        self._chains[value] = self.chain(equation)
+
+    def is_written(self, value: Value) -> bool:
+        """Whether the value stands in memory, and is not computed where it is used."""
+        return original(value) not in self._sources
+
     def share(self, value: Value, other: Value) -> None:
-        """`value` is the memory (or the computation) of `other`."""
+        """Lets `value` be the memory of `other`, or be computed as `other` is."""
         value, other = original(value), original(other)
-        if other in self.sources:
-            self.sources[value], self.steps[value], self.chain[value] = (
-                self.sources[other],
-                frozenset(),
-                self.chain[other],
-            )
+        if other in self._sources:
+            self._sources[value] = self._sources[other]
+            self._aligned[value] = frozenset()
+            self._chains[value] = self._chains[other]
         else:
             self._buffers[value] = self.buffer(other, "")
 
-    def from_(self, value: Value) -> frozenset[Value]:
-        """The written values that `value` is computed from, itself where it is written."""
+    def sources(self, value: Value) -> frozenset[Value]:
+        """The written values that `value` is computed from; itself if it is written."""
         value = original(value)
-        return self.sources[value] if value in self.sources else frozenset((value,))
+        return self._sources[value] if value in self._sources else frozenset((value,))
 
-    def behind(self, node: Node) -> frozenset[Node]:
-        """An equation with those that compute, in the same kernel, what it uses."""
-        return frozenset((node,)).union(
-            *(self.chain.get(original(v), ()) for v in node.inputs if v is not None)
+    def sources_of(self, values: Iterable[Value]) -> frozenset[Value]:
+        """The written values that any of `values` is computed from."""
+        return frozenset().union(*(self.sources(v) for v in values))
+
+    def chain(self, equation: Equation) -> frozenset[Equation]:
+        """An equation with those that compute its unwritten operands in the same kernel."""
+        return frozenset((equation,)).union(
+            *(self._chains.get(original(v), ()) for v in equation.operands)
         )
 
-    def in_step(self, node: Node) -> frozenset[Value]:
-        """The written values that an element-wise equation goes over in step with its result."""
+    def aligned(self, equation: Equation) -> frozenset[Value]:
+        """The written values that an element-wise equation goes over along with its result.
+
+        Element by element in the same order, so that the result may be written over them.
+        """
         found: frozenset[Value] = frozenset()
-        for value in node.inputs:
-            if (
-                value is not None
-                and not value.turned
-                and value.size == node.outputs[0].size
-                and node.primitive not in REORDERS
-            ):
+        if equation.primitive in REORDERS:
+            return found
+        for value in equation.operands:
+            if not value.transposed and value.size == equation.outputs[0].size:
                 value = original(value)
-                found |= self.steps[value] if value in self.sources else frozenset((value,))
+                found |= self._aligned[value] if value in self._sources else frozenset((value,))
         return found

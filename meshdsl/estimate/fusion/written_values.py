@@ -1,108 +1,96 @@
-"""Which values are written to memory, and which are computed where they are used."""
+"""Which values are written to memory, and which are computed wherever they are used."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from meshdsl.estimate.fusion.flat_jaxpr import Node, Value, original
+from meshdsl.estimate.fusion.equations import Equation, Value, original
+from meshdsl.estimate.fusion.primitives import COSTLY, ELEMENTWISE, PRODUCTS, REDUCTIONS
+
+SMALL = 4096  # bytes that scalars and the like have at most
+_KERNELS = 2  # what is not costly is computed in up to so many kernels rather than written
+_AGAIN = 1.1  # a value is written if computing it again reads so many times what reading it does
+
+Sources = Callable[[Value], frozenset[Value]]
 
 
-def names(text: str) -> frozenset[str]:
-    """The words of `text`."""
-    return frozenset(text.split())
-
-
-ELEMENTWISE = names("""
-    abs acos acosh add add_any and asin asinh atan atan2 atanh axis_index broadcast_in_dim cbrt ceil clamp clz complex concatenate conj
-    convert_element_type copy cos cosh digamma div dynamic_slice eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow iota is_finite
-    le lgamma log log1p logistic lt max min mul ne neg nextafter not or pad population_count pow random_bits random_fold_in random_split
-    random_seed real reduce_precision rem rev round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh slice split
-    sqrt square sub tan tanh threefry2x32 xor
-""")
-REDUCTIONS = names(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
-)
-DOTS = names("dot_general conv_general_dilated")
-REORDERS = names(
-    "concatenate dynamic_slice pad rev slice split"
-)  # element-wise, but not in step with their operand
-IN_PLACE = names(
-    "dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max"
-)
-PARTS = names("dynamic_slice gather slice")  # take a part of their operand
-SMALL = 4096  # bytes, of scalars and the like
-_DEAR = names("""
-    acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p logistic pow random_bits sin sinh
-    tan tanh threefry2x32
-""")
-_KERNELS = 2  # what takes no dear function is computed in up to so many kernels rather than written
-
-
-def written(
-    nodes: list[Node], outputs: Iterable[Value | None], sources: Callable[[Value], frozenset[Value]]
+def written_values(
+    equations: list[Equation], outputs: Iterable[Value | None], sources: Sources
 ) -> set[Value]:
     """The values of a block that are written to memory.
 
-    Those that something other than element-wise code and products makes or needs, the block's results, and the element-wise ones that several kernels need,
-    if to compute them again would read more than to read them.
+    These are the block's results, all that something other than element-wise code makes, and what
+    something other than element-wise code, products and reductions needs. Element-wise values that
+    several kernels need are among them if computing them again would read more than reading them.
 
     Args:
-      sources: of a value from outside of the block, what it is computed from, itself where it is written.
+      equations: of the block.
+      outputs: of the block.
+      sources: for a value from outside of the block, the written ones that it is computed from;
+        itself if it is written.
     """
-    users: dict[Value, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for value in {original(v) for v in node.inputs if v is not None}:
-            users[value].append(node)
-    reach, dear = _reach(nodes, sources)
+    users: dict[Value, list[Equation]] = defaultdict(list)
+    for equation in equations:
+        for value in {original(v) for v in equation.operands}:
+            users[value].append(equation)
+    origins, costly = _origins(equations, sources)
     found = {original(v) for v in outputs if v is not None}
-    roots: dict[Value, set] = {}
-    for node in reversed(nodes):
-        if node.primitive not in ELEMENTWISE:
-            found.update(node.outputs)
+    # For an element-wise value, the kernels that would compute it: products and reductions, or the
+    # written values that further element-wise code makes of it.
+    kernels: dict[Value, set[Value | Equation]] = {}
+    for equation in reversed(equations):
+        if equation.primitive not in ELEMENTWISE:
+            found.update(equation.outputs)
             continue
-        for value in node.outputs:
-            into: set = set()
+        for value in equation.outputs:
+            into: set[Value | Equation] = set()
             for user in users[value]:
                 if user.primitive in ELEMENTWISE:
                     for result in user.outputs:
-                        into |= {result} if result in found else roots[result]
+                        into |= {result} if result in found else kernels[result]
                 elif (
-                    user.primitive in REDUCTIONS or user.primitive in DOTS or _updates(value, user)
+                    user.primitive in REDUCTIONS
+                    or user.primitive in PRODUCTS
+                    or _is_update(value, user)
                 ):
                     into.add(user)
-                elif not _sinks(value, user, reach[value]):
+                elif not _is_computed_inside(value, user, origins[value]):
                     found.add(value)
-            roots[value] = into
-            again = sum(v.bytes for v in reach[value])
-            if (
-                len(into) > 1
-                and (value.bytes <= SMALL or again > 1.1 * value.bytes)
-                and (value in dear or len(into) > _KERNELS)
-            ):
+            kernels[value] = into
+            read = sum(v.bytes for v in origins[value])
+            pays = value.bytes <= SMALL or read > _AGAIN * value.bytes
+            if len(into) > 1 and pays and (value in costly or len(into) > _KERNELS):
                 found.add(value)
     return found
 
 
-def _reach(nodes: list[Node], sources) -> tuple[dict[Value, frozenset[Value]], set[Value]]:
-    """For element-wise values, what they are computed from if none of them is written; and which of them take a dear function."""
-    reach: dict[Value, frozenset[Value]] = {}
-    dear: set[Value] = set()
-    for node in nodes:
-        if node.primitive not in ELEMENTWISE:
+def _origins(
+    equations: list[Equation], sources: Sources
+) -> tuple[dict[Value, frozenset[Value]], set[Value]]:
+    """What element-wise values are computed from if none is written, and which of them are costly.
+
+    A value is costly if it, or a value that it is computed from, is made by a costly primitive.
+    """
+    origins: dict[Value, frozenset[Value]] = {}
+    costly: set[Value] = set()
+    for equation in equations:
+        if equation.primitive not in ELEMENTWISE:
             continue
-        inputs = [original(v) for v in node.inputs if v is not None]
-        found = frozenset().union(*(reach[v] if v in reach else sources(v) for v in inputs))
-        costly = node.primitive in _DEAR or any(v in dear for v in inputs)
-        for value in node.outputs:
-            reach[value] = found
-            if costly:
-                dear.add(value)
-    return reach, dear
+        inputs = [original(v) for v in equation.operands]
+        found: frozenset[Value] = frozenset().union(
+            *(origins[v] if v in origins else sources(v) for v in inputs)
+        )
+        is_costly = equation.primitive in COSTLY or any(v in costly for v in inputs)
+        for value in equation.outputs:
+            origins[value] = found
+            if is_costly:
+                costly.add(value)
+    return origins, costly
 
 
-def _updates(value: Value, user: Node) -> bool:
-    """Whether `value` is what an array is updated with, at a place."""
+def _is_update(value: Value, user: Equation) -> bool:
+    """Whether `user` writes `value` into a part of a larger array."""
     return (
         user.primitive == "dynamic_update_slice"
         and user.inputs[0] is not None
@@ -110,9 +98,13 @@ def _updates(value: Value, user: Node) -> bool:
     )
 
 
-def _sinks(value: Value, user: Node, reach: frozenset[Value]) -> bool:
-    """Whether a loop or branch computes for itself what it is given: broadcasts and masks, made from next to nothing."""
-    if not user.blocks or value.bytes <= SMALL or sum(v.bytes for v in reach) * 8 > value.bytes:
+def _is_computed_inside(value: Value, user: Equation, origins: frozenset[Value]) -> bool:
+    """Whether a loop or branch computes `value` for itself instead of being given it.
+
+    That is so for what it uses as it is and what is made from next to nothing: broadcasts, masks.
+    """
+    read = sum(v.bytes for v in origins)
+    if not user.blocks or value.bytes <= SMALL or read * 8 > value.bytes:
         return False
-    varying = user.inputs[user.given + user.constants :]
+    varying = user.inputs[user.body_start + user.constants :]
     return all(v is None or original(v) is not value for v in varying)
