@@ -133,7 +133,7 @@ class _Lifetimes:
         carries: Sequence[tuple[Buffer, Buffer]],
         placed: set[int],
     ) -> list[tuple[Buffer, int, int]]:
-        """Each buffer with the positions of the first and the last kernel that it takes memory at."""
+        """Each buffer, with the positions of the first and last kernel at which it takes memory."""
         collectives = (i for i, kernel in enumerate(kernels) if kernel.collective is not None)
         ends = {i: runs_until(kernels, i) for i in collectives}
         last = self._last_uses(kernels, kept, ends)
