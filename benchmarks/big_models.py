@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from meshdsl.commands.analysis import Plan
+from meshdsl.commands.analysis import Analysis
 from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
 
@@ -36,7 +36,7 @@ def timed(what):
     return made, time.perf_counter() - start
 
 
-def row(plan: Plan, *, compile: bool) -> list[str]:
+def row(plan: Analysis, *, compile: bool) -> list[str]:
     """The cells of one model; those of the compiler are dashes without `compile`."""
     explanation, explaining = timed(plan.explain)
     estimate = [

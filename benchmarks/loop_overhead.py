@@ -35,17 +35,17 @@ from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
-from meshdsl.train.loop import Run
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
-from meshdsl.train.watch import read_records
+from meshdsl.train.training_loop import TrainingLoop
+from meshdsl.train.watch import read_metrics
 
 _KINDS = ("input_seconds", "checkpoint_seconds", "step_seconds")
 # ms of one step: `seconds` in all, `cpu` of all threads of this process, and the metrics of _KINDS
 Taken = dict[str, float]
 
 
-class Counted(Run):
+class Counted(TrainingLoop):
     """A run that takes the time where it would validate: after its last step."""
 
     def validate(self, state: State, done: int) -> dict[str, float]:
@@ -104,8 +104,8 @@ class Loops:
                     self.batches,
                     {},
                 )
-                self.state, done, _ = run.steps(counted, self.state, 0, Stopping())
-            records = list(read_records(folder.metrics))
+                self.state, done, _ = run.train_steps(counted, self.state, 0, Stopping())
+            records = list(read_metrics(folder.metrics))
         kinds = {
             kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done
             for kind in ("seconds", *_KINDS)

@@ -100,7 +100,7 @@ def main() -> None:
         rows.append((name, f"{measured(fn, layout, x):,}", f"{least:,}", why))
     image = md.tensor(np.zeros((64, 64, 3), np.float32), (HIGH, WIDE, IN))
     kernel = md.tensor(np.zeros((5, 5, 3, 5), np.float32), (*TAPS, IN, OUT))
-    conv = lambda x, w: md.conv(x, w, {HIGH: TAPS[0], WIDE: TAPS[1]}, out=(..., OUT))  # noqa: E731
+    conv = lambda x, w: md.conv(x, w, {HIGH: TAPS[0], WIDE: TAPS[1]}, out=(..., OUT))
     # Two rows above and below, two columns on the one side where there is a neighbour.
     halo = ((16 + 4) * (32 + 2) - 16 * 32) * 3 * 4
     rows.append(

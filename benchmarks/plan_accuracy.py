@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.commands.analysis import Plan
+from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.out_of_memory import parse_oom
@@ -52,13 +52,13 @@ class Case:
             f"{self.batch} x {self.length}, remat {self.remat}"
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> Analysis:
         config = override(
             Config(),
             **model_values(self.model)
             | {"batch": self.batch, "model.length": self.length, "model.remat": self.remat},
         )
-        return Plan(
+        return Analysis(
             str(self), config, find_layout(self.layout), self.mesh, find_target(self.target)
         )
 

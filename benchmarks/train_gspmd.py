@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.commands.analysis import Plan
+from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.collectives import from_hlo
@@ -179,7 +179,7 @@ class Lowered:
     """The step as meshdsl trains it."""
 
     def __init__(self, config: Config, layout: md.Layout, mesh: Mesh):
-        self.job = Plan("", config, layout, dict(mesh.shape), None).job(mesh)
+        self.job = Analysis("", config, layout, dict(mesh.shape), None).job(mesh)
         self.state, self.batch, self.step = self.job.state, self.job.batch, self.job.step
 
 

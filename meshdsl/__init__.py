@@ -5,6 +5,7 @@ from importlib.metadata import version as _version
 from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
+from meshdsl.later import show
 from meshdsl.layout import Layout
 from meshdsl.lowering.gradients import value_and_grad
 from meshdsl.lowering.lower import lower
@@ -52,7 +53,6 @@ from meshdsl.ops.shift import flip, roll, shift
 from meshdsl.ops.slicing import concat, pad, slice, split, stack, unstack
 from meshdsl.ops.sorting import argsort, nth_largest, nth_smallest, searchsorted, sort, top_k
 from meshdsl.ops.triangle import diagonal, eye, tril, triu
-from meshdsl.report.show import show
 from meshdsl.tensor import Tensor, from_local, parameter, tensor
 
 globals().update(_FUNCTIONS)

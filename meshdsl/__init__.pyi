@@ -54,7 +54,7 @@ from meshdsl.lowering.shardings import shardings as shardings
 from meshdsl.mesh import make_mesh as make_mesh
 from meshdsl.ops import random as random
 from meshdsl.ops.random import dropout as dropout
-from meshdsl.report.show import show as show
+from meshdsl.later import show as show
 from meshdsl.tensor import Tensor as Tensor
 from meshdsl.tensor import from_local as from_local
 from meshdsl.tensor import parameter as parameter

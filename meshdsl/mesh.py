@@ -27,13 +27,15 @@ def axis_sizes(sizes: Mapping[str, int | str], devices: int, name: str = "mesh")
         if devices % fixed:
             shape = ", ".join(f"{a}={n}" for a, n in sizes.items())
             raise MeshDSLError(
-                f"{name}: mesh {shape} does not fit {devices} devices: {fixed} does not divide {devices}"
+                f"{name}: mesh {shape} does not fit {devices} devices: {fixed} does not divide "
+                f"{devices}"
             )
         return {a: devices // fixed if n == "rest" else n for a, n in sizes.items()}
     if fixed != devices:
         shape = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "of one device"
         raise MeshDSLError(
-            f"{name}: mesh {shape} needs {fixed} device{'s' * (fixed > 1)} and {devices} are given; "
+            f"{name}: mesh {shape} needs {fixed} device{'s' * (fixed > 1)} and {devices} are "
+            "given; "
             f'use {fixed}, or set one axis to "rest"'
         )
     return dict(sizes)
@@ -55,12 +57,12 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with the axes of `layout` (or of a dict of axis sizes), major first.
 
-    Args:
-      devices: the devices to use, all of them. By default those of the process group: all when an axis is
+    Args: devices: the devices to use, all of them. By default those of the process group: all
+      when an axis is
         `"rest"`, otherwise the first ones that the axes need.
 
-    Raises:
-      MeshDSLError: the axes and the devices do not fit each other, or the axes across slices and the slices.
+    Raises: MeshDSLError: the axes and the devices do not fit each other, or the axes across
+      slices and the slices.
     """
     name, sizes = (layout.name, layout.mesh) if isinstance(layout, Layout) else ("mesh", layout)
     check_mesh(sizes, name)
@@ -84,11 +86,13 @@ def make_mesh(
 
 
 def arrange(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
-    """`devices` as an array with the axes of `sizes`, major first, each where its neighbours are near.
+    """`devices` as an array with the axes of `sizes`, major first, neighbours near each other.
 
-    The arrangement is JAX's own: axes are laid, the last one first, over whole dims of a torus where their sizes allow it
-    and over parts of them where not. Several slices are spread over the most major axes: what communicates least stands first in a mesh, and
-    `[mesh.dcn]` says which axes they are. CPUs and GPUs stand in the order of their processes, so the most major axes go across these.
+    The arrangement is JAX's own: axes are laid, the last one first, over whole dims of a torus
+    where their sizes allow it and over parts of them where not. Several slices are spread over
+    the most major axes: what communicates least stands first in a mesh, and `[mesh.dcn]` says
+    which axes they are. CPUs and GPUs stand in the order of their processes, so the most major
+    axes go across these.
     """
     try:
         return _arranged(tuple(sizes.values()), devices)
@@ -115,14 +119,13 @@ def _slices(devices: Sequence[Any]) -> int:
 
 
 def check_slices(layout: Layout, sizes: Mapping[str, int], count: int, what: str) -> None:
-    """Raise a MeshDSLError unless the axes in `[mesh.dcn]` of `layout` go just across the slices that there are.
+    """Raise a MeshDSLError unless the axes in `[mesh.dcn]` go just across the slices at hand.
 
-    One slice is legal, where nothing goes across any: so a layout for several can be tried on one machine.
+    One slice is legal, where nothing goes across any: so a layout for several can be tried on one
+      machine.
 
-    Args:
-      sizes: of all axes.
-      count: how many there are.
-      what: `slices` of TPUs, which the axes must match; or `nodes` or `processes`, several of which may stand together for one slice.
+    Args: sizes: of all axes. count: how many there are. what: `slices` of TPUs, which the axes
+      must match; or `nodes` or `processes`, several of which may stand together for one slice.
     """
     across = math.prod(sizes[axis] for axis in layout.dcn)
     if (
@@ -135,7 +138,8 @@ def check_slices(layout: Layout, sizes: Mapping[str, int], count: int, what: str
     shape = ", ".join(f"{axis}={sizes[axis]}" for axis in layout.dcn)
     legal = count if what == "slices" else f"a number that divides {count}"
     raise MeshDSLError(
-        f"{layout.name}, mesh.dcn: {shape} is of {across} slice{'s' * (across > 1)}, and there are {count} {what}; use {legal}"
+        f"{layout.name}, mesh.dcn: {shape} is of {across} slice{'s' * (across > 1)}, and there "
+        f"are {count} {what}; use {legal}"
     )
 
 

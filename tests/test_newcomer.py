@@ -163,7 +163,7 @@ def test_a_wrong_argument_is_a_mesh_dsl_error_in_one_line(name):
         except md.MeshDSLError as error:
             if any(part in str(error) for part in ("\n", "Array(", "array([", "Traced")):
                 raw.append(f"{what}: {error}")
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             raw.append(f"{what}: {type(error).__name__}: {error}")
     assert not raw
 
@@ -184,7 +184,7 @@ def test_a_wrong_argument_in_a_lowering_is_one_too(name):
                 continue
             except TakesParts:  # its program is read before it is used: it is traced again
                 raise
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 raw.append(f"{what}: {type(error).__name__}: {error}")
 
     md.lower(all_calls, LAYOUT, dims=["a", "b"]).trace(X)

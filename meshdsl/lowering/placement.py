@@ -78,7 +78,7 @@ def _unnested_made_whole(
 
 def _moved(array, steps, x: Tensor, now: Split, then: Split, op: Op) -> jax.Array:
     how = dict(dims=x.dims, now=now, then=then, varies=frozenset(), why=lambda _: _WHY)
-    return resharding.perform(array, steps, x.place.scope, op, **how)
+    return resharding.reshard_array(array, steps, x.place.scope, op, **how)
 
 
 def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:

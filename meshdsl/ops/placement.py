@@ -1,7 +1,8 @@
 """Placements by hand: where a tensor stands, said for once by the program and not by the layout.
 
-No op needs it: each brings its operands to its own loop's split by the law, whatever they were. It is for programs that
-know better when to move something, such as gathering before a loop instead of in it.
+No op needs it: each brings its operands to its own loop's split by the law, whatever they were.
+It is for programs that know better when to move something, such as gathering before a loop
+instead of in it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def reshard(
 ) -> Tensor:
     """`x` split over exactly these mesh axes, and waiting for sums over exactly the axes `pending`.
 
-    Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another dim, or nothing, or a sum over
-    it is pending) can be turned into every other; docs/placements.md lists the collective of each.
+    Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another
+    dim, or nothing, or a sum over it is pending) can be turned into every other;
+    docs/placements.md lists the collective of each.
 
-    Args:
-      split: for each dim that is to be split its axis, or axes, major first.
-      pending: axes over which the devices' arrays are to add up to `x`; `x.pending` says over which they do.
+    Args: split: for each dim that is to be split its axis, or axes, major first. pending: axes
+      over which the devices' arrays are to add up to `x`; `x.pending` says over which they do.
 
     Raises:
       MeshDSLError: a dim that `x` lacks; an axis that the mesh lacks, that is named twice, or that
@@ -46,7 +47,8 @@ def reshard(
     if waits and not jnp.issubdtype(x.dtype, jnp.number):
         raise MeshDSLError(
             f"reshard: {dim_algebra.show(x.dims)} is {x.dtype}, which cannot be added up over"
-            " devices, so nothing of it can be pending; leave out `pending`, or cast it with md.cast"
+            " devices, so nothing of it can be pending; leave out `pending`, or cast it with "
+            "md.cast"
         )
     if x.place is None:
         return x
@@ -66,13 +68,14 @@ def reshard(
         if dim.size % scope.parts(over) and dim.name not in scope.layout.padded:
             shown = " x ".join(f"`{a}`={scope.sizes[a]}" for a in over)
             raise MeshDSLError(
-                f'reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, or a layout with uneven = "pad"'
+                f"reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, "
+                'or a layout with uneven = "pad"'
             )
     return place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
 
 
 def replicate(x: Tensor) -> Tensor:
-    """`x` whole on every device: nothing split, nothing pending. Outside of a lowering `x` itself."""
+    """`x` whole on every device, with nothing pending. Outside of a lowering it is `x` itself."""
     return reshard(x, {})
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from meshdsl.dims import Dims
+from meshdsl.later import imported
 from meshdsl.layout import Layout
 from meshdsl.record.collective import Collective
 from meshdsl.record.jaxpr import from_jaxpr
@@ -122,6 +123,10 @@ class Program:
             f"<program of {len(self.ops)} ops with {moves} moves, by {self.layout.name} for the "
             f"mesh {mesh}; .table() lists them>"
         )
+
+    def _repr_html_(self) -> str:
+        """What `explain` says of it, as a notebook draws it."""
+        return imported("meshdsl.report.explain", "explain")(self)._repr_html_()
 
     @cached_property
     def collectives(self) -> list[Collective]:

@@ -11,8 +11,10 @@ import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from meshdsl.dims import Dims
 from meshdsl.tensor import notation
@@ -21,7 +23,7 @@ _TAG = re.compile(r"\bmd\.\w+\.\d+\b")
 # Whose code a frame of the stack is, by its module. Layers and models are as good as the user's own
 # code. What calls the program stands outside of the user's model: no line of it says anything.
 _USERS = ("meshdsl.layers.", "meshdsl.models.")
-_OUTSIDE = ("meshdsl.train.", "meshdsl.commands.", "meshdsl.cli.", "meshdsl_cli.")
+_OUTSIDE = ("meshdsl.train.", "meshdsl.commands.", "meshdsl_cli.")
 _MACHINERY = ("meshdsl.", "jax.", "contextlib.", "functools.", "flax.")
 _LINES = 2  # how many lines an op has: `linear.py` says little without the layer that calls it
 
@@ -123,9 +125,12 @@ class Recorder:
         self.ops: list[Op] = []
         self.names: set[str] = set()
         self._loops: tuple[tuple[str, int], ...] = ()
+        self._again: Iterator[Op] | None = None  # see `once`
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
         """Records an op; its moves are added to `Op.moves` as they are made."""
+        if self._again is not None and (again := next(self._again, None)) is not None:
+            return again.aside()
         op = Op(
             f"md.{self.name}.{len(self.ops)}",
             name,
@@ -145,6 +150,25 @@ class Recorder:
         For what is traced only to learn something of it, and is traced again later.
         """
         self.ops = [op for op in self.ops if op.number < since]
+
+    @contextmanager
+    def once(self, ops: list[Op]):
+        """Records the ops of code once, though JAX may trace it more than once.
+
+        Args:
+          ops: empty at first, and filled with the ops that are recorded inside. Given again, the
+            same ops are handed out again, in their order, and nothing is recorded.
+        """
+        if not ops:
+            start = len(self.ops)
+            yield
+            ops += self.ops[start:]
+            return
+        before, self._again = self._again, iter(ops)
+        try:
+            yield
+        finally:
+            self._again = before
 
     @contextmanager
     def repeated(self, what: str, count: int):
@@ -178,10 +202,20 @@ def _user_lines() -> tuple[tuple[str, int], ...]:
     found = []
     frame = sys._getframe(3)  # beyond this function, `Recorder.begin` and what calls it
     while frame is not None and len(found) < _LINES:
-        module = f"{frame.f_globals.get('__name__', '')}."
-        if module.startswith(_OUTSIDE):
-            break
-        if module.startswith(_USERS) or not module.startswith(_MACHINERY):
+        kind = _kind_of(frame.f_globals.get("__name__", ""))
+        if kind == "user":
             found.append((frame.f_code.co_filename, frame.f_lineno))
+        elif kind == "outside":
+            break
         frame = frame.f_back
     return tuple(found)
+
+
+@cache
+def _kind_of(module: str) -> str:
+    """Whose code a module is: the `user`'s, `machinery`, or what stands `outside` of programs."""
+    name = f"{module}."
+    if name.startswith(_OUTSIDE):
+        return "outside"
+    is_users = name.startswith(_USERS) or not name.startswith(_MACHINERY)
+    return "user" if is_users else "machinery"

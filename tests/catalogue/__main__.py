@@ -73,7 +73,7 @@ class Fixed:
 
 def shape(case: Case) -> str:
     """`[a, b], [b] -> [a]`: the dims of the operands and of the results of an example."""
-    names = lambda t: f"[{', '.join(d.name for d in t.dims)}]"  # noqa: E731
+    names = lambda t: f"[{', '.join(d.name for d in t.dims)}]"
     results = jax.tree.leaves(jax.eval_shape(case.fn, *case.args), is_leaf=is_tensor)
     operands = [t for t in jax.tree.leaves(case.args, is_leaf=is_tensor) if is_tensor(t)]
     return f"{', '.join(map(names, operands)) or '()'} -> {', '.join(dict.fromkeys(names(t) for t in results if is_tensor(t)))}"

@@ -68,7 +68,7 @@ def _example(name):
 def _entry(name):
     clip = lambda draw: Case(
         lambda x: FUNCTIONS["clip"](x, -0.5, 0.5), (draw.tensor(*draw.dims("a", "b")),)
-    )  # noqa: E731
+    )
     example = clip if name == "clip" else _example(name)
     known = (
         "SlicewiseOperation; whole operands only"

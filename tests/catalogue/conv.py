@@ -10,7 +10,7 @@ def _conv(fn):
         stride, dilation = draw.pick(1, 2, 3), draw.pick(1, 2)
         run = lambda x, k: fn(
             x, k, {b: d}, out=(..., e), stride=stride, dilation=dilation, into={b: "v"}
-        )  # noqa: E731
+        )
         return Case(run, (draw.tensor(a, b, c), draw.tensor(d, c, e)), (b, d))
 
     return example
@@ -21,7 +21,7 @@ def _pool(fn):
         a, b, c = draw.dims("a", "b", "c")
         size = draw.integer(1, max(1, b.size))
         stride, padding = draw.pick(1, 2, 3), draw.pick("SAME", "VALID")
-        run = lambda x: fn(x, {b: size}, stride=stride, padding=padding, into={b: "v"})  # noqa: E731
+        run = lambda x: fn(x, {b: size}, stride=stride, padding=padding, into={b: "v"})
         return Case(run, (draw.tensor(a, b, c),), (b,))
 
     return example

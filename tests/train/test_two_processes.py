@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from meshdsl.cli import main
+from meshdsl_cli import main
 from tests.hosts.test_hosts import ROOT, free_port
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -23,7 +23,7 @@ TINY = [
     "batch=8", "schedule.shape=constant", "schedule.warmup=2", "validation.batches=1", "sample.tokens=0",
 ]  # fmt: skip
 ALL_THREE = """
-from meshdsl.cli import main
+from meshdsl_cli import main
 for layout in {layouts}:
     code = main(["train", "--layout", layout, "--steps", "3", "--out", "{out}/" + layout, *{settings}])
     assert code == 0, (layout, code)
@@ -144,7 +144,7 @@ def test_two_processes_have_the_losses_of_one_and_their_checkpoint_goes_on_in_it
 def test_a_launched_run_that_is_preempted_saves_its_step_and_exits_with_0(settings, tmp_path):
     words = [
         "-m",
-        "meshdsl.cli",
+        "meshdsl_cli",
         "launch",
         "--processes",
         "2",

@@ -167,7 +167,7 @@ def test_classes_have_the_members_that_they_have(cls):
     assert not {n for n in vars(cls) if not n.startswith("_")} - set(members)
     for name, functions in members.items():
         function = inspect.getattr_static(cls, name)
-        if not callable(function) or name.startswith("__") and name != "__init__":
+        if not callable(function) or (name.startswith("__") and name != "__init__"):
             continue
         assert not [why for f in functions if (why := misfit(stated(f), actual(function)))], name
 
