@@ -27,7 +27,7 @@ from meshdsl.machine import Network, Target
 from meshdsl.mesh import slice_parts
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import where
+from meshdsl.record.recorder import source_of
 
 LARGEST = 8  # arrays that a report names
 _HOSTS = "the hosts exchange what goes over {} from slice to slice: the replay does not time it"
@@ -238,7 +238,7 @@ def _view(buffer: Buffer, program: Program) -> TensorView:
         shape=buffer.array.shape,
         dtype=buffer.array.dtype,
         bytes=buffer.bytes,
-        source=where(op) if op else "",
+        source=source_of(op) if op else "",
     )
 
 

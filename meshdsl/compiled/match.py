@@ -24,7 +24,7 @@ from meshdsl.compiled.rewrites import (
 )
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import tag_in, where
+from meshdsl.record.recorder import source_of, tag_in
 
 _SEAM = 0.25  # a permute that repairs a seam moves less than this part of what it belongs to
 
@@ -295,7 +295,7 @@ class _Table:
             phase=record.collective.phase if record is not None and one.tag is None else c.phase,
             tag=op.tag if op else "",
             op=str(op) if op else "",
-            source=where(op) if op else "",
+            source=source_of(op) if op else "",
             how=how,
             surprise=record is None,
         )
@@ -335,6 +335,6 @@ def _absent(
             bytes=c.bytes,
             phase=c.phase,
             op=str(op) if op else "",
-            source=where(op) if op else "",
+            source=source_of(op) if op else "",
             how=how,
         )

@@ -148,7 +148,7 @@ class _Device:
 
     def _sync(self, action: Action, weight: int, repeats: int) -> None:
         assert action.moves is not None  # a copy is always asynchronous
-        start, end = self.streams.hold(action.lanes, action.link_seconds)
+        start, end = self.streams.communicate(action.lanes, action.link_seconds)
         self._count(action, action.moves, weight, action.link_seconds, asynchronous=False)
         self._show(stream_of(action.moves), action, start, end, repeats)
         if action.seconds:

@@ -30,7 +30,7 @@ from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.parameter_copies import to_differentiate_by
 from meshdsl.lowering.scope import Scope, WrongGuess, common
-from meshdsl.record.recorder import op_count
+from meshdsl.record.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -110,7 +110,7 @@ def traced(
     guess = [scope.in_mesh_order(scope.data_axes - _own_axes(t)) for t in tensors]
     none = [()] * len(tensors)
     while True:
-        first = op_count()
+        first = next_op_number()
         try:
             run, varying, uses = _traced_as(body, tensors, guess, scope, inputs, repeated)
         except WrongGuess:  # with no guess at all the trace gets to its end

@@ -19,7 +19,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.scope import Scope, check_alike, common
-from meshdsl.record.recorder import Move, op_count
+from meshdsl.record.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
@@ -60,7 +60,7 @@ def scope_within(name: str, body: Callable) -> Scope | None:
     It is asked for where nothing that the body is given has a scope.
     """
     found = []
-    seen = op_count()
+    seen = next_op_number()
     jax.eval_shape(lambda: found.append(scope_of(name, body())))
     scope = found[0]
     if scope is not None:

@@ -18,15 +18,15 @@ from meshdsl.estimate.explanation import (
     TimeView,
     dim_views,
 )
-from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.kernels import Graph
-from meshdsl.estimate.memory.holdings import memory_view
+from meshdsl.estimate.memory.memory_view import memory_view
 from meshdsl.estimate.remedies import remedies
-from meshdsl.estimate.time.step import estimate, seconds_by_tag
+from meshdsl.estimate.time.step_time import seconds_by_tag, step_time
 from meshdsl.machine import Network, Target, find_target, fit_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op, where
+from meshdsl.record.recorder import Op, source_of
 from meshdsl.report.advice import advice, idle_axes, unused
 from meshdsl.report.explanation_text import describe
 from meshdsl.report.page.document import program_html
@@ -70,10 +70,10 @@ def explain(
     if target is not None:
         fit_mesh(target, sizes, program.layout.name)
     network = Network(target, sizes) if target is not None and target.chip.timed else None
-    graph = build(program)
+    graph = kernel_graph(program)
     time = None
     if target is not None and network is not None:
-        time = estimate(graph, target, network, *(model_flops or (0.0, 0.0)))
+        time = step_time(graph, target, network, *(model_flops or (0.0, 0.0)))
     ops = _ops(program, graph, network, time)
     memory = memory_view(program, graph, target)
     return Explained(
@@ -119,7 +119,7 @@ def _ops(
                 dims=dim_views(op.dims, op.axes, program.axis_sizes),
                 count=op.count,
                 loops=op.loops,
-                source=where(op),
+                source=source_of(op),
                 flops=dict(flops[op.tag]),
                 moves=_together(moves[op.tag]),
                 seconds=dict(seconds[op.tag]),
@@ -200,7 +200,7 @@ def _axes(
                 size=size,
                 count=sum(c.count for c in over),
                 bytes=sum(c.total_bytes for c in over),
-                lies=network.words(axis) if network else "",
+                lies=network.describe(axis) if network else "",
                 seconds=seconds,
                 idle=size > 1 and axis not in used,
             )

@@ -1,4 +1,4 @@
-"""What a device holds: the arrays at rest by name, and the largest ones at the peak."""
+"""The memory of one device by name: the arrays at rest, and the largest ones at the peak."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from meshdsl.estimate.memory.peak import argument_bytes, peak
 from meshdsl.machine import Target
 from meshdsl.record.collective import phase_of
 from meshdsl.record.program import Argument, Program
-from meshdsl.record.recorder import Op, tag_in, where
+from meshdsl.record.recorder import Op, source_of, tag_in
 
-LARGEST = 5  # arrays named at the peak
-_OTHER = ("step", "key")  # of a training state, beside parameters and optimizer
+LARGEST = 5  # how many arrays are named at the peak
+_OTHER = ("step", "key")  # what a training state has besides parameters and optimizer state
 
 
 def memory_view(program: Program, graph: Graph, target: Target | None) -> MemoryView:
-    """The memory of one device over one step."""
+    """The memory of one device over one step.
+
+    Args:
+      graph: the kernels of `program`.
+      target: the machine; without one nothing is padded, and there is no capacity.
+    """
     chip = target.chip if target else None
     arguments = [_argument(a, program) for a in program.arguments]
     differentiated = any(phase == "backward" for _, phase in graph.flops)
@@ -31,15 +36,15 @@ def memory_view(program: Program, graph: Graph, target: Target | None) -> Memory
         id(buffer): argument
         for buffer, argument in zip(graph.arguments, program.arguments, strict=True)
     }
-    reached = peak(graph, chip)
+    at_peak = peak(graph, chip)
     return MemoryView(
         at_rest=tuple(arguments + gradients),
         arguments=argument_bytes(program, chip),
-        peak=reached.bytes,
+        peak=at_peak.bytes,
         largest=tuple(
-            _live(buffer, named.get(id(buffer)), program) for buffer in reached.largest[:LARGEST]
+            _live(buffer, named.get(id(buffer)), program) for buffer in at_peak.largest[:LARGEST]
         ),
-        at_peak=_moment(reached.where, program),
+        at_peak=_phase_and_op(at_peak.where, program),
         capacity=chip.hbm if chip else None,
     )
 
@@ -54,10 +59,10 @@ def kind_of(argument: Argument) -> str:
     return "other" if first in _OTHER else "batch"
 
 
-def _moment(scope: str, program: Program) -> str:
-    """The op and the pass that a name stack stands for."""
+def _phase_and_op(scope: str, program: Program) -> str:
+    """The phase and the op that a name stack belongs to, in words; empty if it is of no op."""
     op = program.op_tagged(tag_in(scope))
-    return f"{phase_of(scope)} of {op}, {where(op)}" if op else ""
+    return f"{phase_of(scope)} of {op}, {source_of(op)}" if op else ""
 
 
 def _short(path: str) -> str:
@@ -66,58 +71,43 @@ def _short(path: str) -> str:
 
 def _argument(a: Argument, program: Program) -> TensorView:
     sizes = program.axis_sizes
-    dims = (
-        tuple(
+    dims: tuple[DimView, ...] = ()
+    if a.dims:
+        dims = tuple(
             DimView(d.name, d.size, n, tuple(axes))
             for d, axes, n in zip(a.dims, a.axes, a.shape, strict=True)
         )
-        if a.dims
-        else ()
-    )
-    assert all(
-        d.local * math.prod(sizes[x] for x in d.axes) == d.size for d in dims
-    )  # nothing is padded at rest
+    # Nothing is padded at rest.
+    assert all(d.local * math.prod(sizes[x] for x in d.axes) == d.size for d in dims)
     return TensorView(_short(a.name), kind_of(a), dims, a.shape, a.dtype, a.bytes)
 
 
 def _gradient(a: Argument, program: Program) -> TensorView:
-    """The gradient of a parameter: split as optimizer state is."""
+    """The gradient of a parameter, which is split as optimizer state is."""
     split = program.layout.at_rest(a.dims, program.axis_sizes, "optimizer")
     dims = dim_views(a.dims, [split.get(d, ()) for d in a.dims], program.axis_sizes)
     shape = tuple(d.local for d in dims)
-    return TensorView(
-        _short(a.name),
-        "gradient",
-        dims,
-        shape,
-        a.dtype,
-        a.bytes * math.prod(shape) // max(math.prod(a.shape), 1),
-    )
+    size = a.bytes * math.prod(shape) // max(math.prod(a.shape), 1)
+    return TensorView(_short(a.name), "gradient", dims, shape, a.dtype, size)
 
 
 def _live(buffer: Buffer, argument: Argument | None, program: Program) -> TensorView:
-    """A buffer by its path, or by the op that makes it."""
+    """A buffer under the path of the argument that it is, or the name of the op that makes it."""
     if argument is not None:
         return _argument(argument, program)
     op = program.op_tagged(tag_in(buffer.scope))
     if op is None:
         return TensorView("unnamed", "activation", (), buffer.shape, buffer.dtype, buffer.bytes)
     dims = _dims_of(buffer.shape, op, program.axis_sizes)
-    return TensorView(
-        op.name if dims else str(op),
-        "activation",
-        dims,
-        buffer.shape,
-        buffer.dtype,
-        buffer.bytes,
-        where(op),
-    )
+    name, source = op.name if dims else str(op), source_of(op)
+    return TensorView(name, "activation", dims, buffer.shape, buffer.dtype, buffer.bytes, source)
 
 
 def _dims_of(shape: tuple[int, ...], op: Op, sizes: Mapping[str, int]) -> tuple[DimView, ...]:
-    """The dims that an array of `shape` has, where it can be one of the results of `op`, or those of all turns of the loops around it.
+    """The dims of an array of `shape` that `op` makes, maybe stacked over the loops around it.
 
-    They are found by their sizes, in the order of the loop nest; empty where that fails (the compiler's order is another, say).
+    They are found by their sizes, in the order of the loop nest. Empty if that fails, because the
+    compiler's order is another, say.
     """
     around = tuple(DimView(name, count, count, ()) for name, count in op.loops)
     left = iter((*around, *dim_views(op.dims, op.axes, sizes)))
