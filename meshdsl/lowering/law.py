@@ -125,20 +125,11 @@ def apply_op_many(
     arrays = bring(operands, work, at, op, fill if op.waste or same_split else None)
     results = compute(local, at, arrays, op)
     made = settle(results, operands, work, scope, op)
-    return _with_copies(
-        made,
-        name,
-        local,
-        operands,
-        loop,
-        outs,
-        linear=linear,
-        fill=fill,
-        unsplit=unsplit,
-        same_split=same_split,
-        sums=sums,
-        choose_splits=choose_splits,
-    )
+    if scope.copies and level != "value":
+        how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
+        how |= {"fill": fill, "choose_splits": choose_splits}
+        made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
+    return made
 
 
 class Work(NamedTuple):
@@ -152,6 +143,7 @@ class Work(NamedTuple):
       waste: the work on padding, as a fraction of the work on elements.
       why: gives the reason of what is done to an operand.
       results: for each result what becomes of it.
+      splits: the answers that `split_of` has given.
     """
 
     level: str
@@ -161,6 +153,14 @@ class Work(NamedTuple):
     waste: float
     why: Callable
     results: tuple[Result, ...]
+    splits: dict[Dims, Split]
+
+    def split_of(self, dims: Dims) -> Split:
+        """The split of the loop, restricted to `dims`."""
+        found = self.splits.get(dims)
+        if found is None:
+            found = self.splits[dims] = tuple([self.axes_of.get(d, ()) for d in dims])
+        return found
 
 
 class Result(NamedTuple):
@@ -198,9 +198,10 @@ def split(
 
     Axes of a pending sum are spent on it until it is taken.
     """
-    key = (loop, outs, level, pending, unsplit, tuple(same_split.items()), sums, chosen)
-    if key in scope.loops:
-        return scope.loops[key]
+    same = tuple(same_split.items()) if same_split else ()
+    key = (loop, outs, level, pending, unsplit, same, sums, chosen)
+    if (known := scope.loops.get(key)) is not None:
+        return known
     free = tuple(d for d in loop if d not in unsplit)
     if chosen is None:
         axes_of = dict(zip(free, _less(scope.split(free, level), pending), strict=True))
@@ -224,7 +225,7 @@ def split(
     why = _reason(scope, free if chosen is None else outs[0], level, whole)
     loop_axes = scope.layout.spent.union(*axes)
     waste = scope.waste(loop, axes)
-    work = Work(level, axes_of, axes, loop_axes, waste, why, tuple(results))
+    work = Work(level, axes_of, axes, loop_axes, waste, why, tuple(results), {})
     scope.loops[key] = work
     return work
 
@@ -234,7 +235,7 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
-        wanted, place = at.split(t.dims), t.place
+        wanted, place = work.split_of(t.dims), t.place
         if place is not None and place.origin and work.level == "value":
             # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
             own = {a for axes in (*place.axes, *wanted) for a in axes}
@@ -382,16 +383,14 @@ def _reason(scope: Scope, dims: Dims, level: str, otherwise="no rule splits the 
     return why
 
 
-def _with_copies(made: tuple[Tensor, ...], name, local, operands, loop, outs, **how):
+def _with_copies(made: tuple[Tensor, ...], name: str, local: Callable, operands, **how):
     """The results with copies of their own at hand, if they are made of parameters with copies.
 
     A result that is a sum to be taken has none.
     """
     copies = [copy_of(t) for t in operands]
-    if not any([c is not None for c in copies]) or made[0].place.level == "value":
-        return made
-    if any([x.pending for x in made]):
+    if not any([c is not None for c in copies]) or any([x.pending for x in made]):
         return made
     others = [t if c is None else c for t, c in zip(operands, copies, strict=True)]
-    of_copies = apply_op_many(name, local, others, loop=loop, outs=outs, **how)
+    of_copies = apply_op_many(name, local, others, **how)
     return tuple([with_copy(x, copy) for x, copy in zip(made, of_copies, strict=True)])

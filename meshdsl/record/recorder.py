@@ -60,7 +60,7 @@ def next_op_number() -> int:
     return next(_numbers)
 
 
-@dataclass
+@dataclass(slots=True)
 class Op:
     """One op of a program, in one place of the user's code.
 
