@@ -10,17 +10,18 @@ from meshdsl.lowering.gradients import value_and_grad
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
+from meshdsl.ops import operators as _operators
 from meshdsl.ops import random
 from meshdsl.ops.branch import cond, switch
 from meshdsl.ops.calculus import hvp, jvp, vjp
 from meshdsl.ops.checkpoint import checkpoint, checkpoint_name
-from meshdsl.ops.component import FUNCTIONS as _FUNCTIONS
 from meshdsl.ops.component import cast, map, stop_gradient
 from meshdsl.ops.conv import conv, conv_transpose
 from meshdsl.ops.cumulative import cumlogsumexp, cummax, cummin, cumprod, cumsum
 from meshdsl.ops.custom_gradient import custom_gradient
 from meshdsl.ops.distributions import dropout
 from meshdsl.ops.einsum import einsum
+from meshdsl.ops.functions import FUNCTIONS as _FUNCTIONS
 from meshdsl.ops.index import iota, one_hot, take
 from meshdsl.ops.local import local
 from meshdsl.ops.loops import map_over, while_loop

@@ -29,6 +29,7 @@ from meshdsl.ops.comparison import (
     share_ties,
     to_key,
 )
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor
 
 Which = Dim | str | tuple[Dim | str, ...] | None
@@ -73,7 +74,7 @@ def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     if is_complex(x.dtype):
         squares = component.map(lambda d: (d * d.conj()).real, distance, name="square")
     else:
-        squares = component.FUNCTIONS["square"](distance)
+        squares = FUNCTIONS["square"](distance)
     if not ddof:
         return mean(squares, dims)
     return sum(squares, dims) / float(builtins.max(dim_algebra.size(dims) - ddof, 0))
@@ -81,13 +82,13 @@ def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
 
 def std(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     """The standard deviation over `dims` (default: all of them), the square root of `var`."""
-    return component.FUNCTIONS["sqrt"](var(x, dims, ddof=ddof))
+    return FUNCTIONS["sqrt"](var(x, dims, ddof=ddof))
 
 
 def norm(x: Tensor, dims: Which = None) -> Tensor:
     """The Euclidean length over `dims` (default: all of them): the square root of the sum of squares."""
-    magnitude = component.FUNCTIONS["abs"](x)  # of complex numbers too
-    return component.FUNCTIONS["sqrt"](sum(component.FUNCTIONS["square"](magnitude), dims))
+    magnitude = FUNCTIONS["abs"](x)  # of complex numbers too
+    return FUNCTIONS["sqrt"](sum(FUNCTIONS["square"](magnitude), dims))
 
 
 def count_nonzero(x: Tensor, dims: Which = None) -> Tensor:

@@ -16,6 +16,7 @@ from meshdsl.lowering.law import apply_op
 from meshdsl.ops import bitwise, component, threefry
 from meshdsl.ops.comparison import check_real, check_some
 from meshdsl.ops.distributions import gumbel
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.reduce import argmax
 from meshdsl.ops.sorting import nth_largest
 from meshdsl.tensor import Tensor
@@ -61,7 +62,7 @@ def categorical(
         return argmax(logits, dim)
     logits = _colder(component.cast(logits, jnp.float32), temperature)
     if top_k is not None and top_k < dim.size:
-        logits = component.FUNCTIONS["where"](
+        logits = FUNCTIONS["where"](
             logits >= nth_largest(logits, dim, top_k), logits, -jnp.inf
         )
     if top_p is not None and top_p < 1:

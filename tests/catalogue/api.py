@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from meshdsl.ops.component import FUNCTIONS, LAX, NN, NUMPY
+from meshdsl.ops.functions import FUNCTIONS, LAX, NN, NUMPY
 from meshdsl.record.program import Program
 from meshdsl.report.show import Shown
 from tests.catalogue.read import families

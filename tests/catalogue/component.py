@@ -1,7 +1,7 @@
 """The component-wise ops: one entry for each function of the tables, by what it takes."""
 
 import meshdsl as md
-from meshdsl.ops.component import FUNCTIONS
+from meshdsl.ops.functions import FUNCTIONS
 from tests.catalogue import Case, Entry
 
 TWO = set(

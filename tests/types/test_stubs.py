@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.ops import component
-from meshdsl.ops.component import FUNCTIONS
+from meshdsl.ops import operators
+from meshdsl.ops.functions import FUNCTIONS
 
 PACKAGE = Path(md.__file__).parent
 ARITY = {"Unary": 1, "Tuned": 1, "Binary": 2, "Ternary": 3}
@@ -174,8 +174,8 @@ def test_classes_have_the_members_that_they_have(cls):
 
 def test_every_operator_of_a_tensor_is_typed():
     names = {name for item in STUB["Tensor"][0].body for name in _assigned(item)}
-    both = [*component._OPERATORS, *(f"r{name}" for name in component._OPERATORS)]
-    assert {f"__{name}__" for name in (*both, *component._COMPARISONS, *component._UNARY)} <= names
+    both = [*operators._OPERATORS, *(f"r{name}" for name in operators._OPERATORS)]
+    assert {f"__{name}__" for name in (*both, *operators._COMPARISONS, *operators._UNARY)} <= names
 
 
 def _assigned(item) -> list[str]:
