@@ -19,9 +19,15 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.law import apply_op, sums_alike
+from meshdsl.ops.declare import of_x, op
 from meshdsl.tensor import Tensor
 
 
+@op(
+    computes="the function, of the operands' own parts",
+    mesh_tensorflow="SlicewiseOperation; gradients by hand",
+    example=of_x(lambda map, x: map(lambda array: array * array, x)),
+)
 def map(
     fn: Callable, *operands, name: str | None = None, linear: bool = False, **options
 ) -> Tensor:  # noqa: A001
@@ -114,6 +120,13 @@ def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -
     )
 
 
+@op(
+    computes="the function, of the operands' own parts",
+    mesh_tensorflow="SlicewiseOperation",
+    example=of_x(lambda cast, x: cast(x, "bfloat16")),
+    result="same",
+    gradients=False,
+)
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     """`x` in another dtype. Between floating-point types a pending sum keeps waiting, and is taken in the new type."""
     dtype = jnp.dtype(dtype)
@@ -123,6 +136,12 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     return apply_op("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, **how)
 
 
+@op(
+    computes="the function, of the operands' own parts",
+    mesh_tensorflow="StopGradient",
+    example=of_x(),
+    result="same",
+)
 def stop_gradient(x: Tensor) -> Tensor:
     """`x`, through which no gradient flows."""
     return apply_op(

@@ -14,7 +14,7 @@ a halo that is larger than a part comes from further parts. Only the kernel's ow
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.sliding_windows import Window, by_dim, windows, windows_onto
 from meshdsl.tensor import Tensor
 
@@ -32,6 +33,21 @@ Over = Mapping[Dim | str, Dim | str]
 NOTHING: Over = MappingProxyType({})
 
 
+def _conv_example(conv: Callable, draw: Draw) -> Case:
+    a, b, c, d, e = draw.dims("a", "b", "c", "d", "e")
+    how = {"stride": draw.pick(1, 2, 3), "dilation": draw.pick(1, 2), "into": {b: "v"}}
+    operands = draw.tensor(a, b, c), draw.tensor(d, c, e)
+    return Case(lambda x, kernel: conv(x, kernel, {b: d}, out=(..., e), **how), operands, (b, d))
+
+
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows; "
+    "a kernel split along its windows is gathered",
+    moves=("ppermute", "all_gather"),
+    mesh_tensorflow="Conv2dOperation, Conv3dOperation; "
+    "no split of spatial and kernel dims, no dilation, no groups",
+    example=_conv_example,
+)
 def conv(
     x: Tensor,
     kernel: Tensor,
@@ -82,6 +98,14 @@ def conv(
     return _run("conv", x, kernel, taps, [w.out for w in slid], out, convolve, types)
 
 
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows; "
+    "a kernel split along its windows is gathered",
+    moves=("ppermute", "all_gather"),
+    mesh_tensorflow="Conv2dTransposeOperation, Conv3dTransposeOperation; "
+    "no split of spatial and kernel dims, no dilation, no groups",
+    example=_conv_example,
+)
 def conv_transpose(
     x: Tensor,
     kernel: Tensor,

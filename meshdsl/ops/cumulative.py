@@ -21,6 +21,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import bounds
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 
@@ -142,6 +143,19 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     return apply_op(name, local, (x,), loop=x.dims, out=x.dims, fill=scan.identity)
 
 
+def _running(fn: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    how = {"reverse": draw.pick(False, True), "exclusive": draw.pick(False, True)}
+    return Case(lambda x: fn(x, a, **how), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    mesh_tensorflow="EinsumOperation with a triangle of ones (`cumsum`); forwards only",
+    example=_running,
+    result="same",
+)
 def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The running sum along `dim`.
 
@@ -152,21 +166,45 @@ def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
     return _cumulative("cumsum", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cumprod(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The running product along `dim`; `reverse` and `exclusive` as in `cumsum`."""
     return _cumulative("cumprod", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`. Elements that tie share the gradient."""
     return _cumulative("cummax", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The smallest element so far along `dim`; as `cummax`."""
     return _cumulative("cummin", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cumlogsumexp(
     x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False
 ) -> Tensor:

@@ -28,6 +28,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import bitwise, component, threefry
+from meshdsl.ops.declare import Case, Draw, Example, of_x, op
 from meshdsl.tensor import Tensor
 
 _ROOT2 = 2**0.5
@@ -43,11 +44,38 @@ def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     )
 
 
+def _drawn(
+    call: Callable = lambda fn, key, dims, x: fn(key, dims, like=x),
+) -> Example:
+    """`call(op, key, dims, x)`, for a tensor of two dims and one like it."""
+
+    def example(fn: Callable, draw: Draw) -> Case:
+        a, b = draw.dims("a", "b")
+        return Case(lambda x: call(fn, jax.random.key(5), (a, b), x), (draw.tensor(a, b),))
+
+    return example
+
+
+@op(
+    names=("random.bits",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def bits(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Uniform random uint32: `jax.random.bits`, to the bit."""
     return _draw("bits", key, dims, like, threefry.bits)
 
 
+@op(
+    names=("random.uniform",),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation; other numbers under every layout",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def uniform(
     key,
     dims: Dim | Iterable[Dim],
@@ -74,6 +102,14 @@ def _of_uniform(u, dtype) -> jax.Array:
     return bitwise.apart(bitwise.erf_inv(u) * _ROOT2).astype(dtype)
 
 
+@op(
+    names=("random.normal",),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation; other numbers under every layout",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def normal(
     key, dims: Dim | Iterable[Dim], dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
 ) -> Tensor:
@@ -87,6 +123,15 @@ def normal(
     )
 
 
+@op(
+    names=("random.truncated_normal",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(
+        lambda truncated_normal, key, dims, x: truncated_normal(key, dims, -2.0, 2.0, like=x)
+    ),
+    result="makes",
+    gradients=False,
+)
 def truncated_normal(
     key,
     dims: Dim | Iterable[Dim],
@@ -116,6 +161,13 @@ def truncated_normal(
     return _draw("truncated_normal", key, dims, like, part)
 
 
+@op(
+    names=("random.exponential",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Exponential with mean 1: `jax.random.exponential` but for rounding."""
     return _draw(
@@ -127,6 +179,14 @@ def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -
     )
 
 
+@op(
+    names=("random.gumbel",),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation (`sample_with_temperature`)",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Standard Gumbel, whose largest of `logits + gumbel` is a sample of `softmax(logits)`: `jax.random.gumbel` but for rounding."""
     part = lambda *part: (
@@ -135,6 +195,12 @@ def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Ten
     return _draw("gumbel", key, dims, like, part)
 
 
+@op(
+    names=("random.bernoulli",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(lambda bernoulli, key, dims, x: bernoulli(key, 0.3, dims, like=x)),
+    gradients=False,
+)
 def bernoulli(
     key,
     probability: float | Tensor | jax.Array,
@@ -146,6 +212,13 @@ def bernoulli(
     return component.map(jnp.less, uniform(key, dims, like=like), probability, name="bernoulli")
 
 
+@op(
+    names=("random.randint",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(lambda randint, key, dims, x: randint(key, dims, -3, 99, like=x)),
+    result="makes",
+    gradients=False,
+)
 def randint(
     key, dims: Dim | Iterable[Dim], low: int, high: int, *, like: Tensor | None = None
 ) -> Tensor:
@@ -171,6 +244,13 @@ def randint(
     return _draw("randint", key, dims, like, part)
 
 
+@op(
+    names=("dropout", "random.dropout"),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation (`dropout`); other elements under every layout",
+    example=of_x(lambda dropout, x: dropout(x, 0.5, jax.random.key(5))),
+    result="same",
+)
 def dropout(x: Tensor, rate: float, key) -> Tensor:
     """`x` with each element zeroed with probability `rate`, and the others divided by `1 - rate`.
 

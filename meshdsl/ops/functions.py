@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.checked import checked
 from meshdsl.errors import MeshDSLError
 from meshdsl.ops.component import map
+from meshdsl.ops.declare import Case, Draw, Example, of_x, op
 from meshdsl.tensor import Tensor
 
 NUMPY = (
@@ -30,6 +32,18 @@ NN = (
     "softplus sparse_plus squareplus swish"
 ).split()
 LAX = "erf erf_inv rsqrt digamma lgamma".split()
+
+_TAKES = {
+    "Tuned": ("celu clip elu gelu leaky_relu nan_to_num round rsqrt squareplus").split(),
+    "Binary": (
+        "add arctan2 bitwise_and bitwise_or bitwise_xor divide equal float_power floor_divide fmax fmin fmod "
+        "greater greater_equal heaviside hypot less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor "
+        "maximum minimum mod multiply not_equal power remainder subtract"
+    ).split(),
+    "Ternary": ["where"],
+}
+KIND = {name: kind for kind, names in _TAKES.items() for name in names}
+"""What a function takes, if it is not one operand: a word of `_tables.pyi`."""
 
 LINEAR = {"add", "subtract", "negative", "positive"}
 
@@ -88,3 +102,64 @@ FUNCTIONS = {
     for module, names in ((jnp, NUMPY), (jax.nn, NN), (jax.lax, LAX))
     for name in names
 }
+
+
+def _unary(fn: Callable, draw: Draw, low: float = 0.1, high: float = 0.9) -> Case:
+    return Case(fn, (draw.tensor(*draw.dims("a", "b"), low=low, high=high),))
+
+
+def _binary(fn: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    x, y = draw.tensor(a, b, low=0.1, high=0.9), draw.tensor(b, low=0.1, high=0.9)
+    swapped, with_a_number = lambda x, y: fn(y, x), lambda x: fn(x, 0.5)
+    return Case(*draw.pick((fn, (x, y)), (swapped, (x, y)), (with_a_number, (x,))))
+
+
+def _dividing(fn: Callable, draw: Draw) -> Case:
+    """Operands whose quotient is not whole: there the function jumps."""
+    a, b = draw.dims("a", "b")
+    return Case(fn, (draw.tensor(a, b, low=2.1, high=2.9), draw.tensor(b, low=0.95, high=1.0)))
+
+
+def _not(fn: Callable, draw: Draw) -> Case:
+    return Case(fn, (draw.integers(*draw.dims("a", "b"), below=9),))
+
+
+def _bits(fn: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    return Case(fn, (draw.integers(a, b, below=9), draw.integers(b, below=9)))
+
+
+def _where(where: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    return Case(lambda x, y: where(x > 0.1, x, y), (draw.tensor(a, b), draw.tensor(a)))
+
+
+_EXAMPLES: dict[str, Example] = {
+    "arccosh": partial(_unary, low=1.1, high=2.0),
+    "clip": of_x(lambda clip, x: clip(x, -0.5, 0.5)),
+    "where": _where,
+    **dict.fromkeys(("floor_divide", "fmod", "mod", "remainder"), _dividing),
+    **dict.fromkeys(("bitwise_not", "logical_not"), _not),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), _bits),
+    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), _bits),
+}
+_MESH_TENSORFLOW = {
+    "add": "AddOperation, ScalarAddOperation; never pending",
+    "subtract": "BinaryOpWithBroadcasting",
+    "multiply": "EinsumOperation, ScalarMultiplyOperation",
+    "minimum": "MinMaxOperation",
+    "maximum": "MinMaxOperation",
+    "where": "SlicewiseOperation; whole operands only",
+}
+_ELSE = "GenericGradOperation, BinaryOpWithBroadcasting or SlicewiseOperation"
+
+for _name, _function in FUNCTIONS.items():
+    op(
+        computes="the function, of the operands' own parts",
+        mesh_tensorflow=_MESH_TENSORFLOW.get(_name, _ELSE),
+        example=_EXAMPLES.get(_name) or (_binary if KIND.get(_name) == "Binary" else _unary),
+        result=KIND.get(_name, "Unary"),
+        module=__name__,
+        held=True,
+    )(_function)

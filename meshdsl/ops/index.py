@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -11,9 +13,22 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 
+def _take_example(take: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    x = draw.tensor(a, b)
+    alone, shared = (draw.integers(*dims, below=a.size + 2) for dims in ((c,), (b, c)))
+    return Case(lambda x, ids: take(x, ids, a), (x, draw.pick(alone, shared)), (a,))
+
+
+@op(
+    computes="a lookup in what it has; zeros for the rest",
+    mesh_tensorflow="EinsumOperation with a OneHotOperation (`gather`)",
+    example=_take_example,
+)
 def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     """Elements of `x` at the indices `ids` along `dim`: an embedding lookup, or a gather along shared dims.
 
@@ -69,6 +84,17 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
     return jnp.where(inside, found, jnp.zeros((), found.dtype))
 
 
+def _one_hot_example(one_hot: Callable, draw: Draw) -> Case:
+    a, v = draw.dims("a", "v")
+    return Case(lambda ids: one_hot(ids, v), (draw.integers(a, below=v.size + 2),), (v,))
+
+
+@op(
+    computes="compares with its own indices",
+    mesh_tensorflow="OneHotOperation",
+    example=_one_hot_example,
+    gradients=False,
+)
 def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     """One where the index along the new dim `dim` equals `ids`, zero elsewhere; dims of `ids`, then `dim`."""
     if dim.name in [d.name for d in ids.dims]:
@@ -82,6 +108,17 @@ def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     return apply_op("one_hot", local, (ids,), loop=out, out=out)
 
 
+def _iota_example(iota: Callable, draw: Draw) -> Case:
+    a, v = draw.dims("a", "v")
+    return Case(lambda x: iota(v, like=x), (draw.tensor(a),), (v,))
+
+
+@op(
+    computes="numbers its own elements",
+    mesh_tensorflow="RangeOperation",
+    example=_iota_example,
+    gradients=False,
+)
 def iota(dim: Dim, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) -> Tensor:
     """The index of each element of `dim`.
 

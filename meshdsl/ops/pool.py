@@ -15,12 +15,26 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops.comparison import check_real
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.sliding_windows import Window, by_dim, windows
 from meshdsl.tensor import Tensor
 
 NOTHING: Mapping = MappingProxyType({})
 
 
+def _pool_example(pool: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    window = {b: draw.integer(1, max(1, b.size))}
+    how = {"stride": draw.pick(1, 2, 3), "padding": draw.pick("SAME", "VALID"), "into": {b: "v"}}
+    return Case(lambda x: pool(x, window, **how), (draw.tensor(a, b, c),), (b,))
+
+
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows",
+    moves=("ppermute",),
+    mesh_tensorflow="PoolOperation; no split of spatial dims, windows only side by side",
+    example=_pool_example,
+)
 def max_pool(
     x: Tensor,
     window: Mapping[Dim | str, int],
@@ -52,6 +66,12 @@ def max_pool(
     return _pool("max_pool", x, window, stride, padding, into, local, lowest)
 
 
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows",
+    moves=("ppermute",),
+    mesh_tensorflow="PoolOperation; no split of spatial dims, windows only side by side",
+    example=_pool_example,
+)
 def mean_pool(
     x: Tensor,
     window: Mapping[Dim | str, int],

@@ -29,6 +29,7 @@ from meshdsl.ops.comparison import (
     share_ties,
     to_key,
 )
+from meshdsl.ops.declare import Case, Draw, Example, along_a, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor
 
@@ -45,6 +46,23 @@ def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor
     )
 
 
+def _over(call: Callable = lambda fn, x, dims: fn(x, dims), *, low: int = 1) -> Example:
+    """`call(op, x, dims)`, for one dim of two, or for both. Their sizes are at least `low`."""
+
+    def example(fn: Callable, draw: Draw) -> Case:
+        a, b = draw.dims("a", "b", low=low)
+        dims = draw.pick((a,), (b, a))
+        return Case(lambda x: call(fn, x, dims), (draw.tensor(a, b),), dims)
+
+    return example
+
+
+@op(
+    computes="the same of its part",
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="reduces",
+)
 def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """The sum over `dims` (default: all of them). Over split dims it stays pending until it is needed."""
     small = x.dtype.itemsize < jax.dtypes.canonicalize_dtype(int).itemsize
@@ -52,6 +70,12 @@ def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=linear)
 
 
+@op(
+    computes="the sum of its part, over the number of all",
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="reduces",
+)
 def mean(x: Tensor, dims: Which = None) -> Tensor:
     """The mean over `dims` (default: all of them)."""
     count = float(
@@ -67,6 +91,12 @@ def mean(x: Tensor, dims: Which = None) -> Tensor:
     return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
 
 
+@op(
+    computes="the mean, then squared distances from it: sums of its part",
+    moves=("psum",),
+    example=_over(lambda var, x, dims: var(x, dims, ddof=1), low=2),
+    result="reduces",
+)
 def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     """The variance over `dims` (default: all of them): the sum of squared distances from the mean, over their number less `ddof`."""
     dims = dim_algebra.find_all("var", x.dims, dims)
@@ -80,17 +110,34 @@ def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     return sum(squares, dims) / float(builtins.max(dim_algebra.size(dims) - ddof, 0))
 
 
+@op(
+    computes="the root of `var`",
+    moves=("psum",),
+    example=_over(low=2),
+    result="reduces",
+)
 def std(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     """The standard deviation over `dims` (default: all of them), the square root of `var`."""
     return FUNCTIONS["sqrt"](var(x, dims, ddof=ddof))
 
 
+@op(
+    computes="the sum of squares of its part; the root of what they come to",
+    example=_over(),
+    result="reduces",
+)
 def norm(x: Tensor, dims: Which = None) -> Tensor:
     """The Euclidean length over `dims` (default: all of them): the square root of the sum of squares."""
     magnitude = FUNCTIONS["abs"](x)  # of complex numbers too
     return FUNCTIONS["sqrt"](sum(FUNCTIONS["square"](magnitude), dims))
 
 
+@op(
+    computes="the same of its part",
+    example=_over(),
+    result="reduces",
+    gradients=False,
+)
 def count_nonzero(x: Tensor, dims: Which = None) -> Tensor:
     """How many elements over `dims` (default: all of them) are not zero (int32)."""
     return sum(x != 0, dims)
@@ -127,6 +174,13 @@ def _extremum_jvp(sign, loop, at, dims, primals, tangents):
     return extremum, share_ties(loop, dims, at, primals[0], extremum, tangents[0])
 
 
+@op(
+    computes="the same of its part",
+    moves=("pmax",),
+    mesh_tensorflow="ReduceOperation; gives each of equal elements the whole gradient",
+    example=_over(),
+    result="reduces",
+)
 def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """The largest element over `dims` (default: all of them).
 
@@ -139,6 +193,13 @@ def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     return _chosen("max", x, dims, 1)
 
 
+@op(
+    computes="the same of its part",
+    moves=("pmax",),
+    mesh_tensorflow="ReduceOperation; gives each of equal elements the whole gradient",
+    example=_over(),
+    result="reduces",
+)
 def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """The smallest element over `dims` (default: all of them).
 
@@ -157,18 +218,41 @@ def _chosen(name: str, x: Tensor, dims: Which, sign: int) -> Tensor:
     return _reduce(name, x, dims, local, sums=False, fill=bounds(x.dtype)[sign < 0])
 
 
+@op(
+    computes="the same of its part; the product of those of all parts, which are gathered",
+    moves=("all_gather",),
+    mesh_tensorflow="ReduceOperation; no gradient",
+    example=_over(),
+    result="reduces",
+)
 def prod(x: Tensor, dims: Which = None) -> Tensor:
     """The product over `dims` (default: all of them). Where they are split, the products of the parts are gathered."""
     local = lambda loop, a, at, dims: jnp.prod(loop.gather(jnp.prod(a, at), dims), 0)  # noqa: E731
     return _reduce("prod", x, dims, local, sums=False, fill=1)
 
 
+@op(
+    computes="the same of its part",
+    moves=("pmax",),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(lambda any, x, dims: any(x > 0.5, dims)),
+    result="reduces",
+    gradients=False,
+)
 def any(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """Whether any element over `dims` (default: all of them) is true."""
     local = lambda loop, a, at, dims: loop.pmax(jnp.any(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
     return _reduce("any", x, dims, local, sums=False)
 
 
+@op(
+    computes="the same of its part",
+    moves=("pmin",),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(lambda all, x, dims: all(x > -0.5, dims)),
+    result="reduces",
+    gradients=False,
+)
 def all(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     """Whether all elements over `dims` (default: all of them) are true."""
     local = lambda loop, a, at, dims: loop.pmin(jnp.all(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
@@ -201,6 +285,14 @@ def _one(name, x, dim):
     return dim
 
 
+@op(
+    computes="the same of its part; the lowest index of those with the largest element",
+    moves=("pmax", "pmin"),
+    mesh_tensorflow="TopKOperation",
+    example=along_a(),
+    result="removes",
+    gradients=False,
+)
 def argmax(x: Tensor, dim: Dim | str) -> Tensor:
     """The index (int32) of the largest element along `dim`; of equal ones the first.
 
@@ -210,6 +302,13 @@ def argmax(x: Tensor, dim: Dim | str) -> Tensor:
     return _arg("argmax", x, dim, 1)
 
 
+@op(
+    computes="the same of its part; the lowest index of those with the smallest element",
+    moves=("pmax", "pmin"),
+    example=along_a(),
+    result="removes",
+    gradients=False,
+)
 def argmin(x: Tensor, dim: Dim | str) -> Tensor:
     """The index (int32) of the smallest element along `dim`; of equal ones the first.
 
@@ -228,6 +327,13 @@ def _shifted_exp(loop: DeviceLoop, a, at, dims, *, varies: bool):
     return e, loop.psum(jnp.sum(e, at, keepdims=True), dims, varies=varies), top
 
 
+@op(
+    computes="the sum of exponentials of its part, less the maximum of all",
+    moves=("pmax", "psum"),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="reduces",
+)
 def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
     """`log(sum(exp(x)))` over `dims` (default: all of them), without overflow."""
 
@@ -268,11 +374,25 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     )
 
 
+@op(
+    computes="exponentials of its part, less the maximum of all, over the sum of all",
+    moves=("pmax", "psum"),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="same",
+)
 def softmax(x: Tensor, dims: Which) -> Tensor:
     """`exp(x)` divided by its sum over `dims`."""
     return _normalised("softmax", _softmax, x, dims)
 
 
+@op(
+    computes="its part, less the maximum and the logarithm of the sum of all",
+    moves=("pmax", "psum"),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="same",
+)
 def log_softmax(x: Tensor, dims: Which) -> Tensor:
     """The logarithm of `softmax`."""
     return _normalised("log_softmax", _log_softmax, x, dims)

@@ -7,7 +7,7 @@ not, the split moves before or after, whichever way fewer elements travel: in on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 from einops import EinopsError
@@ -18,66 +18,32 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import regrouping
 from meshdsl.splits.regrouping import Group
 from meshdsl.tensor import Tensor
 
 
-def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) -> Tensor:
-    """`x` with `old` called `new`; or with every key of a mapping called as its value says.
-
-    Raises:
-      MeshDSLError: no dim `old`, another size, or the new name is taken.
-    """
-    renamed: dict[Dim, Dim] = {}
-    for key, value in old.items() if isinstance(old, Mapping) else [(old, new)]:
-        dim = dim_algebra.find("rename", x.dims, key)
-        value = Dim(value, dim.size) if isinstance(value, str) else value
-        if not isinstance(value, Dim) or value.size != dim.size:
-            raise MeshDSLError(
-                f"rename: {dim} can be called by a name or a Dim of its size, not {value if isinstance(value, Dim) else quote(value)}"
-            )
-        renamed[dim] = value
-    out = dim_algebra.distinct([renamed.get(d, d) for d in x.dims], "rename")
-    return _regroup("rename", x, [Group((dim,), (value,)) for dim, value in renamed.items()], out)
+def _reshape_example(reshape: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    v, w = draw.dims("v", "w")
+    product, merged = Dim("a", v.size * w.size), Dim("v", a.size * b.size)
+    longer = Dim("w", w.size * b.size)
+    merge = Case(lambda x: reshape(x, (merged, c)), (draw.tensor(a, b, c),), (a, b))
+    split = Case(lambda x: reshape(x, (b, v, w)), (draw.tensor(product, b),), (product,))
+    x = transpose(draw.tensor(product, b), (product, b))
+    across = Case(lambda x: reshape(x, (v, longer)), (x,), (product, b))
+    return draw.pick(merge, split, across)
 
 
-def transpose(x: Tensor, dims) -> Tensor:
-    """`x` with its dims lying in the order `dims`. Changes the layout in memory, never the meaning."""
-    out = dim_algebra.find_all("transpose", x.dims, dims)
-    if len(out) != len(x.dims):
-        absent = dim_algebra.show(dim_algebra.without(x.dims, out))
-        raise MeshDSLError(
-            f"transpose: {dim_algebra.show(out)} lacks {absent} of {dim_algebra.show(x.dims)}"
-        )
-    if out == x.dims:
-        return x
-    order = tuple(x.dims.index(d) for d in out)
-    return apply_op(
-        "transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True
-    )
-
-
-def broadcast(x: Tensor, dims) -> Tensor:
-    """`x` repeated along every dim of `dims` that it lacks, with its dims lying in the order `dims`."""
-    out = dim_algebra.distinct(dims, "broadcast")
-    dim_algebra.union("broadcast", [x.dims, out])
-    absent = dim_algebra.without(x.dims, out)
-    if absent:
-        raise MeshDSLError(
-            f"broadcast: {dim_algebra.show(out)} lacks {dim_algebra.show(absent)} of {dim_algebra.show(x.dims)}"
-        )
-    kept = tuple(d for d in out if d in x.dims)
-    new = [i for i, d in enumerate(out) if d not in x.dims]
-    order = tuple(x.dims.index(d) for d in kept)
-
-    def local(loop, a):
-        a = jnp.expand_dims(jnp.transpose(a, order), new)
-        return jnp.broadcast_to(a, tuple(loop.size(d) for d in out))
-
-    return apply_op("broadcast", local, (x,), loop=out, out=out, linear=True)
-
-
+@op(
+    computes="regroups what it has; of dims that do not divide, fetches the elements that it lacks "
+    "at the ends",
+    moves=("ppermute",),
+    mesh_tensorflow="ReshapeOperation; an error where a split has no dim to move through, and "
+    "wrong slices for [3, 2] -> [6] split in 2",
+    example=_reshape_example,
+)
 def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
     """Split and merge dims.
 
@@ -98,6 +64,87 @@ def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
     old = tuple(d for d in x.dims if d not in out)
     new = tuple(d for d in out if d not in x.dims)
     return _regroup("reshape", x, _groups(x, old, new), out)
+
+
+@op(
+    computes="nothing",
+    moves=("ppermute",),
+    mesh_tensorflow="ReshapeOperation (`rename_dimension`)",
+    example=along_a(lambda rename, x, a, b: rename(x, a, "v")),
+)
+def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) -> Tensor:
+    """`x` with `old` called `new`; or with every key of a mapping called as its value says.
+
+    Raises:
+      MeshDSLError: no dim `old`, another size, or the new name is taken.
+    """
+    renamed: dict[Dim, Dim] = {}
+    for key, value in old.items() if isinstance(old, Mapping) else [(old, new)]:
+        dim = dim_algebra.find("rename", x.dims, key)
+        value = Dim(value, dim.size) if isinstance(value, str) else value
+        if not isinstance(value, Dim) or value.size != dim.size:
+            raise MeshDSLError(
+                f"rename: {dim} can be called by a name or a Dim of its size, not {value if isinstance(value, Dim) else quote(value)}"
+            )
+        renamed[dim] = value
+    out = dim_algebra.distinct([renamed.get(d, d) for d in x.dims], "rename")
+    return _regroup("rename", x, [Group((dim,), (value,)) for dim, value in renamed.items()], out)
+
+
+def _transpose_example(transpose: Callable, draw: Draw) -> Case:
+    x = draw.tensor(*draw.dims("a", "b", "c"))
+    return Case(lambda x: transpose(x, x.dims[::-1]), (x,))
+
+
+@op(
+    computes="a transpose of its own part",
+    mesh_tensorflow="EinsumOperation (`transpose`)",
+    example=_transpose_example,
+)
+def transpose(x: Tensor, dims) -> Tensor:
+    """`x` with its dims lying in the order `dims`. Changes the layout in memory, never the meaning."""
+    out = dim_algebra.find_all("transpose", x.dims, dims)
+    if len(out) != len(x.dims):
+        absent = dim_algebra.show(dim_algebra.without(x.dims, out))
+        raise MeshDSLError(
+            f"transpose: {dim_algebra.show(out)} lacks {absent} of {dim_algebra.show(x.dims)}"
+        )
+    if out == x.dims:
+        return x
+    order = tuple(x.dims.index(d) for d in out)
+    return apply_op(
+        "transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True
+    )
+
+
+def _broadcast_example(broadcast: Callable, draw: Draw) -> Case:
+    a, b, v = draw.dims("a", "b", "v")
+    return Case(lambda x: broadcast(x, (b, v, a)), (draw.tensor(a, b),), (v,))
+
+
+@op(
+    computes="repeats what it has",
+    mesh_tensorflow="BroadcastOperation",
+    example=_broadcast_example,
+)
+def broadcast(x: Tensor, dims) -> Tensor:
+    """`x` repeated along every dim of `dims` that it lacks, with its dims lying in the order `dims`."""
+    out = dim_algebra.distinct(dims, "broadcast")
+    dim_algebra.union("broadcast", [x.dims, out])
+    absent = dim_algebra.without(x.dims, out)
+    if absent:
+        raise MeshDSLError(
+            f"broadcast: {dim_algebra.show(out)} lacks {dim_algebra.show(absent)} of {dim_algebra.show(x.dims)}"
+        )
+    kept = tuple(d for d in out if d in x.dims)
+    new = [i for i, d in enumerate(out) if d not in x.dims]
+    order = tuple(x.dims.index(d) for d in kept)
+
+    def local(loop, a):
+        a = jnp.expand_dims(jnp.transpose(a, order), new)
+        return jnp.broadcast_to(a, tuple(loop.size(d) for d in out))
+
+    return apply_op("broadcast", local, (x,), loop=out, out=out, linear=True)
 
 
 def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import bitwise, component, threefry
 from meshdsl.ops.comparison import check_real, check_some
+from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.ops.distributions import gumbel
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.reduce import argmax
@@ -24,6 +26,22 @@ from meshdsl.tensor import Tensor
 _DIGIT = 4  # bits of a threshold that one round finds
 
 
+def _categorical_example(categorical: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    k = draw.integer(1, max(1, a.size))
+    how = draw.pick({"top_p": 0.8}, {}, {"top_k": k}, {"temperature": 0.7})
+    logits = draw.tensor(a, b, low=-3.0, high=3.0)
+    return Case(lambda x: categorical(jax.random.key(5), x, a, **how), (logits,), (a,))
+
+
+@op(
+    names=("random.categorical",),
+    computes="the largest of logits and draws; of top_p, masses above bounds, which close in",
+    moves=("all_gather",),
+    mesh_tensorflow="RandomOperation (`sample_with_temperature`); no top_k or top_p",
+    example=_categorical_example,
+    gradients=False,
+)
 def categorical(
     key,
     logits: Tensor,
@@ -62,9 +80,7 @@ def categorical(
         return argmax(logits, dim)
     logits = _colder(component.cast(logits, jnp.float32), temperature)
     if top_k is not None and top_k < dim.size:
-        logits = FUNCTIONS["where"](
-            logits >= nth_largest(logits, dim, top_k), logits, -jnp.inf
-        )
+        logits = FUNCTIONS["where"](logits >= nth_largest(logits, dim, top_k), logits, -jnp.inf)
     if top_p is not None and top_p < 1:
         logits = _nucleus(logits, dim, top_p)
     return argmax(logits + gumbel(key, logits.dims, like=logits), dim)
@@ -130,6 +146,12 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
     return apply_op("nucleus", local, (logits,), loop=logits.dims, out=logits.dims, fill=-jnp.inf)
 
 
+@op(
+    names=("random.permutation",),
+    computes="the whole order",
+    example=along_a(lambda permutation, x, a, b: permutation(jax.random.key(5), a, like=x)),
+    gradients=False,
+)
 def permutation(key, dim: Dim, *, like: Tensor | None = None) -> Tensor:
     """The indices (int32) of `dim` in a random order: `jax.random.permutation`, exactly.
 
@@ -148,6 +170,13 @@ def permutation(key, dim: Dim, *, like: Tensor | None = None) -> Tensor:
     )
 
 
+@op(
+    names=("random.permute",),
+    computes="its part of the other dims; the dim is whole",
+    moves=("all_gather", "all_to_all"),
+    example=along_a(lambda permute, x, a, b: permute(jax.random.key(5), x, a)),
+    result="same",
+)
 def permute(key, x: Tensor, dim: Dim | str) -> Tensor:
     """`x` with the elements of `dim` in a random order: `jax.random.permutation` along an axis, exactly. A split `dim` is gathered."""
     dim, data = dim_algebra.find("permute", x.dims, dim), threefry.key_data(key)

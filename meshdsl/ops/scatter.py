@@ -7,6 +7,7 @@ until it is needed, or by a maximum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -21,10 +22,44 @@ from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import bounds, from_key, is_complex, parts, to_key
 from meshdsl.ops.component import align
+from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.reduce import Which
 from meshdsl.tensor import Tensor
 
 
+def _scatter_example(*hows: str) -> Example:
+    def example(scatter: Callable, draw: Draw) -> Case:
+        a, b, c = draw.dims("a", "b", "c")
+        how, picked = draw.pick(*hows), draw.pick((c,), (b, c))
+        operands = (
+            draw.tensor(a, b),
+            draw.integers(*picked, below=a.size + 1),
+            draw.tensor(b, c),
+        )
+        call = lambda x, ids, updates: scatter(x, ids, updates, a, how=how)  # noqa: E731
+        return Case(call, operands, (a, c))
+
+    return example
+
+
+@op(
+    computes="the updates that fall into its part: the last of them",
+    moves=("pmax",),
+    example=_scatter_example("set"),
+    result="same",
+)
+@op(
+    computes="the updates that fall into its part: the largest (smallest) of them",
+    moves=("pmax",),
+    example=_scatter_example("max", "min"),
+    result="same",
+)
+@op(
+    computes="the updates that fall into its part, added up",
+    mesh_tensorflow="OneHotOperation and EinsumOperation; of the size of both dims",
+    example=_scatter_example("add"),
+    result="same",
+)
 def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str = "add") -> Tensor:
     """`x` with `updates` put into it at the indices `ids` along `dim`: the inverse of `take(x, ids, dim)`.
 
@@ -54,6 +89,17 @@ def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str
     return _HOW[how](target, x, _whole_numbers(ids), component.cast(updates, x.dtype))
 
 
+def _segment_sum_example(segment_sum: Callable, draw: Draw) -> Case:
+    a, b, v = draw.dims("a", "b", "v")
+    ids = draw.integers(*draw.pick((a,), (b, a)), below=v.size + 1)
+    return Case(lambda x, ids: segment_sum(x, ids, a, v), (draw.tensor(a, b), ids), (a,))
+
+
+@op(
+    computes="the updates that fall into its part, added up",
+    mesh_tensorflow="OneHotOperation and EinsumOperation; of the size of both dims",
+    example=_segment_sum_example,
+)
 def segment_sum(x: Tensor, ids: Tensor, dim: Which, segments: Dim) -> Tensor:
     """The sum of the elements of `x` along `dim` (one or several) that have the same id; `segments` takes its place.
 
@@ -71,6 +117,18 @@ def segment_sum(x: Tensor, ids: Tensor, dim: Which, segments: Dim) -> Tensor:
     return _added(target, _whole_numbers(ids), x)
 
 
+def _bincount_example(bincount: Callable, draw: Draw) -> Case:
+    a, b, v = draw.dims("a", "b", "v")
+    operands = draw.integers(a, b, below=v.size + 1), draw.tensor(b, a)
+    both = lambda ids, w: [bincount(ids, v), bincount(ids, v, weights=w)]  # noqa: E731
+    return Case(both, operands, (a, b))
+
+
+@op(
+    computes="the updates that fall into its part, counted",
+    mesh_tensorflow="OneHotOperation and EinsumOperation; of the size of both dims",
+    example=_bincount_example,
+)
 def bincount(ids: Tensor, bins: Dim, *, weights: Tensor | None = None) -> Tensor:
     """How often each index of the dim `bins` occurs in `ids` (int32), or the sum of the `weights` of where it does.
 

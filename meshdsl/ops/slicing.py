@@ -6,7 +6,7 @@ result comes out with the split of the dim that was cut; where the law wants ano
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,24 @@ from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, apply_op_many
 from meshdsl.ops.comparison import bounds
+from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
+def _slice_example(slice: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    start = draw.integer(0, a.size)
+    new = Dim("v", draw.integer(0, a.size - start))
+    return Case(lambda x: slice(x, a, start, new), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="SliceOperation; not along a split dim",
+    example=_slice_example,
+)
 def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # noqa: A001
     """`size` elements of `x` along `dim`, from the static index `start` on. A Dim as `size` also names the result's dim.
 
@@ -41,6 +55,18 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # 
     return windowed("slice", x, dim, new, start)
 
 
+def _pad_example(pad: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    before, after, value = draw.integer(0, 5), draw.integer(0, 9), draw.pick(1.5, 0)
+    return Case(lambda x: pad(x, a, before, after, value, out="v"), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="PadOperation; not along a split dim, and only zeros",
+    example=_pad_example,
+)
 def pad(
     x: Tensor,
     dim: Dim | str,
@@ -119,6 +145,19 @@ def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> T
     )
 
 
+def _split_example(split: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    first = draw.integer(0, a.size)
+    parts = [Dim("v", first), Dim("w", a.size - first)]
+    return Case(lambda x: split(x, a, parts), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="SplitOperation; not along a split dim",
+    example=_split_example,
+)
 def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[Tensor, ...]:
     """`x` cut along `dim`, into `sizes` equal parts or into parts of the given sizes (or Dims).
 
@@ -168,6 +207,18 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
     )
 
 
+def _concat_example(concat: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    operands = draw.tensor(a, b), draw.tensor(a, b)
+    return Case(lambda x, y: concat([x, y, x], "a", out="v"), operands, (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="ConcatOperation; not along a split dim",
+    example=_concat_example,
+)
 def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None) -> Tensor:
     """The tensors put together along `dim`, which may have another size in each.
 
@@ -227,6 +278,17 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
     )
 
 
+def _stack_example(stack: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    operands = draw.tensor(a, b), draw.tensor(a, b)
+    return Case(lambda x, y: stack([x, y, x], "v"), operands, (Dim("v", 3),))
+
+
+@op(
+    computes="puts together its own parts",
+    mesh_tensorflow="StackOperation; the new dim not split",
+    example=_stack_example,
+)
 def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     """The tensors, which have the same dims, put together along a new dim `dim`, which lies in front."""
     _check_tensors("stack", tensors)
@@ -242,6 +304,12 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     return apply_op("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
 
 
+@op(
+    computes="takes apart what it has",
+    moves=("all_gather", "all_to_all"),
+    mesh_tensorflow="UnstackOperation; not along a split dim",
+    example=along_a(lambda unstack, x, a, b: list(unstack(x, a))),
+)
 def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
     """The elements of `dim`, a tensor without `dim` for each.
 

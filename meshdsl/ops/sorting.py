@@ -7,6 +7,7 @@ lowest index comes first. So a result does not depend on how the dim is split, a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -28,11 +29,60 @@ from meshdsl.ops.comparison import (
     share_ties,
     to_key,
 )
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 _DIGIT = 4  # bits of a key that one round of `_selected` finds
 
 
+def _sort_example(sort: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    descending = draw.pick(False, True)
+    x = draw.tensor(*draw.pick((a, b), (a,)))
+    return Case(lambda x: sort(x, a, descending=descending), (x,), (a,))
+
+
+@op(
+    computes="rows that it gets whole; a lone row: its part, merged with those of others in turn",
+    moves=("all_to_all", "ppermute"),
+    example=_sort_example,
+    result="same",
+)
+def sort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
+    """`x` with its elements along `dim` in order: a NaN after every number, or before where `descending`.
+
+    A split dim is never gathered. Where `x` has enough rows, an all_to_all gives each device some of them whole, and another
+    brings them back: each moves the size of a part. Else the parts are sorted and then merged in pairs, by Batcher's network
+    (Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M): m(m + 1)/2 rounds for up to 2^m parts, and each
+    moves a part. Of the two, the one that moves less.
+    """
+    return _sort("sort", x, dim, descending, (0,))[0]
+
+
+@op(
+    computes="rows that it gets whole; a lone row: its part, merged with those of others in turn",
+    moves=("all_to_all", "ppermute"),
+    example=_sort_example,
+    result="same",
+    gradients=False,
+)
+def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
+    """The indices (int32) that would put the elements of `x` along `dim` in order; see `sort`. Equal elements keep their order."""
+    return _sort("argsort", x, dim, descending, (1,))[0]
+
+
+def _top_k_example(top_k: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    k = Dim("v", draw.integer(0, a.size))
+    return Case(lambda x: top_k(x, a, k), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="the k largest of its part; the k largest of those of all parts, which are gathered",
+    moves=("all_gather",),
+    mesh_tensorflow="TopKOperation; the new dim may not be split",
+    example=_top_k_example,
+)
 def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
     """The `k` largest elements of `x` along `dim`, largest first, and their indices (int32).
 
@@ -87,6 +137,20 @@ def _gathered(loop: DeviceLoop, a, dim: Dim):
     return lax.collapse(parts, parts.ndim - 2)
 
 
+def _nth_example(nth: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    n = draw.integer(1, max(1, a.size))
+    return Case(lambda x: nth(x, a, n), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="the largest of its part; or, where those are many, how many elements of its part "
+    "are above bounds, which close in",
+    moves=("all_gather", "psum"),
+    mesh_tensorflow="TopKOperation; gathers n elements of each part",
+    example=_nth_example,
+    result="removes",
+)
 def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     """The `n`th largest element along `dim`; the first is the maximum. Elements equal to it share the gradient.
 
@@ -99,6 +163,14 @@ def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     return _nth("nth_largest", x, dim, n, largest=True)
 
 
+@op(
+    computes="the largest of its part; or, where those are many, how many elements of its part "
+    "are above bounds, which close in",
+    moves=("all_gather", "psum"),
+    mesh_tensorflow="TopKOperation; gathers n elements of each part",
+    example=_nth_example,
+    result="removes",
+)
 def nth_smallest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     """The `n`th smallest element along `dim`; otherwise as `nth_largest`."""
     return _nth("nth_smallest", x, dim, n, largest=False)
@@ -158,22 +230,6 @@ def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
         )  # the counts fall as the candidates rise
         found = found | (digit << shift)
     return lax.bitcast_convert_type(found ^ flip, key.dtype)
-
-
-def sort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
-    """`x` with its elements along `dim` in order: a NaN after every number, or before where `descending`.
-
-    A split dim is never gathered. Where `x` has enough rows, an all_to_all gives each device some of them whole, and another
-    brings them back: each moves the size of a part. Else the parts are sorted and then merged in pairs, by Batcher's network
-    (Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M): m(m + 1)/2 rounds for up to 2^m parts, and each
-    moves a part. Of the two, the one that moves less.
-    """
-    return _sort("sort", x, dim, descending, (0,))[0]
-
-
-def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
-    """The indices (int32) that would put the elements of `x` along `dim` in order; see `sort`. Equal elements keep their order."""
-    return _sort("argsort", x, dim, descending, (1,))[0]
 
 
 def _sort(
@@ -289,6 +345,18 @@ def _rounds(parts: int) -> list[list[int]]:
     return rounds
 
 
+def _searchsorted_example(searchsorted: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    side = draw.pick("left", "right")
+    operands = sort(draw.tensor(a, b), a), draw.tensor(*draw.pick((b, c), (c,)))
+    return Case(lambda x, values: searchsorted(x, values, a, side=side), operands, (a,))
+
+
+@op(
+    computes="how many elements of its part come before a value",
+    example=_searchsorted_example,
+    gradients=False,
+)
 def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str = "left") -> Tensor:
     """How many elements of `ordered`, which is sorted along `dim`, come before each of `values` (int32).
 

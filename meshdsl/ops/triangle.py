@@ -12,10 +12,22 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.reshape import rename
 from meshdsl.tensor import Tensor
 
 
+def _diagonal_example(diagonal: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    new = Dim("v", min(a.size, b.size))
+    return Case(lambda x: diagonal(x, a, b, new), (draw.tensor(a, c, b),), (a, b))
+
+
+@op(
+    computes="the elements of the diagonal that it has",
+    moves=("ppermute",),
+    example=_diagonal_example,
+)
 def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
     """The elements of `x` whose indices along `a` and `b` are equal: the dims of `x` without these, then `new`.
 
@@ -49,11 +61,29 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
     return found if new == along else rename(found, along, new)
 
 
+def _triangle_example(triangle: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    k = draw.integer(-2, 2)
+    return Case(lambda x: triangle(x, a, b, k), (draw.tensor(a, b),), (a, b))
+
+
+@op(
+    computes="its part, by the indices that it has",
+    mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    example=_triangle_example,
+    result="same",
+)
 def tril(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
     """`x` with zeros where the index along `col` is more than `k` beyond that along `row`."""
     return _triangle("tril", x, row, col, lambda i, j: j <= i + k)
 
 
+@op(
+    computes="its part, by the indices that it has",
+    mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    example=_triangle_example,
+    result="same",
+)
 def triu(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
     """`x` with zeros where the index along `col` is less than `k` beyond that along `row`."""
     return _triangle("triu", x, row, col, lambda i, j: j >= i + k)
@@ -76,6 +106,17 @@ def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]
     return a, b
 
 
+def _eye_example(eye: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    return Case(lambda x: eye(a, b, like=x), (draw.tensor(a),), (a, b))
+
+
+@op(
+    computes="its part, by the indices that it has",
+    mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    example=_eye_example,
+    gradients=False,
+)
 def eye(a: Dim, b: Dim, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None) -> Tensor:
     """One where the indices along `a` and `b` are equal, zero elsewhere.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
@@ -16,13 +15,12 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from meshdsl.ops.functions import FUNCTIONS, LAX, NN, NUMPY
+from meshdsl.ops.functions import FUNCTIONS, KIND, LAX, NN, NUMPY
 from meshdsl.record.program import Program
 from meshdsl.report.show import Shown
 from tests.catalogue.read import families
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
-STUB = Path(md.__file__).parent / "_functions.pyi"
 HEAD = """# Every public name
 
 Generated from the code by `python -m tests.catalogue`; a test keeps it current. Each name is an
@@ -49,9 +47,9 @@ OPERANDS = {
 PROTOCOLS = {"tree_flatten", "tree_flatten_with_keys", "tree_unflatten"}  # which JAX asks for
 
 
-def page(titles: Mapping[str, str]) -> str:
-    """The text of the page; `titles` are those of the families of ops."""
-    named = {name: [e.op for e in entries] for name, entries in families().items()}
+def page() -> str:
+    """The text of docs/api.md."""
+    named = {title: [d.name for d in found] for title, found in families().items()}
     ops = {op for names in named.values() for op in names}
     rest = [n for n in md.__all__ if inspect.isfunction(getattr(md, n)) and n not in ops]
     parts = [HEAD, "\n## Tensors, layouts and programs\n", *map(_function, sorted(rest))]
@@ -60,9 +58,9 @@ def page(titles: Mapping[str, str]) -> str:
         parts += [f"\n### {name}\n", *_class(name, cls)]
     for name, (cls, how) in GIVEN.items():
         parts += [f"\n### {name}\n\n{how} {_summary(cls)}\n", *_class(name, cls, made=False)]
-    for family, names in named.items():
-        parts += [f"\n## {titles[family]}\n"]
-        parts += _component_wise() if family == "component" else []
+    for title, names in named.items():
+        parts += [f"\n## {title}\n"]
+        parts += _component_wise() if title == "Component-wise" else []
         parts += [_function(name) for name in sorted(set(names)) if name not in FUNCTIONS]
     return "\n".join(line for part in parts for line in _wrapped(part)) + "\n"
 
@@ -85,11 +83,11 @@ def _function(name: str) -> str:
 
 def _component_wise() -> Iterator[str]:
     """The functions that follow JAX's, a line for those of one module with operands alike."""
-    stub = ast.parse(STUB.read_text()).body
-    kinds = {node.target.id: node.annotation.id for node in stub if isinstance(node, ast.AnnAssign)}
     for module, names in ((jnp, NUMPY), (jax.nn, NN), (jax.lax, LAX)):
         for kind, operands in OPERANDS.items():
-            found = [f"`{name}({operands})`" for name in sorted(names) if kinds[name] == kind]
+            found = [
+                f"`{name}({operands})`" for name in sorted(names) if KIND.get(name, "Unary") == kind
+            ]
             if found:
                 yield f"- {', '.join(found)}: component-wise, as in `{module.__name__}`; see `map`."
 
