@@ -13,18 +13,31 @@ from meshdsl.layout import Layout
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
-from meshdsl.ops import operators as _operators  # which gives Tensors Python's operators
+from meshdsl.ops import operators as _operators  # noqa: F401  (gives Tensors their operators)
 from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
 from meshdsl.report.show import show
 from meshdsl.tensor import Tensor, from_local, parameter, tensor
 
-_FUNCTIONS = ["from_local", "lower", "make_mesh", "parameter", "shardings", "show", "tensor"]
 _OPS = _named()
-
-_hold(_FUNCTIONS, globals())
 globals().update(_OPS)
 
 __version__ = _version("meshdsl")
 
-__all__ = ["Dim", "Layout", "MeshDSLError", "Tensor", "random", *_FUNCTIONS, *_OPS]
+__all__ = [
+    "Dim",
+    "Layout",
+    "MeshDSLError",
+    "Tensor",
+    "from_local",
+    "lower",
+    "make_mesh",
+    "parameter",
+    "random",
+    "shardings",
+    "show",
+    "tensor",
+    *_OPS,
+]
+
+_hold(set(__all__) - set(_OPS), globals())

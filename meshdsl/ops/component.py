@@ -30,13 +30,17 @@ from meshdsl.tensor import Tensor
 )
 def map(
     fn: Callable, *operands, name: str | None = None, linear: bool = False, **options
-) -> Tensor:  # noqa: A001
+) -> Tensor:
     """Apply a component-wise function of arrays.
+
+        md.map(lambda a, b: jnp.sin(a) * b, x, y, name="modulated")
 
     Args:
       fn: takes one array for each operand, shaped to broadcast against each other, and `options`.
       operands: Tensors, or numbers. The dims of each are among those of the largest.
+      name: what errors and `explain` call the op; by default the function's name.
       linear: `fn` is linear in all operands taken together, so pending sums may keep waiting.
+      options: passed on to `fn`.
 
     Returns:
       A Tensor with the dims of the largest operand, in its order.
@@ -56,7 +60,8 @@ def map(
             fn(*[x if is_number(x) else next(aligned) for x in operands], **options), out, name
         )
 
-    # Padding of ones: a quotient or a logarithm of it is finite, and so is its part in the gradient of an operand without the dim.
+    # Padding holds ones: a quotient or a logarithm of it is finite, and so is what it adds to the
+    # gradient of an operand that lacks the padded dim.
     fill = None if linear else 1
     return apply_op(
         name,
@@ -79,8 +84,8 @@ def broadcast_dims(name: str, operands: list[Dims]) -> Dims:
         shown = " and ".join(dim_algebra.show(dims) for dims in operands)
         absent = ", ".join(f"`{d.name}`" for d in dim_algebra.without(every, largest))
         raise MeshDSLError(
-            f"{name}: of {shown} no operand has all dims ({dim_algebra.show(largest)} lacks {absent}); "
-            "use `broadcast` where an outer product is meant, or `einsum`"
+            f"{name}: of {shown} no operand has all dims ({dim_algebra.show(largest)} "
+            f"lacks {absent}); use `broadcast` where an outer product is meant, or `einsum`"
         )
     return largest
 
@@ -97,10 +102,16 @@ def align(array, dims: Dims, target: Dims):
 
 
 def is_number(x) -> bool:
+    """Whether `x` is a number of Python or NumPy: an operand without dims that needs no Tensor."""
     return isinstance(x, (int, float, complex, np.generic))
 
 
 def as_tensor(x, name: str) -> Tensor:
+    """An operand as a Tensor: it is one, or it is an array with a single element and no dims.
+
+    Raises:
+      MeshDSLError: it is neither. The message begins with `name`, that of the op.
+    """
     if isinstance(x, Tensor):
         return x
     if getattr(x, "shape", None) == ():
@@ -128,7 +139,10 @@ def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -
     gradients=False,
 )
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
-    """`x` in another dtype. Between floating-point types a pending sum keeps waiting, and is taken in the new type."""
+    """`x` in another dtype.
+
+    Between floating-point types a pending sum keeps waiting, and is taken in the new type.
+    """
     dtype = jnp.dtype(dtype)
     if x.dtype == dtype:
         return x

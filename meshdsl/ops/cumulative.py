@@ -1,8 +1,10 @@
 """Running sums, products, extrema and logsumexps along a dim.
 
-Each is a scan of what a device has, combined with a prefix: the scan of the totals of the parts. The totals travel, in one
-all_gather of one number a part, and the dim itself never does. The least that could travel is one number to each device, but in
-as many exchanges, one after another, as the number of parts has binary digits.
+Each device scans the elements that it has. Where the dim is split, it then combines its results
+with a prefix: what the parts before its own come to. For that, one all_gather brings the total of
+every part, one number each, to all devices; the dim itself never travels. Less could travel, one
+number to each device, but in as many exchanges, one after another, as the number of parts has
+binary digits.
 """
 
 from __future__ import annotations
@@ -26,15 +28,20 @@ from meshdsl.tensor import Tensor
 
 
 class Scan(NamedTuple):
-    """An associative operation on arrays, or on trees of them."""
+    """An associative operation on arrays, or on trees of arrays.
 
-    running: Callable  # of a tree, an axis and whether to run backwards
+    Attributes: running: the results so far along a position of an array's shape, of `(tree,
+      position, reverse)`. combine: the operation, of two trees. identity: what changes nothing
+      when it is combined; a number for each leaf of the tree.
+    """
+
+    running: Callable
     combine: Callable
-    identity: Any  # a number for each leaf of the tree
+    identity: Any
 
 
 class Along(NamedTuple):
-    """Which dim a scan runs along, and how."""
+    """Which dim a scan runs along, at which position of the array, and how."""
 
     loop: DeviceLoop
     dim: Dim
@@ -43,8 +50,8 @@ class Along(NamedTuple):
     exclusive: bool
 
 
-def _run(scan: Scan, along: Along, tree):
-    """The scan of the whole dim, as far as this device has it. Padding holds the identity."""
+def _scanned(scan: Scan, along: Along, tree):
+    """This device's part of the scan along a dim. Padding of the dim holds the identity."""
     loop, dim, at, reverse, exclusive = along
     running = scan.running(tree, at, reverse=reverse)
     own = _exclusive(scan, running, at, reverse) if exclusive else running
@@ -64,7 +71,7 @@ def _run(scan: Scan, along: Along, tree):
 
 
 def _exclusive(scan: Scan, running, at: int, reverse: bool):
-    """A scan without the element itself: the identity put in front, and the last result dropped."""
+    """Results up to the element before: moved by one, with the identity in front."""
 
     def moved(a, identity):
         widths = [
@@ -82,7 +89,7 @@ def _logaddexp(x, y):
 
 @_logaddexp.defjvp
 def _logaddexp_jvp(primals, tangents):
-    """As that of JAX, but the logarithm of nothing has no derivative instead of a NaN."""
+    """As that of JAX, but the derivative is 0, and not NaN, where both operands are -infinity."""
     total = _logaddexp(*primals)
 
     def share(x):
@@ -94,17 +101,18 @@ def _logaddexp_jvp(primals, tangents):
 
 
 def _associative(combine: Callable) -> Callable:
+    """The results so far of an operation for which JAX has no function."""
     return lambda tree, at, reverse: lax.associative_scan(combine, tree, axis=at, reverse=reverse)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _extremum(scan: Scan, along: Along, a):
-    return _run(scan, along, a)
+    return _scanned(scan, along, a)
 
 
 @_extremum.defjvp
 def _extremum_jvp(scan, along, primals, tangents):
-    """Elements that tie for the extremum share the derivative, wherever they are, as in `max`."""
+    """Elements that tie for the extremum share the derivative, on any device, as in `max`."""
 
     def tied(x, y):
         best = scan.combine(x[0], y[0])
@@ -113,7 +121,7 @@ def _extremum_jvp(scan, along, primals, tangents):
 
     (a,), (tangent,) = primals, tangents
     ties = Scan(_associative(tied), tied, (scan.identity, 0, 0))
-    extremum, total, count = _run(ties, along, (a, tangent, jnp.ones_like(tangent)))
+    extremum, total, count = _scanned(ties, along, (a, tangent, jnp.ones_like(tangent)))
     return extremum, total / jnp.maximum(count, 1)
 
 
@@ -138,7 +146,7 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     running, combine, identity = SCANS[name]
     scan = Scan(running, lambda x, y: combine(*jnp.broadcast_arrays(x, y)), identity(x.dtype))
     has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
-    fn, at = _extremum if has_ties else _run, x.dims.index(dim)
+    fn, at = _extremum if has_ties else _scanned, x.dims.index(dim)
     local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)  # noqa: E731
     return apply_op(name, local, (x,), loop=x.dims, out=x.dims, fill=scan.identity)
 
@@ -157,11 +165,11 @@ def _running(fn: Callable, draw: Draw) -> Case:
     result="same",
 )
 def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """The running sum along `dim`.
+    """The running sum along `dim`: each element is the sum of those up to it.
 
     Args:
-      reverse: runs from the end of the dim.
-      exclusive: without the element itself; the first is 0.
+      reverse: sum from the end of the dim.
+      exclusive: leave out the element itself; the first result is then 0.
     """
     return _cumulative("cumsum", x, dim, reverse, exclusive)
 
@@ -184,7 +192,10 @@ def cumprod(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool
     result="same",
 )
 def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`. Elements that tie share the gradient."""
+    """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`.
+
+    Elements that tie share the gradient.
+    """
     return _cumulative("cummax", x, dim, reverse, exclusive)
 
 
@@ -195,7 +206,7 @@ def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
     result="same",
 )
 def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """The smallest element so far along `dim`; as `cummax`."""
+    """The smallest element so far along `dim`; otherwise as `cummax`."""
     return _cumulative("cummin", x, dim, reverse, exclusive)
 
 
@@ -208,5 +219,8 @@ def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
 def cumlogsumexp(
     x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False
 ) -> Tensor:
-    """`log(cumsum(exp(x)))` along `dim`, without overflow; `reverse` and `exclusive` as in `cumsum`."""
+    """`log(cumsum(exp(x)))` along `dim`, without overflow.
+
+    `reverse` and `exclusive` are as in `cumsum`.
+    """
     return _cumulative("cumlogsumexp", x, dim, reverse, exclusive)

@@ -10,9 +10,9 @@
     def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
         ...
 
-From this one place come the public name `md.shift` and its entry in `md.__all__`, the test of the op
-under random layouts, its rows in docs/ops.md and docs/api.md, and its type in the stubs. The pages
-and the stubs are written by `python -m tests.catalogue`. A file of ops is named once, in
+From this one place come the public name `md.shift` and its entry in `md.__all__`, the test of the
+op under random layouts, its rows in docs/ops.md and docs/api.md, and its type in the stubs. The
+pages and the stubs are written by `python -m tests.catalogue`. A file of ops has its line in
 `families.py`.
 """
 
@@ -35,7 +35,7 @@ class Draw(Protocol):
     """
 
     def dims(self, *names: str, low: int = 0) -> tuple[Dim, ...]:
-        """Dims of drawn sizes, of at least `low`. Names are letters, for which layouts have rules."""
+        """Dims of drawn sizes, of at least `low`. Their names are letters that layouts split."""
         ...
 
     def tensor(self, *dims: Dim, low: float = -1.0, high: float = 1.0) -> Tensor:
@@ -122,7 +122,8 @@ def op(
       computes: what each device computes, for docs/ops.md.
       example: makes a call of the op with drawn arguments.
       moves: the collectives that the op itself may run forward when a dim that it works along is
-        split. Those that the law runs to bring operands and results where they belong are not meant.
+        split. Those that the law runs to bring operands and results where they belong are not
+        meant.
       mesh_tensorflow: the class of Mesh-TensorFlow that does the same, and after a semicolon what
         that forbids or lacks.
       result: how the op is typed. "same": the result has the dims of the first operand. A name of

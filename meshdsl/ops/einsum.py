@@ -1,7 +1,8 @@
 """einsum over names: contracts every dim that `out` does not have.
 
-Each device contracts what it has, three operands or more in the order that `opt_einsum` finds best for the sizes that the device has.
-A dim that is split and contracted leaves a pending sum.
+Each device contracts what it has. Three operands or more are contracted in the order that
+`opt_einsum` finds best for the sizes that the device has. A dim that is split and contracted
+leaves a pending sum.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def einsum(
     """
     if not tensors or not all(isinstance(t, Tensor) for t in tensors):
         raise MeshDSLError(
-            f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]"
+            "einsum: the operands are Tensors, not "
+            f"[{', '.join(type(t).__name__ for t in tensors)}]"
         )
     loop = dim_algebra.union("einsum", [t.dims for t in tensors])
     out = _out_dims(tensors, out, contract, loop)

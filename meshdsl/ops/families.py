@@ -1,4 +1,4 @@
-"""The files of ops, by the family under which docs/ops.md and docs/api.md list them, in that order."""
+"""The files of ops, by the heading under which docs/ops.md and docs/api.md list them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def declared(family: str) -> list[Declaration]:
 
 
 def named(prefix: str = "") -> dict[str, Callable]:
-    """The public functions by name: those of `md`, or with a prefix, such as `random`, those of `md.random`."""
+    """The public functions by name: those of `md`, or for the prefix "random" of `md.random`."""
     found = {}
     for declaration in DECLARED:
         *before, name = declaration.name.split(".")

@@ -12,52 +12,58 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from meshdsl import dims as dim_algebra
-from meshdsl.checked import checked
+from meshdsl.checked import checked, described
 from meshdsl.errors import MeshDSLError
 from meshdsl.ops.component import map
 from meshdsl.ops.declare import Case, Draw, Example, of_x, op
 from meshdsl.tensor import Tensor
 
-NUMPY = (
-    "abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh bitwise_and bitwise_not bitwise_or bitwise_xor cbrt "
-    "ceil clip conj cos cosh deg2rad divide equal exp exp2 expm1 float_power floor floor_divide fmax fmin fmod greater "
-    "greater_equal heaviside hypot imag isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logaddexp2 "
-    "logical_and logical_not logical_or logical_xor maximum minimum mod multiply nan_to_num negative not_equal positive "
-    "power rad2deg real reciprocal remainder rint round sign signbit sin sinh sqrt square subtract tan tanh trunc "
-    "where"
-).split()
-NN = (
-    "celu elu gelu hard_sigmoid hard_silu hard_tanh leaky_relu log_sigmoid mish relu relu6 selu sigmoid silu soft_sign "
-    "softplus sparse_plus squareplus swish"
-).split()
-LAX = "erf erf_inv rsqrt digamma lgamma".split()
+NUMPY = """
+    abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh bitwise_and bitwise_not
+    bitwise_or bitwise_xor cbrt ceil clip conj cos cosh deg2rad divide equal exp exp2 expm1
+    float_power floor floor_divide fmax fmin fmod greater greater_equal heaviside hypot imag
+    isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logaddexp2
+    logical_and logical_not logical_or logical_xor maximum minimum mod multiply nan_to_num
+    negative not_equal positive power rad2deg real reciprocal remainder rint round sign
+    signbit sin sinh sqrt square subtract tan tanh trunc where
+""".split()  # noqa: SIM905
+NN = """
+    celu elu gelu hard_sigmoid hard_silu hard_tanh leaky_relu log_sigmoid mish relu relu6
+    selu sigmoid silu soft_sign softplus sparse_plus squareplus swish
+""".split()  # noqa: SIM905
+LAX = "erf erf_inv rsqrt digamma lgamma".split()  # noqa: SIM905
 
-_TAKES = {
-    "Tuned": ("celu clip elu gelu leaky_relu nan_to_num round rsqrt squareplus").split(),
-    "Binary": (
-        "add arctan2 bitwise_and bitwise_or bitwise_xor divide equal float_power floor_divide fmax fmin fmod "
-        "greater greater_equal heaviside hypot less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor "
-        "maximum minimum mod multiply not_equal power remainder subtract"
-    ).split(),
-    "Ternary": ["where"],
-}
-KIND = {name: kind for kind, names in _TAKES.items() for name in names}
-"""What a function takes, if it is not one operand: a word of `_tables.pyi`."""
+_TUNED = """
+    celu clip elu gelu leaky_relu nan_to_num round rsqrt squareplus
+""".split()  # noqa: SIM905
+_BINARY = """
+    add arctan2 bitwise_and bitwise_or bitwise_xor divide equal float_power floor_divide
+    fmax fmin fmod greater greater_equal heaviside hypot less less_equal logaddexp
+    logaddexp2 logical_and logical_or logical_xor maximum minimum mod multiply not_equal
+    power remainder subtract
+""".split()  # noqa: SIM905
+KIND = {**dict.fromkeys(_TUNED, "Tuned"), **dict.fromkeys(_BINARY, "Binary"), "where": "Ternary"}
+"""What a function takes, where it is not one operand alone: a name of `_tables.pyi`.
 
+A tuned function takes one operand and settings, such as the `decimals` of `round`.
+"""
+
+# Functions that are linear in all operands taken together: a pending sum keeps waiting.
 LINEAR = {"add", "subtract", "negative", "positive"}
 
 
 @jax.custom_jvp
 def erf(x):
+    """The error function of an array, with a derivative that works inside shard_map."""
     return jax.lax.erf(x)
 
 
-# The derivative that jax 0.12 has for erf fails inside shard_map: its coefficients do not vary and `x` does.
+# That of jax 0.12 fails inside shard_map: its coefficients do not vary over axes, and `x` does.
 erf.defjvps(lambda tangent, _, x: tangent * (2 / math.sqrt(math.pi)) * jnp.exp(-jnp.square(x)))
 
 
 def gelu(x, approximate: bool = True):
+    """`jax.nn.gelu` of an array, by the `erf` of this file where it is not approximate."""
     return jax.nn.gelu(x) if approximate else x * (erf(x * math.sqrt(0.5)) + 1) / 2
 
 
@@ -65,36 +71,34 @@ OURS = {"erf": erf, "gelu": gelu}  # in place of JAX's
 
 
 def _named(fn: Callable, name: str, module: str) -> Callable:
+    """The function of Tensors called `name`, of JAX's `fn`."""
     linear = name in LINEAR
 
-    def op(*operands, **options) -> Tensor:
-        try:
-            return map(fn, *operands, name=name, linear=linear, **options)
-        except MeshDSLError:
-            raise
-        except (TypeError, ValueError) as why:
-            raise _refused(name, operands, why) from None
+    def function(*operands, **options) -> Tensor:
+        return map(fn, *operands, name=name, linear=linear, **options)
 
-    op.__name__ = op.__qualname__ = name
-    op.__doc__ = f"Component-wise `{module}.{name}`; operands broadcast by name, see `map`."
-    return checked(op)
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Component-wise `{module}.{name}`; operands broadcast by name, see `map`."
+    return checked(function, explain=_not_for_the_dtype)
 
 
-def _refused(name: str, operands, why: Exception) -> Exception:
-    """The error for operands of a dtype that JAX's function does not take.
+def _not_for_the_dtype(name: str, why: Exception, arguments: tuple) -> None:
+    """Raise an error that names the operands of a dtype that JAX's function does not take.
 
-    It is `why` itself where all operands are real floating-point numbers, which all functions take.
+    All functions take real floating-point numbers: where all operands are that, the reason is
+    another, and this returns.
     """
-    tensors = [t for t in operands if isinstance(t, Tensor)]
+    tensors = [t for t in arguments if isinstance(t, Tensor)]
     odd = [t for t in tensors if not jnp.issubdtype(t.dtype, jnp.floating)]
-    if not odd:
-        return why
-    shown = " and ".join(f"{dim_algebra.show(t.dims)} of {t.dtype}" for t in odd)
+    if not odd or not isinstance(why, (TypeError, ValueError)):
+        return
     advice = "md.cast"
     if any(jnp.issubdtype(t.dtype, jnp.complexfloating) for t in odd):
         advice = "md.real, md.imag or md.abs"
     reason = str(why).splitlines()[0]
-    return MeshDSLError(f"{name}: is not defined for {shown} ({reason}); use {advice} of it")
+    raise MeshDSLError(
+        f"{name}: is not defined for {described(odd)} ({reason}); use {advice} of it"
+    ) from None
 
 
 FUNCTIONS = {

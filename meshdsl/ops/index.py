@@ -1,4 +1,4 @@
-"""Ops that pick or number elements along a dim."""
+"""Ops that look elements up by an index, and that number the elements of a dim."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ def _take_example(take: Callable, draw: Draw) -> Case:
     example=_take_example,
 )
 def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
-    """Elements of `x` at the indices `ids` along `dim`: an embedding lookup, or a gather along shared dims.
+    """The elements of `x` at the indices `ids` along `dim`: an embedding lookup, or a gather.
 
-    Dims that `x` and `ids` share go together; the other dims of `ids` take the place of `dim`. Where `dim` is split,
-    each device looks up what it has and the results are summed. An index outside of `dim` gives zeros.
+        md.take(table, tokens, vocab)   # [vocab, d_model], [batch, length] -> [batch, length,
+        d_model]
+
+    Dims that `x` and `ids` share are taken together: element by element. The other dims of `ids`
+    take the place of `dim`. Where `dim` is split, each device looks up what it has, and the results
+    are summed. An index outside of `dim` gives zeros.
 
     Raises:
       MeshDSLError: `ids` are not whole numbers, or have `dim` themselves.
@@ -45,26 +49,31 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
         )
     if dim in ids.dims:
         raise MeshDSLError(
-            f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it"
+            f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; "
+            "rename it"
         )
-    loop = dim_algebra.union("take", [x.dims, ids.dims])
+    every = dim_algebra.union("take", [x.dims, ids.dims])
     shared = tuple(d for d in x.dims if d in ids.dims)
     picked = dim_algebra.without(ids.dims, shared)
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
 
-    def local(at: DeviceLoop, table, indices):
-        indices = indices.astype(jnp.int32) - at.offset(
-            dim
-        )  # a uint8 cannot be compared with a size of 256
-        inside = (indices >= 0) & (indices < at.size(dim))
-        if not dim.size:  # something to index, and then to pass over
+    def local(loop: DeviceLoop, table, indices):
+        # As int32: a uint8 cannot be compared with a size of 256.
+        indices = indices.astype(jnp.int32) - loop.offset(dim)
+        inside = (indices >= 0) & (indices < loop.size(dim))
+        if not dim.size:  # one element to look up, which `inside` then replaces by zeros
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
         return _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
 
-    return apply_op("take", local, (x, ids), loop=loop, out=(*shared, *inner))
+    return apply_op("take", local, (x, ids), loop=every, out=(*shared, *inner))
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):
+    """The elements of `table` at `indices` along `dim`, zeros where not `inside`.
+
+    Args:
+      dims: of the table. id_dims: of `indices` and `inside`. shared: those that both have.
+    """
     if shared:
         first, rest = shared[0], shared[1:]
         i, j = dims.index(first), id_dims.index(first)
@@ -96,7 +105,13 @@ def _one_hot_example(one_hot: Callable, draw: Draw) -> Case:
     gradients=False,
 )
 def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
-    """One where the index along the new dim `dim` equals `ids`, zero elsewhere; dims of `ids`, then `dim`."""
+    """1 where the index along the new dim `dim` equals `ids`, 0 elsewhere.
+
+    The result has the dims of `ids`, then `dim`. An id outside of `dim` gives zeros.
+
+    Raises:
+      MeshDSLError: `ids` are not whole numbers, or have a dim of that name.
+    """
     if dim.name in [d.name for d in ids.dims]:
         raise MeshDSLError(f"one_hot: {dim_algebra.show(ids.dims)} has a dim `{dim.name}` already")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -123,8 +138,8 @@ def iota(dim: Dim, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) 
     """The index of each element of `dim`.
 
     Args:
-      like: any tensor of the computation. With it each device makes its own part only; without it the whole is made
-        and then cut where it meets a split tensor.
+      like: any tensor of the computation. With it each device makes its own part only. Without it
+        every device makes the whole, and takes its part where it meets a split tensor.
     """
     return apply_op(
         "iota", lambda at: at.indices(dim, dtype), (), loop=(dim,), out=(dim,), like=like

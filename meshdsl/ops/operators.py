@@ -1,4 +1,7 @@
-"""Python's operators on Tensors: `x + y`, `x < 0`, `-x`. Importing this file gives them to `Tensor`."""
+"""Python's operators on Tensors: `x + y`, `x < 0`, `-x`.
+
+Importing this file gives them to the class `Tensor`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from meshdsl.tensor import Tensor
 
 
 def _binary(name: str, swapped: bool = False) -> Callable:
+    """A method of two operands. With `swapped` the Tensor is the second: `2 - x` is `__rsub__`."""
     op = FUNCTIONS[name]
     if name in ("multiply", "divide"):
 
@@ -31,7 +35,7 @@ def _binary(name: str, swapped: bool = False) -> Callable:
 
 
 def _not_with_none(comparison: Callable) -> Callable:
-    """Python itself compares with None: `t == None` is False."""
+    """A comparison that leaves None to Python, by which `t == None` is False."""
 
     def method(self, other):
         return NotImplemented if other is None else comparison(self, other)
@@ -39,10 +43,19 @@ def _not_with_none(comparison: Callable) -> Callable:
     return method
 
 
+# What Python calls an operator (without the underscores), and the function that it is.
 _OPERATORS = {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-    "mod": "mod", "pow": "power", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-}  # fmt: skip
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "divide",
+    "floordiv": "floor_divide",
+    "mod": "mod",
+    "pow": "power",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}
 _COMPARISONS = {
     "lt": "less",
     "le": "less_equal",

@@ -1,7 +1,8 @@
 """Reductions over named dims, and what is built from them.
 
-A sum over a split dim leaves a pending sum. The others reduce what the device has, then share that small result: by `pmax`
-or `pmin`, and for a product by a gather. Each finds in the padding of an uneven dim what leaves its result as it is.
+A sum over a split dim leaves a pending sum. The others reduce what the device has, then combine
+the small results: by `pmax` or `pmin`, and for a product by a gather. The padding of an uneven
+dim holds what leaves the result as it is, such as 1 for a product.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ Which = Dim | str | tuple[Dim | str, ...] | None
 
 
 def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor:
-    """`local(loop, array, positions, dims)` reduces the dimensions at `positions`, which hold `dims`."""
+    """An op that reduces `dims`.
+
+    Args: local: of `(loop, array, positions, dims)`; reduces `dims`, which the array has at
+      `positions`. how: other arguments of `apply_op`.
+    """
     dims = dim_algebra.find_all(name, x.dims, dims)
     positions = tuple(x.dims.index(d) for d in dims)
     out = dim_algebra.without(x.dims, dims)
@@ -63,10 +68,14 @@ def _over(call: Callable = lambda fn, x, dims: fn(x, dims), *, low: int = 1) -> 
     example=_over(),
     result="reduces",
 )
-def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
-    """The sum over `dims` (default: all of them). Over split dims it stays pending until it is needed."""
+def sum(x: Tensor, dims: Which = None) -> Tensor:
+    """The sum over `dims` (default: all of them).
+
+    Over split dims it stays pending until it is needed.
+    """
+    # Small integers are added up in larger ones, and wrap around only once the sum is taken.
     small = x.dtype.itemsize < jax.dtypes.canonicalize_dtype(int).itemsize
-    linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small  # which are added up in larger ones
+    linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small
     return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=linear)
 
 
@@ -78,15 +87,13 @@ def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
 )
 def mean(x: Tensor, dims: Which = None) -> Tensor:
     """The mean over `dims` (default: all of them)."""
-    count = float(
-        dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims))
-    )  # may be beyond int32
+    # As a float: it may be beyond int32.
+    count = float(dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims)))
 
     def local(_, a, at, __):
+        # Divided before it is cast: the total may be too large for float16.
         total = jnp.sum(a, at, dtype=jnp.promote_types(a.dtype, jnp.float32))
-        return (total / count).astype(
-            _float(a.dtype)
-        )  # in this order: the total may be too large for float16
+        return (total / count).astype(_float(a.dtype))
 
     return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
 
@@ -98,7 +105,10 @@ def mean(x: Tensor, dims: Which = None) -> Tensor:
     result="reduces",
 )
 def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
-    """The variance over `dims` (default: all of them): the sum of squared distances from the mean, over their number less `ddof`."""
+    """The variance over `dims` (default: all of them).
+
+    It is the sum of squared distances from the mean, divided by their number less `ddof`.
+    """
     dims = dim_algebra.find_all("var", x.dims, dims)
     distance = x - mean(x, dims)
     if is_complex(x.dtype):
@@ -127,7 +137,7 @@ def std(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     result="reduces",
 )
 def norm(x: Tensor, dims: Which = None) -> Tensor:
-    """The Euclidean length over `dims` (default: all of them): the square root of the sum of squares."""
+    """The Euclidean length over `dims` (default: all of them): the root of the sum of squares."""
     magnitude = FUNCTIONS["abs"](x)  # of complex numbers too
     return FUNCTIONS["sqrt"](sum(FUNCTIONS["square"](magnitude), dims))
 
@@ -144,11 +154,13 @@ def count_nonzero(x: Tensor, dims: Which = None) -> Tensor:
 
 
 def _float(dtype):
+    """The dtype itself where it is one of floating-point or complex numbers, else float32."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
+    """The largest elements (with `sign` -1: the smallest) over `dims`, which `a` has at `at`."""
     if is_complex(a.dtype):
         return _complex_extremum(sign, loop, at, dims, a)
     extremum = (jnp.max if sign > 0 else jnp.min)(a, at)
@@ -158,6 +170,7 @@ def _extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
 
 
 def _complex_extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
+    """The real parts are compared first, and the imaginary parts of those elements that tie."""
     found, tied = [], True
     for part in parts(a):
         key = to_key(part, sign)
@@ -181,11 +194,11 @@ def _extremum_jvp(sign, loop, at, dims, primals, tangents):
     example=_over(),
     result="reduces",
 )
-def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+def max(x: Tensor, dims: Which = None) -> Tensor:
     """The largest element over `dims` (default: all of them).
 
-    Elements that tie share the gradient. Complex numbers are compared by their real parts, and where these are equal by their
-    imaginary parts.
+    Elements that tie share the gradient. Complex numbers are compared by their real parts, and
+    where these are equal by their imaginary parts.
 
     Raises:
       MeshDSLError: there is no element over `dims`.
@@ -200,11 +213,11 @@ def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     example=_over(),
     result="reduces",
 )
-def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+def min(x: Tensor, dims: Which = None) -> Tensor:
     """The smallest element over `dims` (default: all of them).
 
-    Elements that tie share the gradient. Complex numbers are compared by their real parts, and where these are equal by their
-    imaginary parts.
+    Elements that tie share the gradient. Complex numbers are compared by their real parts, and
+    where these are equal by their imaginary parts.
 
     Raises:
       MeshDSLError: there is no element over `dims`.
@@ -226,7 +239,10 @@ def _chosen(name: str, x: Tensor, dims: Which, sign: int) -> Tensor:
     result="reduces",
 )
 def prod(x: Tensor, dims: Which = None) -> Tensor:
-    """The product over `dims` (default: all of them). Where they are split, the products of the parts are gathered."""
+    """The product over `dims` (default: all of them).
+
+    Where they are split, the products of the parts are gathered.
+    """
     local = lambda loop, a, at, dims: jnp.prod(loop.gather(jnp.prod(a, at), dims), 0)  # noqa: E731
     return _reduce("prod", x, dims, local, sums=False, fill=1)
 
@@ -239,7 +255,7 @@ def prod(x: Tensor, dims: Which = None) -> Tensor:
     result="reduces",
     gradients=False,
 )
-def any(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+def any(x: Tensor, dims: Which = None) -> Tensor:
     """Whether any element over `dims` (default: all of them) is true."""
     local = lambda loop, a, at, dims: loop.pmax(jnp.any(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
     return _reduce("any", x, dims, local, sums=False)
@@ -253,7 +269,7 @@ def any(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     result="reduces",
     gradients=False,
 )
-def all(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+def all(x: Tensor, dims: Which = None) -> Tensor:
     """Whether all elements over `dims` (default: all of them) are true."""
     local = lambda loop, a, at, dims: loop.pmin(jnp.all(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
     return _reduce("all", x, dims, local, sums=False, fill=1)
@@ -278,9 +294,11 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
 
 
 def _one(name, x, dim):
+    """`dim`, after checking that it is one dim or one name."""
     if not isinstance(dim, (Dim, str)):
         raise MeshDSLError(
-            f"{name}: works along one dim, not {quote(dim)}; the dims are {dim_algebra.show(x.dims)}"
+            f"{name}: works along one dim, not {quote(dim)}; the dims are "
+            f"{dim_algebra.show(x.dims)}"
         )
     return dim
 
@@ -319,9 +337,16 @@ def argmin(x: Tensor, dim: Dim | str) -> Tensor:
 
 
 def _shifted_exp(loop: DeviceLoop, a, at, dims, *, varies: bool):
-    """`exp(a - max)`, its sum and the max, over dims that may be split; both with the reduced dimensions kept."""
-    nothing = {"initial": -jnp.inf} if 0 in a.shape else {}
-    top = loop.pmax(jnp.max(jax.lax.stop_gradient(a).real, at, keepdims=True, **nothing), dims)
+    """`exp(a - max)`, its sum and the max over dims that may be split.
+
+    The sum and the max keep the reduced dims, with one element.
+
+    Args:
+      varies: whether the sum has the type of something that differs between devices.
+    """
+    real = jax.lax.stop_gradient(a).real
+    start = -jnp.inf if 0 in a.shape else None  # what the maximum of nothing is
+    top = loop.pmax(jnp.max(real, at, keepdims=True, initial=start), dims)
     top = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
     e = jnp.exp(a - top)
     return e, loop.psum(jnp.sum(e, at, keepdims=True), dims, varies=varies), top
@@ -354,7 +379,7 @@ def _softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
 
 @_softmax.defjvp
 def _softmax_jvp(loop, at, dims, primals, tangents):
-    """By the result alone, so that the backward pass keeps nothing else."""
+    """By the result alone, so that the backward pass has to keep nothing else."""
     (a,), (tangent,) = primals, tangents
     y = _softmax(loop, at, dims, a)
     return y, y * (tangent - loop.psum(jnp.sum(y * tangent, at, keepdims=True), dims, varies=True))
@@ -366,6 +391,7 @@ def _log_softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
 
 
 def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
+    """An op that keeps the dims of `x`. Its local function is `fn(loop, positions, dims, array)`."""
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))

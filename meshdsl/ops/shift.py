@@ -1,4 +1,7 @@
-"""Ops that move every element of a dim by the same rule, all of them by `ppermute` where the dim is split."""
+"""Ops that move every element of a dim to another index: shift, roll and flip.
+
+Where the dim is split, the elements that a device lacks come by `ppermute`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def _moved(call: Callable) -> Example:
     result="same",
 )
 def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
-    """`x` with element `i` of `dim` at `i + by`; what leaves the dim is dropped, and `fill` stands where nothing arrives."""
+    """`x` with element `i` of `dim` at `i + by`.
+
+    What leaves the dim is dropped, and `fill` stands where nothing arrives.
+    """
     dim = dim_algebra.find("shift", x.dims, dim)
     check_fits("shift", x, fill)
     return windowed("shift", x, dim, dim, -by, fill)
@@ -49,7 +55,7 @@ def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
     result="same",
 )
 def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
-    """`x` with element `i` of `dim` at `i + by`; what leaves the dim at one end comes back at the other."""
+    """`x` with element `i` of `dim` at `i + by`; what leaves at one end comes back at the other."""
     dim = dim_algebra.find("roll", x.dims, dim)
     by = by % dim.size if dim.size else 0
     if by == 0:

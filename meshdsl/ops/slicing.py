@@ -1,7 +1,8 @@
 """Ops that cut and join tensors along a dim.
 
-Along a split dim a device fetches the elements that its part of the result lacks, by `ppermute`, and no others travel. The
-result comes out with the split of the dim that was cut; where the law wants another, what moves is the result.
+Along a split dim, a device fetches by `ppermute` the elements that its part of the result lacks,
+and no others travel. The result comes out with the split of the dim that was cut; where the law
+wants another, it is the result that moves.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def _slice_example(slice: Callable, draw: Draw) -> Case:
     mesh_tensorflow="SliceOperation; not along a split dim",
     example=_slice_example,
 )
-def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # noqa: A001
-    """`size` elements of `x` along `dim`, from the static index `start` on. A Dim as `size` also names the result's dim.
+def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
+    """`size` elements of `x` along `dim`, from the index `start` on, which is known beforehand.
+
+    A Dim as `size` also names the result's dim.
 
     Raises:
       MeshDSLError: the slice reaches beyond the dim.
@@ -50,7 +53,8 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # 
     )
     if start < 0 or start + new.size > dim.size:
         raise MeshDSLError(
-            f"slice: elements {start} to {start + new.size} reach beyond {dim} of {dim_algebra.show(x.dims)}"
+            f"slice: elements {start} to {start + new.size} reach beyond {dim} of "
+            f"{dim_algebra.show(x.dims)}"
         )
     return windowed("slice", x, dim, new, start)
 
@@ -93,7 +97,8 @@ def pad(
     new = _called(dim.name if out is None else out, before + dim.size + after)
     if new.size != before + dim.size + after:
         raise MeshDSLError(
-            f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, not {new}"
+            f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, "
+            f"not {new}"
         )
     return windowed("pad", x, dim, new, -before, value)
 
@@ -122,7 +127,10 @@ def check_fits(name: str, x: Tensor, value) -> None:
 
 
 def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> Tensor:
-    """Elements `start` to `start + new.size` of `x` along `dim`, as the dim `new`; `value` outside of `dim`."""
+    """The elements of `x` along `dim` from `start` on, as the dim `new`.
+
+    The window may reach beyond `dim` on both sides; `value` stands outside of it.
+    """
     out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), name)
     if out == x.dims and start == 0:
         return x
@@ -222,9 +230,8 @@ def _concat_example(concat: Callable, draw: Draw) -> Case:
 def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None) -> Tensor:
     """The tensors put together along `dim`, which may have another size in each.
 
-    Args:
-      dim: the dim's name, or the Dim of the result.
-      out: the Dim of the result, or its name, where it is not to be called as those of the tensors are.
+    Args: dim: the dim's name, or the Dim of the result. out: the Dim of the result, or its name,
+      where it is not to be called as those of the tensors are.
 
     Raises:
       MeshDSLError: the other dims differ, or the sizes do not add up.
@@ -236,7 +243,8 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
     total = _called(dim if out is None else out, count)
     if total.size != count:
         raise MeshDSLError(
-            f"concat: the parts {dim_algebra.show(along)} do not add up to {total}; together they have {count}"
+            f"concat: the parts {dim_algebra.show(along)} do not add up to {total}; together they "
+            f"have {count}"
         )
     others = [dim_algebra.without(t.dims, (d,)) for t, d in zip(tensors, along, strict=True)]
     rest = _same_dims("concat", tensors, others, f" in more than `{name}`")
@@ -290,7 +298,11 @@ def _stack_example(stack: Callable, draw: Draw) -> Case:
     example=_stack_example,
 )
 def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
-    """The tensors, which have the same dims, put together along a new dim `dim`, which lies in front."""
+    """The tensors put together along a new dim `dim`, which the result has in front.
+
+    Raises:
+      MeshDSLError: the tensors have different dims, or `dim` has another size than their number.
+    """
     _check_tensors("stack", tensors)
     new = _called(dim, len(tensors))
     if new.size != len(tensors):
@@ -298,9 +310,10 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     rest = _same_dims("stack", tensors, [t.dims for t in tensors])
     out = dim_algebra.distinct((new, *tensors[0].dims), "stack")
     orders = [[t.dims.index(d) for d in out[1:]] for t in tensors]
-    local = lambda _, *arrays: jnp.stack(
-        [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)]
-    )  # noqa: E731
+
+    def local(_, *arrays):
+        return jnp.stack([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)])
+
     return apply_op("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
 
 
@@ -311,10 +324,10 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     example=along_a(lambda unstack, x, a, b: list(unstack(x, a))),
 )
 def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
-    """The elements of `dim`, a tensor without `dim` for each.
+    """The elements of `dim`: for each a tensor without `dim`.
 
-    Whoever holds an element of a split dim is the only one, and all devices need it: that is one all_gather, or one
-    all_to_all where the axes pass on to another dim.
+    An element of a split dim is on some of the devices, and all need it. That takes one all_gather,
+    or one all_to_all where the axes pass on to another dim.
     """
     dim = dim_algebra.find("unstack", x.dims, dim)
     at = x.dims.index(dim)
@@ -326,6 +339,7 @@ def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
 
 
 def _called(dim: Dim | str, size: int) -> Dim:
+    """A Dim, which stays as it is, or a name with the size that it is to have."""
     return dim if isinstance(dim, Dim) else Dim(dim, size)
 
 
@@ -337,7 +351,7 @@ def _check_tensors(name: str, tensors) -> None:
 
 
 def _same_dims(name: str, tensors: Sequence[Tensor], dims: Sequence[Dims], how: str = "") -> Dims:
-    """The dims that all have; an error where one of them lacks any."""
+    """The dims that all have; an error, which `how` ends, where one of them lacks any."""
     every = dim_algebra.union(name, dims)
     if not all(len(have) == len(every) for have in dims):
         raise MeshDSLError(

@@ -29,10 +29,12 @@ def _diagonal_example(diagonal: Callable, draw: Draw) -> Case:
     example=_diagonal_example,
 )
 def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
-    """The elements of `x` whose indices along `a` and `b` are equal: the dims of `x` without these, then `new`.
+    """The elements of `x` whose indices along `a` and `b` are equal.
 
-    The result comes out split as the smaller of `a` and `b` is (of equal ones `a`), without communication where the other is
-    whole. Where the other is split, each device has what falls into its part of both, and the rest is a pending sum.
+    The result has the dims of `x` without `a` and `b`, then `new`. It comes out split as the
+    smaller of `a` and `b` is (`a`, where they are equal). That takes no communication where the
+    other is whole. Where the other is split, each device has what falls into its part of both,
+    and the result is a pending sum of these.
 
     Raises:
       MeshDSLError: `a` is `b`, or `new` does not have the size of the smaller of them.
@@ -43,7 +45,8 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
         along, across = across, along
     if new.size != along.size:
         raise MeshDSLError(
-            f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; it has {along.size} elements"
+            f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; "
+            f"it has {along.size} elements"
         )
     rest = dim_algebra.without(x.dims, (a, b))
     dim_algebra.distinct((*rest, new), "diagonal")
@@ -90,6 +93,7 @@ def triu(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
 
 
 def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Callable) -> Tensor:
+    """`x` with zeros where not `keeps(i, j)`, of the indices along `row` and `col`."""
     row, col = _matrix(name, x, row, col)
 
     def local(loop: DeviceLoop, array):
@@ -100,6 +104,7 @@ def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Calla
 
 
 def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]:
+    """The two dims of `x` that are meant; an error where they are the same."""
     a, b = (dim_algebra.find(name, x.dims, d) for d in (a, b))
     if a == b:
         raise MeshDSLError(f"{name}: needs two dims of {dim_algebra.show(x.dims)}, not {a} twice")
@@ -118,7 +123,7 @@ def _eye_example(eye: Callable, draw: Draw) -> Case:
     gradients=False,
 )
 def eye(a: Dim, b: Dim, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None) -> Tensor:
-    """One where the indices along `a` and `b` are equal, zero elsewhere.
+    """The identity matrix: 1 where the indices along `a` and `b` are equal, 0 elsewhere.
 
     Args:
       like: any tensor of the computation. With it each device makes its own part only; see `iota`.
