@@ -24,7 +24,7 @@ globals().update(_OPS)
 
 __version__ = _version("meshdsl")
 
-__all__ = [
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themselves)
     "Dim",
     "Layout",
     "MeshDSLError",

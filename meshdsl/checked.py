@@ -140,7 +140,8 @@ def _translated(name: str, error: Exception, arguments, calls: bool) -> MeshDSLE
     Args:
       calls: the op calls a function of the user's, whose error it may be.
     """
-    of_the_call = error.__traceback__.tb_next is None  # an argument too many, or one too few
+    raised = error.__traceback__
+    of_the_call = raised is None or raised.tb_next is None  # an argument too many, or one too few
     if of_the_call or isinstance(error, MeshDSLError):
         return None
     if calls or isinstance(error, AttributeError):

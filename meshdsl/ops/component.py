@@ -48,23 +48,23 @@ def map(
     Raises:
       MeshDSLError: a size differs, or no operand has the dims of all others.
     """
-    name = name or getattr(fn, "__name__", "map")
-    tensors = [as_tensor(x, name) for x in operands if not is_number(x)]
+    title: str = name or getattr(fn, "__name__", "map")
+    tensors = [as_tensor(x, title) for x in operands if not is_number(x)]
     if not tensors:
-        raise MeshDSLError(f"{name}: at least one operand is a Tensor")
-    out = broadcast_dims(name, [t.dims for t in tensors])
+        raise MeshDSLError(f"{title}: at least one operand is a Tensor")
+    out = broadcast_dims(title, [t.dims for t in tensors])
 
     def local(loop, *arrays):
         aligned = iter([align(a, t.dims, out) for a, t in zip(arrays, tensors, strict=True)])
         return loop.fitting(
-            fn(*[x if is_number(x) else next(aligned) for x in operands], **options), out, name
+            fn(*[x if is_number(x) else next(aligned) for x in operands], **options), out, title
         )
 
     # Padding holds ones: a quotient or a logarithm of it is finite, and so is what it adds to the
     # gradient of an operand that lacks the padded dim.
     fill = None if linear else 1
     return apply_op(
-        name,
+        title,
         local,
         tensors,
         loop=out,

@@ -97,7 +97,8 @@ def _logaddexp_jvp(primals, tangents):
         ratio = jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total)))
         return jnp.where(jnp.isneginf(x.real), 0, ratio)
 
-    return total, sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
+    made: Any = sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
+    return total, made
 
 
 def _associative(combine: Callable) -> Callable:

@@ -91,7 +91,13 @@ def uniform(
     In float32 these are the numbers of `jax.random.uniform`: to the bit between 0 and 1, and but
     for rounding elsewhere.
     """
-    return _draw("uniform", key, dims, like, lambda *part: _between(*part, dtype, low, high))
+    return _draw(
+        "uniform",
+        key,
+        dims,
+        like,
+        lambda loop, key, dims: _between(loop, key, dims, dtype, low, high),
+    )
 
 
 def _between(loop: DeviceLoop, key, dims: Dims, dtype, low, high) -> jax.Array:
@@ -127,7 +133,9 @@ def normal(
         key,
         dims,
         like,
-        lambda *part: _of_uniform(_between(*part, jnp.float32, _ABOVE, 1), dtype),
+        lambda loop, key, dims: _of_uniform(
+            _between(loop, key, dims, jnp.float32, _ABOVE, 1), dtype
+        ),
     )
 
 
@@ -167,8 +175,8 @@ def truncated_normal(
         np.nextafter(np.float32(upper), -np.float32(np.inf)),
     )
 
-    def part(*part):
-        drawn = _of_uniform(_between(*part, jnp.float32, *ends), jnp.float32)
+    def part(loop, key, dims):
+        drawn = _of_uniform(_between(loop, key, dims, jnp.float32, *ends), jnp.float32)
         return jnp.clip(drawn, *inside).astype(dtype)
 
     return _draw("truncated_normal", key, dims, like, part)
@@ -188,7 +196,7 @@ def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -
         key,
         dims,
         like,
-        lambda *part: -bitwise.log(1 - threefry.unit(*part, jnp.float32)),
+        lambda loop, key, dims: -bitwise.log(1 - threefry.unit(loop, key, dims, jnp.float32)),
     )
 
 
@@ -206,8 +214,8 @@ def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Ten
     The index of the largest of `logits + gumbel` is a sample of `softmax(logits)`.
     """
 
-    def part(*part):
-        u = jnp.maximum(_TINY, threefry.unit(*part, jnp.float32))
+    def part(loop, key, dims):
+        u = jnp.maximum(_TINY, threefry.unit(loop, key, dims, jnp.float32))
         return -bitwise.log(-bitwise.log(u))
 
     return _draw("gumbel", key, dims, like, part)

@@ -15,23 +15,20 @@ from meshdsl.tensor import Tensor
 
 def _binary(name: str, swapped: bool = False) -> Callable:
     """A method of two operands. With `swapped` the Tensor is the second: `2 - x` is `__rsub__`."""
-    op = FUNCTIONS[name]
-    if name in ("multiply", "divide"):
+    function = FUNCTIONS[name]
 
-        def method(self, other):
-            if is_number(other) and not (swapped and name == "divide"):
-                return scale(self, other, name=name, inverse=name == "divide")
-            return op(other, self) if swapped else op(self, other)
+    def method(self, other):
+        return function(other, self) if swapped else function(self, other)
 
-        method.__name__ = name
-        method = checked(method)
+    def scaling(self, other):
+        if is_number(other) and not (swapped and name == "divide"):
+            return scale(self, other, name=name, inverse=name == "divide")
+        return function(other, self) if swapped else function(self, other)
 
-    else:
-
-        def method(self, other):
-            return op(other, self) if swapped else op(self, other)
-
-    return method
+    if name not in ("multiply", "divide"):
+        return method
+    scaling.__name__ = name
+    return checked(scaling)
 
 
 def _not_with_none(comparison: Callable) -> Callable:

@@ -5,4 +5,4 @@ from meshdsl.ops.families import named
 _FUNCTIONS = named("random")
 globals().update(_FUNCTIONS)
 
-__all__ = sorted(_FUNCTIONS)
+__all__ = sorted(_FUNCTIONS)  # pyright: ignore[reportUnsupportedDunderAll] (ops name themselves)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -105,12 +106,7 @@ def pad(
 
 def check_fits(name: str, x: Tensor, value) -> None:
     """Raise a MeshDSLError unless `value` is a number that the dtype of `x` can hold."""
-    if (
-        not is_value(value)
-        or is_tensor(value)
-        or np.ndim(value)
-        or isinstance(value, jax.core.Tracer)
-    ):
+    if not is_value(value) or is_tensor(value) or np.ndim(value) or isinstance(value, Tracer):
         raise MeshDSLError(
             f"{name}: {dim_algebra.show(x.dims)} is filled up with a number, not {quote(value)}"
         )
@@ -174,9 +170,11 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
     """
     dim = dim_algebra.find("split", x.dims, dim)
     if is_whole(sizes):
-        if sizes < 1 or dim.size % sizes:
+        count = whole_number("split: the number of parts", sizes)
+        if count < 1 or dim.size % count:
             raise MeshDSLError(f"split: {dim} does not split into {sizes} equal parts")
-        sizes = [dim.size // sizes] * sizes
+        sizes = [dim.size // count] * count
+    assert not isinstance(sizes, int)
     new = [
         s if isinstance(s, Dim) else Dim(dim.name, whole_number(f"split: a part of {dim}", s, 0))
         for s in sizes
@@ -237,7 +235,7 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
       MeshDSLError: the other dims differ, or the sizes do not add up.
     """
     _check_tensors("concat", tensors)
-    name = getattr(dim, "name", dim)
+    name = dim.name if isinstance(dim, Dim) else dim
     along = [dim_algebra.find("concat", t.dims, name) for t in tensors]
     count = sum(d.size for d in along)
     total = _called(dim if out is None else out, count)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +112,8 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
             f"{dim.size}"
         )
     if new == dim:
-        return _sort("top_k", x, dim, True, (0, 1))
+        values, indices = _sort("top_k", x, dim, True, (0, 1))
+        return values, indices
     at = x.dims.index(dim)
     out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), "top_k")
 
@@ -311,7 +313,7 @@ def _arranged(operands, descending: bool):
     return [jnp.flip(a, -1) for a in made] if descending else made
 
 
-def _end(dtype, descending: bool):
+def _end(dtype, descending: bool) -> Any:
     """The value that is sorted after all others."""
     return bounds(dtype)[0] if descending else last(dtype)
 

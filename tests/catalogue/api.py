@@ -75,7 +75,7 @@ def _wrapped(part: str) -> list[str]:
 
 
 def _function(name: str) -> str:
-    found = md
+    found: Any = md
     for part in name.split("."):
         found = getattr(found, part)
     return f"- `{name}{signature(found)}`: {_summary(found)}"

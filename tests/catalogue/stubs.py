@@ -80,11 +80,8 @@ def _random(declarations: list[Declaration]) -> str:
 
 def by_hand(stub: Path) -> set[str]:
     """The functions that a stub defines."""
-    return {node.name for node in ast.parse(stub.read_text()).body if _is_function(node)}
-
-
-def _is_function(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef)
+    body = ast.parse(stub.read_text()).body
+    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
 def _sorted(declarations: Iterable[Declaration]) -> list[Declaration]:
