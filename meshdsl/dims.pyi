@@ -12,7 +12,10 @@ N = TypeVar("N", default=Any)
 
 @dataclass(frozen=True, slots=True)
 class Dim(Generic[N]):
-    """A dim; its type knows its name where that is written out: `Dim("batch", 8)` is a `Dim[Literal["batch"]]`."""
+    """A dim, whose type knows its name where that is written out.
+
+    `Dim("batch", 8)` is a `Dim[Literal["batch"]]`.
+    """
 
     name: N
     size: int

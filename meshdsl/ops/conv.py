@@ -209,10 +209,11 @@ def _apply(
 ) -> Tensor:
     """Apply a convolution, with the dims of both operands merged as `lax` wants them.
 
-    Args: taps: for each spatial dim the kernel's dim that slides along it. become: what each of
-      these spatial dims is in the result. convolve: of `(loop, array, weights, ...)`, where the
-      array has [batch, *spatial, channels] and
-        the weights [*taps, channels in, channels out].
+    Args:
+      taps: for each spatial dim the kernel's dim that slides along it.
+      become: what each of these spatial dims is in the result.
+      convolve: of `(loop, array, weights, ...)`, where the array has [batch, *spatial, channels]
+        and the weights [*taps, channels in, channels out].
       types: settings of `lax.conv_general_dilated`.
     """
     spatial = dict(zip(taps, become, strict=True))

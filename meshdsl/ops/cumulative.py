@@ -30,9 +30,10 @@ from meshdsl.tensor import Tensor
 class Scan(NamedTuple):
     """An associative operation on arrays, or on trees of arrays.
 
-    Attributes: running: the results so far along a position of an array's shape, of `(tree,
-      position, reverse)`. combine: the operation, of two trees. identity: what changes nothing
-      when it is combined; a number for each leaf of the tree.
+    Attributes:
+      running: the results so far, of a tree, a position in an array's shape, and `reverse`.
+      combine: the operation, of two trees.
+      identity: what changes nothing when it is combined; a number for each leaf of the tree.
     """
 
     running: Callable

@@ -72,7 +72,9 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
     """The elements of `table` at `indices` along `dim`, zeros where not `inside`.
 
     Args:
-      dims: of the table. id_dims: of `indices` and `inside`. shared: those that both have.
+      dims: those of the table.
+      id_dims: those of `indices` and `inside`.
+      shared: those that both have.
     """
     if shared:
         first, rest = shared[0], shared[1:]

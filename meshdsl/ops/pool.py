@@ -50,9 +50,11 @@ def max_pool(
 
         max_pool(image, {height: 3, width: 3}, stride=2, padding="SAME")
 
-    Args: window: for each dim the size of the windows along it. stride: a number, or one for each
-      dim; by default the size of the window, so that windows lie side by side. padding, into: as
-      in `conv`. Padding is never the maximum.
+    Args:
+      window: for each dim the size of the windows along it.
+      stride: a number, or one for each dim; by default the size of the window, so that windows lie
+        side by side.
+      padding, into: as in `conv`. Padding is never the maximum.
 
     Raises:
       MeshDSLError: a dim is missing, a setting is not legal, a window is larger than the padded dim

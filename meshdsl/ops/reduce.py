@@ -40,8 +40,10 @@ Which = Dim | str | tuple[Dim | str, ...] | None
 def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor:
     """An op that reduces `dims`.
 
-    Args: local: of `(loop, array, positions, dims)`; reduces `dims`, which the array has at
-      `positions`. how: other arguments of `apply_op`.
+    Args:
+      local: of `(loop, array, positions, dims)`; reduces `dims`, which the array has at
+        `positions`.
+      how: other arguments of `apply_op`.
     """
     dims = dim_algebra.find_all(name, x.dims, dims)
     positions = tuple(x.dims.index(d) for d in dims)

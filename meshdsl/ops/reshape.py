@@ -51,10 +51,10 @@ def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
         md.reshape(x, (batch, heads, head_dim))
         md.reshape(x, "batch (heads head_dim) -> batch heads head_dim", heads=8)
 
-    Args: to: the dims of the result. Those that `x` has too are kept; the others regroup the rest
-      of the
-        dims of `x` in order, major first. Or a pattern, in which a group in brackets stands for a
-        dim that is their product: on the left any dim of `x`, on the right one that is called by
+    Args:
+      to: the dims of the result. Those that `x` has too are kept; the others regroup the rest of
+        the dims of `x` in order, major first. Or a pattern, in which a group in brackets stands for
+        a dim that is their product: on the left any dim of `x`, on the right one that is called by
         the names joined with `_`, or as `sizes` says.
       sizes: for a pattern, sizes (or Dims) of names that `x` does not have.
 

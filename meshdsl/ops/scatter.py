@@ -66,17 +66,17 @@ def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str
     Dims that `x` and `ids` share are taken together: element by element. An update whose index is
     outside of `dim` is dropped.
 
-    Args: updates: its dims are among those that `take(x, ids, dim)` has; it is repeated along
-      those that
-        it lacks.
-      how: what becomes of an element that has updates: "add": they are added to it; "max", "min":
-        the largest (smallest) of it and them. Where it is as large as `x`, the gradient is that
-        of `x`; updates that tie share it; "set": the last of them, by index. Where the indices
-        have several dims of their own, these count in the alphabetical order of their names.
+    Args:
+      updates: its dims are among those that `take(x, ids, dim)` has; it is repeated along those
+        that it lacks.
+      how: what becomes of an element that has updates. "add": they are added to it. "max", "min":
+        the largest (smallest) of it and them; where that equals `x`, the gradient is that of `x`,
+        and updates that tie share it. "set": the last of them, by index; where the indices have
+        several dims of their own, these count in the alphabetical order of their names.
 
-    Raises: MeshDSLError: `ids` are not whole numbers or have `dim` themselves, `updates` have
-      another dim,
-        or there is no such `how`.
+    Raises:
+      MeshDSLError: `ids` are not whole numbers or have `dim` themselves, `updates` have another
+        dim, or there is no such `how`.
     """
     dim = dim_algebra.find("scatter", x.dims, dim)
     if how not in _HOW:

@@ -228,8 +228,10 @@ def _concat_example(concat: Callable, draw: Draw) -> Case:
 def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None) -> Tensor:
     """The tensors put together along `dim`, which may have another size in each.
 
-    Args: dim: the dim's name, or the Dim of the result. out: the Dim of the result, or its name,
-      where it is not to be called as those of the tensors are.
+    Args:
+      dim: the dim's name, or the Dim of the result.
+      out: the Dim of the result, or its name, where it is not to be called as those of the tensors
+        are.
 
     Raises:
       MeshDSLError: the other dims differ, or the sizes do not add up.

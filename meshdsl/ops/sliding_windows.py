@@ -149,8 +149,11 @@ def windows(
 ) -> tuple[Window, ...]:
     """For each dim of `taps` the window that slides along it.
 
-    Args: dims: all dims of the op. stride, dilation: a number, or one for each dim. padding:
-      "SAME", "VALID", a number for both sides, a pair (low, high), or one of these for each dim.
+    Args:
+      dims: all dims of the op.
+      stride, dilation: a number, or one for each dim.
+      padding: "SAME", "VALID", a number for both sides, a pair (low, high), or one of these for
+        each dim.
       into: for a dim its name, or its Dim, in the result.
 
     Raises:
