@@ -1,8 +1,8 @@
 # pyright: reportOverlappingOverload=false
 """Overloads that many ops share: which dims the result has for which dims of the operands.
 
-There is a table for each kind of op. A decorator, such as `reduces`, gives an op the overloads of its
-table; parameters that the table does not name stay as the op has them.
+There is a table for each kind of op. A decorator, such as `reduces`, gives an op the overloads of
+its table; parameters that the table does not name stay as the op has them.
 """
 
 from collections.abc import Callable, Iterable, Mapping

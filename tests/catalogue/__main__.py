@@ -63,7 +63,10 @@ REST = {
 
 
 class Fixed:
-    """The same arguments every time: dims of eight, numbers of one seed, the first of all options."""
+    """A `Draw` of the same arguments every time.
+
+    Dims have a size of eight, numbers are of one seed, and of options it is the first.
+    """
 
     def __init__(self):
         self.rng = np.random.default_rng(0)
@@ -100,7 +103,7 @@ def shape(case: Case) -> str:
 
 
 def moves(case: Case, along) -> str:
-    """What the ops of an example move when the dims `along` are split, each over four devices in turn."""
+    """What the ops of an example move when each of the dims `along` is split over four devices."""
     seen, waits = set(), False
     for dim in along:
         found, pending = lowered_moves(

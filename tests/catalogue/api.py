@@ -28,9 +28,10 @@ attribute of `md` (`import meshdsl as md`); `help(md.einsum)` shows the argument
 function. What each op moves between devices is in [ops](ops.md).
 
 In signatures, a dim of a tensor is given as a `Dim` or by its name. `Which` is one of these, a
-tuple of them, or `None` for all dims; `Over` is a mapping from dims of the input to dims of the kernel,
-or to names; `Dims` is a tuple of `Dim`s; `...` stands for what JAX's function of that name takes
-beside. Python's operators (`+ - * / // % ** & | ^ ~`, comparisons, `abs`) do what the functions do.
+tuple of them, or `None` for all dims; `Over` is a mapping from dims of the input to dims of the
+kernel, or to names; `Dims` is a tuple of `Dim`s; `...` stands for what JAX's function of that
+name takes beside. Python's operators (`+ - * / // % ** & | ^ ~`, comparisons, `abs`) do what the
+functions do.
 """
 TYPES = {"Dim": md.Dim, "Tensor": md.Tensor, "Layout": md.Layout}
 GIVEN = {
@@ -66,12 +67,12 @@ def page() -> str:
 
 
 def _wrapped(part: str) -> list[str]:
-    """A part of the page, its list items in lines that an editor shows whole."""
-    if not part.startswith("- "):
-        return [part]
-    return textwrap.wrap(
-        part, 98, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    """A part of the page, its list items and long lines broken into lines of an editor's width."""
+    item = part.startswith("- ")
+    how = {"break_long_words": False, "break_on_hyphens": False}
+    lines = [part] if item else part.split("\n")
+    wrapped = (textwrap.wrap(x, 98, subsequent_indent="  " if item else "", **how) for x in lines)
+    return [broken for line in wrapped for broken in line or [""]]
 
 
 def _function(name: str) -> str:
