@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.lowering.scope import TakesParts
+from meshdsl.ops.functions import FUNCTIONS
 from tests.helpers import data, dims, integers, weight
 
 A, B, C, P, T, V = dims(a=4, b=8, c=3, p=3, t=2, v=2)
