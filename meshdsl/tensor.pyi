@@ -1,5 +1,6 @@
 # pyright: reportIncompatibleMethodOverride=false, reportOverlappingOverload=false
-# Comparing gives a Tensor, where `object` promises a bool; and later overloads are for the names that earlier ones refuse.
+# Comparing gives a Tensor, where `object` promises a bool; and later overloads are for the names
+# that earlier ones refuse.
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, overload
@@ -80,7 +81,10 @@ _Role: TypeAlias = Parameter | None
 _Place: TypeAlias = Place | None
 
 class Tensor(Generic[*Ds]):
-    """A tensor; its type knows the names of its dims, in order: `Tensor[Literal["batch"], Literal["length"]]`."""
+    """A tensor, whose type knows the names of its dims, in order.
+
+    Of the dims batch and length it is a `Tensor[Literal["batch"], Literal["length"]]`.
+    """
 
     stored: Any
     dims: _Dims
@@ -253,8 +257,8 @@ class Tensor(Generic[*Ds]):
     @overload
     def _has(self: Tensor[A, B, C, D, E, F]) -> Takes[A | B | C | D | E | F]: ...
 
-def is_value(x: Any) -> bool: ...
 def is_tensor(x: object) -> TypeIs[Tensor]: ...
+def is_value(x: object) -> bool: ...
 def notation(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> str: ...
 def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]: ...
 @makes

@@ -115,7 +115,7 @@ def test_every_op_is_the_same_under_every_layout(family):
     @given(st.data())
     def same(data):
         entry = data.draw(st.sampled_from(FAMILIES[family]), label="op")
-        case = entry.example(Drawn(data.draw))
+        case = entry.case(Drawn(data.draw))
         dtypes = FLOATS if entry.floats else FLOATS + OTHERS
         dtype = data.draw(st.sampled_from(dtypes), label="dtype")
         args = of_dtype(case, dtype)
@@ -123,7 +123,7 @@ def test_every_op_is_the_same_under_every_layout(family):
             result, refusal = jax.eval_shape(case.fn, *args), None
         except md.MeshDSLError as error:
             result, refusal = (), error
-        event(f"{entry.op} {'refuses' if refusal else 'takes'} {dtype.__name__}")
+        event(f"{entry.name} {'refuses' if refusal else 'takes'} {dtype.__name__}")
         names = dims_of((args, result))
         assume(names)
         rules = layout(data.draw, names)
@@ -132,8 +132,8 @@ def test_every_op_is_the_same_under_every_layout(family):
         gradients = entry.gradients and dtype in (jnp.float32, jnp.complex64)
         how = {"tolerance": TOLERANCES.get(dtype, 2e-5), "floor": 1.0}
         program, _ = assert_same(case.fn, *args, layout=rules, gradients=gradients, **how)
-        assert own_moves(program.ops) - {"psum", "pmax", "pmin"} <= set(entry.promise), (
-            f"{entry.op} promises {entry.promise}"
+        assert own_moves(program.ops) - {"psum", "pmax", "pmin"} <= set(entry.moves), (
+            f"{entry.name} promises {entry.moves}"
         )
 
     same()
@@ -141,7 +141,7 @@ def test_every_op_is_the_same_under_every_layout(family):
 
 def test_every_public_op_is_in_the_catalogue():
     """The other public names are not ops: they make tensors, layouts and lowerings."""
-    listed = {entry.op for entries in FAMILIES.values() for entry in entries}
+    listed = {entry.name for entries in FAMILIES.values() for entry in entries}
     others = {
         "Dim",
         "Layout",

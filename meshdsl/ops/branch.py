@@ -23,9 +23,25 @@ from meshdsl.ops.bodies import (
     shown,
     value,
 )
+from meshdsl.ops.declare import Case, Draw, Example, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _chosen(call: Callable) -> Example:
+    """`call(op, x, i)`, where `i` is 0 or 1."""
+
+    def example(fn: Callable, draw: Draw) -> Case:
+        operands = draw.tensor(*draw.dims("a", "b")), draw.integers(below=2)
+        return Case(lambda x, i: call(fn, x, i), operands)
+
+    return example
+
+
+@op(
+    computes="one of two functions",
+    example=_chosen(lambda cond, x, i: cond(i > 0, FUNCTIONS["sin"], FUNCTIONS["cos"], x)),
+)
 def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
     """`if_true(*operands)` where the predicate is true, else `if_false(*operands)`; only that runs.
 
@@ -42,6 +58,10 @@ def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
     return _choose("cond", predicate, (if_true, if_false), operands)
 
 
+@op(
+    computes="one of several functions",
+    example=_chosen(lambda switch, x, i: switch(i, [FUNCTIONS["sin"], FUNCTIONS["cos"]], x)),
+)
 def switch(index: Tensor, branches: Sequence[Callable], *operands):
     """The branch number `index`, of the operands: `branches[index](*operands)`; only that one runs.
 

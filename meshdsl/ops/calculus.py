@@ -26,9 +26,31 @@ from meshdsl.ops.bodies import (
     shown,
     varied,
 )
+from meshdsl.ops.declare import of_x, op
+from meshdsl.ops.functions import FUNCTIONS
+from meshdsl.ops.reduce import mean
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _example(x: Tensor) -> Tensor:
+    """A function to differentiate."""
+    return mean(FUNCTIONS["square"](FUNCTIONS["tanh"](x)))
+
+
+op(
+    computes="the function and its backward pass",
+    mesh_tensorflow="none: `gradients` builds ops, each class with a gradient of its own",
+    example=of_x(lambda value_and_grad, x: value_and_grad(_example)(x)),
+    floats=True,
+    module=__name__,
+)(gradients.value_and_grad)
+
+
+@op(
+    computes="the function, and its derivative along a tangent",
+    example=of_x(lambda jvp, x: jvp(_example, (x,), (FUNCTIONS["sin"](x),))),
+    floats=True,
+)
 def jvp(fn: Callable, primals: tuple, tangents: tuple):
     """`fn(*primals)`, and its derivative along `tangents` (forward mode).
 
@@ -71,6 +93,16 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple):
     return result(arrays), result(derivatives)
 
 
+def _vjp_example(vjp: Callable, x: Tensor):
+    value, back = vjp(_example, x)
+    return back(Tensor(jnp.ones((), value.dtype), ()))
+
+
+@op(
+    computes="the function, and its backward pass for a cotangent",
+    example=of_x(_vjp_example),
+    floats=True,
+)
 def vjp(fn: Callable, *primals):
     """`fn(*primals)`, and a function from a cotangent of the result to those of the arguments.
 
@@ -115,6 +147,12 @@ def vjp(fn: Callable, *primals):
     return out, back
 
 
+@op(
+    computes="the derivative of the backward pass along a tangent",
+    example=of_x(lambda hvp, x: hvp(_example, (x,), (FUNCTIONS["sin"](x),))),
+    gradients=False,
+    floats=True,
+)
 def hvp(fn: Callable, primals: tuple, tangents: tuple):
     """The derivative of the gradient of `fn` along `tangents`: its Hessian times a vector.
 

@@ -14,6 +14,8 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.bodies import arrays_in, scope_of
+from meshdsl.ops.declare import of_x, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor
 
 POLICIES = {
@@ -28,6 +30,15 @@ _marked: ContextVar[tuple[set[str], ...]] = ContextVar(
 )  # names, for each checkpoint being traced
 
 
+def _checkpoint_example(checkpoint: Callable, x: Tensor) -> Tensor:
+    return checkpoint(lambda x: FUNCTIONS["sin"](FUNCTIONS["tanh"](x)))(x)
+
+
+@op(
+    computes="the function, again in the backward pass",
+    mesh_tensorflow="CustomGradientOperation (`recompute_grad`); everything or nothing",
+    example=of_x(_checkpoint_example),
+)
 def checkpoint(
     fn: Callable,
     policy: str = "full",
@@ -90,6 +101,16 @@ def checkpoint(
     return checkpointed
 
 
+def _checkpoint_name_example(checkpoint_name: Callable, x: Tensor) -> Tensor:
+    named = lambda x: FUNCTIONS["sin"](checkpoint_name(FUNCTIONS["tanh"](x), "y"))
+    return checkpoint(named, save="y")(x)
+
+
+@op(
+    computes="nothing",
+    example=of_x(_checkpoint_name_example),
+    result="same",
+)
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """`x`, as a save point of the `checkpoint`s around it.
 

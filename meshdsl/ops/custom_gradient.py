@@ -12,9 +12,20 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, kind, scope_of, shown
 from meshdsl.ops.calculus import as_cotangent
+from meshdsl.ops.declare import of_x, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _custom_gradient_example(custom_gradient: Callable, x: Tensor) -> Tensor:
+    return custom_gradient(lambda x: (FUNCTIONS["round"](x), lambda cotangent: cotangent))(x)
+
+
+@op(
+    computes="the function, and the gradient that it brings",
+    mesh_tensorflow="CustomGradientOperation; a graph is patched",
+    example=of_x(_custom_gradient_example),
+)
 def custom_gradient(fn: Callable) -> Callable:
     """`fn` with the gradient that it says it has, instead of the one that JAX finds.
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
+
 from meshdsl import dims as dim_algebra
 from meshdsl.lowering import kernels
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import of_x, op
 from meshdsl.tensor import Tensor
 
 
+@op(
+    computes="any JAX function",
+    mesh_tensorflow="SlicewiseOperation; gradients by hand",
+    example=of_x(lambda local, x: local(jnp.sin, x, out=x.dims)),
+)
 def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None) -> Tensor:
     """Run a JAX function (a Pallas kernel, say) on what each device has.
 

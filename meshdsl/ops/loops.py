@@ -25,12 +25,27 @@ from meshdsl.ops.bodies import (
     shown,
     value,
 )
+from meshdsl.ops.declare import Case, Draw, of_x, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
+from meshdsl.ops.reduce import softmax
 from meshdsl.ops.scan import restacked, scan_as, stacked
 from meshdsl.record.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _while_loop_example(while_loop: Callable, x: Tensor):
+    body = lambda carry: (carry[0] + 1, FUNCTIONS["sin"](carry[1]))
+    start = (Tensor(jnp.zeros((), jnp.int32), ()), x)
+    return while_loop(lambda carry: carry[0] < 3, body, start)[1]
+
+
+@op(
+    computes="the body, as often as all others; no gradient, but `jvp`",
+    mesh_tensorflow="WhileLoopOperation; no gradient, lists of tensors only",
+    example=of_x(_while_loop_example),
+    gradients=False,
+)
 def while_loop(cond: Callable, body: Callable, init):
     """`carry = body(carry)` for as long as `cond(carry)` is true.
 
@@ -122,6 +137,17 @@ def _refuse(_, cotangent):
     )
 
 
+def _map_over_example(map_over: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    batch = draw.pick(None, draw.integer(1, max(1, a.size)))
+    call = lambda x: map_over(lambda x: softmax(x, b), x, dim=a, batch=batch)
+    return Case(call, (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="the body, for one element of the dim after another; the dim is whole",
+    example=_map_over_example,
+)
 def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
     """`fn` of every element of `dim`, one after another, with the memory of one.
 

@@ -15,10 +15,16 @@ from meshdsl.lowering import resharding
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, lying_as, scope_of, varied
+from meshdsl.ops.declare import along_a, op
+from meshdsl.ops.reduce import softmax
 from meshdsl.tensor import Place, Tensor, is_tensor
 from meshdsl.values import array_of
 
 
+@op(
+    computes="the function, for all elements of its part at once",
+    example=along_a(lambda over, x, a, b: over(a, lambda x: softmax(x, b))(x)),
+)
 def over(dim: Dim, fn: Callable) -> Callable:
     """`fn` of every element of `dim`, all at once: `jax.vmap` along a named dim.
 

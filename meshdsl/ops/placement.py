@@ -7,7 +7,7 @@ instead of in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax.numpy as jnp
 
@@ -16,9 +16,28 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.placement import place
 from meshdsl.mesh import axis_names
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 
+def _example_dims(draw: Draw) -> tuple[Dim, Dim]:
+    """Sizes that every mesh divides which examples meet, and all of them have an axis `p`."""
+    return Dim("a", draw.pick(24, 24, 24, 0)), Dim("b", 24)
+
+
+def _reshard_example(reshard: Callable, draw: Draw) -> Case:
+    a, b = _example_dims(draw)
+    split, pending = draw.pick(({"b": "p"}, ()), ({"a": "p"}, ()), ({}, ("p",)))
+    return Case(lambda x: reshard(x, split, pending=pending), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="nothing",
+    moves=("all_gather", "all_to_all", "ppermute"),
+    mesh_tensorflow="none: one layout for all, no placement by hand",
+    example=_reshard_example,
+    result="same",
+)
 def reshard(
     x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pending: str | Iterable[str] = ()
 ) -> Tensor:
@@ -76,6 +95,17 @@ def reshard(
     return place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
 
 
+def _replicate_example(replicate: Callable, draw: Draw) -> Case:
+    a, b = _example_dims(draw)
+    return Case(replicate, (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="nothing",
+    moves=("all_gather",),
+    example=_replicate_example,
+    result="same",
+)
 def replicate(x: Tensor) -> Tensor:
     """`x` whole on every device, with nothing pending. Outside of a lowering it is `x` itself."""
     return reshard(x, {})

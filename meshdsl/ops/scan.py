@@ -25,9 +25,21 @@ from meshdsl.ops.bodies import (
     scope_within,
     value,
 )
+from meshdsl.ops.declare import along_a, op
+from meshdsl.ops.functions import FUNCTIONS
+from meshdsl.ops.reduce import sum
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _scan_example(scan: Callable, x: Tensor, a: Dim, b: Dim):
+    body = lambda total, x: (FUNCTIONS["tanh"](total + x), total * x)
+    return scan(body, sum(x, a), x, dim=a)
+
+
+@op(
+    computes="the body, for one element of the dim after another; the dim is whole",
+    example=along_a(_scan_example),
+)
 def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll: int = 1):
     """Run `fn` over the elements of `dim`, one after another: `carry, y = fn(carry, x)`.
 

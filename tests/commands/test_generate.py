@@ -178,6 +178,8 @@ def test_a_run_without_a_checkpoint_and_one_with_another_tokenizer_are_refused(
     assert "there is no checkpoint" in capsys.readouterr().err
     config = RunFolder(Path(tokenized)).stored_config()
     small = RunFolder(tmp_path / "small")
-    small.write_config(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=256)))
+    small.write_config(
+        dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=256))
+    )
     assert main(["generate", str(small.path), "--prompt", "a"]) == 2
     assert "has 269 tokens, and the model has 256" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.ops.component import FUNCTIONS, LAX, NN, NUMPY
+from meshdsl.ops.functions import FUNCTIONS, LAX, NN, NUMPY
 from tests.helpers import (
     assert_equal,
     assert_same,

@@ -124,10 +124,10 @@ def on_the_host(tree):
 def test_every_op_takes_arrays_of_numpy_as_those_of_jax(family):
     """Traced without arguments, so that the arrays are what they are."""
     for entry in families()[family]:
-        case = entry.example(Fixed())
+        case = entry.case(Fixed())
         of_jax = jax.eval_shape(lambda: case.fn(*case.args))  # noqa: B023
         of_numpy = jax.eval_shape(lambda: case.fn(*on_the_host(case.args)))  # noqa: B023
-        assert kinds(of_numpy) == kinds(of_jax), entry.op
+        assert kinds(of_numpy) == kinds(of_jax), entry.name
 
 
 def kinds(tree):

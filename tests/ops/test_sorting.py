@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops import sorting
-from meshdsl.ops.sorting import _rounds
+from meshdsl.ops.sorting import _merge_partners
 from tests.helpers import assert_same, collectives, data, dims, layout
 
 A, B, C, K = dims(a=2, b=13, c=3, k=4)
@@ -211,7 +211,7 @@ def test_the_network_sorts_any_number_of_parts(parts):
         bits = rng.integers(
             0, 2, parts
         ).tolist()  # a network that sorts zeros and ones sorts everything
-        for partners in _rounds(parts):
+        for partners in _merge_partners(parts):
             assert [partners[p] for p in partners] == list(range(parts))
             bits = [
                 min(bits[i], bits[p]) if i < p else max(bits[i], bits[p])

@@ -10,8 +10,8 @@ import pytest
 
 import meshdsl_cli as cli
 from meshdsl.train.job import Job
-from meshdsl.train.training_loop import TrainingLoop
 from meshdsl.train.step import TrainStep
+from meshdsl.train.training_loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
