@@ -1,24 +1,34 @@
 # make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
-# make test  [ARGS="tests/train -k resume"]
-# make check   formatting, lint and types
-# make docs    the documentation as a site, in build/site: python3 -m http.server -d build/site
+# make test      [ARGS="tests/train -k resume"]   every capability, in under ten minutes on two cores
+# make test-slow   the tests that are marked slow, and random bits as users compile them
+# make test-all    both
+# make check     formatting, lint and types
+# make docs      the documentation as a site, in build/site: python3 -m http.server -d build/site
 # All set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
 # compiled programs, all of them, with the newest jax and libtpu:
-# HYPOTHESIS_PROFILE=nightly make test PYTHON=python3.12 VENV=.venv312 ARGS=tests/compiled
+# HYPOTHESIS_PROFILE=nightly make test-all PYTHON=python3.12 VENV=.venv312 ARGS=tests/compiled
 
 PYTHON ?= python3
 VENV   ?= .venv
 LAYOUT ?= layouts/data.toml
 ARGS   ?=
+# Tests of single bits, which depend on the compiler and so run once more as users compile.
+BITS    = tests/ops/test_random.py tests/train/checkpoints/test_digest.py
 
-.PHONY: train test clean
+.PHONY: train test test-slow test-all clean
 
 train: $(VENV)/.installed
 	$(VENV)/bin/meshdsl train --layout $(LAYOUT) $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n 2 $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
+	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest $(BITS)
+
+test-all: test test-slow
 
 .PHONY: check types docs links
 

@@ -1,21 +1,36 @@
-"""Every test runs on eight virtual CPU devices."""
+"""Every test runs on eight virtual CPU devices, and compiles its programs fast rather than well."""
 
+import gc
 import os
+from importlib.metadata import version
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most programs of the tests run once, here and in the processes that tests start, so the time of a
+# test is that of the compiler. The nightly profile compiles as users do.
+if not NIGHTLY:
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    # jax 0.10 has a second way to compile fused loops for a CPU, which takes a third of the time.
+    if version("jaxlib").startswith("0.10."):
+        flags = os.environ.get("XLA_FLAGS", "")
+        fast = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        os.environ["XLA_FLAGS"] = f"{flags} {fast}".strip()
 
 import jax
 import numpy as np
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+# Traces make millions of objects and little garbage.
+gc.set_threshold(20_000, 20, 20)
 
 from hypothesis import settings
 
 # The same few examples every time; `HYPOTHESIS_PROFILE=nightly` draws many, and others each time.
 settings.register_profile("quick", derandomize=True, max_examples=25, deadline=None, database=None)
 settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+settings.load_profile("nightly" if NIGHTLY else "quick")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,24 +46,12 @@ def cache_of_tests(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def quick_compiles():
-    """Compile fast rather than well, for programs that run once; the nightly profile compiles them as users do."""
-    jax.config.update(
-        "jax_disable_most_optimizations", os.environ.get("HYPOTHESIS_PROFILE") != "nightly"
-    )
-    yield
+def compiled_for_users():
+    """Programs are compiled as users compile them: for tests that look at what the compiler made."""
+    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-# Hundreds of programs are compiled in these folders to run once each.
-_RUN_ONCE = ("tests.lowering.", "tests.models.", "tests.ops.", "tests.splits.")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_to_run_once(request):
-    """A module that is to be compiled as users compile has a fixture `quick_compiles` of its own."""
-    if request.module.__name__.startswith(_RUN_ONCE):
-        request.getfixturevalue("quick_compiles")
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import FunctionType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 
 import meshdsl as md
@@ -17,6 +20,30 @@ from meshdsl.record.collective import live_axes
 from meshdsl.tensor import is_tensor
 
 TOLERANCE = 1e-5
+
+
+def only(quick: Collection, cases: Iterable) -> list:
+    """Cases of `pytest.mark.parametrize`; those that are not in `quick` are marked slow."""
+    marked = [
+        pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in cases if case not in quick
+    ]
+    return [*(case for case in cases if case in quick), *marked]
+
+
+def every(layouts: Mapping, *slow: str):
+    """`pytest.mark.parametrize` of a test by `rules`, or by `sizes, rules`, one case for each of the layouts, those named marked slow."""
+    assert set(slow) <= set(layouts)
+    names = "sizes, rules" if isinstance(next(iter(layouts.values())), tuple) else "rules"
+    marks = {name: [pytest.mark.slow] for name in slow}
+    cases = [
+        pytest.param(*_tuple(case), id=name, marks=marks.get(name, ()))
+        for name, case in layouts.items()
+    ]
+    return pytest.mark.parametrize(names, cases)
+
+
+def _tuple(case) -> tuple:
+    return case if isinstance(case, tuple) else (case,)
 
 
 def dims(**sizes: int) -> tuple[md.Dim, ...]:
@@ -142,6 +169,41 @@ def with_gradients(fn, args: Sequence):
     return run
 
 
+class _Same(NamedTuple):
+    """An object as the key of a cache, which keeps it: equal to itself only."""
+
+    value: object
+
+    def __eq__(self, other):
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self):
+        return id(self.value)
+
+
+def _key(x):
+    """Equal for functions of equal code that see equal objects, and for Tensors of equal elements."""
+    if isinstance(x, FunctionType):
+        seen = [c.cell_contents for c in x.__closure__ or ()]
+        return x.__code__, *map(_key, [*seen, *(x.__defaults__ or ())])
+    if is_tensor(x) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x.dims, x.role, str(x.dtype), np.asarray(x.array).tobytes()
+    return (type(x), x) if isinstance(x, (str, int, float, md.Dim)) else _Same(x)
+
+
+_REFERENCES: dict = {}
+
+
+def _on_one_device(run, fn, args, gradients):
+    """`run(*args)`, once for all layouts under which a test compares `fn` with it."""
+    key = _key(fn), *map(_key, args), gradients
+    if key not in _REFERENCES:
+        if len(_REFERENCES) > 20:
+            _REFERENCES.clear()
+        _REFERENCES[key] = jax.jit(run)(*args)
+    return _REFERENCES[key]
+
+
 def assert_same(
     fn,
     *args,
@@ -167,15 +229,15 @@ def assert_same(
     """
     mesh = mesh or md.make_mesh(layout)
     run = with_gradients(fn, args) if gradients else lambda *args: (fn(*args), ())
-    reference = reference or jax.jit(run)(*args)
+    reference = reference or _on_one_device(run, fn, args, gradients)
     lowered = md.lower(run, layout, mesh, dims=dims)
-    compiled = lowered.lower(*args).compile()
+    traced, program = lowered.trace_program(*args)
+    compiled = traced.lower().compile()
     result, grads = compiled(*args)
     assert_equal(result, reference[0], "result", **how)
     assert_equal(grads, reference[1], "gradient", **how)
     assert_by_law(result, layout, mesh, level)
     assert_by_law(grads, layout, mesh, "optimizer")
-    program = lowered.program(*args)
     assert_explained(program, compiled.as_text(), mesh)
     return program, reference
 

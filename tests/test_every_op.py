@@ -20,8 +20,6 @@ from tests.catalogue.__main__ import PAGE, page
 from tests.catalogue.read import families, own_moves
 from tests.helpers import assert_same, data, integers
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 FAMILIES = families()
 EXAMPLES = 2000 if settings.default.max_examples > 100 else 200
 MESHES = [
@@ -119,6 +117,8 @@ def test_every_op_is_the_same_under_every_layout(family):
         dtypes = FLOATS if entry.floats else FLOATS + OTHERS
         dtype = data.draw(st.sampled_from(dtypes), label="dtype")
         args = of_dtype(case, dtype)
+        # The mean of nothing is a NaN, and its derivative is one only where no part is empty.
+        assume(entry.op != "jvp" or all(t.size for t in args))
         try:
             result, refusal = jax.eval_shape(case.fn, *args), None
         except md.MeshDSLError as error:

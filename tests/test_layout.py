@@ -11,9 +11,11 @@ from tests.helpers import dims
 
 BATCH, LENGTH, HEADS, D, FF = dims(batch=16, length=32, heads=8, d_model=64, d_ff=128)
 MEGATRON = md.Layout(
-    ["batch -> data", "heads, d_ff -> model", "length -> model"], ["d_model -> data"], ["length -> data", "d_model -> model"],
+    ["batch -> data", "heads, d_ff -> model", "length -> model"],
+    ["d_model -> data"],
+    ["length -> data", "d_model -> model"],
     mesh={"data": 4, "model": 2},
-)  # fmt: skip
+)
 SPLITS = {
     "residual stream": ("value", (BATCH, LENGTH, D), {BATCH: ("data",), LENGTH: ("model",)}),
     "an upper rule takes the axis": (
@@ -47,8 +49,9 @@ def test_a_dim_takes_several_axes_major_first_and_skips_those_taken():
 def test_each_axis_knows_the_rule_that_took_it():
     taken = MEGATRON.taken((BATCH, LENGTH, D), "optimizer")
     assert {axis: str(rule) for axis, rule in taken.items()} == {
-        "data": "layout, rule 1: batch -> data", "model": "layout, rule 3: length -> model"
-    }  # fmt: skip
+        "data": "layout, rule 1: batch -> data",
+        "model": "layout, rule 3: length -> model",
+    }
     assert (
         str(MEGATRON.taken((D,), "parameter")["data"])
         == "layout, parameters rule 1: d_model -> data"
@@ -171,8 +174,11 @@ def test_shipped_layouts_are_legal_and_say_when_to_use_them(path):
 
 
 UNEVEN = md.Layout(
-    ["batch -> data", {"rule": "vocab, heads -> model", "uneven": "pad"}], ["d_model -> data"], mesh={"data": 2, "model": 8}, name="uneven"
-)  # fmt: skip
+    ["batch -> data", {"rule": "vocab, heads -> model", "uneven": "pad"}],
+    ["d_model -> data"],
+    mesh={"data": 2, "model": 8},
+    name="uneven",
+)
 
 
 def test_what_is_at_rest_is_never_padded():

@@ -66,11 +66,20 @@ def test_axes_across_slices_are_the_most_major_ones_of_the_mesh():
         layout.with_mesh({"data": 8})
 
 
-@pytest.mark.parametrize("mesh, message", [
-    ({"replica": 2, "dcn": {"replica": 2}}, "layout, mesh.dcn: axis `replica` is in [mesh] too; an axis goes across slices or lies within them"),
-    ({"data": 2, "dcn": {"replica": 0}}, "the size of axis `replica` is a whole number of at least 1"),
-    ({"data": "rest", "dcn": {"replica": "rest"}}, 'only one axis can be "rest"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mesh, message",
+    [
+        (
+            {"replica": 2, "dcn": {"replica": 2}},
+            "layout, mesh.dcn: axis `replica` is in [mesh] too; an axis goes across slices or lies within them",
+        ),
+        (
+            {"data": 2, "dcn": {"replica": 0}},
+            "the size of axis `replica` is a whole number of at least 1",
+        ),
+        ({"data": "rest", "dcn": {"replica": "rest"}}, 'only one axis can be "rest"'),
+    ],
+)
 def test_what_is_no_mesh_across_slices(mesh, message):
     with pytest.raises(MeshDSLError, match=re.escape(message)):
         md.Layout.from_dict({"mesh": mesh})
@@ -86,11 +95,20 @@ def test_axes_across_slices_stand_first():
         md.Layout(mesh={"data": 2, "replica": 2}, dcn=("replica",))
 
 
-@pytest.mark.parametrize("count, what, message", [
-    (1, "slices", None), (2, "slices", None), (4, "processes", None),
-    (4, "slices", "layout, mesh.dcn: replica=2 is of 2 slices, and there are 4 slices; use 4"),
-    (3, "nodes", "layout, mesh.dcn: replica=2 is of 2 slices, and there are 3 nodes; use a number that divides 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "count, what, message",
+    [
+        (1, "slices", None),
+        (2, "slices", None),
+        (4, "processes", None),
+        (4, "slices", "layout, mesh.dcn: replica=2 is of 2 slices, and there are 4 slices; use 4"),
+        (
+            3,
+            "nodes",
+            "layout, mesh.dcn: replica=2 is of 2 slices, and there are 3 nodes; use a number that divides 3",
+        ),
+    ],
+)
 def test_the_axes_across_slices_are_as_many_as_the_slices(count, what, message):
     layout = md.Layout.from_dict(SLICES)
     with pytest.raises(MeshDSLError, match=re.escape(message)) if message else nullcontext():

@@ -178,7 +178,7 @@ def test_nothing_is_equal_to_none():
         False,
         False,
     )
-    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)  # noqa: E711
+    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)
 
 
 LIES = {

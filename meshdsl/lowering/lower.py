@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,11 +117,15 @@ class Lowered:
 
     def program(self, *args) -> Program:
         """The program recorded for these arguments: every op, move and collective."""
-        jaxpr = self.trace(*args).jaxpr
+        return self.trace_program(*args)[1]
+
+    def trace_program(self, *args) -> tuple[Any, Program]:
+        """JAX's own traced object for these arguments, and the program recorded in that trace."""
+        traced = self.trace(*args)
         split = self._as_split(args)
         sizes = dict(self.mesh.shape)
         how = split, self._donate, self._optimizer
-        return Program(self.record, jaxpr, self.layout, sizes, *how)
+        return traced, Program(self.record, traced.jaxpr, self.layout, sizes, *how)
 
     @property
     def record(self):

@@ -6,8 +6,6 @@ import pytest
 
 from meshdsl_cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = [
     "model.d_model=16",
     "model.layers=1",

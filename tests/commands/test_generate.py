@@ -21,8 +21,6 @@ from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl_cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = [
     "model.d_model=16",
     "model.layers=1",

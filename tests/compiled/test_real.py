@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason='the TPU compiler is not installed; pip install "meshdsl[tpu]"',
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason='the TPU compiler is not installed; pip install "meshdsl[tpu]"',
+    ),
+]
 
 OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
 

@@ -32,10 +32,8 @@ def job(*settings, layout=LAYOUT, devices=4):
 
 @pytest.fixture(scope="module")
 def compiled():
-    jax.config.update("jax_disable_most_optimizations", True)
     made = job()
     yield made, made.lowered.compile()
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,17 @@ from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
 # Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason to pad.
-MODEL = {"style": "llama", "layers": 2, "d_model": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "d_ff": 1024, "vocab": 1024, "length": 256}  # fmt: skip
+MODEL = {
+    "style": "llama",
+    "layers": 2,
+    "d_model": 1024,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "d_ff": 1024,
+    "vocab": 1024,
+    "length": 256,
+}
 CONFIG = override(
     Config(),
     ["precision.compute=bfloat16"],
@@ -87,9 +97,9 @@ def main() -> None:
     os.dup2(2, 1)  # whatever libtpu prints is no answer
     compile_only()
     warnings.filterwarnings("error", message="the compiler's text")  # of what is not understood
-    jax.config.update(
-        "jax_optimization_level", "O0"
-    )  # a fraction of the time, the same collectives
+    jax.config.update("jax_disable_most_optimizations", False)
+    # A fraction of the time, and the same collectives.
+    jax.config.update("jax_optimization_level", "O0")
     for line in sys.stdin:
         found = compiled(*json.loads(line))
         print(

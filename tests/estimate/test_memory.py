@@ -225,6 +225,7 @@ def libtpu():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_arrays_are_padded_as_libtpu_pads_them(libtpu):
     assert (
         sum(padded_bytes(shape, dtype, "tpu") for shape, dtype in shapes())
@@ -232,6 +233,7 @@ def test_arrays_are_padded_as_libtpu_pads_them(libtpu):
     )
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_memory_that_libtpu_says(libtpu):
     """Measured: 1.005 times libtpu's peak."""
     made, args = step(abstract_mesh(RULES.mesh))

@@ -16,6 +16,7 @@ def memory(function, *args):
 
 
 def main():
+    jax.config.update("jax_disable_most_optimizations", False)
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
     made, args = step(md.make_mesh(RULES.mesh, devices))
     found = {"step": memory(made, *args)}

@@ -121,10 +121,20 @@ def test_two_processes_agree_or_all_hear_who_differs():
     assert [code for code, _, _ in both] == [0, 0]
 
 
-@pytest.mark.parametrize("fault, code, told", [
-    ("sys.exit(hosts.report_and_end('meshdsl train: no such file', 2))", 2, "process 1: meshdsl train: no such file"),
-    ("raise KeyError('lost')", 1, "process 1: KeyError: 'lost'"),
-], ids=["refused", "raised"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fault, code, told",
+    [
+        (
+            "sys.exit(hosts.report_and_end('meshdsl train: no such file', 2))",
+            2,
+            "process 1: meshdsl train: no such file",
+        ),
+        pytest.param(
+            "raise KeyError('lost')", 1, "process 1: KeyError: 'lost'", marks=pytest.mark.slow
+        ),
+    ],
+    ids=["refused", "raised"],
+)
 def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     fails = f"""
     total(ones).block_until_ready()
@@ -139,6 +149,7 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     )
 
 
+@pytest.mark.slow
 def test_when_nobody_reads_on_all_end_quietly():
     prints = """
     from meshdsl.commands import train
@@ -226,15 +237,27 @@ def test_an_error_of_one_process_is_printed_as_it_is(capsys):
     assert capsys.readouterr().err == "meshdsl train: no such file\n"
 
 
-@pytest.mark.parametrize("given, message", [
-    (("localhost:1", None, None), "--coordinator, --processes and --process-id go together: --processes and --process-id are missing"),
-    (("localhost:1", 2, None), "--process-id is missing"),
-    (("localhost", 2, 0), "--coordinator localhost: expected host:port, such as 10.0.0.1:1234"),
-    (("localhost:1", 0, 0), "--processes 0: expected a whole number of at least 1"),
-    (("localhost:1", 2, 2), "--process-id 2: processes are counted from 0, so that of 2 the last is 1"),
-    (("localhost:1", 2, -1), "--process-id -1: processes are counted from 0"),
-    (("nowhere.invalid:1234", 2, 1), "coordinator nowhere.invalid:1234: process 1 of 2 could not reach it in 0 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            ("localhost:1", None, None),
+            "--coordinator, --processes and --process-id go together: --processes and --process-id are missing",
+        ),
+        (("localhost:1", 2, None), "--process-id is missing"),
+        (("localhost", 2, 0), "--coordinator localhost: expected host:port, such as 10.0.0.1:1234"),
+        (("localhost:1", 0, 0), "--processes 0: expected a whole number of at least 1"),
+        (
+            ("localhost:1", 2, 2),
+            "--process-id 2: processes are counted from 0, so that of 2 the last is 1",
+        ),
+        (("localhost:1", 2, -1), "--process-id -1: processes are counted from 0"),
+        (
+            ("nowhere.invalid:1234", 2, 1),
+            "coordinator nowhere.invalid:1234: process 1 of 2 could not reach it in 0 s",
+        ),
+    ],
+)
 def test_how_a_process_cannot_join(given, message):
     with pytest.raises(MeshDSLError, match=re.escape(message)):
         join(*given, patience=0)
@@ -268,28 +291,77 @@ SLURM = {
 EIGHT = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
 
 
-@pytest.mark.parametrize("environment, expected", [
-    ({}, None),
-    (SLURM | {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | EIGHT, Cluster("SLURM", "slurm", 2)),
-    (SLURM | {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"} | EIGHT, Cluster("SLURM", "slurm", 8, (2, 3))),
-    (SLURM | {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_PER_TASK": "2"}, Cluster("SLURM", "slurm", 8)),
-    (SLURM | {"SLURM_NTASKS": "1"}, None),
-    ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),
-    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Cluster("Open MPI", "ompi", 4, (1,))),
-    ({"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "1"}, Cluster("GKE", "gketpu", 4)),
-    ({"TPU_WORKER_HOSTNAMES": "a,b", "MEGASCALE_NUM_SLICES": "3"}, Cluster("GKE", "gketpu", 6)),
-    ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
-], ids=["none", "a process per node", "four per node", "own GPUs", "one task", "sbatch without srun", "mpirun", "GKE", "GKE slices", "one host"])  # fmt: skip
+@pytest.mark.parametrize(
+    "environment, expected",
+    [
+        ({}, None),
+        (
+            SLURM | {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | EIGHT,
+            Cluster("SLURM", "slurm", 2),
+        ),
+        (
+            SLURM | {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"} | EIGHT,
+            Cluster("SLURM", "slurm", 8, (2, 3)),
+        ),
+        (
+            SLURM
+            | {
+                "SLURM_NTASKS": "8",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+                "SLURM_GPUS_PER_TASK": "2",
+            },
+            Cluster("SLURM", "slurm", 8),
+        ),
+        (SLURM | {"SLURM_NTASKS": "1"}, None),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+            None,
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            Cluster("Open MPI", "ompi", 4, (1,)),
+        ),
+        ({"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "1"}, Cluster("GKE", "gketpu", 4)),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "MEGASCALE_NUM_SLICES": "3"}, Cluster("GKE", "gketpu", 6)),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
+    ],
+    ids=[
+        "none",
+        "a process per node",
+        "four per node",
+        "own GPUs",
+        "one task",
+        "sbatch without srun",
+        "mpirun",
+        "GKE",
+        "GKE slices",
+        "one host",
+    ],
+)
 def test_clusters_are_seen_by_their_variables(environment, expected):
     assert find_cluster({"TPU_SKIP_MDS_QUERY": "1"} | environment) == expected
 
 
-@pytest.mark.parametrize("attributes, expected", [
-    ({"worker-network-endpoints": "a,b"}, Cluster("Cloud TPU", "gcetpu", 2)),
-    ({"worker-network-endpoints": "a,b", "tpu-env": "ZONE: 'x'\nMEGASCALE_NUM_SLICES: '12'\n"}, Cluster("Cloud TPU", "gcetpu", 24)),
-    ({"worker-network-endpoints": "a"}, None),
-    ({}, None),
-], ids=["a pod", "slices", "one host", "no metadata"])  # fmt: skip
+@pytest.mark.parametrize(
+    "attributes, expected",
+    [
+        ({"worker-network-endpoints": "a,b"}, Cluster("Cloud TPU", "gcetpu", 2)),
+        (
+            {
+                "worker-network-endpoints": "a,b",
+                "tpu-env": "ZONE: 'x'\nMEGASCALE_NUM_SLICES: '12'\n",
+            },
+            Cluster("Cloud TPU", "gcetpu", 24),
+        ),
+        ({"worker-network-endpoints": "a"}, None),
+        ({}, None),
+    ],
+    ids=["a pod", "slices", "one host", "no metadata"],
+)
 def test_a_tpu_pod_is_seen_by_its_metadata(attributes, expected):
     class Metadata(BaseHTTPRequestHandler):
         def do_GET(self):

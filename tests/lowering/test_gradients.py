@@ -86,17 +86,31 @@ def test_accumulated_gradients_are_the_mean_over_microbatches():
 
 
 USES = {
-    "used twice, once over the batch": lambda w, x: md.mean(md.einsum(x, w, out=(BATCH, C))) + md.sum(md.square(w)),
+    "used twice, once over the batch": lambda w, x: (
+        md.mean(md.einsum(x, w, out=(BATCH, C))) + md.sum(md.square(w))
+    ),
     "not used": lambda w, x: md.mean(x) + md.sum(w * 0.0),
     "returned": lambda w, x: (md.mean(md.einsum(x, w, w * 2.0, out=(BATCH,))), w),
     "only itself": lambda w, x: md.sum(md.square(w)) + md.max(w) + md.sum(md.softmax(w, C) * w),
-    "through a cast": lambda w, x: md.mean(md.einsum(md.cast(x, jnp.float16), md.cast(w, jnp.float16), out=(BATCH, C))),
-    "scanned": lambda w, x: md.sum(md.scan(lambda h, row: (md.tanh(h * row), ()), md.mean(x), md.sum(w, C), dim=D)[0]),
-    "carried and met": lambda w, x: md.sum(md.scan(lambda h, r: (h * md.cos(r), ()), md.sum(w, D), md.einsum(x, w, out=(BATCH, C)),
-                                                  dim=BATCH)[0]),
-    "by cond": lambda w, x: md.cond(md.sum(x) > 0, lambda: md.mean(md.einsum(x, w, out=(BATCH, C))), lambda: md.sum(w)),
+    "through a cast": lambda w, x: md.mean(
+        md.einsum(md.cast(x, jnp.float16), md.cast(w, jnp.float16), out=(BATCH, C))
+    ),
+    "scanned": lambda w, x: md.sum(
+        md.scan(lambda h, row: (md.tanh(h * row), ()), md.mean(x), md.sum(w, C), dim=D)[0]
+    ),
+    "carried and met": lambda w, x: md.sum(
+        md.scan(
+            lambda h, r: (h * md.cos(r), ()),
+            md.sum(w, D),
+            md.einsum(x, w, out=(BATCH, C)),
+            dim=BATCH,
+        )[0]
+    ),
+    "by cond": lambda w, x: md.cond(
+        md.sum(x) > 0, lambda: md.mean(md.einsum(x, w, out=(BATCH, C))), lambda: md.sum(w)
+    ),
     "as a table": lambda w, x: md.sum(md.take(w, md.cast(md.mean(x, D) * 40.0, jnp.int32), D)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)

@@ -18,11 +18,20 @@ LAYOUTS = {
     "batch": layout("batch -> data", mesh=MESH, uneven="pad"),
     "batch over two axes": layout("batch -> data, model", mesh=MESH, uneven="pad"),
     "minor first": layout("batch -> model, data", "vocab? -> data", mesh=MESH, uneven="pad"),
-    "several": layout("heads? -> data", "vocab? -> data", "batch -> model", "length? -> data", mesh=MESH, uneven="pad"),
+    "several": layout(
+        "heads? -> data",
+        "vocab? -> data",
+        "batch -> model",
+        "length? -> data",
+        mesh=MESH,
+        uneven="pad",
+    ),
     "over eight": layout("heads? -> m", "vocab? -> m", "length? -> m", mesh={"m": 8}, uneven="pad"),
-    "at rest too": layout("vocab? -> model", "batch -> data", parameters=["d? -> data"], mesh=MESH, uneven="pad"),
+    "at rest too": layout(
+        "vocab? -> model", "batch -> data", parameters=["d? -> data"], mesh=MESH, uneven="pad"
+    ),
     "one rule": layout("length? -> model", {"rule": "batch -> data", "uneven": "pad"}, mesh=MESH),
-}  # fmt: skip
+}
 
 
 def language_model(table, w, ids, targets):
@@ -42,11 +51,6 @@ def attention(x, w):
         md.einsum(q, k, out=(BATCH, HEADS, LENGTH, k.dim("memory"))) * 0.3, "memory"
     )
     return md.einsum(scores, k, out=(BATCH, LENGTH, HEADS))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Not here: rounded otherwise, two of the numbers are equal, and which of them a maximum is may differ."""
 
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)

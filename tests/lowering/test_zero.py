@@ -67,9 +67,16 @@ UNEVEN_ONCE = layout(
     gather="step",
 )
 ALL = dict(
-    zero2=ZERO2, once=ONCE, once_zero2=ONCE_ZERO2, hybrid=HYBRID_ZERO2, tensor=TENSOR_ZERO2, optimizer=OTHER_OPTIMIZER, layers=BY_LAYERS,
-    uneven=UNEVEN, uneven_once=UNEVEN_ONCE,
-)  # fmt: skip
+    zero2=ZERO2,
+    once=ONCE,
+    once_zero2=ONCE_ZERO2,
+    hybrid=HYBRID_ZERO2,
+    tensor=TENSOR_ZERO2,
+    optimizer=OTHER_OPTIMIZER,
+    layers=BY_LAYERS,
+    uneven=UNEVEN,
+    uneven_once=UNEVEN_ONCE,
+)
 XS = data(MICRO, BATCH, LENGTH, D, seed=7)
 
 

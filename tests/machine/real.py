@@ -69,6 +69,7 @@ def rings(text, sizes, axis):
 
 
 def main():
+    jax.config.update("jax_disable_most_optimizations", False)
     asked = json.load(sys.stdin)
     json.dump(
         {

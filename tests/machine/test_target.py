@@ -100,13 +100,27 @@ def test_rest_is_what_the_target_leaves():
 @pytest.mark.parametrize(
     "text, sizes, is_of, use",
     [
-        ("v5p:4x4x4", {"data": 8, "model": 4}, "mesh data=8 model=4 is of 32 devices", "data=16 model=4, data=8 model=8 or data=4 model=16"),
-        ("v5p:4x4x4", {"data": "rest", "model": 3}, "mesh data=rest model=3 is of a multiple of 3 devices",
-         "data=16 model=4, data=32 model=2 or data=8 model=8"),
+        (
+            "v5p:4x4x4",
+            {"data": 8, "model": 4},
+            "mesh data=8 model=4 is of 32 devices",
+            "data=16 model=4, data=8 model=8 or data=4 model=16",
+        ),
+        (
+            "v5p:4x4x4",
+            {"data": "rest", "model": 3},
+            "mesh data=rest model=3 is of a multiple of 3 devices",
+            "data=16 model=4, data=32 model=2 or data=8 model=8",
+        ),
         ("v5p:4x4x4", {"data": 128}, "mesh data=128 is of 128 devices", "data=64"),
-        ("tpu7x:4x4x2", {"data": 32, "model": 1}, "mesh data=32 model=1 is of 32 devices", "data=64 model=1, data=32 model=2 or data=16 model=4"),
+        (
+            "tpu7x:4x4x2",
+            {"data": 32, "model": 1},
+            "mesh data=32 model=1 is of 32 devices",
+            "data=64 model=1, data=32 model=2 or data=16 model=4",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mesh_that_does_not_fit_is_told_which_do(text, sizes, is_of, use):
     with pytest.raises(MeshDSLError) as e:
         fit_mesh(find_target(text), sizes, "layout fsdp.toml")

@@ -25,10 +25,31 @@ STAGES = (
     "fsdp-once",
 )  # between zero1 and fsdp, for whom the tests of these two stand in elsewhere
 CONFIGS = {
-    "llama": Config(style="llama", layers=2, d_model=32, heads=16, kv_heads=8, head_dim=8, d_ff=64, vocab=64, length=16,
-                    dropout=0.1, z_loss=1e-3),
-    "gpt2": Config(style="gpt2", layers=2, d_model=32, heads=8, head_dim=8, d_ff=64, vocab=64, length=16, dropout=0.1),
-}  # fmt: skip
+    "llama": Config(
+        style="llama",
+        layers=2,
+        d_model=32,
+        heads=16,
+        kv_heads=8,
+        head_dim=8,
+        d_ff=64,
+        vocab=64,
+        length=16,
+        dropout=0.1,
+        z_loss=1e-3,
+    ),
+    "gpt2": Config(
+        style="gpt2",
+        layers=2,
+        d_model=32,
+        heads=8,
+        head_dim=8,
+        d_ff=64,
+        vocab=64,
+        length=16,
+        dropout=0.1,
+    ),
+}
 BATCH = md.Dim("batch", 8)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from tests.helpers import only
 from tests.models import common
 from tests.models.test_parity import by_path
 
@@ -117,9 +118,15 @@ def test_the_loss_is_the_sum_over_all_tokens_and_the_report_says_how_many_counte
     assert CONFIGS[style].z_loss or value.array == aux["cross_entropy"].array
 
 
+QUICK = [("llama", name) for name in ("fsdp-once", "sequence", "fsdp-tensor", "context of keys")]
+QUICK += [("gpt2", "context")]
+
+
 @pytest.mark.parametrize(
     "style, name",
-    [*(("llama", name) for name in LAYOUTS), ("gpt2", "sequence"), ("gpt2", "context")],
+    only(
+        QUICK, [("llama", name) for name in LAYOUTS] + [("gpt2", "sequence"), ("gpt2", "context")]
+    ),
 )
 def test_every_layout_keeps_documents_apart(style, name):
     layout = layout_of(name)

@@ -35,11 +35,6 @@ DROPPED = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Not here: what is compared is what users compile."""
-
-
 def train_step(name):
     layout = common.load(name)
     sizes = axis_sizes(layout.mesh, 8 if layout.mesh else 1)

@@ -22,6 +22,12 @@ def program(config, name):
     return lowered, (common.init(config), common.batch(config), jax.random.key(0))
 
 
+@functools.cache
+def on_one_device():
+    lowered, args = program(CONFIG, "single")
+    return lowered(*args)
+
+
 def local_sizes(jaxpr):
     for eqn in jaxpr.eqns:
         for variable in eqn.outvars:
@@ -48,17 +54,14 @@ def test_a_model_computes_in_the_dtype_of_its_parameters_and_gathers_them_in_it(
 
     _, args = program(CONFIG, "fsdp")
     lowered = md.lower(md.value_and_grad(in_bfloat16, has_aux=True), common.load("fsdp"))
-    (loss, _), grads = lowered(*args)
-    (expected, _), _ = program(CONFIG, "fsdp")[0](*args)
+    traced, recorded = lowered.trace_program(*args)
+    (loss, _), grads = traced.lower().compile()(*args)
+    (expected, _), _ = on_one_device()
     np.testing.assert_allclose(loss.array, expected.array, rtol=1e-2)
     assert {
         g.dtype for g in jax.tree.leaves(grads, is_leaf=lambda g: isinstance(g, md.Tensor))
     } == {np.dtype("float32")}
-    gathered = [
-        c
-        for c in lowered.program(*args).collectives
-        if c.operation == "all_gather" and c.bytes > 1000
-    ]
+    gathered = [c for c in recorded.collectives if c.operation == "all_gather" and c.bytes > 1000]
     assert gathered and {c.dtype for c in gathered} == {"bfloat16"}
 
 
@@ -67,14 +70,12 @@ def test_a_model_computes_in_the_dtype_of_its_parameters_and_gathers_them_in_it(
 )
 def test_what_is_recomputed_changes_collectives_and_no_gradient(remat, gathers_again):
     lowered, args = program(dataclasses.replace(CONFIG, remat=remat), "fsdp")
-    reference, same = program(CONFIG, "single")
-    (_, grads), (_, expected) = lowered(*args), reference(*same)
+    traced, recorded = lowered.trace_program(*args)
+    (_, grads), (_, expected) = traced.lower().compile()(*args), on_one_device()
     for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         assert np.linalg.norm(np.asarray(got) - np.asarray(want)) <= 1e-5 * np.linalg.norm(want)
     again = [
-        c
-        for c in lowered.program(*args).collectives
-        if c.phase == "recompute" and c.operation == "all_gather"
+        c for c in recorded.collectives if c.phase == "recompute" and c.operation == "all_gather"
     ]
     assert bool(again) == gathers_again
 

@@ -14,7 +14,7 @@ from meshdsl.compiled.collectives import from_hlo
 from meshdsl.models.unet import Config, UNet
 from meshdsl.record import summary
 from meshdsl.record.jaxpr import sub_jaxprs
-from tests.helpers import assert_equal, data, dims, layout
+from tests.helpers import assert_equal, data, dims, every, layout
 
 CONFIG = Config(levels=2, channels=4, colors=3, outputs=2)
 BATCH, HEIGHT, WIDTH, COLORS = dims(batch=2, height=8, width=16, colors=3)
@@ -64,6 +64,7 @@ def test_images_come_back_in_their_size(sizes):
     assert set(made.dims) == {BATCH, height, width, md.Dim("outputs", 2)}
 
 
+@pytest.mark.slow
 def test_digits_lose_their_noise_and_the_same_under_every_layout(capsys):
     main = runpy.run_path("examples/unet_digits.py")["main"]
     losses = {}
@@ -106,7 +107,7 @@ def local_sizes(jaxpr):
             yield from local_sizes(sub)
 
 
-@pytest.mark.parametrize("rules", [SPATIAL, TILES], ids=["spatial", "tiles"])
+@every({"spatial": SPATIAL, "tiles": TILES}, "spatial")
 def test_images_of_4096_pixels_squared_cost_the_rims_of_their_tiles(rules):
     config = Config(levels=3, channels=32, colors=3, outputs=3)
     mesh = md.make_mesh(rules)
@@ -120,14 +121,14 @@ def test_images_of_4096_pixels_squared_cost_the_rims_of_their_tiles(rules):
         )
     )
     lowered = md.lower(step, rules, mesh)
-    program = lowered.program(*args)
+    traced, program = lowered.trace_program(*args)
     over_rows, over_cols = halo_bytes(config, 4096, 1, sizes["rows"], sizes["cols"])
     found = summary(program.collectives)
     assert found["ppermute", ("rows",)][1] == over_rows
     assert found["ppermute", ("cols",)][1] == over_cols
     assert {operation for operation, _ in found} == {"ppermute", "psum"}
-    assert summary(from_hlo(lowered.lower(*args).compile().as_text(), mesh)) == found
-    (whole,) = [e for e in lowered.trace(*args).jaxpr.eqns if e.primitive.name == "shard_map"]
+    assert summary(from_hlo(traced.lower().compile().as_text(), mesh)) == found
+    (whole,) = [e for e in traced.jaxpr.eqns if e.primitive.name == "shard_map"]
     assert (
         max(local_sizes(whole.params["jaxpr"])) == 4096 // min(sizes["rows"], sizes["cols"]) + 2
     )  # no more than a tile with its halo

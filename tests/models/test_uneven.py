@@ -1,6 +1,7 @@
 """A model whose sizes divide over nothing, under every shipped layout with `uneven = "pad"`: the same as on one device."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from meshdsl.models.transformer import Config
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Checkpoint
 from meshdsl.train.step import TrainStep
+from tests.helpers import only
 from tests.models import common
 from tests.models.test_parity import by_path, value_and_grad
 
@@ -54,12 +56,21 @@ def batch(config, seed=1):
     return {"tokens": md.tensor(tokens[:, :-1], dims), "targets": md.tensor(tokens[:, 1:], dims)}
 
 
-@pytest.mark.parametrize("style", CONFIGS)
-@pytest.mark.parametrize("name", common.LAYOUTS[1:])
-def test_loss_and_every_gradient_equal_one_device(style, name):
+CASES = [(style, name) for style in CONFIGS for name in common.LAYOUTS[1:]]
+QUICK = [("llama", name) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence")]
+QUICK += [("gpt2", name) for name in ("zero1", "sequence")]
+
+
+@functools.cache
+def one_device(style):
     config = CONFIGS[style]
     args = common.init(config), batch(config), jax.random.key(5)
-    (value, _), grads = jax.jit(value_and_grad)(*args)
+    return args, jax.jit(value_and_grad)(*args)
+
+
+@pytest.mark.parametrize("style, name", only(QUICK, CASES))
+def test_loss_and_every_gradient_equal_one_device(style, name):
+    args, ((value, _), grads) = one_device(style)
     (got, _), got_grads = md.lower(value_and_grad, load(name))(*args)
     np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
     expected, got = by_path(grads), by_path(got_grads)
@@ -76,7 +87,11 @@ def step_under(layout, optimizer):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [optax.adamw(1e-3), optax.adafactor(1e-3)], ids=["adamw", "adafactor"]
+    "optimizer",
+    [
+        pytest.param(optax.adamw(1e-3), id="adamw"),
+        pytest.param(optax.adafactor(1e-3), id="adafactor", marks=pytest.mark.slow),
+    ],
 )
 def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
     """Trained under a layout that pads, saved, and gone on with on one device: as if it had always been there."""

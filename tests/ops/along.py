@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, data, dims, layout
+from tests.helpers import assert_same, data, dims, every, layout
 
 EVEN, UNEVEN = dims(a=8, b=16, c=4), dims(a=5, b=11, c=3)
 BOTH, THREE = {"m": 2, "n": 4}, {"r": 2, "n": 2, "m": 2}
@@ -21,7 +20,7 @@ LAYOUTS = {
     "uneven over both": (UNEVEN, pads("b -> m, n", "w? -> n, m", mesh={"m": 3, "n": 2})),
     "mostly padding": (UNEVEN, pads("b -> m", "v? -> m", mesh={"m": 8})),
 }
-every_layout = pytest.mark.parametrize(("sizes", "rules"), LAYOUTS.values(), ids=LAYOUTS)
+every_layout = every(LAYOUTS, "the dim", "uneven over both")
 
 
 def assert_as_numpy(ops) -> None:

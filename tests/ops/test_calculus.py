@@ -140,13 +140,25 @@ def test_derivatives_are_those_of_jax():
 
 
 INSIDE = {
-    "a gradient of a directional derivative": lambda w, x, v: jvp(lambda w: md.tanh(md.einsum(x, w, out=(A, E))), (w,), (v,))[1],
-    "a gradient of a gradient": lambda w, x, v: md.einsum(x, vjp(lambda w: md.sum(md.sin(md.einsum(x, w, out=(A, E)))), w)[1](ONE)[0], out=(A, E)),
-    "of what a checkpoint recomputes": lambda w, x, v: jvp(checkpoint(lambda x: md.tanh(md.einsum(x, w, out=(A, E)))), (x,), (md.cos(x),))[1],
-    "for each element": lambda w, x, v: over(A, lambda x: vjp(lambda w, x: md.sum(md.tanh(md.einsum(x, w, out=(E,)))), w, x)[1](ONE))(x),
-    "forwards for each element": lambda w, x, v: over(A, lambda x: jvp(lambda w, x: md.tanh(md.einsum(x, w, out=(E,))), (w, x), (v, x)))(x),
-    "closed over alone": lambda w, x, v: jvp(lambda s: md.sum(x * w_sum(w)) * s, (md.tensor(1.0, ()),), (md.tensor(2.0, ()),)),
-}  # fmt: skip
+    "a gradient of a directional derivative": lambda w, x, v: jvp(
+        lambda w: md.tanh(md.einsum(x, w, out=(A, E))), (w,), (v,)
+    )[1],
+    "a gradient of a gradient": lambda w, x, v: md.einsum(
+        x, vjp(lambda w: md.sum(md.sin(md.einsum(x, w, out=(A, E)))), w)[1](ONE)[0], out=(A, E)
+    ),
+    "of what a checkpoint recomputes": lambda w, x, v: jvp(
+        checkpoint(lambda x: md.tanh(md.einsum(x, w, out=(A, E)))), (x,), (md.cos(x),)
+    )[1],
+    "for each element": lambda w, x, v: over(
+        A, lambda x: vjp(lambda w, x: md.sum(md.tanh(md.einsum(x, w, out=(E,)))), w, x)[1](ONE)
+    )(x),
+    "forwards for each element": lambda w, x, v: over(
+        A, lambda x: jvp(lambda w, x: md.tanh(md.einsum(x, w, out=(E,))), (w, x), (v, x))
+    )(x),
+    "closed over alone": lambda w, x, v: jvp(
+        lambda s: md.sum(x * w_sum(w)) * s, (md.tensor(1.0, ()),), (md.tensor(2.0, ()),)
+    ),
+}
 
 
 def w_sum(w):

@@ -98,17 +98,36 @@ def test_gradients_of_all_functions_are_the_same_lowered():
 
 
 OPERATORS = {
-    "x + y": lambda x, y: x + y, "x - 2": lambda x, y: x - 2, "2 - x": lambda x, y: 2 - x, "x * y": lambda x, y: x * y,
-    "3 * x": lambda x, y: 3 * x, "x / y": lambda x, y: x / y, "x / 2": lambda x, y: x / 2, "1 / x": lambda x, y: 1 / x,
-    "x // 0.2": lambda x, y: x // 0.2, "x % 0.3": lambda x, y: x % 0.3, "x ** 2": lambda x, y: x**2,
-    "2 ** x": lambda x, y: 2**x, "-x": lambda x, y: -x, "abs": lambda x, y: abs(x - y), "x < y": lambda x, y: x < y,
-    "x <= 0.5": lambda x, y: x <= 0.5, "x > y": lambda x, y: x > y, "0.5 >= x": lambda x, y: 0.5 >= x,
-    "x == y": lambda x, y: x == y, "x != y": lambda x, y: x != y,
-}  # fmt: skip
+    "x + y": lambda x, y: x + y,
+    "x - 2": lambda x, y: x - 2,
+    "2 - x": lambda x, y: 2 - x,
+    "x * y": lambda x, y: x * y,
+    "3 * x": lambda x, y: 3 * x,
+    "x / y": lambda x, y: x / y,
+    "x / 2": lambda x, y: x / 2,
+    "1 / x": lambda x, y: 1 / x,
+    "x // 0.2": lambda x, y: x // 0.2,
+    "x % 0.3": lambda x, y: x % 0.3,
+    "x ** 2": lambda x, y: x**2,
+    "2 ** x": lambda x, y: 2**x,
+    "-x": lambda x, y: -x,
+    "abs": lambda x, y: abs(x - y),
+    "x < y": lambda x, y: x < y,
+    "x <= 0.5": lambda x, y: x <= 0.5,
+    "x > y": lambda x, y: x > y,
+    "0.5 >= x": lambda x, y: 0.5 >= x,
+    "x == y": lambda x, y: x == y,
+    "x != y": lambda x, y: x != y,
+}
 ON_INTEGERS = {
-    "i & j": lambda i, j: i & j, "i | 4": lambda i, j: i | 4, "5 ^ i": lambda i, j: 5 ^ i, "~i": lambda i, j: ~i,
-    "i / 2": lambda i, j: i / 2, "i // j": lambda i, j: i // (j + 1), "i % 3": lambda i, j: i % 3,
-}  # fmt: skip
+    "i & j": lambda i, j: i & j,
+    "i | 4": lambda i, j: i | 4,
+    "5 ^ i": lambda i, j: 5 ^ i,
+    "~i": lambda i, j: ~i,
+    "i / 2": lambda i, j: i / 2,
+    "i // j": lambda i, j: i // (j + 1),
+    "i % 3": lambda i, j: i % 3,
+}
 
 
 @pytest.mark.parametrize("text", [*OPERATORS, *ON_INTEGERS])

@@ -10,6 +10,7 @@ from tests.helpers import (
     collectives,
     data,
     dims,
+    every,
     integers,
     layout,
     weight,
@@ -46,26 +47,50 @@ def nested(x):
 SCANS = {
     "recurrent": lambda x, xs, row, start, mix: recurrent(start, mix, xs),
     "split carry": lambda x, xs, *_: md.scan(lambda h, x: (md.sin(h + x), h * x), x, xs, dim=T),
-    "reverse": lambda x, xs, *_: md.scan(lambda h, x: (md.sin(h + x), h), x, xs, dim=T, reverse=True),
+    "reverse": lambda x, xs, *_: md.scan(
+        lambda h, x: (md.sin(h + x), h), x, xs, dim=T, reverse=True
+    ),
     "unrolled": lambda x, xs, *_: md.scan(lambda h, x: (md.sin(h + x), h), x, xs, dim=T, unroll=2),
-    "pending carry": lambda x, *_: md.scan(lambda h, _: (h + md.sum(x, A), h), md.sum(x, A), (), dim=T)[0],
+    "pending carry": lambda x, *_: md.scan(
+        lambda h, _: (h + md.sum(x, A), h), md.sum(x, A), (), dim=T
+    )[0],
     "pending results": lambda x, xs, *_: md.scan(lambda h, x: (h, md.sum(x, A)), (), xs, dim=T)[1],
-    "carry lies otherwise": lambda x, xs, *_: md.scan(lambda h, x: (md.transpose(md.sin(h), (B, A)), ()), x, xs, dim=T)[0],
-    "constant carry": lambda x, xs, *_: md.scan(lambda h, x: (h + md.sum(x), h), md.tensor(0.0, ()), xs, dim=T),
-    "only closed over": lambda x, *_: md.scan(lambda h, _: (h + md.sum(x, A), md.sum(x)), ZERO, (), dim=T),
+    "carry lies otherwise": lambda x, xs, *_: md.scan(
+        lambda h, x: (md.transpose(md.sin(h), (B, A)), ()), x, xs, dim=T
+    )[0],
+    "constant carry": lambda x, xs, *_: md.scan(
+        lambda h, x: (h + md.sum(x), h), md.tensor(0.0, ()), xs, dim=T
+    ),
+    "only closed over": lambda x, *_: md.scan(
+        lambda h, _: (h + md.sum(x, A), md.sum(x)), ZERO, (), dim=T
+    ),
     "nested": lambda x, *_: nested(x),
-    "a parameter carried": lambda x, xs, row, start, mix: md.scan(lambda h, x: (h * md.cos(x), h), start, md.sum(xs, A), dim=T),
-    "a parameter unchanged": lambda x, xs, row, start, mix: md.scan(lambda h, x: (h, h * x), start, xs, dim=T),
+    "a parameter carried": lambda x, xs, row, start, mix: md.scan(
+        lambda h, x: (h * md.cos(x), h), start, md.sum(xs, A), dim=T
+    ),
+    "a parameter unchanged": lambda x, xs, row, start, mix: md.scan(
+        lambda h, x: (h, h * x), start, xs, dim=T
+    ),
     "a tree of several": lambda x, xs, row, start, mix: md.scan(
-        lambda c, x: ({"h": md.tanh(c["h"] + x), "n": c["n"] + 1.0, "s": c["s"] + md.sum(x, A)}, (c["n"], x * row)),
-        {"h": x, "n": md.tensor(0.0, ()), "s": row}, xs, dim=T),
-    "dim not in front": lambda x, xs, *_: md.scan(lambda h, x: (h + x, h), x, md.transpose(xs, (A, T, B)), dim=T),
+        lambda c, x: (
+            {"h": md.tanh(c["h"] + x), "n": c["n"] + 1.0, "s": c["s"] + md.sum(x, A)},
+            (c["n"], x * row),
+        ),
+        {"h": x, "n": md.tensor(0.0, ()), "s": row},
+        xs,
+        dim=T,
+    ),
+    "dim not in front": lambda x, xs, *_: md.scan(
+        lambda h, x: (h + x, h), x, md.transpose(xs, (A, T, B)), dim=T
+    ),
     "no carry": lambda x, xs, row, *_: md.scan(lambda _, x: ((), x + row), (), xs, dim=T)[1],
-    "arrays": lambda x, *_: md.scan(lambda n, i: (n + i, x * n), jnp.float32(1), jnp.arange(4.0), dim=T)[1],
-}  # fmt: skip
+    "arrays": lambda x, *_: md.scan(
+        lambda n, i: (n + i, x * n), jnp.float32(1), jnp.arange(4.0), dim=T
+    )[1],
+}
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "features", "the scanned dim over both")
 @pytest.mark.parametrize("half", [0, 1])
 def test_scans_are_the_same_lowered(rules, half):
     some = dict(list(SCANS.items())[half::2])
@@ -105,15 +130,26 @@ def test_the_record_holds_a_body_once_and_counts_its_turns():
 CONDS = {
     "pending": lambda p, x, w: md.cond(p, lambda x: md.sum(x, A), lambda x: md.max(x, A) * 2.0, x),
     "closed over": lambda p, x, w: md.cond(p, lambda: md.sum(x, A), lambda: md.max(x, A)),
-    "only closed over": lambda p, x, w: md.cond(md.tensor(True, ()), lambda: md.sum(x, A), lambda: md.max(x, A)),
-    "dims lie otherwise": lambda p, x, w: md.cond(p, lambda x: md.tanh(x), lambda x: md.transpose(x, (B, A)), x),
+    "only closed over": lambda p, x, w: md.cond(
+        md.tensor(True, ()), lambda: md.sum(x, A), lambda: md.max(x, A)
+    ),
+    "dims lie otherwise": lambda p, x, w: md.cond(
+        p, lambda x: md.tanh(x), lambda x: md.transpose(x, (B, A)), x
+    ),
     "a parameter and a value": lambda p, x, w: md.cond(
-        p, lambda x: md.einsum(x, w, out=(A, E)), lambda x: md.broadcast(md.sum(w, B), (A, E)), x),
-    "a constant": lambda p, x, w: md.cond(p, lambda x: md.tensor(jnp.ones(8), (B,)), lambda x: md.mean(x, A), x),
+        p, lambda x: md.einsum(x, w, out=(A, E)), lambda x: md.broadcast(md.sum(w, B), (A, E)), x
+    ),
+    "a constant": lambda p, x, w: md.cond(
+        p, lambda x: md.tensor(jnp.ones(8), (B,)), lambda x: md.mean(x, A), x
+    ),
     "decided by data": lambda p, x, w: md.cond(md.sum(x) > 0, lambda x: x, lambda x: md.sin(x), x),
-    "a number": lambda p, x, w: md.cond(md.cast(p, jnp.float32) * 0.5, lambda x: x, lambda x: md.sin(x), x),
-    "in a scan": lambda p, x, w: md.scan(lambda h, _: (md.cond(p, md.sin, md.cos, h), ()), x, (), dim=T)[0],
-}  # fmt: skip
+    "a number": lambda p, x, w: md.cond(
+        md.cast(p, jnp.float32) * 0.5, lambda x: x, lambda x: md.sin(x), x
+    ),
+    "in a scan": lambda p, x, w: md.scan(
+        lambda h, _: (md.cond(p, md.sin, md.cos, h), ()), x, (), dim=T
+    )[0],
+}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.helpers import (
     data,
     dims,
     distance,
+    every,
     integers,
     layout,
     weight,
@@ -31,11 +32,19 @@ NHWC = ("NHWC", "HWIO", "NHWC")
 SETTINGS = {
     "same": (dict(), dict(window_strides=(1, 1), padding="SAME")),
     "strided": (dict(stride=2), dict(window_strides=(2, 2), padding="SAME")),
-    "valid, dilated": (dict(dilation={"h": 3, "w": 2}, padding="VALID"),
-                       dict(window_strides=(1, 1), padding="VALID", rhs_dilation=(3, 2))),
-    "explicit": (dict(stride={H: 3}, padding={"h": (3, 0), "w": 1}), dict(window_strides=(3, 1), padding=[(3, 0), (1, 1)])),
-    "a number": (dict(stride=3, dilation=2, padding=4), dict(window_strides=(3, 3), padding=[(4, 4)] * 2, rhs_dilation=(2, 2))),
-}  # fmt: skip
+    "valid, dilated": (
+        dict(dilation={"h": 3, "w": 2}, padding="VALID"),
+        dict(window_strides=(1, 1), padding="VALID", rhs_dilation=(3, 2)),
+    ),
+    "explicit": (
+        dict(stride={H: 3}, padding={"h": (3, 0), "w": 1}),
+        dict(window_strides=(3, 1), padding=[(3, 0), (1, 1)]),
+    ),
+    "a number": (
+        dict(stride=3, dilation=2, padding=4),
+        dict(window_strides=(3, 3), padding=[(4, 4)] * 2, rhs_dilation=(2, 2)),
+    ),
+}
 MESH = {"m": 2, "s": 4}
 LAYOUTS = {
     "batch and rows": layout("n? -> m", "h, u? -> s", mesh=MESH, uneven="pad"),
@@ -77,7 +86,7 @@ def test_conv_is_that_of_jax_and_conv_transpose_its_transpose(ours, theirs):
     assert distance(back.array, transpose(expected)[0]) < 1e-6
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "columns, minor first", "rows over both", "channels out", "groups")
 def test_every_setting_is_the_same_lowered(rules):
     run = lambda x, k: {name: there_and_back(x, k, ours) for name, (ours, _) in SETTINGS.items()}
     assert_same(run, X, K, layout=rules)
@@ -92,9 +101,15 @@ PARTS = {
     "batch summed out": lambda x, k, _: conv(x, k, {W: "t"}, out=(H, W, G)),
     "all channels in": lambda x, k, _: conv(x, k, {"h": "t"}, out=(..., O)),
     "no channels at all": lambda x, _, taps: conv(x, taps, {H: T, W: S}, out=(...,)),
-}  # fmt: skip
-JUDGED = {"several batch dims": {W: T}, "an order of its own": {W: T}, "groups of one channel": {W: T}, "batch summed out": {W: T},
-          "all channels in": {H: T}, "no channels at all": {H: T, W: S}}  # fmt: skip
+}
+JUDGED = {
+    "several batch dims": {W: T},
+    "an order of its own": {W: T},
+    "groups of one channel": {W: T},
+    "batch summed out": {W: T},
+    "all channels in": {H: T},
+    "no channels at all": {H: T, W: S},
+}
 
 
 def by_taps(x, k, over, out, stride=1, dilation=1, padding=None):
@@ -173,8 +188,14 @@ def test_one_dim_is_that_of_jax_for_any_window(drawn):
     back = conv_transpose(y, k, {"v": taps}, out=(..., C), into={"v": dim}, **how)
     assert distance(back.array, transpose(expected)[0]) < 1e-6
     freely = conv_transpose(y, k, {"v": taps}, out=(..., C), into={"v": "w"}, **how).dim("w")
-    assert conv(md.tensor(np.zeros(freely.size), (freely,)), md.tensor(np.zeros(taps.size), (taps,)), {freely: taps}, out=(...,),
-                into={"w": "v"}, **how).dim("v") == y.dim("v")  # fmt: skip
+    assert conv(
+        md.tensor(np.zeros(freely.size), (freely,)),
+        md.tensor(np.zeros(taps.size), (taps,)),
+        {freely: taps},
+        out=(...,),
+        into={"w": "v"},
+        **how,
+    ).dim("v") == y.dim("v")
 
 
 @settings(max_examples=settings.default.max_examples // 3)

@@ -11,8 +11,12 @@ from tests.helpers import assert_equal, assert_same, data, dims, distance, layou
 from tests.ops.along import EVEN, UNEVEN, every_layout
 
 NUMPY = {
-    "cumsum": np.add, "cumprod": np.multiply, "cummax": np.maximum, "cummin": np.minimum, "cumlogsumexp": np.logaddexp,
-}  # fmt: skip
+    "cumsum": np.add,
+    "cumprod": np.multiply,
+    "cummax": np.maximum,
+    "cummin": np.minimum,
+    "cumlogsumexp": np.logaddexp,
+}
 FIRST = {"cumsum": 0, "cumprod": 1, "cummax": -np.inf, "cummin": np.inf, "cumlogsumexp": -np.inf}
 HOW = [{}, {"reverse": True}, {"exclusive": True}, {"reverse": True, "exclusive": True}]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, collectives, data, dims, integers, layout, weight
+from tests.helpers import assert_same, collectives, data, dims, every, integers, layout, weight
 
 A, B, C, V = dims(a=8, b=16, c=4, v=16)
 X = data(A, B, C)
@@ -44,7 +44,7 @@ def test_take_is_indexing():
     assert np.array_equal(found, np.where(inside[..., None], TABLE.array[np.clip(ids, 0, 15)], 0))
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "none", "other dim", "the dim")
 def test_takes_are_the_same_lowered(rules):
     run = lambda *args: {name: fn(*args) for name, fn in TAKES.items()}
     assert_same(run, TABLE, IDS, ROWS, PICKS, layout=rules)
@@ -70,7 +70,7 @@ def test_indices_of_any_integer_dtype_work(dtype):
     assert np.array_equal(md.take(table, ids, wide).array, table.array[ids.array.astype(jnp.int32)])
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "none", "the dim")
 def test_numbered_elements_are_the_same_lowered(rules):
     long = md.Dim("b", 4096)
 

@@ -44,17 +44,27 @@ def mixed(h, w):
 
 WHILES = {
     "a split carry": lambda x, w: while_loop(small, lambda h: h * 1.5, x),
-    "a pending carry": lambda x, w: while_loop(lambda h: md.max(h) < 9.0, lambda h: h + md.sum(x, A), md.sum(x, A)),
+    "a pending carry": lambda x, w: while_loop(
+        lambda h: md.max(h) < 9.0, lambda h: h + md.sum(x, A), md.sum(x, A)
+    ),
     "a parameter closed over": lambda x, w: while_loop(small, lambda h: h + mixed(h, w), x),
     "a parameter carried": lambda x, w: while_loop(small, lambda h: h * 1.5, w),
     "a tree": lambda x, w: while_loop(
-        lambda c: c["n"] < 3, lambda c: {"n": c["n"] + 1, "h": md.transpose(md.sin(c["h"]), (B, A)), "i": c["i"] * 2},
-        {"n": md.tensor(0, ()), "h": x, "i": jnp.int32(1)}),
-    "only closed over": lambda x, w: while_loop(lambda n: n < md.sum(md.abs(x)), lambda n: n + md.max(x), md.tensor(1.0, ())),
-    "a condition on constants": lambda x, w: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + md.max(x, A)), (md.tensor(0, ()), ROW)),
-    "nested": lambda x, w: while_loop(small, lambda h: while_loop(lambda g: md.max(g) < md.max(h) + 1.0, lambda g: g * 2.0, h), x),
+        lambda c: c["n"] < 3,
+        lambda c: {"n": c["n"] + 1, "h": md.transpose(md.sin(c["h"]), (B, A)), "i": c["i"] * 2},
+        {"n": md.tensor(0, ()), "h": x, "i": jnp.int32(1)},
+    ),
+    "only closed over": lambda x, w: while_loop(
+        lambda n: n < md.sum(md.abs(x)), lambda n: n + md.max(x), md.tensor(1.0, ())
+    ),
+    "a condition on constants": lambda x, w: while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + md.max(x, A)), (md.tensor(0, ()), ROW)
+    ),
+    "nested": lambda x, w: while_loop(
+        small, lambda h: while_loop(lambda g: md.max(g) < md.max(h) + 1.0, lambda g: g * 2.0, h), x
+    ),
     "never": lambda x, w: while_loop(lambda h: md.any(h > 5.0), lambda h: h + 1.0, x),
-}  # fmt: skip
+}
 
 
 @RULES
@@ -91,15 +101,23 @@ def test_a_gradient_flows_past_a_while_loop():
 
 
 SWITCHES = {
-    "pending": lambda i, x, w: switch(i, [lambda x: md.sum(x, A), lambda x: md.max(x, A), lambda x: md.mean(x, A)], x),
-    "dims lie otherwise": lambda i, x, w: switch(i, [md.tanh, lambda x: md.transpose(x, (B, A))], x),
-    "a parameter": lambda i, x, w: switch(i - 1, [lambda x: mixed(x, w), lambda x: x, lambda x: md.broadcast(md.sum(w, E), (A, B))], x),
+    "pending": lambda i, x, w: switch(
+        i, [lambda x: md.sum(x, A), lambda x: md.max(x, A), lambda x: md.mean(x, A)], x
+    ),
+    "dims lie otherwise": lambda i, x, w: switch(
+        i, [md.tanh, lambda x: md.transpose(x, (B, A))], x
+    ),
+    "a parameter": lambda i, x, w: switch(
+        i - 1, [lambda x: mixed(x, w), lambda x: x, lambda x: md.broadcast(md.sum(w, E), (A, B))], x
+    ),
     "closed over": lambda i, x, w: switch(i, [lambda: x, lambda: x * 2.0]),
     "only closed over": lambda i, x, w: switch(md.tensor(1, ()), [lambda: x, lambda: x * 2.0]),
     "decided by data": lambda i, x, w: switch(md.argmax(md.sum(x, A), B), [md.sin, md.cos], x),
     "one": lambda i, x, w: switch(i, [md.sin], x),
-    "in a scan": lambda i, x, w: md.scan(lambda h, j: (switch(j, [md.sin, md.cos, lambda h: h * 2.0], h), ()), x, md.iota(T), dim=T)[0],
-}  # fmt: skip
+    "in a scan": lambda i, x, w: md.scan(
+        lambda h, j: (switch(j, [md.sin, md.cos, lambda h: h * 2.0], h), ()), x, md.iota(T), dim=T
+    )[0],
+}
 
 
 @RULES

@@ -30,9 +30,11 @@ LAYOUTS = {
     "fsdp": layout("a -> m", mesh={"m": 2}, parameters=["b -> m", "v -> m"]),
     "both": layout("a -> m", "b -> n", "e -> n", "v -> n", mesh={"m": 2, "n": 2}),
     "other dims come first": layout("b -> m", "e -> m", "a -> m, n", mesh={"m": 2, "n": 3}),
-    "the dim takes what others want": layout("a -> n, m", "b -> m", "v -> m", mesh={"m": 2, "n": 3}, optimizer=["e -> m"]),
+    "the dim takes what others want": layout(
+        "a -> n, m", "b -> m", "v -> m", mesh={"m": 2, "n": 3}, optimizer=["e -> m"]
+    ),
     "uneven": layout("a -> m", "b -> n", "e -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
-}  # fmt: skip
+}
 RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 SOME = pytest.mark.parametrize(
     "rules", [LAYOUTS[name] for name in ("fsdp", "both", "other dims come first", "uneven")]
@@ -40,20 +42,42 @@ SOME = pytest.mark.parametrize(
 NAMES = ("a", "b", "e", "v")
 OVERS = {
     "component-wise": lambda x, row, col, w, t: over(A, lambda x, c: md.sin(x) * c + row)(x, col),
-    "a reduction": lambda x, row, col, w, t: over(A, lambda x: {"sum": md.sum(x), "max": md.max(x, B), "soft": md.softmax(x, B)})(x),
-    "a matrix that is shared": lambda x, row, col, w, t: over(A, lambda x: md.einsum(x, w, out=(E,)))(x),
-    "given, not closed over": lambda x, row, col, w, t: over(A, lambda x, w: md.einsum(x, w, out=(E,)))(x, w),
-    "pending inside": lambda x, row, col, w, t: over(A, lambda x: md.einsum(x, w, out=(E,)) + md.einsum(md.sin(x), w, out=(E,)))(x),
+    "a reduction": lambda x, row, col, w, t: over(
+        A, lambda x: {"sum": md.sum(x), "max": md.max(x, B), "soft": md.softmax(x, B)}
+    )(x),
+    "a matrix that is shared": lambda x, row, col, w, t: over(
+        A, lambda x: md.einsum(x, w, out=(E,))
+    )(x),
+    "given, not closed over": lambda x, row, col, w, t: over(
+        A, lambda x, w: md.einsum(x, w, out=(E,))
+    )(x, w),
+    "pending inside": lambda x, row, col, w, t: over(
+        A, lambda x: md.einsum(x, w, out=(E,)) + md.einsum(md.sin(x), w, out=(E,))
+    )(x),
     "a lookup": lambda x, row, col, w, t: over(A, lambda i: md.take(t, i, V))(IDS),
-    "independent of it": lambda x, row, col, w, t: over(A, lambda x: (md.sum(w), md.cos(row), w, md.tensor(1.0, ())))(x),
-    "dim not in front": lambda x, row, col, w, t: over(A, lambda x: md.cumsum(x, B))(md.transpose(x, (B, A))),
-    "pending before": lambda x, row, col, w, t: over(E, lambda y: md.tanh(y))(md.einsum(x, w, out=(E,))),
+    "independent of it": lambda x, row, col, w, t: over(
+        A, lambda x: (md.sum(w), md.cos(row), w, md.tensor(1.0, ()))
+    )(x),
+    "dim not in front": lambda x, row, col, w, t: over(A, lambda x: md.cumsum(x, B))(
+        md.transpose(x, (B, A))
+    ),
+    "pending before": lambda x, row, col, w, t: over(E, lambda y: md.tanh(y))(
+        md.einsum(x, w, out=(E,))
+    ),
     "the other dim": lambda x, row, col, w, t: over(B, lambda x, r: md.cumsum(x, A) * r)(x, row),
-    "over a parameter": lambda x, row, col, w, t: over(E, lambda w: md.einsum(x, md.square(w), out=(A,)))(w),
-    "nested": lambda x, row, col, w, t: over(A, lambda x: over(B, lambda y: y * md.sum(x) + md.max(x))(x))(x),
-    "a constant": lambda x, row, col, w, t: over(A, lambda i: row * md.cast(i, jnp.float32))(md.iota(A)),
-    "a square matrix": lambda x, row, col, w, t: over(A, lambda x: md.sum(md.broadcast(x, (E, B)) * w * row, B))(x),
-}  # fmt: skip
+    "over a parameter": lambda x, row, col, w, t: over(
+        E, lambda w: md.einsum(x, md.square(w), out=(A,))
+    )(w),
+    "nested": lambda x, row, col, w, t: over(
+        A, lambda x: over(B, lambda y: y * md.sum(x) + md.max(x))(x)
+    )(x),
+    "a constant": lambda x, row, col, w, t: over(A, lambda i: row * md.cast(i, jnp.float32))(
+        md.iota(A)
+    ),
+    "a square matrix": lambda x, row, col, w, t: over(
+        A, lambda x: md.sum(md.broadcast(x, (E, B)) * w * row, B)
+    )(x),
+}
 
 
 @RULES
@@ -71,15 +95,35 @@ def test_over_is_vmap():
 
 
 CONTROL = {
-    "a scan": lambda x, w: over(A, lambda x: md.scan(lambda h, y: (md.tanh(h * y), h), md.tensor(0.5, ()), x, dim=B))(x),
+    "a scan": lambda x, w: over(
+        A, lambda x: md.scan(lambda h, y: (md.tanh(h * y), h), md.tensor(0.5, ()), x, dim=B)
+    )(x),
     "a scan with a parameter": lambda x, w: over(
-        A, lambda x: md.scan(lambda h, _: (md.einsum(md.sin(h), w, w, out=(B,)), ()), x, (), dim=md.Dim("t", 2))[0])(x),
-    "a cond": lambda x, w: over(A, lambda x: md.cond(md.sum(x) > 0, lambda x: md.einsum(x, w, out=(E,)), lambda x: md.max(w, B), x))(x),
-    "a switch": lambda x, w: over(A, lambda x, i: switch(i, [md.sin, md.cos, lambda x: x * md.sum(w)], x))(x, IDS),
+        A,
+        lambda x: md.scan(
+            lambda h, _: (md.einsum(md.sin(h), w, w, out=(B,)), ()), x, (), dim=md.Dim("t", 2)
+        )[0],
+    )(x),
+    "a cond": lambda x, w: over(
+        A,
+        lambda x: md.cond(
+            md.sum(x) > 0, lambda x: md.einsum(x, w, out=(E,)), lambda x: md.max(w, B), x
+        ),
+    )(x),
+    "a switch": lambda x, w: over(
+        A, lambda x, i: switch(i, [md.sin, md.cos, lambda x: x * md.sum(w)], x)
+    )(x, IDS),
     "a map": lambda x, w: over(A, lambda x: map_over(lambda y: y * md.sum(x), x, dim=B))(x),
-    "in a scan": lambda x, w: md.scan(lambda h, _: (over(A, lambda y: md.softmax(y, B) * md.sum(w))(h), ()), x, (), dim=md.Dim("t", 2))[0],
-    "checkpointed": lambda x, w: over(A, checkpoint(lambda x: md.tanh(md.einsum(x, w, out=(E,)))))(x),
-}  # fmt: skip
+    "in a scan": lambda x, w: md.scan(
+        lambda h, _: (over(A, lambda y: md.softmax(y, B) * md.sum(w))(h), ()),
+        x,
+        (),
+        dim=md.Dim("t", 2),
+    )[0],
+    "checkpointed": lambda x, w: over(A, checkpoint(lambda x: md.tanh(md.einsum(x, w, out=(E,)))))(
+        x
+    ),
+}
 
 
 @SOME

@@ -18,11 +18,19 @@ MESH = {"p": 2, "q": 4}
 
 # What one axis costs on its way from a state to another. `a` and `b`: it splits that dim, `-`: nothing, `+`: a sum over it is pending.
 ONE_AXIS = {
-    ("a", "-"): {"all_gather": 1}, ("b", "-"): {"all_gather": 1}, ("-", "a"): {}, ("-", "b"): {},
-    ("a", "b"): {"all_to_all": 1}, ("b", "a"): {"all_to_all": 1},
-    ("+", "-"): {"psum": 1}, ("+", "a"): {"psum_scatter": 1}, ("+", "b"): {"psum_scatter": 1},
-    ("-", "+"): {}, ("a", "+"): {}, ("b", "+"): {},
-}  # fmt: skip
+    ("a", "-"): {"all_gather": 1},
+    ("b", "-"): {"all_gather": 1},
+    ("-", "a"): {},
+    ("-", "b"): {},
+    ("a", "b"): {"all_to_all": 1},
+    ("b", "a"): {"all_to_all": 1},
+    ("+", "-"): {"psum": 1},
+    ("+", "a"): {"psum_scatter": 1},
+    ("+", "b"): {"psum_scatter": 1},
+    ("-", "+"): {},
+    ("a", "+"): {},
+    ("b", "+"): {},
+}
 
 
 def state(axes: dict[str, str]):
@@ -101,19 +109,51 @@ def test_the_docs_say_what_one_axis_costs():
 
 
 SEVERAL_AXES = {
-    "both axes change their dim at once": ({"p": "a", "q": "a"}, {"p": "b", "q": "b"}, {"all_to_all": 1}),
+    "both axes change their dim at once": (
+        {"p": "a", "q": "a"},
+        {"p": "b", "q": "b"},
+        {"all_to_all": 1},
+    ),
     "both are gathered at once": ({"p": "a", "q": "a"}, {"p": "-", "q": "-"}, {"all_gather": 1}),
     "two dims are gathered": ({"p": "a", "q": "b"}, {"p": "-", "q": "-"}, {"all_gather": 2}),
-    "the axes of a dim change places": ({"p": "a", "q": "a"}, {"q": "a", "p": "a"}, {"ppermute": 1}),
-    "two dims swap their axes": ({"p": "a", "q": "b"}, {"p": "b", "q": "a"}, {"all_to_all": 2, "ppermute": 1}),
-    "one axis for another": ({"p": "a", "q": "-"}, {"p": "-", "q": "a"}, {"ppermute": 1, "all_gather": 1}),
-    "the outer one leaves": ({"p": "a", "q": "a"}, {"p": "-", "q": "a"}, {"ppermute": 1, "all_gather": 1}),
-    "a sum into another axis' dim": ({"p": "a", "q": "+"}, {"p": "a", "q": "a"}, {"psum_scatter": 1}),
+    "the axes of a dim change places": (
+        {"p": "a", "q": "a"},
+        {"q": "a", "p": "a"},
+        {"ppermute": 1},
+    ),
+    "two dims swap their axes": (
+        {"p": "a", "q": "b"},
+        {"p": "b", "q": "a"},
+        {"all_to_all": 2, "ppermute": 1},
+    ),
+    "one axis for another": (
+        {"p": "a", "q": "-"},
+        {"p": "-", "q": "a"},
+        {"ppermute": 1, "all_gather": 1},
+    ),
+    "the outer one leaves": (
+        {"p": "a", "q": "a"},
+        {"p": "-", "q": "a"},
+        {"ppermute": 1, "all_gather": 1},
+    ),
+    "a sum into another axis' dim": (
+        {"p": "a", "q": "+"},
+        {"p": "a", "q": "a"},
+        {"psum_scatter": 1},
+    ),
     "two sums into one dim": ({"p": "+", "q": "+"}, {"p": "a", "q": "a"}, {"psum_scatter": 1}),
     "two sums at once": ({"p": "+", "q": "+"}, {"p": "-", "q": "-"}, {"psum": 1}),
-    "one is summed and one scattered": ({"p": "+", "q": "+"}, {"p": "-", "q": "a"}, {"psum_scatter": 1, "psum": 1}),
-    "a sum waits while another is scattered": ({"p": "+", "q": "+"}, {"p": "+", "q": "b"}, {"psum_scatter": 1}),
-}  # fmt: skip
+    "one is summed and one scattered": (
+        {"p": "+", "q": "+"},
+        {"p": "-", "q": "a"},
+        {"psum_scatter": 1, "psum": 1},
+    ),
+    "a sum waits while another is scattered": (
+        {"p": "+", "q": "+"},
+        {"p": "+", "q": "b"},
+        {"psum_scatter": 1},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SEVERAL_AXES)
@@ -142,15 +182,35 @@ def test_a_dim_that_does_not_divide_is_padded_where_the_layout_lets_it():
 SQUARE = {"x": 2, "y": 2}
 UNNESTED = {
     "rows of a part that are no part of the new one": (
-        {"h": "y"}, "x", dims(h=2, o=3), "h -> x", ["place", "slice"]),
+        {"h": "y"},
+        "x",
+        dims(h=2, o=3),
+        "h -> x",
+        ["place", "slice"],
+    ),
     "rows of six": ({"h": "x"}, "y", dims(h=6), "h -> y", ["place", "slice"]),
     "the outer axis waits": (
-        {"h": "y"}, "x", dims(h=9, o=3), "h -> x, y", ["all_gather", "place", "slice"]),
+        {"h": "y"},
+        "x",
+        dims(h=9, o=3),
+        "h -> x, y",
+        ["all_gather", "place", "slice"],
+    ),
     "the inner axis waits": (
-        {"h": "x"}, "y", dims(h=9, o=3), "h -> x, y", ["all_gather", "slice", "mask"]),
+        {"h": "x"},
+        "y",
+        dims(h=9, o=3),
+        "h -> x, y",
+        ["all_gather", "slice", "mask"],
+    ),
     "one waits, and another dim takes the other": (
-        {"o": "x"}, "y", dims(h=9, o=4), "h -> y, x", ["all_gather", "place", "slice"]),
-}  # fmt: skip
+        {"o": "x"},
+        "y",
+        dims(h=9, o=4),
+        "h -> y, x",
+        ["all_gather", "place", "slice"],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", UNNESTED)

@@ -20,9 +20,11 @@ CASES = {
     "side by side": lambda pool, x: pool(x, {H: 3, "w": 2}),
     "overlapping": lambda pool, x: pool(x, {"h": 4, "w": 3}, stride=2, padding="SAME"),
     "one stride": lambda pool, x: pool(x, {H: 2, W: 5}, stride={W: 1}, padding={"w": (4, 0)}),
-    "another name": lambda pool, x: pool(x, {H: 2, W: 4}, stride=3, padding=1, into={"h": "u", W: md.Dim("v", 5)}),
+    "another name": lambda pool, x: pool(
+        x, {H: 2, W: 4}, stride=3, padding=1, into={"h": "u", W: md.Dim("v", 5)}
+    ),
     "everything": lambda pool, x: pool(x, {"h": 9, "w": 16, "c": 3}),
-}  # fmt: skip
+}
 LAYOUTS = {
     "other dims": layout("n -> m", "c -> s", mesh=MESH, uneven="pad"),
     "rows and columns": layout("h, u -> m", "w, v -> s", mesh=MESH, uneven="pad"),
@@ -67,8 +69,13 @@ def test_pools_are_the_same_lowered(rules):
 
 
 @settings(max_examples=settings.default.max_examples // 3)
-@given(st.integers(1, 20), st.integers(1, 5), st.integers(1, 4), st.tuples(st.integers(0, 4), st.integers(0, 4)),
-       st.sampled_from([("m",), ("s",), ("m", "s"), ("s", "m")]))  # fmt: skip
+@given(
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    st.sampled_from([("m",), ("s",), ("m", "s"), ("s", "m")]),
+)
 def test_any_window_over_any_number_of_parts_is_the_same_lowered(n, size, stride, padding, axes):
     dim = md.Dim("w", n)
     assume(max(padding) < size <= n + sum(padding))

@@ -146,16 +146,39 @@ B8, T16, H4, K6 = dims(b=8, t=16, h=4, k=6)
 BHTK = data(B8, H4, T16, K6)
 SPLITS = {"data": 2, "model": 2}
 MOVES = {
-    "heads apart": (["b -> data", "d -> model", "h -> model"],
-                    lambda x: md.reshape(md.reshape(x, "b h t k -> b t (h k)", h_k=md.Dim("d", 24)), "b t (h k) -> b h t k", h=4), {}),
+    "heads apart": (
+        ["b -> data", "d -> model", "h -> model"],
+        lambda x: md.reshape(
+            md.reshape(x, "b h t k -> b t (h k)", h_k=md.Dim("d", 24)), "b t (h k) -> b h t k", h=4
+        ),
+        {},
+    ),
     "an inner split passes to the outer dim": (
-        ["h -> model", "b_h -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_to_all": 8 * 2 * 16 * 6 * 4}),
+        ["h -> model", "b_h -> model"],
+        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
+        {"all_to_all": 8 * 2 * 16 * 6 * 4},
+    ),
     "an inner split passes to a kept dim": (
-        ["b, b_h -> data", "h -> model", "t -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_to_all": 4 * 2 * 16 * 6 * 4}),
-    "both meet": (["b_h -> data, model", "b -> data", "h -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_to_all": 4 * 2 * 16 * 6 * 4}),
-    "an inner split that nothing keeps": (["h -> model"], lambda x: md.reshape(x, "b h t k -> (b h) t k"), {"all_gather": 8 * 4 * 16 * 6 * 4}),
-    "a rename with another split": (["h -> model", "k -> model"], lambda x: md.rename(x, "h", "z"), {"all_to_all": 8 * 2 * 16 * 6 * 4}),
-}  # fmt: skip
+        ["b, b_h -> data", "h -> model", "t -> model"],
+        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
+        {"all_to_all": 4 * 2 * 16 * 6 * 4},
+    ),
+    "both meet": (
+        ["b_h -> data, model", "b -> data", "h -> model"],
+        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
+        {"all_to_all": 4 * 2 * 16 * 6 * 4},
+    ),
+    "an inner split that nothing keeps": (
+        ["h -> model"],
+        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
+        {"all_gather": 8 * 4 * 16 * 6 * 4},
+    ),
+    "a rename with another split": (
+        ["h -> model", "k -> model"],
+        lambda x: md.rename(x, "h", "z"),
+        {"all_to_all": 8 * 2 * 16 * 6 * 4},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MOVES)

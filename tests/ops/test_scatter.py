@@ -12,6 +12,7 @@ from tests.helpers import (
     collectives,
     data,
     dims,
+    every,
     in_a_row,
     integers,
     layout,
@@ -70,7 +71,7 @@ def test_scatter_is_that_of_a_loop(how):
     )
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "none", "shared dim")
 def test_scatters_are_the_same_lowered(rules):
     def run(x, updates, more, tied, ties, ids, planes):
         one = {how: scatter(x, ids, updates, V, how=how) for how in ("add", "set")}

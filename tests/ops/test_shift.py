@@ -19,12 +19,30 @@ def shifted(x, by, fill=0):
 
 
 MOVED = {
-    **{f"roll by {by}": (lambda x, a, b, c, by=by: md.roll(x, b, by), lambda x, a, b, c, by=by: np.roll(x, by, 1)) for by in (1, -5, 8, 0, 29)},
-    **{f"shift by {by}": (lambda x, a, b, c, by=by: md.shift(x, b, by), lambda x, a, b, c, by=by: shifted(x, by)) for by in (2, -1, -9, 0, 40)},
-    "shift of something in": (lambda x, a, b, c: md.shift(x, "b", 3, fill=-7), lambda x, a, b, c: shifted(x, 3, -7)),
+    **{
+        f"roll by {by}": (
+            lambda x, a, b, c, by=by: md.roll(x, b, by),
+            lambda x, a, b, c, by=by: np.roll(x, by, 1),
+        )
+        for by in (1, -5, 8, 0, 29)
+    },
+    **{
+        f"shift by {by}": (
+            lambda x, a, b, c, by=by: md.shift(x, b, by),
+            lambda x, a, b, c, by=by: shifted(x, by),
+        )
+        for by in (2, -1, -9, 0, 40)
+    },
+    "shift of something in": (
+        lambda x, a, b, c: md.shift(x, "b", 3, fill=-7),
+        lambda x, a, b, c: shifted(x, 3, -7),
+    ),
     "flip": (lambda x, a, b, c: md.flip(x, "b"), lambda x, a, b, c: x[:, ::-1]),
-    "flip of all": (lambda x, a, b, c: md.flip(md.flip(md.flip(x, a), b), c), lambda x, a, b, c: x[::-1, ::-1, ::-1]),
-}  # fmt: skip
+    "flip of all": (
+        lambda x, a, b, c: md.flip(md.flip(md.flip(x, a), b), c),
+        lambda x, a, b, c: x[::-1, ::-1, ::-1],
+    ),
+}
 
 
 def test_elements_move_as_in_numpy():

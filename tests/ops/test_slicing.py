@@ -20,22 +20,49 @@ def padded(x, before, after, value=0):
 # Of dims a, b, c with at least 5, 11 and 3 elements.
 CUTS = {
     "slice": (lambda x, a, b, c: md.slice(x, b, 3, v(6)), lambda x, a, b, c: x[:, 3:9]),
-    "slice of the end": (lambda x, a, b, c: md.slice(x, "b", b.size - 2, v(2)), lambda x, a, b, c: x[:, -2:]),
+    "slice of the end": (
+        lambda x, a, b, c: md.slice(x, "b", b.size - 2, v(2)),
+        lambda x, a, b, c: x[:, -2:],
+    ),
     "slice of everything": (lambda x, a, b, c: md.slice(x, b, 0, b), lambda x, a, b, c: x),
-    "pad": (lambda x, a, b, c: md.pad(x, b, 3, 2, value=2, out="v"), lambda x, a, b, c: padded(x, 3, 2, 2)),
+    "pad": (
+        lambda x, a, b, c: md.pad(x, b, 3, 2, value=2, out="v"),
+        lambda x, a, b, c: padded(x, 3, 2, 2),
+    ),
     "pad of nothing": (lambda x, a, b, c: md.pad(x, b, out="w"), lambda x, a, b, c: x),
-    "pad to a Dim": (lambda x, a, b, c: md.pad(x, b, 0, 40, out=md.Dim("w", b.size + 40)), lambda x, a, b, c: padded(x, 0, 40)),
-    "split": (lambda x, a, b, c: md.split(x, b, [v(3), md.Dim("w", b.size - 3)])[1], lambda x, a, b, c: x[:, 3:]),
-    "split in many": (lambda x, a, b, c: md.concat(md.split(x, b, [v(1), v(7), v(b.size - 8)])[::-1], "v", out="w"),
-                      lambda x, a, b, c: np.concatenate([x[:, 8:], x[:, 1:8], x[:, :1]], 1)),
-    "concat": (lambda x, a, b, c: md.concat([x, x * 2], "b", out="v"), lambda x, a, b, c: np.concatenate([x, x * 2], 1)),
-    "concat of unequal ones": (lambda x, a, b, c: md.concat([md.slice(x, b, 2, v(5)), md.rename(x, b, "v")], "v", out="w"),
-                               lambda x, a, b, c: np.concatenate([x[:, 2:7], x], 1)),
+    "pad to a Dim": (
+        lambda x, a, b, c: md.pad(x, b, 0, 40, out=md.Dim("w", b.size + 40)),
+        lambda x, a, b, c: padded(x, 0, 40),
+    ),
+    "split": (
+        lambda x, a, b, c: md.split(x, b, [v(3), md.Dim("w", b.size - 3)])[1],
+        lambda x, a, b, c: x[:, 3:],
+    ),
+    "split in many": (
+        lambda x, a, b, c: md.concat(
+            md.split(x, b, [v(1), v(7), v(b.size - 8)])[::-1], "v", out="w"
+        ),
+        lambda x, a, b, c: np.concatenate([x[:, 8:], x[:, 1:8], x[:, :1]], 1),
+    ),
+    "concat": (
+        lambda x, a, b, c: md.concat([x, x * 2], "b", out="v"),
+        lambda x, a, b, c: np.concatenate([x, x * 2], 1),
+    ),
+    "concat of unequal ones": (
+        lambda x, a, b, c: md.concat([md.slice(x, b, 2, v(5)), md.rename(x, b, "v")], "v", out="w"),
+        lambda x, a, b, c: np.concatenate([x[:, 2:7], x], 1),
+    ),
     "concat of one": (lambda x, a, b, c: md.concat([x], b), lambda x, a, b, c: x),
-    "stack": (lambda x, a, b, c: md.stack([x, x * 2, x], "v"), lambda x, a, b, c: np.stack([x, x * 2, x])),
+    "stack": (
+        lambda x, a, b, c: md.stack([x, x * 2, x], "v"),
+        lambda x, a, b, c: np.stack([x, x * 2, x]),
+    ),
     "unstack": (lambda x, a, b, c: md.unstack(x, b)[4], lambda x, a, b, c: x[:, 4]),
-    "unstack and stack": (lambda x, a, b, c: md.stack(md.unstack(x, "c")[::-1], c), lambda x, a, b, c: x[..., ::-1].transpose(2, 0, 1)),
-}  # fmt: skip
+    "unstack and stack": (
+        lambda x, a, b, c: md.stack(md.unstack(x, "c")[::-1], c),
+        lambda x, a, b, c: x[..., ::-1].transpose(2, 0, 1),
+    ),
+}
 
 
 def test_cuts_are_those_of_numpy():

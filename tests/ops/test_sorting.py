@@ -58,15 +58,27 @@ def by_numpy(a):
     down = 12 - last_first
     top = lambda k: (up[:, ::-1][:, :k], down[:, :k])
     return {
-        "sort": up, "descending": up[:, ::-1], "argsort": places, "descending argsort": down,
-        "top_k": top(4), "top_k of one": top(1), "top_k of more than a part": top(11), "top_k of all": top(13),
-        "first": up[:, 12], "third": up[:, 10], "median": up[:, 6], "last": up[:, 12],
-    }  # fmt: skip
+        "sort": up,
+        "descending": up[:, ::-1],
+        "argsort": places,
+        "descending argsort": down,
+        "top_k": top(4),
+        "top_k of one": top(1),
+        "top_k of more than a part": top(11),
+        "top_k of all": top(13),
+        "first": up[:, 12],
+        "third": up[:, 10],
+        "median": up[:, 6],
+        "last": up[:, 12],
+    }
 
 
 def assert_numpy(found, array):
-    for (path, t), expected in zip(jax.tree.leaves_with_path(found, is_leaf=lambda t: isinstance(t, md.Tensor)),
-                                   jax.tree.leaves(by_numpy(array)), strict=True):  # fmt: skip
+    for (path, t), expected in zip(
+        jax.tree.leaves_with_path(found, is_leaf=lambda t: isinstance(t, md.Tensor)),
+        jax.tree.leaves(by_numpy(array)),
+        strict=True,
+    ):
         assert np.array_equal(np.asarray(t.array, np.float64), expected, equal_nan=True), path
 
 

@@ -22,8 +22,17 @@ from meshdsl.estimate.explanation import (
 
 MESH = {"data": 16, "model": 4}
 SIZES = {
-    "batch": 64, "length": 8192, "memory": 8192, "d_model": 4096, "kv_heads": 8, "group": 4, "head_dim": 128, "d_ff": 14336, "vocab": 128256, "layers": 32,
-}  # fmt: skip
+    "batch": 64,
+    "length": 8192,
+    "memory": 8192,
+    "d_model": 4096,
+    "kv_heads": 8,
+    "group": 4,
+    "head_dim": 128,
+    "d_ff": 14336,
+    "vocab": 128256,
+    "layers": 32,
+}
 RULE = {
     "data": "layout fsdp-sequence.toml, rule 1: batch -> data",
     "model": "layout fsdp-sequence.toml, rule 2: heads?, kv_heads?, d_ff, vocab -> model",
@@ -149,18 +158,32 @@ def sample() -> Explanation:
     talk = sum(move.count * move.seconds for move in moves)
     axes = tuple(
         AxisView(
-            name, size, sum(m.count for m in moves if name in m.axes), sum(m.count * m.bytes for m in moves if name in m.axes),
-            f"ring of {size} along {where} of the torus, 2 links, 180 GB/s both ways", sum(m.count * m.seconds for m in moves if name in m.axes),
+            name,
+            size,
+            sum(m.count for m in moves if name in m.axes),
+            sum(m.count * m.bytes for m in moves if name in m.axes),
+            f"ring of {size} along {where} of the torus, 2 links, 180 GB/s both ways",
+            sum(m.count * m.seconds for m in moves if name in m.axes),
         )
         for (name, size), where in zip(MESH.items(), ("x and y", "z"), strict=True)
-    )  # fmt: skip
+    )
     time = TimeView(
         busy, talk, step, busy + talk, max(step - busy, 0.0), 4.1e14, 4.6e14, 459e12, tuple(spans)
     )
     return Explanation(
-        "llama3-8b, batch 64, length 8,192", "layout fsdp-sequence.toml", "v5p:4x4x4", axes, tuple(ops), _memory(), time, SIZES["batch"] * SIZES["length"],
-        ("Times assume 60% of the peak for matrix products.", "Compiler cycles agree with the compiler, not with hardware."),
-    )  # fmt: skip
+        "llama3-8b, batch 64, length 8,192",
+        "layout fsdp-sequence.toml",
+        "v5p:4x4x4",
+        axes,
+        tuple(ops),
+        _memory(),
+        time,
+        SIZES["batch"] * SIZES["length"],
+        (
+            "Times assume 60% of the peak for matrix products.",
+            "Compiler cycles agree with the compiler, not with hardware.",
+        ),
+    )
 
 
 def without_target() -> Explanation:

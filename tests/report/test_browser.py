@@ -16,9 +16,12 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver, as Debian packages them"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver, as Debian packages them"
+    ),
+]
 
 # Elements with text of their own whose colour stands out too little from what is behind: less than 4.5 to 1, or 3 to 1 for large text.
 FAINT = """
@@ -63,9 +66,11 @@ def browser() -> Iterator[webdriver.Chrome]:
 def files(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("pages")
     texts = {
-        "sample": page(sample()), "untargeted": page(without_target()), "large": page(too_large()),
+        "sample": page(sample()),
+        "untargeted": page(without_target()),
+        "large": page(too_large()),
         "notebook": f"<!doctype html><meta name=viewport content='width=device-width'><h1>before</h1>{program_html(sample())}{program_html(without_target())}<p>after</p>",
-    }  # fmt: skip
+    }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
     return {name: (folder / f"{name}.html").as_uri() for name in texts}

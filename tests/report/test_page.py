@@ -188,9 +188,17 @@ def test_names_are_escaped():
     array = replace(whole.memory.at_rest[0], name=evil)
     axes = (replace(whole.axes[0], lies=evil), whole.axes[1])
     hostile = replace(
-        whole, title=evil, layout=evil, target=evil, notes=(evil,), axes=axes, ops=(whole.ops[0], op, *whole.ops[2:]),
-        memory=replace(whole.memory, at_rest=(array, *whole.memory.at_rest), largest=(array,), at_peak=evil),
-    )  # fmt: skip
+        whole,
+        title=evil,
+        layout=evil,
+        target=evil,
+        notes=(evil,),
+        axes=axes,
+        ops=(whole.ops[0], op, *whole.ops[2:]),
+        memory=replace(
+            whole.memory, at_rest=(array, *whole.memory.at_rest), largest=(array,), at_peak=evil
+        ),
+    )
     for text in (page(hostile), program_html(hostile)):
         tree = Tree(text)
         assert "alert(" not in "".join(text.split("<script>")[1:2])

@@ -13,8 +13,6 @@ from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = [
     "model.d_model=16",
     "model.layers=1",

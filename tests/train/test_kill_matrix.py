@@ -5,7 +5,7 @@ One run is killed again and again, by SIGKILL, in steps, while checkpoints are w
 Every checkpoint that is there after a kill is whole, and the losses in the end are, bit for bit, those of a run that nothing disturbed.
 So no sample was skipped or repeated: each batch, and the dropout of each step, leaves its trace in the loss.
 
-4 kills by default, the same ones each time; 20 others with HYPOTHESIS_PROFILE=nightly.
+One kill by default and four where slow tests run, the same ones each time; 20 others with HYPOTHESIS_PROFILE=nightly.
 """
 
 import json
@@ -24,12 +24,20 @@ from meshdsl.train.checkpoints import folders
 from meshdsl.train.checkpoints.saved_arrays import verify
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-KILLS = 20 if NIGHTLY else 4
-STEPS = 8 * KILLS
 TINY = [
-    "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "model.dropout=0.1", "batch=4",
-    "schedule.warmup=2", "validation.batches=1", "sample.tokens=1", f"steps={STEPS}", "checkpoint.every=1", "checkpoint.keep=2",
-]  # fmt: skip
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.d_ff=16",
+    "model.length=16",
+    "model.dropout=0.1",
+    "batch=4",
+    "schedule.warmup=2",
+    "validation.batches=1",
+    "sample.tokens=1",
+    "checkpoint.every=1",
+    "checkpoint.keep=2",
+]
 LAUNCHED = ["launch", "--processes", "2", "--"]
 MOMENTS = ("writing", "step", "removing", "starting")
 
@@ -47,11 +55,15 @@ def start(tmp_path_factory):
         bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8))
     )
     environment = {
-        "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(shared), "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # fmt: skip
+        "JAX_PLATFORMS": "cpu",
+        "XDG_CACHE_HOME": str(shared),
+        "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
 
-    def run(out, processes):
+    def run(out, processes, steps):
         words = [
             "train",
             "--data",
@@ -63,6 +75,7 @@ def start(tmp_path_factory):
             "--out",
             str(out),
             *TINY,
+            f"steps={steps}",
         ]
         words = [*LAUNCHED, *words] if processes > 1 else [*words, "--devices", "2"]
         with (shared / "printed").open("a") as printed:
@@ -77,10 +90,10 @@ def start(tmp_path_factory):
     return run
 
 
-def losses(out):
+def losses(out, steps):
     """The losses of all steps, each of which was recorded once."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records] == list(range(1, steps + 1))
     return [record["loss"] for record in records]
 
 
@@ -125,16 +138,17 @@ def kill(process, victim):
     return True
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, tmp_path):
+@pytest.mark.parametrize("kills", [1, pytest.param(20 if NIGHTLY else 4, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, tmp_path, kills):
     seed = random.SystemRandom().randrange(1 << 30) if NIGHTLY else 1
     print(f"seed {seed}")
     draw = random.Random(seed)
-    whole, out = tmp_path / "whole", tmp_path / "killed"
-    assert start(whole, 1).wait() == 0, start.printed.read_text()
-    for number in range(KILLS):
+    whole, out, steps = tmp_path / "whole", tmp_path / "killed", 8 * kills
+    assert start(whole, 1, steps).wait() == 0, start.printed.read_text()
+    for number in range(kills):
         moment = MOMENTS[number % len(MOMENTS)]
         before = max(folders.saved_steps(out / "checkpoints"), default=0)
-        process = start(out, processes_for(number))
+        process = start(out, processes_for(number), steps)
         if moment == "starting":
             time.sleep(draw.uniform(0, 4))
         else:
@@ -144,5 +158,5 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start,
         assert kill(process, draw.randrange(3)), start.printed.read_text()
         for step in folders.saved_steps(out / "checkpoints"):
             assert not verify(out / "checkpoints" / str(step)), f"kill {number}, {moment}"
-    assert start(out, 1).wait() == 0, start.printed.read_text()
-    assert losses(out) == losses(whole)
+    assert start(out, 1, steps).wait() == 0, start.printed.read_text()
+    assert losses(out, steps) == losses(whole, steps)

@@ -11,12 +11,18 @@ import meshdsl_cli as cli
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = [
-    "model.d_model=16", "model.layers=2", "model.heads=8", "model.d_ff=16", "model.length=16", "model.dropout=0.1",
-    "batch=8", "schedule.warmup=2", "validation.batches=2", "sample.tokens=4",
-]  # fmt: skip
+    "model.d_model=16",
+    "model.layers=2",
+    "model.heads=8",
+    "model.d_ff=16",
+    "model.length=16",
+    "model.dropout=0.1",
+    "batch=8",
+    "schedule.warmup=2",
+    "validation.batches=2",
+    "sample.tokens=4",
+]
 
 
 @pytest.fixture(scope="module")

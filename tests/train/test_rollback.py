@@ -13,12 +13,23 @@ from meshdsl.train.job import Job
 from meshdsl.train.step import TrainStep
 from meshdsl.train.training_loop import TrainingLoop
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = [
-    "model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16", "model.dropout=0.1", "batch=4", "steps=6",
-    "schedule.warmup=2", "validation.batches=1", "sample.tokens=0", "--layout", "fsdp", "--devices", "2",
-]  # fmt: skip
+    "model.d_model=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.d_ff=16",
+    "model.length=16",
+    "model.dropout=0.1",
+    "batch=4",
+    "steps=6",
+    "schedule.warmup=2",
+    "validation.batches=1",
+    "sample.tokens=0",
+    "--layout",
+    "fsdp",
+    "--devices",
+    "2",
+]
 
 
 @pytest.fixture

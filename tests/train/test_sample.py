@@ -16,8 +16,6 @@ from meshdsl.train.job import Job
 from meshdsl.train.sample import continuations, in_dtype, printable, sample_text
 from meshdsl.train.settings import override
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = [
     "model.d_model=16",
     "model.layers=1",

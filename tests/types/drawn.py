@@ -95,24 +95,36 @@ OPS = [
     lambda draw, names, of: f"{of(names)} {draw.random.choice('+-*<')} {of(draw.near(names))}",
     lambda draw, names, of: f"{of(draw.near(names))} {draw.random.choice('+-*<')} {of(names)}",
     lambda draw, names, of: f"md.maximum({of(names)}, {of(draw.near(names))})",
-    lambda draw, names, of: f"md.where({of(draw.near(names))} > 0, {of(names)}, {of(draw.near(names))})",
+    lambda draw, names, of: (
+        f"md.where({of(draw.near(names))} > 0, {of(names)}, {of(draw.near(names))})"
+    ),
     lambda draw, names, of: f"md.where({of(names)} > 0, 1.0, {of(draw.near(names))})",
     lambda draw, names, of: f"md.tanh(2 * {of(names)})",
-    lambda draw, names, of: f"md.einsum({of(draw.names())}, {of(draw.near(names))}, {of(names)}, out={draw.dims(names)})",
-    lambda draw, names, of: f"md.transpose({of(draw.random.sample(names, len(names)))}, {draw.dims(names, draw.dim)})",
+    lambda draw, names, of: (
+        f"md.einsum({of(draw.names())}, {of(draw.near(names))}, {of(names)}, out={draw.dims(names)})"
+    ),
+    lambda draw, names, of: (
+        f"md.transpose({of(draw.random.sample(names, len(names)))}, {draw.dims(names, draw.dim)})"
+    ),
     lambda draw, names, of: f"md.broadcast({of(draw.near(names))}, {draw.dims(names)})",
-    lambda draw, names, of: f"md.rename({of(names)}, {draw.dim(draw.one(names))}, {draw.dim(draw.random.choice(NAMES))})",
+    lambda draw, names, of: (
+        f"md.rename({of(names)}, {draw.dim(draw.one(names))}, {draw.dim(draw.random.choice(NAMES))})"
+    ),
     lambda draw, names, of: f"md.softmax({of(names)}, {draw.dims(draw.near(names), draw.dim)})",
     lambda draw, names, of: f"md.cumsum({of(names)}, {draw.dim(draw.one(names))})",
     lambda draw, names, of: f"md.argmax({of(names)}, {draw.dim(draw.one(names))})",
-    lambda draw, names, of: f"md.one_hot(i_{''.join(_ids(draw, None))}, {draw.proper(draw.random.choice(NAMES))})",
-    lambda draw, names, of: f"md.stack([{of(names)}, {of(names)}], {draw.dim(draw.random.choice(NAMES))})",
+    lambda draw, names, of: (
+        f"md.one_hot(i_{''.join(_ids(draw, None))}, {draw.proper(draw.random.choice(NAMES))})"
+    ),
+    lambda draw, names, of: (
+        f"md.stack([{of(names)}, {of(names)}], {draw.dim(draw.random.choice(NAMES))})"
+    ),
     lambda draw, names, of: f"md.concat([{of(names)}, {of(names)}], {draw.dim(draw.one(names))})",
     _reduce,
     _reduce,
     _take,
     _ellipsis,
-]  # fmt: skip
+]
 
 
 def _source() -> str:

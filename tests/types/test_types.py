@@ -10,12 +10,14 @@ import typing
 from pathlib import Path
 
 import jax
+import pytest
 
 import meshdsl as md
 from tests.types import drawn
 from tests.types.conftest import CODE
 from tests.types.notation import holds, inferred, shown
 
+PYRIGHT = pytest.mark.slow  # one run of it takes twenty seconds
 RIGHT, WRONG = (Path(__file__).parent / name for name in ("right.py", "wrong.py"))
 
 
@@ -29,6 +31,7 @@ def comments(path: Path, *marks: str) -> dict[int, str]:
     return found
 
 
+@PYRIGHT
 def test_right_programs_have_the_types_that_their_comments_say(reports):
     found = reports["stubs/right.py"]
     refused = [
@@ -41,6 +44,7 @@ def test_right_programs_have_the_types_that_their_comments_say(reports):
     assert {n: inferred(said[0][1]) for n, said in found.items()} == comments(RIGHT, "")
 
 
+@PYRIGHT
 def test_wrong_programs_are_reported_where_and_as_their_comments_say(reports):
     expected = comments(WRONG, "error", "claim")
     found = {
@@ -96,6 +100,7 @@ def test_wrong_programs_raise_errors():
     assert not silent
 
 
+@PYRIGHT
 def test_no_legal_program_is_refused_and_no_wrong_dims_are_inferred(reports):
     results = drawn.run()
     refused, false, reported, exact = [], [], 0, 0
@@ -119,10 +124,12 @@ def test_no_legal_program_is_refused_and_no_wrong_dims_are_inferred(reports):
     )
 
 
+@PYRIGHT
 def test_the_stubs_have_no_errors_of_their_own(reports):
     assert not {file: dict(said) for file, said in reports.items() if file.endswith(".pyi")}
 
 
+@PYRIGHT
 def test_the_stubs_refuse_nothing_of_layers_models_and_examples(reports):
     kinds = lambda said: sorted((severity, rule) for severity, _, rule in said)
     refused = [

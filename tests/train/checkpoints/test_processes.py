@@ -21,6 +21,7 @@ from tests.train.checkpoints.states import (
     opened,
 )
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 

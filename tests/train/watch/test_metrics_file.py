@@ -46,7 +46,7 @@ def test_a_kill_while_a_file_is_cut_loses_nothing(tmp_path, monkeypatch):
 def full(file):
     """The disk is full from now on."""
     file._file.close()
-    file._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115
+    file._file = open("/dev/full", "a", buffering=1)
 
 
 def test_a_full_disk_is_one_error_that_says_how_to_go_on(tmp_path):

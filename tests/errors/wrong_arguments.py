@@ -1,4 +1,4 @@
-"""What newcomers hand over by mistake, and what the error says; `tests/test_errors.py` runs it."""
+"""What newcomers hand over by mistake, and what the error says; `tests/errors/test_errors.py` runs it."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def shape(*dims):
     return md.tensor(jax.ShapeDtypeStruct([d.size for d in dims], jnp.float32), dims)
 
 
-WRONG = {
+ERRORS = {
     # A fraction, a truth value, or what is known only later, where a whole number is wanted.
     "roll, a fraction": (
         lambda: md.roll(X, B, 1.5),

@@ -1,12 +1,12 @@
-"""What newcomers lower by mistake, and what the error says; `tests/test_errors.py` runs it."""
+"""What newcomers lower by mistake, and what the error says; `tests/errors/test_errors.py` runs it."""
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 import meshdsl as md
+from tests.errors.wrong_arguments import IDS, LAYOUT, MESH, A, B, C, W, X, lowered, shape
 from tests.helpers import data, dims
-from tests.wrong_arguments import IDS, LAYOUT, MESH, A, B, C, W, X, lowered, shape
 
 (NONE,) = dims(n=0)
 ALIKE = "differs between devices along"
@@ -35,7 +35,7 @@ def kernel(x):
     return pl.pallas_call(lambda x, o: o.__setitem__(..., x[...]), like, interpret=True)(x)
 
 
-WRONG = {
+ERRORS = {
     # Layouts and meshes.
     "lower with a dict": (
         lambda: md.lower(twice, {"rules": []}),
