@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def apply_op_many(
     linear: bool = False,
     sums: bool = True,
     like: Tensor | None = None,
-    fill=0,
+    fill: Any = 0,
     choose_splits: Callable | None = None,
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
