@@ -1,8 +1,10 @@
 # make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
-# make test      [ARGS="tests/train -k resume"]   # every capability, in less than ten minutes on two cores
-# make test-slow                                  # those that are marked slow, and bits as users compile them
-# make test-all                                   # both
-# Both set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
+# make test      [ARGS="tests/train -k resume"]   every capability, in under ten minutes on two cores
+# make test-slow   the tests that are marked slow, and random bits as users compile them
+# make test-all    both
+# make check     formatting, lint and types
+# make docs      the documentation as a site, in build/site: python3 -m http.server -d build/site
+# All set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
 # compiled programs, all of them, with the newest jax and libtpu:
 # HYPOTHESIS_PROFILE=nightly make test-all PYTHON=python3.12 VENV=.venv312 ARGS=tests/compiled
@@ -28,6 +30,25 @@ test-slow: $(VENV)/.installed-test
 
 test-all: test test-slow
 
+.PHONY: check types docs links
+
+check: $(VENV)/.installed-check
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	@$(MAKE) --no-print-directory types
+
+types: $(VENV)/.installed-check links
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+docs: $(VENV)/.installed-docs links
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+# The package as one tree, for tools that read imports without running them: links to what is in
+# meshdsl/, and to the three packages that stand beside it and install inside it.
+links:
+	@rm -rf build/links && mkdir -p build/links/meshdsl
+	@ln -s $(addprefix ../../../,$(wildcard meshdsl/*) layers layouts models) build/links/meshdsl
+
 clean:
 	rm -rf $(VENV) build *.egg-info
 
@@ -40,6 +61,6 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	touch $@ $(VENV)/.installed

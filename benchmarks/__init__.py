@@ -1,1 +1,4 @@
-"""meshdsl against the same model without it. Run from the top of the tree: `python -m benchmarks.trace_overhead`."""
+"""Benchmarks: meshdsl beside the same model without it.
+
+Run one from the top of the tree: `python -m benchmarks.trace_overhead`.
+"""

@@ -1,11 +1,12 @@
-"""Times a training step of meshdsl beside the same step written by hand and left to the partitioner, on 8 CPU devices.
+"""Times a step of meshdsl beside the same step written by hand, and left to XLA's partitioner.
 
     python -m benchmarks.against_handwritten --layouts data fsdp
 
-Loss and gradients of all implementations are first compared with one device on a small case. The runs are
-interleaved, and ratios are medians of the ratio within a round, because a shared machine changes its speed from
-minute to minute. Tracing and lowering are the fastest of several times in seconds of their thread; compiling is done
-once, in seconds of the clock.
+It runs on 8 CPU devices. Loss and gradients of all implementations are first compared with one
+device on a small case. The implementations run in turns, and ratios are medians of the ratio within
+a round, because a shared machine changes its speed from minute to minute. Of tracing and lowering
+the fastest of several times counts, in seconds of their thread; compiling is done once, in seconds
+of the clock.
 """
 
 import argparse
@@ -34,7 +35,11 @@ def mesh_of(shape: tuple[int, int]) -> jax.sharding.Mesh:
 
 
 def check(layout: str, tolerance: float = 1e-5) -> None:
-    """Raises AssertionError unless loss and every gradient equal one device's, norm-wise, on the small case."""
+    """Compares loss and every gradient with those of one device, norm-wise, on the small case.
+
+    Raises:
+      AssertionError: one of them is off by more than `tolerance`.
+    """
     parameters, x = model.initial(cases.TINY)
     loss, gradients = model.reference(parameters, x)
     for name, build in IMPLEMENTATIONS.items():
@@ -47,7 +52,7 @@ def check(layout: str, tolerance: float = 1e-5) -> None:
 
 
 def compare(layout: str, case: cases.Case, rounds: int, repeats: int) -> list[list[str]]:
-    """The rows of one layout."""
+    """Measures all implementations under one layout; returns their rows of the table."""
     mesh = mesh_of(cases.CPU_MESHES[layout])
     parameters, x = model.initial(case)
     programs = {}

@@ -1,8 +1,9 @@
-"""The largest models on the largest pods, from a laptop: how long `explain` and the compiler take, and whether the model fits.
+"""The largest models on the largest pods, from a laptop: how long `explain` and compiling take.
 
     python -m benchmarks.big_models --models llama3-70b
 
-Both steps are what `meshdsl explain` and `meshdsl compile` do, timed from the configuration to the answer, without Python's imports.
+The table also says whether the model fits. What is timed is what `meshdsl explain` and `meshdsl
+compile` do, from the configuration to the answer, without Python's imports.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from meshdsl.commands.analysis import Plan
+from meshdsl.commands.analysis import Analysis
 from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
 
 from .measure import table
 from .plan_accuracy import Case
 
-# Their 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
+# The 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
 CASES = {
     "llama3-70b": Case(
         "llama3-70b", "fsdp-sequence", "v5p:8x8x16", {"data": 128, "model": 8}, 256, 8192
@@ -29,12 +30,14 @@ CASES = {
 
 
 def timed(what):
+    """What `what()` returns, and the seconds that it took."""
     start = time.perf_counter()
     made = what()
     return made, time.perf_counter() - start
 
 
-def row(plan: Plan, *, compile: bool) -> list[str]:
+def row(plan: Analysis, *, compile: bool) -> list[str]:
+    """The cells of one model; those of the compiler are dashes without `compile`."""
     explanation, explaining = timed(plan.explain)
     estimate = [
         f"{explaining:.1f}",
@@ -83,7 +86,10 @@ def main() -> None:
         case = CASES[name]
         plan = case.plan()
         mesh = ", ".join(f"{axis}={n}" for axis, n in case.mesh.items())
-        title = f"{name}, {case.target}, {plan.target.devices:,}, {case.layout} {mesh}, {case.batch} x {case.length}"
+        title = (
+            f"{name}, {case.target}, {plan.target.devices:,}, {case.layout} {mesh}, "
+            f"{case.batch} x {case.length}"
+        )
         rows.append([title, *row(plan, compile=given.compile)])
         print("; ".join(rows[-1]), flush=True)
     print(f"\n{table(rows)}")

@@ -1,6 +1,7 @@
 """The sizes that the benchmarks run, and the four ways to split them.
 
-A layout here is the name of a shipped layout file; every implementation knows what to do for each of the four.
+A layout here is the name of a shipped layout file. Every implementation knows what to do for each
+of the four.
 """
 
 import dataclasses

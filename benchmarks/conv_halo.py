@@ -1,10 +1,11 @@
-"""Spatially split convolutions beside `jit` with NamedShardings, where XLA's partitioner exchanges the halo.
+"""Convolutions over split images, beside `jit` with shardings, where XLA exchanges the halo.
 
     python -m benchmarks.conv_halo --rounds 40
 
-A few layers of 2-D convolutions, forward and backward, images split over rows and columns of 8 CPU devices. Both are
-first compared with one device. Ratios are medians of the ratio within a round, because a shared machine changes its
-speed from minute to minute; bytes are those of the compiled program, on one device, in one step.
+A few layers of 2-D convolutions, forward and backward. The images are split over rows and columns
+of 8 CPU devices. Both implementations are first compared with one device. Ratios are medians of the
+ratio within a round, because a shared machine changes its speed from minute to minute; bytes are
+those of the compiled program, on one device, in one step.
 """
 
 import argparse
@@ -33,7 +34,14 @@ SPEC = P(None, "rows", "cols")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Images (batch, size, size, channels) through convolutions `taps` x `taps` with these strides and dilations."""
+    """Images and the convolutions that they go through.
+
+    Attributes:
+      size: of the images (batch, size, size, channels).
+      taps: of the kernels (taps, taps, channels, channels).
+      strides: one for each convolution.
+      dilations: of the kernels, one for each convolution.
+    """
 
     batch: int
     size: int
@@ -62,6 +70,7 @@ TINY = {
 
 
 def initial(case: Case):
+    """Weights and a batch of images, as host arrays."""
     rng = np.random.default_rng(0)
     scale = (case.taps**2 * case.channels / 2) ** -0.5
     weights = [
@@ -71,7 +80,10 @@ def initial(case: Case):
 
 
 def plain_loss(case: Case, weights, x, note=lambda x: x):
-    """The function that both compute: convolutions with ReLU between them, and the mean of the squares."""
+    """The function that both compute: convolutions, each with a ReLU, and the mean square.
+
+    `note(x)` is called on every activation.
+    """
     for w, stride, dilation in zip(weights, case.strides, case.dilations, strict=True):
         x = lax.conv_general_dilated(
             x,
@@ -149,7 +161,11 @@ IMPLEMENTATIONS = {OURS: dsl, GSPMD: gspmd}
 
 
 def check(case: Case, mesh, tolerance: float = 1e-5) -> None:
-    """Raises AssertionError unless loss and every gradient equal one device's, norm-wise."""
+    """Compares loss and every gradient with those of one device, norm-wise.
+
+    Raises:
+      AssertionError: one of them is off by more than `tolerance`.
+    """
     weights, x = initial(case)
     loss, gradients = jax.jit(jax.value_and_grad(lambda w: plain_loss(case, w, x)))(weights)
     for name, build in IMPLEMENTATIONS.items():
@@ -161,7 +177,7 @@ def check(case: Case, mesh, tolerance: float = 1e-5) -> None:
 
 
 def compare(label: str, case: Case, mesh, rounds: int) -> list[list[str]]:
-    """The rows of one case."""
+    """Measures both implementations on one case; returns their rows of the table."""
     weights, x = initial(case)
     programs = {
         name: (program := build(case, mesh), program.arguments(weights, x))
@@ -177,9 +193,10 @@ def compare(label: str, case: Case, mesh, rounds: int) -> list[list[str]]:
         halo = sum(c.total_bytes for c in found if c.operation == "ppermute")
         rest = sum(c.total_bytes for c in found) - halo
         rows.append(
-            [f"{label}, {name}", f"{1000 * statistics.median(seconds[name]):.1f}"]
-            + [f"{measure.ratio(seconds[name], seconds[GSPMD]):.3f}"]
-            + [
+            [
+                f"{label}, {name}",
+                f"{1000 * statistics.median(seconds[name]):.1f}",
+                f"{measure.ratio(seconds[name], seconds[GSPMD]):.3f}",
                 str(sum(c.count for c in found if c.operation == "ppermute")),
                 f"{halo / 1024:.1f}",
                 f"{rest / 1024:.1f}",

@@ -1,7 +1,8 @@
 """The block stack as `jit` over global arrays, the collectives left to XLA's partitioner.
 
-`usual` constrains what people usually do: the parameters and the residual stream. `annotated` constrains every
-intermediate, the attention scores and the weights of a layer as they are used included.
+`usual` constrains what people usually constrain: the parameters and the residual stream.
+`annotated` constrains every intermediate, among them the attention scores and the weights of a
+layer as they are used.
 """
 
 import functools
@@ -17,7 +18,7 @@ from .program import Program, place
 
 
 def _intermediates(layout: str) -> dict[str, P]:
-    """Where each intermediate of `model.block` lies."""
+    """How each intermediate of `model.block` is split."""
     inner = "model" if layout in ("tensor", "fsdp-sequence") else None
     along = "model" if layout == "fsdp-sequence" else None
     weights = {

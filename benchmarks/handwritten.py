@@ -1,9 +1,10 @@
 """The block stack with every collective written by hand, as an expert would inside `shard_map`.
 
-Three places in a block decide a layout: how a weight is brought in, how the normed activations enter a pair of
-products, and how the result leaves it. `check_vma=True` derives the backward pass from them: a gather becomes a
-reduce-scatter, and a `pcast` to varying becomes the sum that Megatron calls f. A parameter that is the same on some
-axis is cast before the scan, so that its gradient is summed once, after it.
+Three places in a block decide a layout: how a weight is brought in, how the normed activations
+enter a pair of products, and how the result leaves it. `check_vma=True` derives the backward pass
+from them: a gather becomes a reduce-scatter, and a `pcast` to varying becomes the sum that Megatron
+calls f. A parameter that is the same on all devices along an axis is cast before the scan, so that
+its gradient is summed once, after the scan.
 """
 
 import dataclasses
@@ -22,11 +23,16 @@ from .program import Program, place
 
 @dataclasses.dataclass(frozen=True)
 class _Hand:
-    """A layout: where parameters and activations lie, and the collectives of a block.
+    """A layout: how parameters and activations are split, and the collectives of a block.
 
-    cast: axes over which a parameter is the same on all devices but its gradient is not.
-    weight: brings one layer's parameter in; `dim` is where its d_model stands.
-    enter: of the normed (batch, length, d_model) before a pair of products; leave: of their result.
+    Attributes:
+      specs: of the parameters.
+      x: of the residual stream (batch, length, d_model).
+      cast: for a parameter, the axes over which it is the same on all devices but its gradient is
+        not.
+      weight: brings one layer's parameter in; `dim` is the position of its d_model.
+      enter: brings in the normed (batch, length, d_model), before a pair of products.
+      leave: brings out the result of the products.
     """
 
     specs: dict[str, P]
@@ -88,12 +94,12 @@ def _gather_weight(w, dim):
 
 
 HANDS = {
-    "data": _Hand(_specs(), P("data"), cast={name: ("data",) for name in _RANK}),
+    "data": _Hand(_specs(), P("data"), cast=dict.fromkeys(_RANK, ("data",))),
     "fsdp": _Hand(_specs(d_model="data"), P("data"), cast={}, weight=_gather_weight),
     "tensor": _Hand(
         _specs(inner="model"),
         P("data"),
-        cast={name: ("data",) for name in _RANK},
+        cast=dict.fromkeys(_RANK, ("data",)),
         enter=lambda h: lax.pcast(h, "model", to="varying"),
         leave=lambda y: lax.psum(y, "model"),
     ),

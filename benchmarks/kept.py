@@ -1,4 +1,4 @@
-"""Compiled programs that are kept in a folder, because compiling one for a pod takes a minute and reading it again does not."""
+"""Keeps compiled programs in a folder, because compiling one for a pod takes a minute."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ import jax
 def compiled(
     kept: Path | None, lower: Callable[[], Any], options: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the compiler says of the program that `lower` makes: `arguments`, `temporaries` and `peak` in bytes and its `text`, or `error`; and the `seconds` it took.
+    """What the compiler says of the program that `lower` makes.
 
-    kept: a path without suffix, where all this is read from if it is there, and else written to.
+    Args:
+      kept: a path without suffix. If the answer is there it is read, else it is written there.
+      options: of the compiler.
+
+    Returns:
+      `arguments`, `temporaries` and `peak` in bytes and the `text` of the program, or `error`; and
+      the `seconds` that compiling took.
     """
     if kept and kept.with_suffix(".json").exists():
         found = json.loads(kept.with_suffix(".json").read_text())

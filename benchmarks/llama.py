@@ -1,7 +1,9 @@
-"""A whole Llama as plain JAX, with a step of training: what `meshdsl.models.transformer` computes, operation by operation.
+"""A whole Llama and its optimizer as plain JAX: operation by operation what meshdsl computes.
 
-Parameters are a dict of arrays; those of the blocks are stacked over the layers. Everything that a partitioner might be told of passes through
-`note(name, x)`: weights as they are used (`use/q`), and every intermediate. Norms, softmax and loss run in float32, products in the dtype that is asked for.
+Parameters are a dict of arrays; those of the blocks are stacked over the layers. Everything whose
+split a partitioner might be told passes through `note(name, x)`: weights as they are used
+(`use/q`), and every intermediate. Norms, softmax and loss run in float32, products in the dtype
+that is asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from meshdsl.train.optimizer import make_schedule, peak
 
 from .model import MASKED, rms_norm
 
-# Dims of each parameter; those of a block also have `layers` in front. The order is that of meshdsl's parameters.
+# Dims of each parameter; those of a block also have `layers` in front. The order is that of
+# meshdsl's parameters.
 BLOCK = {
     "attention_norm": ("d_model",),
     "q": ("d_model", "kv_heads", "group", "head_dim"),
@@ -60,14 +63,17 @@ def angles(config: Config, dtype: str) -> tuple[jax.Array, jax.Array]:
 
 
 def rotate(x, turn):
-    """Turns (batch, length, kv_heads, group, head_dim); the halves of head_dim are the pairs."""
+    """Rotates (batch, length, kv_heads, group, head_dim); the halves of head_dim are the pairs."""
     cos, sin = turn
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def attend(q, k, v, note: Note):
-    """Causal attention of (batch, length, kv_heads, group, head_dim) to keys and values without `group`."""
+    """Causal attention of queries (batch, length, kv_heads, group, head_dim).
+
+    Keys and values have the same dims without `group`.
+    """
     scores = (
         note("scores", jnp.einsum("bqkgh,bmkh->bqkgm", q, k)).astype(jnp.float32)
         * q.shape[-1] ** -0.5
@@ -79,7 +85,7 @@ def attend(q, k, v, note: Note):
 
 
 def block(w: dict, x, turn, epsilon: float, note: Note):
-    """One layer, (batch, length, d_model) to the same; `w` at rest."""
+    """One layer, (batch, length, d_model) to the same; `w` are its parameters at rest."""
 
     def use(name):
         return note(f"use/{name}", w[name].astype(x.dtype))
@@ -100,7 +106,10 @@ def block(w: dict, x, turn, epsilon: float, note: Note):
 
 
 def loss(parameters: dict, tokens, targets, config: Config, note: Note, dtype: str):
-    """Mean cross-entropy of `targets` (batch, length) in nats per token; `dtype` of parameters where they are used, and of activations."""
+    """Mean cross-entropy of `targets` (batch, length), in nats per token.
+
+    `dtype` is that of activations, and of parameters where they are used.
+    """
     turn = angles(config, dtype)
     x = note(
         "residual",

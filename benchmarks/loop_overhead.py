@@ -1,12 +1,15 @@
-"""What training loses to everything beside the step: input, records, the watchdog, checkpoints.
+"""What training loses to all that is not its step: input, metrics, the watchdog, checkpoints.
 
     python -m benchmarks.loop_overhead --rounds 6 --steps 20 --every 10
 
-The loop is that of `meshdsl train`. In each round it runs beside a bare loop over the same compiled step and one batch that is on the devices already, in turns, so that both
-see the same machine. A checkpoint is written after every `--every` steps; the last one, which no step follows, is not counted. The CPU time is that of the
-whole process: on a machine where others work too it says more than the clock.
+The loop is that of `meshdsl train`. In each round it takes turns with a bare loop over the same
+compiled step and one batch that is on the devices already, so that both see the same machine. A
+checkpoint is written after every `--every` steps; the last one, which no step follows, is not
+counted. The CPU time is that of the whole process: on a machine where others work too it says more
+than the clock.
 
-Then the loop runs around a step that does nothing. That is all that the host does for a step, of which devices that compute meanwhile hide most.
+Then the loop runs around a step that does nothing. What is left is all that the host does for a
+step; devices that compute meanwhile hide most of it.
 """
 
 from __future__ import annotations
@@ -32,18 +35,17 @@ from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
-from meshdsl.train.loop import Run
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
-from meshdsl.train.watch import read_records
+from meshdsl.train.training_loop import TrainingLoop
+from meshdsl.train.watch import read_metrics
 
 _KINDS = ("input_seconds", "checkpoint_seconds", "step_seconds")
-Taken = dict[
-    str, float
-]  # ms of one step: `seconds` in all, `cpu` of this process in all its threads, and the metrics of _KINDS
+# ms of one step: `seconds` in all, `cpu` of all threads of this process, and the metrics of _KINDS
+Taken = dict[str, float]
 
 
-class Counted(Run):
+class Counted(TrainingLoop):
     """A run that takes the time where it would validate: after its last step."""
 
     def validate(self, state: State, done: int) -> dict[str, float]:
@@ -67,14 +69,13 @@ class Loops:
         self.state, self.measured = self.step(self.state, self.batch)
 
     def bare(self) -> Taken:
-        """The steps of a round on one batch."""
+        """Runs the steps of a round on one batch, without anything else."""
         start, used = time.perf_counter(), time.process_time()
         for _ in range(self.config.steps):
             before = self.measured
             self.state, self.measured = self.step(self.state, self.batch)
-            jax.block_until_ready(
-                before
-            )  # many steps in flight wait for each other's threads on virtual CPU devices, for ever
+            # On virtual CPU devices many steps in flight wait for each other's threads, for ever.
+            jax.block_until_ready(before)
         jax.block_until_ready(self.measured)
         return {
             "seconds": 1e3 * (time.perf_counter() - start) / self.config.steps,
@@ -82,7 +83,7 @@ class Loops:
         }
 
     def whole(self, step: Callable, every: int) -> Taken:
-        """The steps of a round as a run, with a checkpoint after `every` steps."""
+        """Runs a round as `meshdsl train` does, with a checkpoint after `every` steps."""
         began: list[float] = []
 
         def counted(state, batch):
@@ -103,8 +104,8 @@ class Loops:
                     self.batches,
                     {},
                 )
-                self.state, done, _ = run.steps(counted, self.state, 0, Stopping())
-            records = list(read_records(folder.metrics))
+                self.state, done, _ = run.train_steps(counted, self.state, 0, Stopping())
+            records = list(read_metrics(folder.metrics))
         kinds = {
             kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done
             for kind in ("seconds", *_KINDS)
@@ -112,7 +113,7 @@ class Loops:
         return {**kinds, "cpu": 1e3 * (run.ended - began[0]) / done}
 
     def idle(self) -> Taken:
-        """The steps of a round as a run, the step being one that does nothing."""
+        """Runs a round as `meshdsl train` does, with a step that does nothing."""
         return self.whole(lambda state, _: (state, self.measured), 0)
 
 
@@ -166,9 +167,8 @@ def report(rounds: list[dict[str, Taken]]) -> None:
         )
         print(f"{words:36} {middle['seconds']:9.3f}; of the CPU {middle['cpu']:.3f}{parts}")
     for kind, words in (("seconds", "time"), ("cpu", "CPU time")):
-        print(
-            f"`meshdsl train` / bare loop within a round, {words}: {statistics.median(each['whole'][kind] / each['bare'][kind] for each in rounds):.4f}"
-        )
+        ratio = statistics.median(each["whole"][kind] / each["bare"][kind] for each in rounds)
+        print(f"`meshdsl train` / bare loop within a round, {words}: {ratio:.4f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measuring a step: building it, running it beside others, and what it moves."""
+"""Measures a step: how long it takes to build and to run beside others, and what it moves."""
 
 import dataclasses
 import gc
@@ -17,7 +17,10 @@ from .program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A compiled step with the seconds that each stage took: of this thread, but for compiling."""
+    """A compiled step, with the seconds that it took to trace, lower and compile.
+
+    Those of tracing and lowering are seconds of their thread.
+    """
 
     trace: float
     lower: float
@@ -33,9 +36,11 @@ def build(
 ) -> dict[str, Built]:
     """Traces and lowers each step `repeats` times from nothing, in turns, and compiles it once.
 
-    programs: for each name a program and its arguments.
+    Tracing and lowering run in this thread, so its own clock is read, and the fastest time counts,
+    which is the least disturbed one.
 
-    Tracing and lowering run in this thread, so its own clock counts, and the fastest time is the least disturbed one.
+    Args:
+      programs: for each name a program and its arguments.
     """
     best = dict.fromkeys(programs, (math.inf, math.inf))
     lowered = {}
@@ -60,9 +65,10 @@ def build(
 
 
 def interleaved(steps: Mapping[str, tuple], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step in each round, A B C A B C ..., after one round that doesn't count.
+    """Seconds of each step in each round, A B C A B C ..., after one round that does not count.
 
-    steps: for each name a compiled step and its arguments.
+    Args:
+      steps: for each name a compiled step and its arguments.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
@@ -75,16 +81,20 @@ def interleaved(steps: Mapping[str, tuple], rounds: int) -> dict[str, list[float
 
 
 def ratio(seconds: Sequence[float], base: Sequence[float]) -> float:
-    """The median over the rounds of one step's time over another's; a round's two runs share the machine's mood."""
+    """The median over the rounds of one step's time over another's.
+
+    Ratios are taken within a round, whose runs meet the same load of the machine.
+    """
     return statistics.median(a / b for a, b in zip(seconds, base, strict=True))
 
 
 def collectives(compiled, mesh) -> list[Collective]:
+    """The collectives of a compiled program."""
     return from_hlo(compiled.as_text(), mesh)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table; the first row is its head, and all columns but the first are numbers."""
+    """A Markdown table. The first row is its head; all columns but the first are numbers."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(cells):

@@ -1,8 +1,9 @@
-"""The model of the benchmarks as plain JAX on one device: the function that all implementations compute.
+"""The model of the benchmarks as plain JAX on one device: what all implementations compute.
 
-A block: RMSNorm, attention with rotary positions and a causal mask, RMSNorm, SwiGLU; each half is added to the
-residual stream. The loss is the mean of the squared output. Norms, softmax and loss run in float32. It does what
-`layers/` do in the same precision, operation by operation, so that only the way of splitting differs.
+A block is RMSNorm, attention with rotary positions and a causal mask, RMSNorm and SwiGLU; each half
+is added to the residual stream. The loss is the mean of the squared output. Norms, softmax and loss
+run in float32. Operation by operation and in precision it is the same as `layers/`, so that only
+the way of splitting differs.
 """
 
 import math
@@ -48,7 +49,7 @@ def angles(length: int, head_dim: int, dtype):
 
 
 def rotate(x, turn):
-    """Turns (batch, length, heads, head_dim); the halves of head_dim are the pairs."""
+    """Rotates (batch, length, heads, head_dim); the halves of head_dim are the pairs."""
     cos, sin = turn
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -68,7 +69,10 @@ def attend(q, k, v, note: Callable = lambda name, x: x):
 
 
 def block(w: dict, x, turn, note: Callable = lambda name, x: x):
-    """One layer, (batch, length, d_model) to the same. `note(name, x)` is called on every intermediate."""
+    """One layer, (batch, length, d_model) to the same.
+
+    `note(name, x)` is called on every intermediate, and what it returns is used.
+    """
     w = {name: note(name, value) for name, value in w.items()}
     h = note("normed", rms_norm(x, w["attention_norm"]))
     q, k, v = (note("heads", jnp.einsum("btd,dhk->bthk", h, w[name])) for name in "qkv")

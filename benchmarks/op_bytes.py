@@ -1,10 +1,11 @@
-"""What ops along a split dim move, read off the compiled program, beside the least that any program could move.
+"""What ops along a split dim move, beside the least that any program could move.
 
     python -m benchmarks.op_bytes
 
-One dim of 64 over 8 CPU devices, 8 rows of float32. What a device receives: all of a ppermute, of the others their
-usual share (a gather or an exchange over k devices brings (k - 1) / k of its result). The bound is what the busiest device must receive,
-or send.
+One dim of 64 is split over 8 CPU devices, in 8 rows of float32. Bytes are read off the compiled
+program. A device receives all of a ppermute, and of other collectives their usual share: a gather
+or an exchange over k devices brings (k - 1) / k of its result. The bound is what the busiest device
+must receive or send.
 """
 
 import jax
@@ -37,11 +38,15 @@ def halves(x):
 
 
 def inner_first(x):
-    """The split stands inside of what is merged, and the result is split over the outermost: every element has another home."""
+    """A merge of dims of which the inner one is split, to a dim that is split.
+
+    Almost every element moves to another device.
+    """
     return md.reshape(md.rename(x, ROWS, "outside"), (md.Dim("merged", x.size),))
 
 
 LINE = md.Layout(["long -> p"], mesh={"p": PARTS})
+ALIKE = md.Layout(["long, v -> p"], mesh={"p": PARTS})
 MERGED = md.Layout(["merged -> p", "long -> p"], mesh={"p": PARTS})
 AREA = md.Layout(["high -> p", "wide -> q"], mesh={"p": 4, "q": 2})
 # op: function, layout, least bytes to receive, and why more is moved where it is
@@ -50,13 +55,16 @@ CASES = {
     "roll by 3": (lambda x: md.roll(x, LONG, 3), LINE, 3 * ROW, ""),
     "roll by 11": (lambda x: md.roll(x, LONG, 11), LINE, BLOCK * ROW, ""),
     "flip": (lambda x: md.flip(x, LONG), LINE, BLOCK * ROW, ""),
-    "slice of 32 from 5, split alike": (lambda x: md.slice(x, LONG, 5, V), md.Layout(["long, v -> p"], mesh={"p": PARTS}), BLOCK * ROW, ""),
+    "slice of 32 from 5, split alike": (
+        lambda x: md.slice(x, LONG, 5, V), ALIKE, BLOCK * ROW, ""),
     "pad by 32 on both sides": (
-        lambda x: md.pad(x, LONG, 32, 32, out=md.Dim("v", 128)), md.Layout(["long, v -> p"], mesh={"p": PARTS}), 2 * BLOCK * ROW, ""),
-    "concat of two": (lambda x: md.concat([x, x], LONG, out=md.Dim("v", 128)), md.Layout(["long, v -> p"], mesh={"p": PARTS}), 2 * BLOCK * ROW, ""),
+        lambda x: md.pad(x, LONG, 32, 32, out=md.Dim("v", 128)), ALIKE, 2 * BLOCK * ROW, ""),
+    "concat of two": (
+        lambda x: md.concat([x, x], LONG, out=md.Dim("v", 128)), ALIKE, 2 * BLOCK * ROW, ""),
     "cumsum": (
         lambda x: md.cumsum(x, LONG), LINE, ROW,
-        "all totals are gathered in one step; the prefix alone takes log2(p) steps one after another"),
+        "all totals are gathered in one step; "
+        "the prefix alone takes log2(p) steps one after another"),
     "top_k of 4": (
         lambda x: md.top_k(x, LONG, md.Dim("v", 4)), LINE, 2 * 4 * ROW,
         "the candidates of all parts are merged at once; in pairs it would take log2(p) steps"),
@@ -80,6 +88,7 @@ def received(compiled, mesh) -> int:
 
 
 def measured(fn, layout, *args) -> int:
+    """Bytes that a device receives in one call of `fn` under `layout`."""
     lowered = md.lower(fn, layout)
     return received(lowered.lower(*args).compile(), lowered.mesh)
 
@@ -91,10 +100,9 @@ def main() -> None:
         rows.append((name, f"{measured(fn, layout, x):,}", f"{least:,}", why))
     image = md.tensor(np.zeros((64, 64, 3), np.float32), (HIGH, WIDE, IN))
     kernel = md.tensor(np.zeros((5, 5, 3, 5), np.float32), (*TAPS, IN, OUT))
-    conv = lambda x, w: md.conv(x, w, {HIGH: TAPS[0], WIDE: TAPS[1]}, out=(..., OUT))  # noqa: E731
-    halo = (
-        ((16 + 4) * (32 + 2) - 16 * 32) * 3 * 4
-    )  # two rows above and below, two columns on the one side that there is
+    conv = lambda x, w: md.conv(x, w, {HIGH: TAPS[0], WIDE: TAPS[1]}, out=(..., OUT))
+    # Two rows above and below, two columns on the one side where there is a neighbour.
+    halo = ((16 + 4) * (32 + 2) - 16 * 32) * 3 * 4
     rows.append(
         (
             "conv 5 x 5, space over 4 x 2",

@@ -1,9 +1,11 @@
-"""How near `explain` comes to the compiler: arguments and peak of memory, and the time of a step against the replayed schedule.
+"""How near `explain` comes to the compiler, in memory and in the time of a step.
 
     python -m benchmarks.plan_accuracy --cases "fsdp 2k full" "tensor 2k full" --keep texts
 
-Explain sees the jaxpr alone. Each case is then compiled for its target, with the options that training uses; `--keep` holds on to the compiled programs, and
-what is kept is not compiled again. A case that fails or does not fit is a row too. Times are replayed, not measured: both columns use the same table of hardware.
+`explain` sees the jaxpr alone. Each case is then compiled for its target, with the options that
+training uses. With `--keep` the compiled programs stay in a folder and are not compiled again. A
+case that fails or does not fit is a row too. The compiler's times are replayed from its schedule,
+not measured: both columns use the same table of hardware.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.commands.analysis import Plan
+from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.out_of_memory import parse_oom
@@ -33,6 +35,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
+    """A training step of a published model on a target; `batch` is sequences of `length` tokens."""
+
     model: str
     layout: str
     target: str
@@ -43,15 +47,18 @@ class Case:
 
     def __str__(self):
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.mesh.items())
-        return f"{self.model}, {self.layout} {mesh}, {self.target}, {self.batch} x {self.length}, remat {self.remat}"
+        return (
+            f"{self.model}, {self.layout} {mesh}, {self.target}, "
+            f"{self.batch} x {self.length}, remat {self.remat}"
+        )
 
-    def plan(self) -> Plan:
+    def plan(self) -> Analysis:
         config = override(
             Config(),
             **model_values(self.model)
             | {"batch": self.batch, "model.length": self.length, "model.remat": self.remat},
         )
-        return Plan(
+        return Analysis(
             str(self), config, find_layout(self.layout), self.mesh, find_target(self.target)
         )
 
@@ -85,6 +92,7 @@ CASES = {
 
 
 def off(estimate: float, truth: float) -> str:
+    """The error of an estimate relative to the truth: `+3.1%`."""
     return f"{estimate / truth - 1:+.1%}"
 
 

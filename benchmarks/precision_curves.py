@@ -1,9 +1,11 @@
-"""Loss curves of the default run under several precisions, drawn over each other, and how far each is from float32.
+"""Loss curves of the default run in several precisions, and how far each is from float32.
 
-    python -m benchmarks.precision_curves --steps 200 --precisions float32 "bfloat16 compute" --plot docs/images/precision.png
+    python -m benchmarks.precision_curves --precisions float32 "bfloat16 compute" --plot curves.png
 
-The run of `make train`: the same model, data, seed and schedule, on one device (no layout changes a loss). bfloat16 on a CPU is right and slow: these curves
-tell what it costs in loss, not what it gains in time. A curve that was computed is kept, so that a plot can be drawn again.
+The run is that of `make train`: the same model, data, seed and schedule, on one device (no layout
+changes a loss). bfloat16 on a CPU is right and slow: the curves tell what it costs in loss, not
+what it gains in time. Curves are kept in a folder, so that a plot can be drawn again without
+computing them.
 """
 
 from __future__ import annotations
@@ -57,14 +59,13 @@ def losses(config: Config) -> list[float]:
         state, measured = step(state, job.place(next(batches)))
         found.append(measured["loss"])
         if number % 50 == 49:
-            print(
-                f"  step {number + 1}: {float(found[-1]):.4f}, {(time.perf_counter() - start) / (number + 1):.2f} s per step",
-                flush=True,
-            )
+            rate = (time.perf_counter() - start) / (number + 1)
+            print(f"  step {number + 1}: {float(found[-1]):.4f}, {rate:.2f} s per step", flush=True)
     return [float(loss) for loss in jax.device_get(found)]
 
 
 def curve(name: str, config: Config, kept: Path) -> np.ndarray:
+    """The losses of a variant, read from the folder `kept` or computed and written there."""
     path = kept / f"{name.replace(', ', '-').replace(' ', '-')}-{config.steps}.json"
     if not path.exists():
         print(name, flush=True)
@@ -75,11 +76,12 @@ def curve(name: str, config: Config, kept: Path) -> np.ndarray:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean of each `WINDOW` steps in a row; shorter than `values` by all but one of them."""
+    """The mean of each `WINDOW` steps in a row; `WINDOW` - 1 fewer than there are `values`."""
     return np.convolve(values, np.ones(WINDOW) / WINDOW, "valid")
 
 
 def draw(curves: dict[str, np.ndarray], path: Path) -> None:
+    """Draws the curves over each other, and below them their distances from float32."""
     import matplotlib
 
     matplotlib.use("Agg")

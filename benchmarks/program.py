@@ -1,4 +1,4 @@
-"""What the runners need of an implementation."""
+"""One step of an implementation, in the form that the benchmarks measure."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,11 +9,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One step of one implementation, which gives loss and gradients.
+    """One step of one implementation, which computes loss and gradients.
 
-    make: returns the step as a jitted function that was never traced, so that tracing can be measured again.
-    arguments: makes the step's arguments of the plain parameters and inputs: arrays or shapes.
-    plain: makes a plain loss and plain parameters of what the step returns.
+    Attributes:
+      make: returns the step as a jitted function that was never traced, so that tracing can be
+        measured again.
+      arguments: makes the step's arguments from plain parameters and inputs, arrays or shapes.
+      plain: makes plain loss and gradients from what the step returns.
     """
 
     make: Callable
@@ -22,14 +24,14 @@ class Program:
 
 
 def put(value, sharding: NamedSharding):
-    """An array on its devices, or the shape of one there."""
+    """The value on the devices of a sharding; of a shape, one with that sharding."""
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
     return jax.device_put(value, sharding)
 
 
 def place(mesh: Mesh, specs: Mapping[str, PartitionSpec], input_spec: PartitionSpec) -> Callable:
-    """Makes arguments of plain parameters and inputs by putting them on a mesh."""
+    """A function that puts plain parameters and inputs on a mesh, for `Program.arguments`."""
 
     def arguments(parameters, x):
         placed = {

@@ -1,33 +1,35 @@
-"""Compiles the step of each implementation for a TPU pod that isn't there: memory per chip, collectives, compile time.
+"""Compiles the step of each implementation for a TPU pod, without having one.
 
     python -m benchmarks.tpu_compile --layouts fsdp-sequence --topology v5p:4x4x4
 
-Needs libtpu (`pip install "jax[tpu]"`) and no TPU: the compiler is told of a topology. Bytes of collectives are those
-of the compiled program, on one chip, in one step.
+The table has memory per chip, collectives and the time of compiling. It needs libtpu
+(`pip install "jax[tpu]"`) and no TPU: the compiler is told of a topology. Bytes of collectives are
+those of the compiled program, on one chip, in one step.
 """
 
 import argparse
 import os
 
-# libtpu reads these when jax is imported: which host to pretend to be, and not to ask a metadata server about it.
+# libtpu reads these when jax is imported: the host that it is to stand for, and that it is not to
+# ask a metadata server about it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
-import jax  # noqa: E402
-from jax.experimental import topologies  # noqa: E402
+import jax
+from jax.experimental import topologies
 
-from meshdsl.record import summary  # noqa: E402
+from meshdsl.record import summary
 
-from . import cases, measure  # noqa: E402
-from .against_handwritten import IMPLEMENTATIONS  # noqa: E402
+from . import cases, measure
+from .against_handwritten import IMPLEMENTATIONS
 
 GIB = 2**30
 
 
 def shapes(case: cases.Case):
-    """Parameters and inputs without data."""
+    """The shapes of parameters and inputs."""
     parameters = {
         name: jax.ShapeDtypeStruct(s, case.dtype) for name, s in case.parameter_shapes().items()
     }
@@ -47,6 +49,7 @@ def memory(compiled) -> list[float]:
 
 
 def compare(layout: str, case: cases.Case, mesh: jax.sharding.Mesh, names, options) -> None:
+    """Compiles all implementations under one layout, and prints their tables."""
     rows = [
         [
             "implementation",

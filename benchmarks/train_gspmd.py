@@ -1,12 +1,16 @@
-"""A whole step of training a Llama for TPU pods that aren't there: meshdsl beside `jit` with shardings, on the same target and layout.
+"""A whole training step of a Llama for TPU pods: meshdsl beside `jit` with shardings.
 
     python -m benchmarks.train_gspmd --layouts fsdp fsdp-sequence --keep texts
 
-The model is `benchmarks/llama.py`, parameters in float32 and products in bfloat16, each layer rematerialised, adamw with clipping; parameters and optimizer
-state lie as the shipped layout file says. `jit, usual` constrains parameters, gradients and the residual stream; `jit, annotated` also every intermediate
-and every weight where it is used. Each implementation takes two steps on 8 CPU devices first, on a small model, and must have meshdsl's losses and parameters.
+The programs are compiled for the same target and layout; no TPU is needed. The model is
+`benchmarks/llama.py`, parameters in float32 and products in bfloat16, each layer rematerialised,
+adamw with clipping; parameters and optimizer state are split as the shipped layout file says.
+`jit, usual` constrains parameters, gradients and the residual stream; `jit, annotated` also every
+intermediate and every weight where it is used. Each implementation first takes two steps of a small
+model on 8 CPU devices, and must have meshdsl's losses and parameters.
 
-The compiler gets the same options for all. Times are replayed from the compiled schedule (`meshdsl.compiled.replay`).
+The compiler gets the same options for all. Times are replayed from the compiled schedule
+(`meshdsl.compiled.replay`).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.commands.analysis import Plan
+from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.collectives import from_hlo
@@ -65,7 +69,7 @@ SMALL_MESHES = {
 }
 
 
-# -- where everything lies -----------------------------------------------------------------------------------------
+# -- how everything is split -----------------------------------------------------------------------
 
 
 def at_rest(config: Config, layout: md.Layout, mesh: Mesh) -> dict[str, P]:
@@ -87,7 +91,12 @@ def residual(config: Config, layout: md.Layout, mesh: Mesh) -> P:
 
 
 def intermediates(parameters: dict[str, P], stream: P, mesh: Mesh) -> dict[str, P]:
-    """Where each intermediate of the model lies: as the collectives that meshdsl writes leave them. `stream` is the residual stream."""
+    """How each intermediate of the model is split: as meshdsl's collectives leave it.
+
+    Args:
+      parameters: how they are split at rest.
+      stream: how the residual stream is split.
+    """
     data, inner = stream[0], ("model" if "model" in mesh.shape else None)
     in_use = {
         name: P(*(axis if axis == "model" else None for axis in spec))
@@ -107,7 +116,7 @@ def intermediates(parameters: dict[str, P], stream: P, mesh: Mesh) -> dict[str, 
     }
 
 
-# -- the implementations -------------------------------------------------------------------------------------------
+# -- the implementations ---------------------------------------------------------------------------
 
 
 class Jitted:
@@ -170,7 +179,7 @@ class Lowered:
     """The step as meshdsl trains it."""
 
     def __init__(self, config: Config, layout: md.Layout, mesh: Mesh):
-        self.job = Plan("", config, layout, dict(mesh.shape), None).job(mesh)
+        self.job = Analysis("", config, layout, dict(mesh.shape), None).job(mesh)
         self.state, self.batch, self.step = self.job.state, self.job.batch, self.job.step
 
 
@@ -181,11 +190,15 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-# -- the same step? ------------------------------------------------------------------------------------------------
+# -- whether they compute the same -----------------------------------------------------------------
 
 
 def check(layout_name: str, tolerance: float = 1e-5) -> None:
-    """Raises AssertionError unless two steps have meshdsl's losses and end with its parameters, norm-wise, in float32 on 8 CPU devices."""
+    """Takes two steps of a small model on 8 CPU devices, in float32, with each implementation.
+
+    Raises:
+      AssertionError: losses, or the final parameters norm-wise, are not those of meshdsl.
+    """
     layout, sizes = find_layout(layout_name), SMALL_MESHES[layout_name]
     mesh = md.make_mesh(sizes, jax.devices("cpu")[:8])
     config = override(Config(), batch=8, **{f"model.{key}": value for key, value in SMALL.items()})
@@ -218,12 +231,13 @@ def check(layout_name: str, tolerance: float = 1e-5) -> None:
         for key, value in zip(llama.DIMS, jax.tree.leaves(state.params), strict=True):
             moved = np.linalg.norm(np.asarray(value) - plain[key])
             error = np.linalg.norm(np.asarray(own[0][key]) - np.asarray(value)) / moved
+            # Adam divides by small roots.
             assert error < 100 * tolerance, (
                 f"{name}, {layout_name}: the update of {key} is off by {error:.1e}"
-            )  # adam divides by small roots
+            )
 
 
-# -- the pod -------------------------------------------------------------------------------------------------------
+# -- compiled for the pod --------------------------------------------------------------------------
 
 
 def compare(
@@ -233,6 +247,14 @@ def compare(
     options: dict[str, str] | None,
     keep: Path | None,
 ) -> None:
+    """Compiles implementations under a layout, and prints their memory, times and collectives.
+
+    Args:
+      names: of the implementations.
+      settings: of the job, `key=value`.
+      options: of the compiler; meshdsl's for the chip if None.
+      keep: a folder for compiled programs.
+    """
     target_name, sizes, batch = CASES[layout_name]
     target, layout = find_target(target_name), find_layout(layout_name)
     mesh = md.make_mesh(sizes, target_devices(target))
@@ -281,9 +303,19 @@ def compare(
         )
         print(f"{layout_name}, {name}: compiled in {found['seconds']:.0f} s", flush=True)
     print(
-        f"\n{layout_name}, llama3-8b, batch {config.batch} of length {config.model.length} on {target_name}, mesh {sizes}, options {options}\n"
+        f"\n{layout_name}, llama3-8b, batch {config.batch} of length {config.model.length} "
+        f"on {target_name}, mesh {sizes}, options {options}\n"
     )
     print(f"{measure.table(rows)}\n")
+    print(measure.table(collectives_table(moved)), flush=True)
+
+
+def collectives_table(moved: dict[str, dict]) -> list[list[str]]:
+    """Count and GiB of each collective, with a column for each implementation.
+
+    Args:
+      moved: for each implementation the `summary` of its collectives.
+    """
     rows = [["collective: count, GiB", *moved]]
     for operation, axes in sorted({key for found in moved.values() for key in found}):
         cells = [moved[name].get((operation, axes), (0, 0)) for name in moved]
@@ -293,7 +325,7 @@ def compare(
                 *(f"{count}, {total / GIB:.3f}" if count else "-" for count, total in cells),
             ]
         )
-    print(measure.table(rows), flush=True)
+    return rows
 
 
 def main() -> None:
@@ -332,7 +364,8 @@ def main() -> None:
     for layout in given.layouts:
         check(layout)
     print(
-        f"jax {jax.__version__}; the losses, gradient norms and updates of all implementations agree",
+        f"jax {jax.__version__}; "
+        "the losses, gradient norms and updates of all implementations agree",
         flush=True,
     )
     for layout in given.layouts:

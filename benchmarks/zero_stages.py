@@ -1,15 +1,19 @@
-"""Memory and collectives of the ZeRO stages, by the TPU compiler, against the formulas of the paper (Rajbhandari et al., 2020).
+"""Memory and collectives of the ZeRO stages, beside the formulas of their paper.
 
     python -m benchmarks.zero_stages
     python -m benchmarks.zero_stages precision.compute=bfloat16 --quick
 
-A whole step of adamw on a small llama, for 8 chips. The paper counts bytes per parameter: of parameters, gradients and optimizer state (its 2 + 2 + 12
-for float16 with a float32 copy; here, in the dtypes of the run, 4 + 4 + 8 for float32), each divided by the devices that split it. What lies there between
-steps is the program's arguments, and the compiler says it exactly. Gradients live inside a step, in its temporaries, with activations, gathered parameters
-and what the compiler adds, so that a formula bounds them from below.
+The paper is Rajbhandari et al., 2020. The program is a whole step of adamw on a small llama,
+compiled for 8 TPU chips. The paper counts bytes per parameter: of parameters, gradients and
+optimizer state (2 + 2 + 12 for float16 with a float32 copy; here, in the dtypes of the run,
+4 + 4 + 8 for float32), each divided by the devices that split it. What stays between steps is the
+program's arguments, and the compiler states it exactly. Gradients live inside a step, in its
+temporaries, with activations, gathered parameters and what the compiler adds, so that a formula
+bounds them from below.
 
-Volume is what a device sends in a step, by the paper's rule: an all-reduce of m bytes sends 2m, a gather or a scatter m, times (n - 1)/n over n devices. The
-collectives are those that the program asks for; the compiler makes some reduce-scatters all-reduces (`RESULTS.md`).
+Volume is what a device sends in a step, by the paper's rule: an all-reduce of m bytes sends 2m, a
+gather or a scatter m, times (n - 1)/n over n devices. The collectives are those that the program
+asks for; the compiler makes some reduce-scatters all-reduces (`RESULTS.md`).
 """
 
 from __future__ import annotations
@@ -49,7 +53,12 @@ DATA, HYBRID = {"data": 8}, {"replica": 2, "data": 4}
 
 
 class Stage(NamedTuple):
-    """A layout, and the devices that split parameters, gradients and optimizer state under it."""
+    """A layout, and what it splits.
+
+    Attributes:
+      split: over how many devices parameters, gradients and optimizer state are split.
+      offload: what is kept on the host.
+    """
 
     layout: md.Layout
     mesh: dict[str, int]
@@ -74,12 +83,19 @@ def stages() -> dict[str, Stage]:
 
 
 def parameters(job: Job) -> int:
+    """How many elements the model's parameters have."""
     return sum(t.size for t in jax.tree.leaves(job.state.params, is_leaf=is_tensor))
 
 
 def itemsizes(config: Config) -> tuple[int, int, int, int]:
-    """Bytes of a parameter at rest, of its gradient, of its optimizer state (adam's two moments), and of it where it is used."""
-    size = lambda name: jnp.dtype(name).itemsize
+    """Bytes of a parameter at rest, of its gradient, of its optimizer state, and where it is used.
+
+    The optimizer state is Adam's two moments.
+    """
+
+    def size(name: str) -> int:
+        return jnp.dtype(name).itemsize
+
     precision = config.precision
     return (
         size(precision.params),
@@ -99,21 +115,27 @@ def volume(collectives: list[Collective], mesh: dict[str, int]) -> float:
 
 
 def expected_volume(name: str, count: int, sizes: tuple[int, int, int, int]) -> float:
-    """The paper's, section 7, with what a parameter has in bytes where it travels."""
+    """Bytes that a device sends in a step by the paper's section 7.
+
+    Args:
+      name: of the stage.
+      count: of parameters.
+      sizes: see `itemsizes`; a parameter counts with the bytes that it has where it travels.
+    """
     at_rest, gradient, _, used = sizes
     if name == "data":
         return 2 * gradient * count * 7 / 8
     if name.startswith(("zero1", "zero2")):
-        return (
-            (gradient + at_rest) * count * 7 / 8
-        )  # a reduce-scatter of gradients, a gather of updated parameters
+        # A reduce-scatter of gradients, and a gather of updated parameters.
+        return (gradient + at_rest) * count * 7 / 8
     if name.startswith("fsdp-once"):
         return (gradient + used) * count * 7 / 8
     inside = (gradient + 2 * used) * count  # gathered forward and again backward
     return inside * 3 / 4 + 2 * gradient * count / 4 / 2 if "hybrid" in name else inside * 7 / 8
 
 
-def words(collectives: list[Collective]) -> str:
+def in_words(collectives: list[Collective]) -> str:
+    """The count, operation, axes and GiB of collectives: `8 all_gather(data) 1.25, ...`."""
     return ", ".join(
         f"{count} {operation}({'+'.join(axes)}) {size / GIB:.2f}"
         for (operation, axes), (count, size) in summary(collectives).items()
@@ -176,12 +198,13 @@ def main() -> None:
                 name,
                 f"{sent:.3f}",
                 f"{expected_volume(name, count, sizes) / GIB:.3f}",
-                words(collectives),
+                in_words(collectives),
             ]
         )
         print(*memory[-1], *moved[-1][1:], sep=" | ", flush=True)
     print(
-        f"\njax {jax.__version__}, {given.target}, {count:,} parameters, {config.precision}, batch {config.batch} of length {config.model.length}\n"
+        f"\njax {jax.__version__}, {given.target}, {count:,} parameters, {config.precision}, "
+        f"batch {config.batch} of length {config.model.length}\n"
     )
     print(f"{measure.table(memory)}\n\n{measure.table(moved)}")
 

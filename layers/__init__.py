@@ -1,1 +1,4 @@
-"""Layers: frozen dataclasses of Tensors that compute with them. No mesh, no axis, no collective in here."""
+"""Layers: frozen dataclasses of Tensors that compute with them.
+
+They know nothing of meshes, axes or collectives.
+"""

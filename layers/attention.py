@@ -1,4 +1,7 @@
-"""Causal self-attention, multi-head or grouped-query, over a whole sequence or one position at a time with a cache."""
+"""Causal self-attention, multi-head or grouped-query.
+
+It takes a whole sequence, or one position of it after another, with a cache of keys and values.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Documents(PyTreeNode):
 
     Attributes:
       query: dims batch, length.
-      key: the same, of dims batch, memory. The move of it is that of the keys, and made once for all layers.
+      key: the same, of dims batch, memory. It is moved as the keys are, once for all layers.
     """
 
     query: md.Tensor
@@ -39,9 +42,10 @@ class Documents(PyTreeNode):
 
 
 class Attention(PyTreeNode):
-    """Softmax attention (Vaswani et al., 2017); with a `group` dim, several queries share a key (Ainslie et al., 2023).
+    """Softmax attention (Vaswani et al., 2017).
 
-    `heads` are the heads of keys and values. Queries have those and, in grouped-query attention, `group` each.
+    `heads` are the heads of keys and values. In grouped-query attention (Ainslie et al., 2023),
+    `group` queries share each of them; queries then have both dims.
     """
 
     query: Linear
@@ -75,13 +79,15 @@ class Attention(PyTreeNode):
     def __call__(
         self, x: md.Tensor, length: md.Dim, turn, documents: Documents | None = None
     ) -> tuple[md.Tensor, Cache]:
-        """Every position of `length` attends to itself and to those before it, of its own document where there are several.
+        """Every position of `length` attends to itself and to those before it.
 
         Args:
+          x: dims batch, length, d_model.
           turn: cosine and sine of rotary angles, or None.
+          documents: with it, positions attend to those of their own document only.
 
         Returns:
-          The result, and all keys and values.
+          The result, with the dims of `x`, and all keys and values.
         """
         memory = md.Dim("memory", length.size)
         query, key, value = self._project(x, turn)
@@ -92,7 +98,15 @@ class Attention(PyTreeNode):
     def step(
         self, x: md.Tensor, cache: Cache, position: md.Tensor, turn
     ) -> tuple[md.Tensor, Cache]:
-        """One position of each sequence (dims: batch), without a length dim: it joins the cache and attends to what is there."""
+        """One position of each sequence: it joins the cache and attends to what is there.
+
+        Args:
+          x: dims batch, d_model.
+          position: where it stands in its sequence (batch; int32).
+
+        Returns:
+          The result, with the dims of `x`, and the cache with the keys and values of the position.
+        """
         memory = cache.key.dim("memory")
         query, key, value = self._project(x, turn)
         index = md.broadcast(md.iota(memory), (*position.dims, memory))
@@ -113,7 +127,9 @@ class Attention(PyTreeNode):
         scores = md.cast(scores, jnp.float32) * self.head_dim.size**-0.5
         if documents is None:
             scores = md.where(visible, scores, MASKED)
-        else:  # one op, split as the scores are: a mask of its own would be split otherwise, and moved
+        else:
+            # One op, which is split as the scores are. A mask by itself would be split otherwise,
+            # and moved.
             scores = md.map(_within, visible, documents.query, documents.key, scores, name="within")
         weights = md.softmax(scores, memory)
         return self.out(md.einsum(md.cast(weights, value.dtype), value, out=query.dims))

@@ -1,4 +1,4 @@
-"""Convolutions over spatial dims, and their transpose, with a bias where wanted."""
+"""Convolutions over spatial dims, and their transpose, with or without a bias."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ import meshdsl as md
 from meshdsl.dims import size
 
 
-class Conv(PyTreeNode):
-    """`x` convolved over the dims called `spatial`, and contracted over the dims `ins` into the dims `outs`.
-
-    The kernel's dim along `height` is called `kernel_height`. Padding is "SAME": with a stride, sizes are divided and
-    rounded up.
-    """
+class _Convolution(PyTreeNode):
+    """What a convolution and its transpose have in common: a kernel and a bias."""
 
     weight: md.Tensor
     bias: md.Tensor | None
@@ -38,19 +34,18 @@ class Conv(PyTreeNode):
         bias: bool = False,
         std: float | None = None,
     ):
-        """Normal weights of standard deviation `std`, by default what keeps the size of `x`; biases of zero.
+        """Normal weights, and biases of zero.
 
         Args:
           sizes: for the name of each spatial dim the size of the kernel along it.
+          std: the standard deviation of the weights; by default such that the elements of the
+            result are about as large as those of `x`.
         """
         kernel = tuple(md.Dim(f"kernel_{name}", n) for name, n in sizes.items())
-        std = (
-            cls.terms(prod(sizes.values()), stride ** len(sizes)) ** -0.5 * size(ins) ** -0.5
-            if std is None
-            else std
-        )
+        terms = cls.terms(prod(sizes.values()), stride ** len(sizes))
+        deviation: float = terms**-0.5 * size(ins) ** -0.5 if std is None else std
         dims = (*kernel, *ins, *outs)
-        weight = jax.random.normal(key, [d.size for d in dims]) * std
+        weight = jax.random.normal(key, [d.size for d in dims]) * deviation
         zeros = md.parameter(jnp.zeros([d.size for d in outs]), outs) if bias else None
         return cls(md.parameter(weight, dims, ins=(*kernel, *ins)), zeros, tuple(sizes), stride)
 
@@ -58,13 +53,6 @@ class Conv(PyTreeNode):
     def terms(taps: int, strides: int) -> float:
         """How many taps meet in one element of the result."""
         return taps
-
-    def __call__(self, x: md.Tensor) -> md.Tensor:
-        return self._with_bias(
-            md.conv(
-                x, md.cast(self.weight, x.dtype), self._over(), out=self._out(), stride=self.stride
-            )
-        )
 
     def _over(self) -> dict[str, str]:
         return {name: f"kernel_{name}" for name in self.spatial}
@@ -77,7 +65,22 @@ class Conv(PyTreeNode):
         return y if self.bias is None else y + md.cast(self.bias, y.dtype)
 
 
-class ConvTranspose(Conv):
+class Conv(_Convolution):
+    """A convolution over the dims called `spatial`, from the dims `ins` into the dims `outs`.
+
+    The kernel's dim along `height` is called `kernel_height`. Padding is "SAME": with a stride,
+    sizes are divided and rounded up.
+    """
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        return self._with_bias(
+            md.conv(
+                x, md.cast(self.weight, x.dtype), self._over(), out=self._out(), stride=self.stride
+            )
+        )
+
+
+class ConvTranspose(_Convolution):
     """The transpose of a `Conv` with a stride: sizes are multiplied."""
 
     @staticmethod
@@ -85,7 +88,12 @@ class ConvTranspose(Conv):
         return max(taps / strides, 1.0)
 
     def __call__(self, x: md.Tensor, like: md.Tensor) -> md.Tensor:
-        """The spatial dims come out as those of `like`, whose sizes divided by the stride are those of `x`."""
+        """`x` brought to the size of `like`.
+
+        Args:
+          like: has the spatial dims of the result; their sizes divided by the stride are those of
+            `x`.
+        """
         into = {name: like.dim(name) for name in self.spatial}
         weight = md.cast(self.weight, x.dtype)
         return self._with_bias(

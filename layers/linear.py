@@ -1,4 +1,4 @@
-"""Linear: a matrix between named dims, and a bias where wanted."""
+"""Linear: a matrix between named dims, with or without a bias."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ class Linear(PyTreeNode):
         bias: bool = False,
         std: float | None = None,
     ):
-        """Normal weights of standard deviation `std`, by default `size(ins) ** -0.5`; biases of zero."""
-        std = size(ins) ** -0.5 if std is None else std
-        weight = jax.random.normal(key, [d.size for d in (*ins, *outs)]) * std
+        """Normal weights, and biases of zero.
+
+        Args:
+          std: the standard deviation of the weights; by default `size(ins) ** -0.5`.
+        """
+        deviation: float = size(ins) ** -0.5 if std is None else std
+        weight = jax.random.normal(key, [d.size for d in (*ins, *outs)]) * deviation
         zeros = jnp.zeros([d.size for d in outs])
         return cls(
             md.parameter(weight, (*ins, *outs), ins=ins),

@@ -10,7 +10,7 @@ from meshdsl.layers.linear import Linear
 
 
 class MLP(PyTreeNode):
-    """`down(gelu(up(x)))`."""
+    """A matrix, a GELU and a matrix: `down(gelu(up(x)))`."""
 
     up: Linear
     down: Linear
@@ -28,7 +28,7 @@ class MLP(PyTreeNode):
 
 
 class SwiGLU(PyTreeNode):
-    """`down(silu(gate(x)) * up(x))` (Shazeer, 2020)."""
+    """A matrix with a gate, and a matrix: `down(silu(gate(x)) * up(x))` (Shazeer, 2020)."""
 
     gate: Linear
     up: Linear

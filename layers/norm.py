@@ -52,4 +52,5 @@ class LayerNorm(PyTreeNode):
         return md.cast(centred * md.rsqrt(power + self.epsilon) * self.scale + self.bias, x.dtype)
 
 
+Norm = RMSNorm | LayerNorm
 NORMS = {"rms": RMSNorm, "layer": LayerNorm}

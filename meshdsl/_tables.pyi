@@ -1,7 +1,8 @@
 # pyright: reportOverlappingOverload=false
-"""Overloads, one table for each kind of op: which dims the result has for which dims of the operands.
+"""Overloads that many ops share: which dims the result has for which dims of the operands.
 
-A decorator puts an op into its table; the parameters that the table does not speak of stay as the op has them.
+There is a table for each kind of op. A decorator, such as `reduces`, gives an op the overloads of
+its table; parameters that the table does not name stay as the op has them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -186,7 +187,10 @@ class Removes(_Function, Generic[P]):
 def removes(op: Callable[Concatenate[Tensor, Any, P], Tensor]) -> Removes[P]: ...
 
 class Reduces(_Function, Generic[P]):
-    """A tensor without some of its dims, by default without any. Two and three together are followed within the first five."""
+    """A tensor without some of its dims, by default without any of them.
+
+    Two or three dims together are followed where they are among the first five.
+    """
 
     @overload
     def __call__(
@@ -299,7 +303,11 @@ class _Settings(TypedDict, total=False):
 _Over: TypeAlias = Mapping[Any, Dim | str]
 
 class Slides(_Function):
-    """A convolution. Where `into` gives dims other names, `out` may have the old ones, and nothing is known of the result."""
+    """A convolution.
+
+    Where `into` gives dims other names, `out` may have the old ones, and nothing is known of the
+    result.
+    """
 
     @overload
     def __call__(

@@ -1,11 +1,12 @@
-"""The vocabulary of the stubs: what a tensor, a number, or the choice of a dim can be to a type checker.
+"""The vocabulary of the stubs: what a tensor, a number or a choice of dims is to a type checker.
 
-A dim is known by the type of its name, a literal string, and a tensor by those of its dims, in order. What a checker
-does not know is `Any`; an op on something that is in part `Any` gives a plain `Tensor`, which may be used as any tensor.
-So no legal program is rejected for what could not be followed. The tables reach to six dims; more are plain, too.
+A dim is known by the type of its name, a literal string, and a tensor by those of its dims, in
+order. What a checker does not know is `Any`; an op on something that is in part `Any` gives a plain
+`Tensor`, which may be used as any tensor. So no legal program is rejected for what could not be
+followed. The tables reach to six dims; a tensor with more is plain, too.
 
-Sets are compared by handing them over: a tensor takes what lies within its dims (`_Takes`, which is contravariant), and
-an operand goes with each tensor that takes it.
+Sets of dims are compared by handing them over: a tensor takes what lies within its dims (`Takes`,
+which is contravariant), and an operand goes with each tensor that takes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView

@@ -60,7 +60,7 @@ def _is_dtype(value) -> bool:
     if value is None or isinstance(value, (Tensor, jax.Array, np.ndarray, np.generic)):
         return False
     try:
-        return jnp.issubdtype(value, jnp.number) or jnp.dtype(value) == bool
+        return jnp.issubdtype(value, jnp.number) or jnp.dtype(value) == np.bool_
     except (TypeError, ValueError):
         return False
 
@@ -129,27 +129,36 @@ def _taker(what: str, kinds) -> Callable | None:
     return take
 
 
+def described(tensors: Iterable[Tensor]) -> str:
+    """`[a=4] of int32 and [] of bool`: Tensors as a message names them."""
+    return " and ".join(f"{dim_algebra.show(t.dims)} of {t.dtype}" for t in tensors)
+
+
 def _translated(name: str, error: Exception, arguments, calls: bool) -> MeshDSLError | None:
     """What JAX refuses, in the words of the op; None for an error that is to stay as it is.
 
     Args:
       calls: the op calls a function of the user's, whose error it may be.
     """
-    of_the_call = error.__traceback__.tb_next is None  # an argument too many, or one too few
+    raised = error.__traceback__
+    of_the_call = raised is None or raised.tb_next is None  # an argument too many, or one too few
     if of_the_call or isinstance(error, MeshDSLError):
         return None
     if calls or isinstance(error, AttributeError):
         return None
-    operands = " and ".join(
-        f"{dim_algebra.show(x.dims)} of {x.dtype}" for x in arguments if is_tensor(x)
-    )
+    operands = described(x for x in arguments if is_tensor(x))
     said = " ".join(str(error).split())[:_LONGEST]
     said = LEAKED if isinstance(error, UnexpectedTracerError) else said
     return MeshDSLError(f"{name}: cannot be done{f' with {operands}' if operands else ''}: {said}")
 
 
-def checked(fn: Callable) -> Callable:
-    """`fn`, with each argument held to its annotation."""
+def checked(fn: Callable, explain: Callable[[str, Exception, tuple], None] | None = None):
+    """`fn`, with each argument held to its annotation.
+
+    Args:
+      explain: knows more about what JAX refuses. It gets the name of `fn`, the error and the
+        arguments, and raises an error that says more, or returns.
+    """
     name, hints, parameters = fn.__name__, get_type_hints(fn), inspect.signature(fn).parameters
     kinds = {p: _kinds(hints[p]) if p in hints else None for p in parameters}
     takers = {p: _taker(f"{name}: `{p}`", k) for p, k in kinds.items()}
@@ -181,6 +190,8 @@ def checked(fn: Callable) -> Callable:
         try:
             return fn(*taken, **named)
         except _REFUSALS as error:
+            if explain and not isinstance(error, MeshDSLError):
+                explain(name, error, (*args, *named.values()))
             if translated := _translated(name, error, (*args, *named.values()), calls):
                 raise translated from error
             raise

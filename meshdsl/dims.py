@@ -1,8 +1,8 @@
 """Dims, and the algebra of tuples of them.
 
-A dim is a name and a size. It belongs to a tensor; an axis belongs to the mesh. Two dims with one name and
-two sizes never meet in one op: that is an error wherever it happens. The order of a tensor's dims says how it
-lies in memory and nothing else.
+A dim is a name and a size. It belongs to a tensor; an axis belongs to the mesh. Two dims with one
+name and two sizes never meet in one op: that is an error wherever it happens. The order of a
+tensor's dims says how it lies in memory and nothing else.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ def distinct(dims: Dim | Iterable[Dim], where: str) -> Dims:
 
 
 def union(where: str, operands: Sequence[Dims]) -> Dims:
-    """Every dim of the operands, in order of first appearance; one name with two sizes is an error."""
+    """Every dim of the operands, in order of first appearance.
+
+    Raises:
+      MeshDSLError: one name has two sizes.
+    """
     found: dict[str, Dim] = {}
     for dims in operands:
         for d in dims:
@@ -100,7 +104,8 @@ def find(where: str, dims: Dims, wanted: Dim | str) -> Dim:
     """The dim of `dims` that `wanted` (a Dim or a name) means."""
     if not isinstance(wanted, (Dim, str)):
         raise MeshDSLError(
-            f"{where}: a dim is given as a Dim or by its name, not {quote(wanted)}; the dims are {show(dims)}"
+            f"{where}: a dim is given as a Dim or by its name, not {quote(wanted)}; the dims are "
+            f"{show(dims)}"
         )
     name = wanted if isinstance(wanted, str) else wanted.name
     for d in dims:

@@ -12,7 +12,10 @@ N = TypeVar("N", default=Any)
 
 @dataclass(frozen=True, slots=True)
 class Dim(Generic[N]):
-    """A dim; its type knows its name where that is written out: `Dim("batch", 8)` is a `Dim[Literal["batch"]]`."""
+    """A dim, whose type knows its name where that is written out.
+
+    `Dim("batch", 8)` is a `Dim[Literal["batch"]]`.
+    """
 
     name: N
     size: int
@@ -30,6 +33,7 @@ class Dim(Generic[N]):
 
 Dims: TypeAlias = tuple[Dim, ...]
 
+def listed(given: Any) -> tuple[Any, ...]: ...
 def show(dims: Iterable[Dim]) -> str: ...
 def size(dims: Iterable[Dim]) -> int: ...
 def distinct(dims: Dim | Iterable[Dim], where: str) -> Dims: ...

@@ -1,7 +1,8 @@
 """The one error that users of meshdsl see.
 
-A message says what was asked, the dims with their sizes, the rule or operand at fault, and what would
-be legal. Array values never appear in it. `assert` is for our own invariants, this class for the user's input.
+A message says what was asked, the dims with their sizes, the rule or operand at fault, and what
+would be legal. Array values never appear in it. `assert` is for our own invariants, this class
+for the user's input.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Iterable
 
 
 class MeshDSLError(ValueError):
-    """Input that meshdsl cannot accept: a misspelt name, an indivisible size, a malformed layout, bad data."""
+    """Input that meshdsl cannot accept: a misspelt name, a size that does not divide, bad data."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean `x`?"` for the known word closest to `word`, or the known words when none is close."""
+    """`; did you mean `x`?` for the known word closest to `word`, or all where none is close."""
     known = sorted(set(known))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
@@ -25,7 +26,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def quote(value) -> str:
-    """What was given, for a message: names and numbers as they are written, anything else by its type."""
+    """What was given, for a message: names and numbers as written, others by their type."""
     if isinstance(value, (str, int, float, type(None))):
         return repr(value)
     kind = type(value).__name__

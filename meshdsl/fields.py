@@ -1,8 +1,21 @@
-"""Fields of configurations that say what they are and which values they may have.
+"""Fields of configurations: each setting is declared once, with what it is and what it may be.
 
-A configuration is a dataclass whose docstring has a section `Attributes:` with an entry for each
-field, `name: what it is.`; bounds and known values are in the field's metadata. Whoever shows a
-setting to a user reads it from there, so that each is written down once.
+A configuration is a dataclass. To add a setting to one, add a field, and an entry for it to the
+section `Attributes:` of the docstring:
+
+    @dataclass(frozen=True)
+    class Checkpoint:
+        \"""When checkpoints are written.
+
+        Attributes:
+          every: steps between two checkpoints; 0: none by steps.
+        \"""
+
+        every: int = bounded(200, least=0)
+
+The values that a field may have are in its metadata, put there by `bounded`, `chosen` or `listed`.
+Whatever shows a setting to a user, or checks one, reads the entry and the metadata through the
+other functions of this file.
 """
 
 from __future__ import annotations
@@ -15,6 +28,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# How each kind of bound is put into words.
 BOUNDS = {"least": "at least", "above": "more than", "below": "less than"}
 _HOLDS = {"least": operator.ge, "above": operator.gt, "below": operator.lt}
 _ENTRY = re.compile(r"(\w+): (.*)")
@@ -40,29 +54,36 @@ def listed(default: tuple[str, ...], known: Sequence[str]) -> Any:
 
 
 def crossed(value: float, metadata: Mapping[str, Any]) -> str | None:
-    """The first bound that `value` does not keep, as a key of BOUNDS; None where it keeps all."""
+    """The first bound that `value` does not keep to, as a key of BOUNDS; None if there is none."""
     bounds = {word: metadata[word] for word in BOUNDS if word in metadata}
     return next((word for word, bound in bounds.items() if not _HOLDS[word](value, bound)), None)
 
 
 def legal(metadata: Mapping[str, Any]) -> str:
-    """The values that a field may have: `at least 0 and less than 1`; "" for any of its type."""
+    """The values that a field may have, in words: `at least 0 and less than 1`.
+
+    Empty where it may have any value of its type.
+    """
     if known := metadata.get("known"):
         return f"{', '.join(known[:-1])} or {known[-1]}"
     if each := metadata.get("each"):
         return f"any of {', '.join(each)}"
     bounds = {word: metadata[word] for word in BOUNDS if word in metadata}
-    number = lambda bound: int(bound) if bound == int(bound) else bound  # noqa: E731
-    return " and ".join(f"{BOUNDS[word]} {number(bound)}" for word, bound in bounds.items())
+    return " and ".join(f"{BOUNDS[word]} {_number(bound)}" for word, bound in bounds.items())
+
+
+def _number(bound: float) -> float:
+    """`bound` as it is shown: 1, not 1.0."""
+    return int(bound) if bound == int(bound) else bound
 
 
 def summary(config: type) -> str:
-    """What the docstring of a configuration says before its attributes, in one line."""
+    """What the docstring of a configuration says before `Attributes:`, in one line."""
     return " ".join(_sections(config)[0].split())
 
 
 def descriptions(config: type) -> dict[str, str]:
-    """What the docstring of a configuration says of each of its fields, each in one line."""
+    """The entry of each field in the docstring of a configuration, in one line."""
     found: dict[str, str] = {}
     name = ""
     for line in _sections(config)[1].splitlines():
@@ -75,7 +96,7 @@ def descriptions(config: type) -> dict[str, str]:
 
 
 def _sections(config: type) -> tuple[str, str]:
-    """The docstring of a configuration: what stands before the attributes, and these."""
+    """The two parts of a configuration's docstring: before `Attributes:`, and its entries."""
     text = inspect.cleandoc(config.__doc__ or "")
     before, _, after = text.partition("\nAttributes:\n")
     block = re.match(r"(?:  .*\n?|\n)*", after)

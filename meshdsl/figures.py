@@ -1,7 +1,7 @@
-"""Figures as people read them, and tables of text.
+"""Figures as people read them (`1.5 GiB`, `350 us`), and aligned tables of text.
 
 Sizes are in powers of 1024, whether memory holds them or links move them, so that an array has the
-same figure wherever it is met. Rates are in powers of 1000, as those who make links state them.
+same figure wherever it appears. Rates are in powers of 1000, as makers of links state them.
 """
 
 from __future__ import annotations
@@ -10,27 +10,25 @@ from collections.abc import Sequence
 
 
 def byte_words(count: float) -> str:
-    """`512 B`, `1.5 MiB`, `15.75 GiB`: powers of 1024; to a hundredth from a GiB on."""
+    """Bytes in powers of 1024: `512 B`, `1.5 MiB`, `15.75 GiB`; two decimals from a GiB on."""
     if count < 1023.5:
         return f"{count:.0f} B"
-    for unit, digits in (("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2), ("PiB", 2)):
+    for unit, digits in (("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2)):
         count /= 1024
         if round(count, digits) < 1024:
-            break
-    return f"{count:.{digits}f} {unit}"
+            return f"{count:.{digits}f} {unit}"
+    return f"{count / 1024:.2f} PiB"
 
 
 def flop_words(count: float) -> str:
-    """`1.5 GFLOP`."""
-    return (
-        f"{count:.0f} FLOP"
-        if count < 1000
-        else _scaled(count / 1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
-    )
+    """FLOPs in powers of 1000: `750 FLOP`, `1.5 GFLOP`."""
+    if count < 1000:
+        return f"{count:.0f} FLOP"
+    return _scaled(count / 1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
 def time_words(seconds: float) -> str:
-    """`350 us`, `1.2 ms`, `3.4 s`."""
+    """A time in the unit that suits it: `350 us`, `1.2 ms`, `3.4 s`."""
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} us"
     if seconds < 0.9995:
@@ -39,6 +37,7 @@ def time_words(seconds: float) -> str:
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
+    """`value`, counted in the first of `units`, in the first one that keeps it below 1000."""
     for unit in units[:-1]:
         if value < 999.95:
             return f"{value:.1f} {unit}"
@@ -47,14 +46,22 @@ def _scaled(value: float, units: Sequence[str]) -> str:
 
 
 def rule_words(why: str, layout: str) -> str:
-    """The rule behind a collective without the name of the layout, which stands above: `rule 1: batch -> data`."""
+    """The rule that caused a collective, without the layout's name: `rule 1: batch -> data`.
+
+    For texts that name the layout in their heading.
+    """
     return why.replace(f"{layout}, ", "")
 
 
 def columns(
     rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2
 ) -> list[str]:
-    """Rows of cells, aligned; the columns `right` to the right."""
+    """One line of text for each row, with the cells of each column aligned.
+
+    Args:
+      right: positions of the columns that are aligned to the right.
+      indent: spaces in front of each line.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     lines = []
     for row in rows:

@@ -1,16 +1,18 @@
 """The layout: the one place that says how tensors are split over a mesh.
 
-A layout is an ordered list of rules `dim -> axis`. For any set of dims, walk the rules from the top: a rule
-splits its dim over its axis if the set has that dim and no earlier rule took that axis. `Layout.split` is that
-sentence, and everything else in meshdsl follows from it.
+A layout is an ordered list of rules `dim -> axis`. For any set of dims, walk the rules from the
+top: a rule splits its dim over its axis if the set has that dim and no earlier rule took that
+axis. `Layout.split` is that sentence, and everything else in meshdsl follows from it.
 
-There are four lists. `rules` split every tensor and every op. `parameters` comes below it for parameters at
-rest, and what is computed from parameters alone (FSDP, ZeRO-3); `gradients` comes below both for gradients while the
-backward pass makes them (ZeRO-2), and `optimizer` below all for what an optimizer gets and keeps (ZeRO-1). They are the
-four *levels* of a tensor: "value", "parameter", "gradient" and "optimizer".
+There are four lists. `rules` split every tensor and every op. `parameters` comes below it for
+parameters at rest, and what is computed from parameters alone (FSDP, ZeRO-3); `gradients` comes
+below both for gradients while the backward pass makes them (ZeRO-2), and `optimizer` below all
+for what an optimizer gets and keeps (ZeRO-1). They are the four *levels* of a tensor: "value",
+"parameter", "gradient" and "optimizer".
 
-A dim that does not divide over its axes is an error, unless `uneven = "pad"` (of the layout, or of one rule) lets its
-parts be padded while values are split over them. What is at rest is never padded, see `Layout.at_rest`.
+A dim that does not divide over its axes is an error, unless `uneven = "pad"` (of the layout, or
+of one rule) lets its parts be padded while values are split over them. What is at rest is never
+padded, see `Layout.at_rest`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshdsl import layouts
+import meshdsl.layouts as layouts
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, either, nearest, quote
 
@@ -62,15 +64,18 @@ class Layout:
 
     Args:
       rules, parameters, gradients, optimizer: lines such as `"heads, d_ff -> model"`, from the top;
-        see docs/layouts.md. `dim?` marks a dim that a model may lack. A line may be a table, `{"rule": "vocab -> model", "uneven": "pad"}`.
-      mesh: size of each axis, major first; one of them may be `"rest"`: as many devices as are left.
-      dcn: axes of `mesh`, its most major ones, that go across slices or nodes, over the data centre's network; the others lie within.
-      strict: raise an error where two dims of a tensor or an op want one axis, instead of letting the upper rule win.
-      gather: when parameters that only `parameters` splits are gathered: "layer": where an op uses them, or "step": once, before
+        see docs/layouts.md. `dim?` marks a dim that a model may lack. A line may be a table,
+        `{"rule": "vocab -> model", "uneven": "pad"}`.
+      mesh: size of each axis, major first; one of them may be `"rest"`: as many devices as are
+      left. dcn: axes of `mesh`, its most major ones, that go across slices or nodes, over the
+      data centre's network; the others lie within. strict: raise an error where two dims of a
+      tensor or an op want one axis, instead of letting the upper rule win. gather: when
+      parameters that only `parameters` splits are gathered: "layer": where an op uses them, or
+      "step": once, before
         gradients are taken; then the "gradient" level passes over `parameters`.
-      uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its last parts are padded.
-      name: what error messages call this layout.
-      spent: axes that no rule can take any more, see `Scope.spending`.
+      uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its
+      last parts are padded. name: what error messages call this layout. spent: axes that no rule
+      can take any more, see `Scope.spending`.
     """
 
     rules: Sequence[str | Mapping[str, str]] = ()
@@ -95,13 +100,14 @@ class Layout:
             raise MeshDSLError(f"{self.name}, mesh.dcn: a list of axes, not {quote(self.dcn)}")
         if tuple(self.mesh)[: len(self.dcn)] != tuple(self.dcn):
             raise MeshDSLError(
-                f"{self.name}, mesh.dcn: axes across slices, [{', '.join(self.dcn)}], stand first in the mesh, which is [{', '.join(self.mesh)}]"
+                f"{self.name}, mesh.dcn: axes across slices, [{', '.join(self.dcn)}], stand "
+                f"first in the mesh, which is [{', '.join(self.mesh)}]"
             )
         if not isinstance(self.strict, bool):
             raise MeshDSLError(f"{self.name}: strict is true or false, not {quote(self.strict)}")
         check_word(self.name, "uneven", self.uneven, UNEVEN)
         check_word(self.name, "gather", self.gather, GATHER)
-        self.parsed  # a malformed rule is an error now, not at first use
+        _ = self.parsed  # a malformed rule is an error here, not where it is first used
 
     @classmethod
     def load(cls, path: str | Path) -> Layout:
@@ -140,7 +146,8 @@ class Layout:
         for axis in across:
             if axis in within:
                 raise MeshDSLError(
-                    f"{name}, mesh.dcn: axis `{axis}` is in [mesh] too; an axis goes across slices or lies within them"
+                    f"{name}, mesh.dcn: axis `{axis}` is in [mesh] too; an axis goes across "
+                    "slices or lies within them"
                 )
         return cls(
             **body, mesh={**across, **within} if across else mesh, dcn=tuple(across), name=name
@@ -155,7 +162,7 @@ class Layout:
         return table | ({"dcn": {axis: self.mesh[axis] for axis in self.dcn}} if self.dcn else {})
 
     def with_mesh(self, sizes: Mapping[str, int | str]) -> Layout:
-        """The same rules on a mesh of other sizes; `dcn` are those of its axes that are still there."""
+        """The same rules on a mesh of other sizes; axes of `dcn` that are not in it are dropped."""
         return replace(self, mesh=sizes, dcn=tuple(axis for axis in self.dcn if axis in sizes))
 
     @cached_property
@@ -231,7 +238,7 @@ class Layout:
         return taken
 
     def split(self, dims: Dims, level: str = "value") -> dict[Dim, tuple[str, ...]]:
-        """The axes over which each of `dims` is split, major first; dims that are not split are left out."""
+        """The axes over which each of `dims` is split, major first; others are left out."""
         by_name = {d.name: d for d in dims}
         split: dict[Dim, tuple[str, ...]] = {}
         for axis, rule in self.taken(dims, level).items():
@@ -241,7 +248,7 @@ class Layout:
 
     @cached_property
     def padded(self) -> frozenset[str]:
-        """The names of dims that are padded where they do not divide: those of which any rule says so."""
+        """The names of dims that are padded where they do not divide, because a rule says so."""
         return frozenset(r.dim for r in self.parsed if r.pads)
 
     @cached_property
@@ -253,14 +260,15 @@ class Layout:
         }
 
     def padded_size(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
-        """The elements that all parts of `dim` hold together when `axes` split it: its size, and the padding at its end.
+        """The elements that all parts of `dim` hold together, with padding, when `axes` split it.
 
-        A dim that may be padded is made a multiple of all axes that its rules name, so that its splits nest and no move
-        between them needs the whole, as long as that adds at most an eighth; else a multiple of the axes at hand.
+        A dim that may be padded is made a multiple of all axes that its rules name, so that its
+        splits nest and no move between them needs the whole, as long as that adds at most an
+        eighth; else a multiple of the axes at hand.
         """
         if not axes:
             return dim.size
-        up = lambda names: -(-dim.size // (n := math.prod(sizes[a] for a in names))) * n  # noqa: E731
+        up = lambda names: -(-dim.size // (n := math.prod(sizes[a] for a in names))) * n
         every = self.value_axes.get(dim.name, ())
         nests = (
             dim.name in self.padded and set(axes) <= set(every) and 8 * up(every) <= 9 * dim.size
@@ -270,11 +278,11 @@ class Layout:
     def at_rest(
         self, dims: Dims, sizes: Mapping[str, int], level: str = "value"
     ) -> dict[Dim, tuple[str, ...]]:
-        """The split of what outlives a lowering: arguments, results, parameters, gradients and optimizer state.
+        """The split of what outlives a lowering: arguments, results and the state of training.
 
-        The law's, but never padded, so that arrays and checkpoints have their logical size, and the optimizer sees
-        every element and no other: an axis over which its dim does not divide goes to the largest other dim that it
-        divides, and is left out where there is none.
+        The law's, but never padded, so that arrays and checkpoints have their logical size, and
+        the optimizer sees every element and no other: an axis over which its dim does not divide
+        goes to the largest other dim that it divides, and is left out where there is none.
         """
         split, free = {}, []
         for dim, axes in self.split(dims, level).items():
@@ -294,7 +302,7 @@ class Layout:
         return {d: split[d] for d in split if split[d]}
 
     def check_sizes(self, dims: Dims, sizes: Mapping[str, int], level: str = "value") -> None:
-        """Raise a MeshDSLError unless every dim divides over the axes that split it, or may be padded."""
+        """Raise a MeshDSLError unless every dim divides over its axes, or may be padded."""
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
             count = math.prod(sizes[a] for a in axes)
@@ -307,11 +315,12 @@ class Layout:
                     else "use axes whose product divides it"
                 )
                 raise MeshDSLError(
-                    f'{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; {advice}, or uneven = "pad"'
+                    f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; "
+                    f'{advice}, or uneven = "pad"'
                 )
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
-        """Raise a MeshDSLError for a rule whose dim is not among the names `known`, unless it is marked `dim?`."""
+        """Raise a MeshDSLError for a rule whose dim is not `known`, unless it is marked `dim?`."""
         known = set(known)
         for rule in self.parsed:
             if rule.dim not in known and not rule.optional:
@@ -351,7 +360,7 @@ def _found(path: str | Path) -> Path:
 
 
 def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:
-    """Raise a MeshDSLError unless `sizes` says for each axis a whole number, or for one of them "rest"."""
+    """Raise a MeshDSLError unless each axis has a whole number, or one of them "rest"."""
     if not isinstance(sizes, Mapping):
         raise MeshDSLError(
             f'{where}: a size for each axis, such as {{"data": 4}}, not {quote(sizes)}'

@@ -22,21 +22,22 @@ def axis_sizes(sizes: Mapping[str, int | str], devices: int, name: str = "mesh")
     Raises:
       MeshDSLError: the axes and the number of devices do not fit each other.
     """
-    fixed = math.prod(n for n in sizes.values() if n != "rest")
+    fixed = math.prod(n for n in sizes.values() if isinstance(n, int))
     if "rest" in sizes.values():
         if devices % fixed:
             shape = ", ".join(f"{a}={n}" for a, n in sizes.items())
             raise MeshDSLError(
-                f"{name}: mesh {shape} does not fit {devices} devices: {fixed} does not divide {devices}"
+                f"{name}: mesh {shape} does not fit {devices} devices: {fixed} does not divide "
+                f"{devices}"
             )
-        return {a: devices // fixed if n == "rest" else n for a, n in sizes.items()}
+        return {a: n if isinstance(n, int) else devices // fixed for a, n in sizes.items()}
     if fixed != devices:
         shape = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "of one device"
         raise MeshDSLError(
-            f"{name}: mesh {shape} needs {fixed} device{'s' * (fixed > 1)} and {devices} are given; "
-            f'use {fixed}, or set one axis to "rest"'
+            f"{name}: mesh {shape} needs {fixed} device{'s' * (fixed > 1)} and {devices} are "
+            f'given; use {fixed}, or set one axis to "rest"'
         )
-    return dict(sizes)
+    return {a: n for a, n in sizes.items() if isinstance(n, int)}
 
 
 def axis_names(where: str, given) -> tuple[str, ...]:
@@ -51,44 +52,46 @@ def axis_names(where: str, given) -> tuple[str, ...]:
 
 
 def make_mesh(
-    layout: Layout | Mapping[str, int | str], devices: Sequence[jax.Device] | None = None
+    layout: Layout | Mapping[str, int | str],
+    # JAX's types declare the class jax.Device as a variable.
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
 ) -> Mesh:
     """A mesh with the axes of `layout` (or of a dict of axis sizes), major first.
 
     Args:
-      devices: the devices to use, all of them. By default those of the process group: all when an axis is
-        `"rest"`, otherwise the first ones that the axes need.
+      devices: the devices to use, all of them. By default those of the process group: all when an
+        axis is `"rest"`, otherwise the first ones that the axes need.
 
     Raises:
-      MeshDSLError: the axes and the devices do not fit each other, or the axes across slices and the slices.
+      MeshDSLError: the axes and the devices do not fit each other, or the axes across slices and
+        the slices.
     """
     name, sizes = (layout.name, layout.mesh) if isinstance(layout, Layout) else ("mesh", layout)
     check_mesh(sizes, name)
-    if devices is None:
-        devices = jax.devices()
-        need = math.prod(n for n in sizes.values() if n != "rest")
-        if "rest" not in sizes.values() and need < len(devices):
-            devices = devices[:need]
-    sizes = axis_sizes(sizes, len(devices), name)
+    chosen = list(jax.devices() if devices is None else devices)
+    need = math.prod(n for n in sizes.values() if isinstance(n, int))
+    if devices is None and "rest" not in sizes.values() and need < len(chosen):
+        chosen = chosen[:need]
+    sizes = axis_sizes(sizes, len(chosen), name)
     if not sizes:
-        return Mesh(np.array(devices[0]), ())
+        return Mesh(np.array(chosen[0]), ())
     if isinstance(layout, Layout):
-        tpu = devices[0].platform == "tpu"
-        check_slices(
-            layout,
-            sizes,
-            _slices(devices) if tpu else len({d.process_index for d in devices}),
-            "slices" if tpu else "processes",
-        )
-    return Mesh(arrange(sizes, devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        if chosen[0].platform == "tpu":
+            count, what = _slices(chosen), "slices"
+        else:
+            count, what = len({d.process_index for d in chosen}), "processes"
+        check_slices(layout, sizes, count, what)
+    return Mesh(arrange(sizes, chosen), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def arrange(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
-    """`devices` as an array with the axes of `sizes`, major first, each where its neighbours are near.
+    """`devices` as an array with the axes of `sizes`, major first, neighbours near each other.
 
-    The arrangement is JAX's own: axes are laid, the last one first, over whole dims of a torus where their sizes allow it
-    and over parts of them where not. Several slices are spread over the most major axes: what communicates least stands first in a mesh, and
-    `[mesh.dcn]` says which axes they are. CPUs and GPUs stand in the order of their processes, so the most major axes go across these.
+    The arrangement is JAX's own: axes are laid, the last one first, over whole dims of a torus
+    where their sizes allow it and over parts of them where not. Several slices are spread over
+    the most major axes: what communicates least stands first in a mesh, and `[mesh.dcn]` says
+    which axes they are. CPUs and GPUs stand in the order of their processes, so the most major
+    axes go across these.
     """
     try:
         return _arranged(tuple(sizes.values()), devices)
@@ -115,14 +118,16 @@ def _slices(devices: Sequence[Any]) -> int:
 
 
 def check_slices(layout: Layout, sizes: Mapping[str, int], count: int, what: str) -> None:
-    """Raise a MeshDSLError unless the axes in `[mesh.dcn]` of `layout` go just across the slices that there are.
+    """Raise a MeshDSLError unless the axes in `[mesh.dcn]` go just across the slices at hand.
 
-    One slice is legal, where nothing goes across any: so a layout for several can be tried on one machine.
+    One slice is legal, where nothing goes across any: so a layout for several can be tried on one
+      machine.
 
     Args:
       sizes: of all axes.
       count: how many there are.
-      what: `slices` of TPUs, which the axes must match; or `nodes` or `processes`, several of which may stand together for one slice.
+      what: `slices` of TPUs, which the axes must match; or `nodes` or `processes`, several of which
+        may stand together for one slice.
     """
     across = math.prod(sizes[axis] for axis in layout.dcn)
     if (
@@ -135,7 +140,8 @@ def check_slices(layout: Layout, sizes: Mapping[str, int], count: int, what: str
     shape = ", ".join(f"{axis}={sizes[axis]}" for axis in layout.dcn)
     legal = count if what == "slices" else f"a number that divides {count}"
     raise MeshDSLError(
-        f"{layout.name}, mesh.dcn: {shape} is of {across} slice{'s' * (across > 1)}, and there are {count} {what}; use {legal}"
+        f"{layout.name}, mesh.dcn: {shape} is of {across} slice{'s' * (across > 1)}, and there "
+        f"are {count} {what}; use {legal}"
     )
 
 

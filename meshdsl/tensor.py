@@ -1,14 +1,14 @@
 """Tensor: an array whose dimensions have names.
 
-Outside a lowering a Tensor holds a whole (global) array, and ops on it are plain JAX. Inside a lowering it holds
-what one device has, and `place` says how the whole was cut: which axes split each dim, over which axes a sum is
-still pending, and the scope it lives in. Dims always state whole sizes.
+Outside a lowering a Tensor holds a whole (global) array, and ops on it are plain JAX. Inside a
+lowering it holds what one device has, and `place` says how the whole was cut: which axes split
+each dim, over which axes a sum is still pending, and the scope it lives in. Dims always state
+whole sizes.
 
 A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax work on models of
 Tensors as they are. Inside a lowering that leaf is settled first, and split in a way that depends
 on its dims alone, so that `jax.tree.map` may combine Tensors element by element whatever had been
-done to them before; see `leaf` in lowering/moves.py. While gradients are taken a parameter may have
-two arrays: the one that it is differentiated by, and that of `whole`, a copy for the forward pass.
+done to them before; see lowering/leaves.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from meshdsl import dims as dim_algebra
@@ -31,10 +32,10 @@ from meshdsl.values import Values, canonical, check_shape
 
 
 class Parameter(NamedTuple):
-    """What training may know of a parameter: the names of the dims that it contracts and of those that it makes.
+    """What training may know of a parameter: the names of the dims that it contracts and makes.
 
-    A parameter with `ins` is a matrix (weight decay and muon ask); a scale or a bias has none. Dims in neither
-    (the `layers` of a stack) only count copies.
+    A parameter with `ins` is a matrix (weight decay and muon ask); a scale or a bias has none.
+    Dims in neither (the `layers` of a stack) only count copies.
     """
 
     ins: tuple[str, ...] = ()
@@ -42,7 +43,12 @@ class Parameter(NamedTuple):
 
 
 class Dtypes(NamedTuple):
-    """Of a parameter that has one dtype at rest: that in which it is used and gathered, and that in which its gradient is summed."""
+    """The dtypes of a parameter that is kept in one dtype and used in another.
+
+    Attributes:
+      use: in which ops take it, and in which it is gathered.
+      sums: in which its gradient is summed over devices.
+    """
 
     use: np.dtype
     sums: np.dtype
@@ -51,22 +57,27 @@ class Dtypes(NamedTuple):
 class Place(NamedTuple):
     """Where a Tensor inside a lowering stands. Static: part of the tree structure, never traced.
 
-    The level says which rules split a Tensor, and so how it leaves the lowering; where it stands
-    is said by the rest. Two places that differ in nothing else are equal: a parameter and its
+    Two places that differ only in their level or in their reasons are equal: a parameter and its
     gradient, split alike, have the same tree structure, and what is made of both has the level of
     the first.
+
+    Attributes:
+      scope: what all Tensors of the lowering share.
+      axes: for each dim the axes that split it, major first.
+      pending: the axes over which the arrays of the devices have yet to be summed.
+      level: which lists of the layout split the Tensor, and so how it leaves the lowering.
+      origin: the parameters that it was computed from, by number, while gradients are taken.
+      dtypes: of a parameter that is used in another dtype than it has at rest.
+      reasons: for each pending axis the rule that made it pending, for the record.
     """
 
     scope: Any
-    axes: tuple[tuple[str, ...], ...]  # for each dim the axes that split it, major first
-    pending: tuple[str, ...] = ()  # axes over which the arrays of the devices have yet to be summed
+    axes: tuple[tuple[str, ...], ...]
+    pending: tuple[str, ...] = ()
     level: str = "value"
-    origin: frozenset[int] = (
-        frozenset()
-    )  # the parameters that it was computed from, while grad looks for their uses
-    dtypes: Dtypes | None = (
-        None  # of a parameter that is used in another dtype than it has at rest, or summed in another
-    )
+    origin: frozenset[int] = frozenset()
+    dtypes: Dtypes | None = None
+    reasons: tuple[tuple[str, str], ...] = ()
 
     def _standing(self):
         return self.scope, self.axes, self.pending, self.origin, self.dtypes
@@ -83,7 +94,7 @@ class Place(NamedTuple):
 
 @jax.tree_util.register_pytree_with_keys_class
 class Tensor(Values):
-    """An array with named dims. Make one with `tensor` or `parameter`; arithmetic follows the names.
+    """An array with named dims, made by `tensor` or `parameter`; arithmetic follows the names.
 
     Attributes:
       array: the data; its shape is that of `dims` outside a lowering, and the local shape inside.
@@ -91,30 +102,22 @@ class Tensor(Values):
       stored: the same as it is at rest, where it is used in another dtype, see `Dtypes`.
       dims: the dims, in the order in which they lie in memory.
       role: `Parameter` for parameters and what follows them, else None.
-      whole: the same Tensor, split less, to be used in place of moving this one; see lowering/held.py.
+      place: where it stands inside a lowering, see `Place`; None outside of one.
     """
 
-    __slots__ = ("stored", "dims", "role", "place", "whole", "moved", "because")
+    __slots__ = ("dims", "place", "role", "stored")
     __class_getitem__ = classmethod(
         GenericAlias
     )  # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi
     __array_priority__ = 1000  # so that `numpy_array * tensor` asks us first
 
     def __init__(
-        self,
-        array,
-        dims: Dims,
-        role: Parameter | None = None,
-        place: Place | None = None,
-        whole: Tensor | None = None,
+        self, array, dims: Dims, role: Parameter | None = None, place: Place | None = None
     ):
         self.stored = array
         self.dims = dims
         self.role = role
         self.place = place
-        self.whole = whole
-        self.moved = None  # copies of this tensor in other splits, see lowering/moves.py
-        self.because = None  # for each pending axis the rule that made it pending, for the record
 
     def tree_flatten(self):
         x = self if self.place is None else self.place.scope.leaf(self)
@@ -130,14 +133,8 @@ class Tensor(Values):
         return x if x.place is None else x.place.scope.unleaf(x)
 
     def replace(self, **changes) -> Tensor:
-        """This Tensor with other `array`, `dims`, `role`, `place` or `whole`."""
-        kept = {
-            "array": self.stored,
-            "dims": self.dims,
-            "role": self.role,
-            "place": self.place,
-            "whole": self.whole,
-        }
+        """This Tensor with another `array`, `dims`, `role` or `place`."""
+        kept = {"array": self.stored, "dims": self.dims, "role": self.role, "place": self.place}
         return Tensor(**{**kept, **changes})
 
     @property
@@ -165,7 +162,7 @@ class Tensor(Values):
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Axes over which this tensor is a sum that has not been taken yet; empty outside a lowering."""
+        """Axes over which this is a sum that has not been taken yet; empty outside a lowering."""
         return self.place.pending if self.place else ()
 
     @property
@@ -177,9 +174,12 @@ class Tensor(Values):
         """The dim called `name`."""
         return dim_algebra.find("Tensor.dim", self.dims, name)
 
-    def local_shards(self) -> list[tuple[jax.Device, np.ndarray]]:
+    # JAX's types declare the class jax.Device as a variable.
+    def local_shards(
+        self,
+    ) -> list[tuple[jax.Device, np.ndarray]]:  # pyright: ignore[reportInvalidTypeForm]
         """What each device of this process holds: pairs of a device and its part of the array."""
-        if not isinstance(self.array, jax.Array) or isinstance(self.array, jax.core.Tracer):
+        if not isinstance(self.array, jax.Array) or isinstance(self.array, Tracer):
             raise MeshDSLError(
                 "local_shards: only a Tensor of concrete data has shards; this one is being traced"
             )
@@ -228,7 +228,7 @@ def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]:
 
 
 def tensor(array, dims) -> Tensor:
-    """A Tensor of `array` (anything `jnp.asarray` takes) with the names `dims`, one Dim per dimension.
+    """A Tensor of `array`, or of anything that `jnp.asarray` takes, with the names `dims`.
 
     Raises:
       MeshDSLError: a name occurs twice, or the shape is not that of the dims.
@@ -248,7 +248,8 @@ def tensor(array, dims) -> Tensor:
             ) from None
     if tuple(array.shape) != tuple(d.size for d in dims):
         raise MeshDSLError(
-            f"tensor: an array of shape {tuple(array.shape)} cannot have dims {dim_algebra.show(dims)}"
+            f"tensor: an array of shape {tuple(array.shape)} cannot have dims "
+            f"{dim_algebra.show(dims)}"
         )
     if isinstance(array, (np.ndarray, np.generic)):
         array = canonical("tensor", array, dims)
@@ -256,10 +257,13 @@ def tensor(array, dims) -> Tensor:
 
 
 def parameter(array, dims, *, ins=()) -> Tensor:
-    """A Tensor that is trained. At rest it is split by the layout's `rules` and, below them, its `parameters`.
+    """A Tensor that is trained.
+
+    At rest it is split by the layout's `rules` and, below them, its `parameters`.
 
     Args:
-      ins: dims that the parameter contracts when it is used, for a matrix; none for a scale or a bias.
+      ins: dims that the parameter contracts when it is used, for a matrix; none for a scale or a
+        bias.
     """
     made = tensor(array, dims)
     ins = dim_algebra.find_all("parameter", made.dims, ins)
@@ -269,7 +273,7 @@ def parameter(array, dims, *, ins=()) -> Tensor:
 
 
 def from_local(shards, dims, mesh: Mesh, split: Mapping) -> Tensor:
-    """A whole Tensor from the parts that this process's devices hold: the inverse of `local_shards`.
+    """A whole Tensor from the parts on the devices of this process: the inverse of `local_shards`.
 
     Args:
       shards: pairs of a device and its part, or a dict from device to part.
@@ -293,7 +297,8 @@ def from_local(shards, dims, mesh: Mesh, split: Mapping) -> Tensor:
                 )
         if dim.size % math.prod(mesh.shape[a] for a in axes):
             raise MeshDSLError(
-                f"from_local: `{dim.name}`={dim.size} does not divide over {' x '.join(f'`{a}`={mesh.shape[a]}' for a in axes)}"
+                f"from_local: `{dim.name}`={dim.size} does not divide over "
+                f"{' x '.join(f'`{a}`={mesh.shape[a]}' for a in axes)}"
             )
     sharding = jax.sharding.NamedSharding(
         mesh, jax.sharding.PartitionSpec(*(by_dim.get(d) for d in dims))
@@ -317,7 +322,8 @@ def from_local(shards, dims, mesh: Mesh, split: Mapping) -> Tensor:
             )
         if np.shape(part) != local:
             raise MeshDSLError(
-                f"from_local: the part on {device} has shape {np.shape(part)}; {dim_algebra.show(dims)} needs {local}"
+                f"from_local: the part on {device} has shape {np.shape(part)}; "
+                f"{dim_algebra.show(dims)} needs {local}"
             )
         arrays.append(jax.device_put(part, device))
     missing = set(sharding.addressable_devices) - {d for d, _ in dict(shards).items()}

@@ -1,5 +1,6 @@
 # pyright: reportIncompatibleMethodOverride=false, reportOverlappingOverload=false
-# Comparing gives a Tensor, where `object` promises a bool; and later overloads are for the names that earlier ones refuse.
+# Comparing gives a Tensor, where `object` promises a bool; and later overloads are for the names
+# that earlier ones refuse.
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, overload
@@ -54,6 +55,7 @@ class Place(NamedTuple):
     level: str = "value"
     origin: frozenset[int] = frozenset()
     dtypes: Dtypes | None = None
+    reasons: tuple[tuple[str, str], ...] = ()
 
 class _Dims:
     @overload
@@ -77,18 +79,17 @@ class _Dims:
 
 _Role: TypeAlias = Parameter | None
 _Place: TypeAlias = Place | None
-_Whole: TypeAlias = "Tensor | None"
 
 class Tensor(Generic[*Ds]):
-    """A tensor; its type knows the names of its dims, in order: `Tensor[Literal["batch"], Literal["length"]]`."""
+    """A tensor, whose type knows the names of its dims, in order.
+
+    Of the dims batch and length it is a `Tensor[Literal["batch"], Literal["length"]]`.
+    """
 
     stored: Any
     dims: _Dims
     role: Parameter | Any
     place: Place | Any
-    whole: Tensor | None
-    moved: Any
-    because: Any
 
     @overload
     def __init__(
@@ -97,7 +98,6 @@ class Tensor(Generic[*Ds]):
         dims: UnsureNames,
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -106,7 +106,6 @@ class Tensor(Generic[*Ds]):
         dims: tuple[()],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -115,7 +114,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims1[A],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -124,7 +122,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims2[A, B],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -133,7 +130,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims3[A, B, C],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -142,7 +138,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims4[A, B, C, D],
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -151,7 +146,6 @@ class Tensor(Generic[*Ds]):
         dims: Dims,
         role: _Role = None,
         place: _Place = None,
-        whole: _Whole = None,
     ) -> None: ...
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]: ...
@@ -264,6 +258,7 @@ class Tensor(Generic[*Ds]):
     def _has(self: Tensor[A, B, C, D, E, F]) -> Takes[A | B | C | D | E | F]: ...
 
 def is_tensor(x: object) -> TypeIs[Tensor]: ...
+def is_value(x: object) -> bool: ...
 def notation(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> str: ...
 def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]: ...
 @makes

@@ -12,7 +12,9 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
@@ -29,6 +31,7 @@ class Values:
     stored: Any
     array: Any
     place: Any
+    size: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -139,7 +142,7 @@ class Values:
             )
         check_shape(what, self)
         array = self.array
-        if isinstance(array, jax.core.Tracer):
+        if isinstance(array, Tracer):
             raise MeshDSLError(
                 f"{what}: a Tensor {self._named} has no value while JAX traces the function that "
                 "it is in (jit, grad, vmap, scan, ...); return it from there, or use ops on it"
@@ -148,7 +151,9 @@ class Values:
             raise MeshDSLError(
                 f"{what}: a Tensor {self._named} has no value: it holds {held(array)}"
             )
-        if not getattr(array, "is_fully_addressable", True) and not array.is_fully_replicated:
+        if isinstance(array, jax.Array) and not (
+            array.is_fully_addressable or array.is_fully_replicated
+        ):
             raise MeshDSLError(
                 f"{what}: this process has parts of a Tensor {self._named}; see t.local_shards()"
             )
@@ -163,13 +168,13 @@ class Values:
     def _shown_values(self) -> str:
         """The values of a small Tensor that has some here, to stand at the end of its `repr`."""
         array = self.stored
-        if self.place is not None or isinstance(array, jax.core.Tracer) or self.size > SHOWN:
+        if self.place is not None or isinstance(array, Tracer) or self.size > SHOWN:
             return ""
         if not isinstance(array, (np.ndarray, np.generic, jax.Array)):
             return ""
         if isinstance(array, jax.Array) and (array.is_deleted() or not array.is_fully_addressable):
             return " (deleted)" if array.is_deleted() else ""
-        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             return ""
         text = str(np.asarray(array))
         return f"\n{text}" if "\n" in text else f" {text}"
@@ -247,7 +252,7 @@ _KINDS: dict[type, str] = {}
 
 
 def _kind(of: type) -> str:
-    jaxes = issubclass(of, (jax.Array, jax.core.Tracer))
+    jaxes = issubclass(of, (jax.Array, Tracer))
     _KINDS[of] = "jax" if jaxes else "host" if issubclass(of, (np.ndarray, np.generic)) else "none"
     return _KINDS[of]
 

@@ -1,7 +1,9 @@
-"""Continuing texts with a key/value cache, under any layout: the prompts in one pass, then one token of every sequence at a time.
+"""Continue texts with a key/value cache, under any layout.
 
-The sequences of a batch may have prompts of different lengths: they lie at the start of their rows, and each row goes on after
-its own. A draw depends on the key, the row and how many tokens the row has been given; not on the other rows.
+The prompts are read in one pass, then every sequence of the batch gets one token at a time.
+Prompts may have different lengths: each stands at the start of its row, and the row goes on after
+it. Which token is drawn depends on the key, the row and how many tokens the row has been given,
+and not on the other rows.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Sampling:
     end: int = -1
 
     def choose(self, logits: md.Tensor, key, count) -> md.Tensor:
-        """A token (batch) of `logits` (batch, vocab), the one that is given after `count` others."""
+        """A token (batch) by `logits` (batch, vocab), after `count` that were given before."""
         logits = md.transpose(md.cast(logits, jnp.float32), ("batch", "vocab"))
         vocab, key = logits.dim("vocab"), jax.random.fold_in(key, count)
         top_k = min(self.top_k, vocab.size) or None
@@ -63,13 +65,13 @@ class Progress(PyTreeNode):
 def start(
     model: Transformer, prompts: md.Tensor, sizes: md.Tensor, memory: md.Dim, key, how: Sampling
 ) -> Progress:
-    """The prompts read, and a first token for each row.
+    """Read the prompts, and choose a first token for each row.
 
     Args:
       prompts: tokens (batch, length; int32); what a row has beyond its size has no effect.
-      sizes: of the prompts (batch; int32), at least 1.
+      sizes: the lengths of the prompts (batch; int32), at least 1.
       memory: as many positions as the longest row can come to have, and at least `length`.
-      key: a JAX PRNG key, the same for every step.
+      key: a JAX PRNG key, the same for all tokens.
     """
     logits, cache = model.prefill(prompts, sizes - 1, memory)
     token = how.choose(logits, key, 0)
@@ -77,7 +79,7 @@ def start(
 
 
 def advance(model: Transformer, before: Progress, key, how: Sampling) -> Progress:
-    """The latest token of every row read, and the next one for each."""
+    """Read the latest token of every row, and choose the next one."""
     logits, cache = model.step(before.token, before.cache, before.position)
     token = md.where(before.done, how.end, how.choose(logits, key, before.count))
     return Progress(
@@ -107,7 +109,8 @@ def generate(
     batch, length = prompts.dim("batch"), prompts.dim("length")
     if length.size + count > model.config.length:
         raise md.MeshDSLError(
-            f"generate: {length.size} tokens of prompt and {count} more exceed the model's length={model.config.length}"
+            f"generate: {length.size} tokens of prompt and {count} more exceed the model's "
+            f"length={model.config.length}"
         )
     if sizes is None:
         sizes = md.tensor(jnp.full(batch.size, length.size, jnp.int32), (batch,))

@@ -1,7 +1,8 @@
-"""Published models by name, as configurations of the transformer, and the FLOPs that a step of training takes.
+"""Published models by name, as configurations of the transformer, and the FLOPs of a training step.
 
-A plan for one of them needs no code: `meshdsl explain --model llama3-8b`. Sizes are those of the models' papers and published configurations: GPT-2 (Radford et
-al., 2019), Llama 2 (Touvron et al., 2023), Llama 3 (Grattafiori et al., 2024). They recompute each layer in the backward pass.
+`meshdsl explain --model llama3-8b` explains one of them without any code. Sizes are those of the
+models' papers and published configurations: GPT-2 (Radford et al., 2019), Llama 2 (Touvron et al.,
+2023), Llama 3 (Grattafiori et al., 2024). All of them recompute each layer in the backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def size(name: str) -> dict[str, Any]:
-    """The fields of `Config` that make the model `name`: one of SIZES, or a style, which leaves everything else as it is.
+    """The fields of `Config` that make the model `name`.
+
+    Args:
+      name: one of SIZES; or a style, which leaves everything else as it is.
 
     Raises:
       MeshDSLError: there is no such model.
@@ -47,10 +51,15 @@ def size(name: str) -> dict[str, Any]:
 
 
 def step_flops(config: Config, tokens: int, length: int) -> tuple[float, float]:
-    """Floating-point operations of the model in one step of training: causal attention counted half, and in full.
+    """Floating-point operations of the model in one training step.
 
-    Six per parameter of a matrix and token (two forward, four backward), and as much for each pair of positions that meet in attention; what is recomputed
-    does not count (Chowdhery et al., 2022, appendix B). Looking up an embedding is no product; an output layer that shares its table is.
+    Six per token and parameter of a matrix (two forward, four backward), and as many for each
+    pair of positions that meet in attention; what is recomputed does not count (Chowdhery et al.,
+    2022, appendix B). Looking up an embedding is no product; an output layer that shares its
+    table is one.
+
+    Returns:
+      Two counts: with causal attention counted half, and in full.
     """
     d = {name: dim.size for name, dim in config.dims.items()}
     kv = (config.kv_heads or config.heads) * d["head_dim"]

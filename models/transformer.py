@@ -1,10 +1,10 @@
 """A decoder-only transformer, as GPT-2 or as Llama.
 
 `gpt2`: LayerNorm, learned positions, GELU, biases, the embedding shared with the output layer.
-`llama`: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases, an output layer of its own.
+`llama`: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases, an own output layer.
 
-Dims: batch, length, d_model, heads (or kv_heads and group in grouped-query attention), head_dim, memory (the length,
-seen as keys), d_ff, vocab, layers and, in `gpt2`, positions.
+Dims: batch, length, d_model, heads (or kv_heads and group in grouped-query attention), head_dim,
+memory (the length, as keys see it), d_ff, vocab, layers and, in `gpt2`, positions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from meshdsl.fields import bounded, chosen, crossed, legal
 from meshdsl.layers.attention import Attention, Cache, Documents
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
-from meshdsl.layers.mlp import MLPS
-from meshdsl.layers.norm import EPSILON, NORMS
+from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
+from meshdsl.layers.norm import EPSILON, NORMS, Norm
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import Stack
 from meshdsl.ops.checkpoint import POLICIES
@@ -32,6 +32,15 @@ from meshdsl.tensor import is_tensor
 
 
 class Style(NamedTuple):
+    """What a family of models has in common.
+
+    Attributes:
+      norm: one of NORMS; mlp: one of MLPS.
+      rotary: positions turn queries and keys; else they are learned and added to the embedding.
+      bias: linear layers have biases.
+      tied: the output layer shares the table of the embedding.
+    """
+
     norm: str
     mlp: str
     rotary: bool
@@ -67,7 +76,8 @@ class Config:
       remat: what the backward pass recomputes of each block: `none` of it, all of it (`full`), all
         but matrix products (`dots`), or only what was gathered from other devices (`gathers`).
 
-    The model computes in the dtype of its parameters as they are given; norms, softmax and loss in float32.
+    The model computes in the dtype of its parameters as they are given; norms, softmax and loss are
+    computed in float32.
     """
 
     style: str = chosen("llama", tuple(STYLES))
@@ -97,7 +107,8 @@ class Config:
                 raise md.MeshDSLError(f"model: {each.name} is {legal(each.metadata)}, not {value}")
         if not self.head_dim and self.d_model % self.heads:
             raise md.MeshDSLError(
-                f"model: d_model={self.d_model} does not divide into heads={self.heads}; set head_dim"
+                f"model: d_model={self.d_model} does not divide into heads={self.heads}; set "
+                "head_dim"
             )
         if self.kv_heads and self.heads % self.kv_heads:
             raise md.MeshDSLError(
@@ -134,12 +145,12 @@ class Config:
 
 
 class Block(PyTreeNode):
-    """Attention and a feed-forward layer, each behind a norm and around which the input is added."""
+    """Attention, then a feed-forward layer: each of a norm of `x`, and added to `x`."""
 
-    attention_norm: PyTreeNode
+    attention_norm: Norm
     attention: Attention
-    mlp_norm: PyTreeNode
-    mlp: PyTreeNode
+    mlp_norm: Norm
+    mlp: MLP | SwiGLU
 
     @classmethod
     def init(cls, key, config: Config):
@@ -183,12 +194,15 @@ class Block(PyTreeNode):
 
 
 class Transformer(PyTreeNode):
-    """A language model: `model(tokens)` gives logits, `model.loss(tokens, targets)` what training lowers."""
+    """A language model.
+
+    `model(tokens)` gives logits, and `model.loss(tokens, targets)` is what training makes smaller.
+    """
 
     embedding: Embedding
     positions: Embedding | None
     blocks: Stack
-    norm: PyTreeNode
+    norm: Norm
     head: Linear | None
     config: Config = struct.field(pytree_node=False)
 
@@ -216,28 +230,23 @@ class Transformer(PyTreeNode):
         """Logits over `vocab` for each of `tokens` (batch, length).
 
         Args:
-          segments: which document of its sequence each token belongs to (batch, length; int32); documents do not see each other.
-          positions: of each token in its document (batch, length; int32); by default in its sequence.
-          key: with it, dropout is on.
-          offload: what the backward pass needs of each layer waits in the memory of the host.
+          segments: which document of its sequence each token belongs to (batch, length; int32);
+            documents do not see each other.
+          positions: of each token in its document (batch, length; int32); by default in its
+          sequence. key: a JAX PRNG key; with it, dropout is on. offload: what the backward pass
+          needs of each layer waits in the memory of the host.
         """
-        length = self._fitting(tokens)
-        keys = (
-            [None] * (self.config.layers + 1)
-            if key is None
-            else jax.random.split(key, self.config.layers + 1)
-        )
+        length, count = self._fitting(tokens), self.config.layers + 1
+        keys = [None] * count if key is None else jax.random.split(key, count)
         positions = md.iota(length) if positions is None else positions
         x = self._drop(self._embed(tokens, positions), keys[-1], 0)
-        turn, documents = (
-            self._turn(positions),
-            None if segments is None else Documents.of(segments),
-        )
+        turn = self._turn(positions)
+        documents = None if segments is None else Documents.of(segments)
 
         def block(layer: Block, x, key):
-            return layer(x, length, turn, lambda y, place: self._drop(y, key, place), documents)[
-                0
-            ], ()
+            dropout = lambda y, place: self._drop(y, key, place)
+            x, _ = layer(x, length, turn, dropout, documents)
+            return x, ()
 
         x, _ = self.blocks.scan(block, x, None if key is None else keys[:-1], offload=offload)
         return self._logits(x)
@@ -253,14 +262,19 @@ class Transformer(PyTreeNode):
         output=jnp.float32,
         offload: bool = False,
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
-        """Mean cross-entropy of `targets` in nats per token, plus the z-loss; and the cross-entropy alone.
+        """The mean cross-entropy of `targets` in nats per token, plus the z-loss.
 
-        With `segments`, a target of -1 counts nothing. Sums are still divided by all tokens, so that means over microbatches are
-        exact: `cross_entropy / trained` is per token that was trained on, of which `trained` is the fraction.
+        With `segments`, a target of -1 counts nothing. Sums are still divided by the number of all
+        tokens, so that means over microbatches are exact.
 
         Args:
           segments, positions, key, offload: as for `__call__`.
           output: dtype that the logits are rounded to. The loss is computed in float32.
+
+        Returns:
+          The loss, and a report: `cross_entropy` without the z-loss and, with `segments`,
+          `trained`, the fraction of tokens that have a target. Per such token the cross-entropy is
+          `cross_entropy / trained`.
         """
         logits = self(tokens, segments=segments, positions=positions, key=key, offload=offload)
         nats, normaliser = self._nats(md.cast(logits, output), targets)
@@ -272,9 +286,9 @@ class Transformer(PyTreeNode):
             loss = loss + self.config.z_loss * md.mean(
                 square if trained is None else md.where(trained, square, 0.0)
             )
-        return loss, report if trained is None else report | {
-            "trained": md.mean(md.cast(trained, jnp.float32))
-        }
+        if trained is not None:
+            report["trained"] = md.mean(md.cast(trained, jnp.float32))
+        return loss, report
 
     def nats(
         self,
@@ -285,13 +299,19 @@ class Transformer(PyTreeNode):
         positions=None,
         output=jnp.float32,
     ) -> md.Tensor:
-        """Cross-entropy of each target in nats (batch, length), without dropout; 0 for a target of -1."""
+        """The cross-entropy of each target in nats (batch, length), without dropout.
+
+        A target of -1 has 0.
+        """
         logits = self(tokens, segments=segments, positions=positions)
         return md.where(targets >= 0, self._nats(md.cast(logits, output), targets)[0], 0.0)
 
     @staticmethod
     def _nats(logits: md.Tensor, targets: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
-        """Cross-entropy of each target, and the log-normaliser. Logits stay split over `vocab` where they are: only sums over it travel."""
+        """The cross-entropy of each target, and the log-normaliser.
+
+        Logits that are split over `vocab` stay so: only sums over it travel.
+        """
         logits = md.cast(logits, jnp.float32)
         vocab = logits.dim("vocab")
         normaliser = md.logsumexp(logits, vocab)
@@ -301,9 +321,16 @@ class Transformer(PyTreeNode):
     def prefill(
         self, tokens: md.Tensor, last: md.Tensor, memory: md.Dim
     ) -> tuple[md.Tensor, Cache]:
-        """Logits after the token at `last` (batch) of each sequence of `tokens` (batch, length), and every layer's cache of `memory` positions.
+        """Read whole sequences: the logits after the token at `last`, and a cache to go on with.
 
-        What the cache has beyond `last` is of no meaning; a later step writes a position before any reads it.
+        Args:
+          tokens: dims batch, length.
+          last: the position of the last token of each sequence (batch).
+          memory: the positions that the cache has room for.
+
+        Returns:
+          The logits (batch, vocab) and every layer's cache. What the cache has beyond `last` means
+          nothing; a later step writes a position before any reads it.
         """
         length = self._fitting(tokens)
         turn = self._turn(md.iota(length))
@@ -320,7 +347,11 @@ class Transformer(PyTreeNode):
         return self._logits(md.take(x, last, length)), cache
 
     def step(self, tokens: md.Tensor, cache: Cache, position: md.Tensor) -> tuple[md.Tensor, Cache]:
-        """Logits for one token of each sequence, at its `position` (both of dims batch), and the cache with it."""
+        """Read one token of each sequence, which stands at its `position` (both of dims batch).
+
+        Returns:
+          The logits (batch, vocab), and the cache with this position.
+        """
         turn = self._turn(position)
 
         def block(layer: Block, x, cache):
@@ -330,6 +361,7 @@ class Transformer(PyTreeNode):
         return self._logits(x), cache
 
     def _fitting(self, tokens: md.Tensor) -> md.Dim:
+        """The length dim of `tokens`, after checking that the model reaches that far."""
         length = tokens.dim("length")
         if length.size > self.config.length:
             raise md.MeshDSLError(
@@ -351,6 +383,7 @@ class Transformer(PyTreeNode):
         return self.embedding.logits(x) if self.head is None else self.head(x)
 
     def _drop(self, x, key, place: int) -> md.Tensor:
+        """Dropout, with other random numbers at each `place` of a layer."""
         if key is None or not self.config.dropout:
             return x
         return md.dropout(x, self.config.dropout, jax.random.fold_in(key, place))

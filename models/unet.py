@@ -1,12 +1,14 @@
 """A 2-D U-Net (Ronneberger, Fischer and Brox, 2015): from images to images of the same size.
 
-On the way down each level halves height and width and doubles the channels; on the way up a transposed convolution
-undoes that, and the image that went down at this level joins it. Every convolution is followed by RMSNorm over the
-channels and SiLU, so pixels only meet in windows: split over height and width, the model exchanges halos and nothing else.
+On the way down each level halves height and width and doubles the channels; on the way up a
+transposed convolution undoes that, and the image that went down at this level joins it. Every
+convolution is followed by RMSNorm over the channels and SiLU, so pixels only meet in windows: split
+over height and width, the model exchanges halos and nothing else.
 
-Dims: batch, height, width, colors, outputs; channels, and names for channels where they change: hidden (inside a block),
-deeper and shallow (on the way to the next level, down and up), joined. Their sizes, and those of height and width, differ
-from level to level. Kernels have kernel_height and kernel_width.
+Dims: batch, height, width, colors, outputs; channels, and names for channels where they change:
+hidden (inside a block), deeper and shallow (on the way to the next level, down and up), joined.
+Their sizes, and those of height and width, differ from level to level. Kernels have kernel_height
+and kernel_width.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from flax.struct import PyTreeNode
 import meshdsl as md
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.linear import Linear
-from meshdsl.layers.norm import EPSILON, NORMS
+from meshdsl.layers.norm import EPSILON, NORMS, Norm
 
 HALVING = {"height": 2, "width": 2}
 
@@ -73,9 +75,9 @@ class Block(PyTreeNode):
     """Two convolutions, each with a norm and a nonlinearity behind it."""
 
     first: Conv
-    first_norm: PyTreeNode
+    first_norm: Norm
     second: Conv
-    second_norm: PyTreeNode
+    second_norm: Norm
 
     @classmethod
     def init(cls, key, config: Config, ins: md.Dim, level: int):
@@ -105,11 +107,8 @@ class Level(PyTreeNode):
     @classmethod
     def init(cls, key, config: Config, ins: md.Dim, level: int):
         before, down, up, after = jax.random.split(key, 4)
-        channels, below, shallow = (
-            config.at("channels", level),
-            config.at("channels", level + 1),
-            config.at("shallow", level),
-        )
+        channels, below = config.at("channels", level), config.at("channels", level + 1)
+        shallow = config.at("shallow", level)
         return cls(
             before=Block.init(before, config, ins, level),
             down=Conv.init(down, HALVING, (channels,), (config.at("deeper", level + 1),), stride=2),
@@ -118,17 +117,19 @@ class Level(PyTreeNode):
         )
 
     def join(self, x: md.Tensor, skip: md.Tensor) -> md.Tensor:
-        """`x` from the level below, brought to the size of `skip` and convolved together with it."""
-        x = self.up(x, skip)
-        return self.after(
-            md.concat(
-                [md.rename(x, "shallow", "joined"), md.rename(skip, "channels", "joined")], "joined"
-            )
-        )
+        """The image of the way up at this level.
+
+        `x`, of the level below, is brought to the size of `skip`, and convolved together with it.
+        """
+        above = md.rename(self.up(x, skip), "shallow", "joined")
+        return self.after(md.concat([above, md.rename(skip, "channels", "joined")], "joined"))
 
 
 class UNet(PyTreeNode):
-    """`model(images)` gives for each pixel of (batch, height, width, colors) a vector over `outputs`."""
+    """`model(images)` gives for each pixel of the images a vector over `outputs`.
+
+    Images have the dims batch, height, width, colors.
+    """
 
     levels: tuple[Level, ...]
     bottom: Block

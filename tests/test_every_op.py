@@ -20,7 +20,6 @@ from tests.catalogue.__main__ import PAGE, page
 from tests.catalogue.read import families, own_moves
 from tests.helpers import assert_same, data, integers
 
-
 FAMILIES = families()
 EXAMPLES = 2000 if settings.default.max_examples > 100 else 200
 MESHES = [
@@ -114,7 +113,7 @@ def test_every_op_is_the_same_under_every_layout(family):
     @given(st.data())
     def same(data):
         entry = data.draw(st.sampled_from(FAMILIES[family]), label="op")
-        case = entry.example(Drawn(data.draw))
+        case = entry.case(Drawn(data.draw))
         dtypes = FLOATS if entry.floats else FLOATS + OTHERS
         dtype = data.draw(st.sampled_from(dtypes), label="dtype")
         args = of_dtype(case, dtype)
@@ -124,7 +123,7 @@ def test_every_op_is_the_same_under_every_layout(family):
             result, refusal = jax.eval_shape(case.fn, *args), None
         except md.MeshDSLError as error:
             result, refusal = (), error
-        event(f"{entry.op} {'refuses' if refusal else 'takes'} {dtype.__name__}")
+        event(f"{entry.name} {'refuses' if refusal else 'takes'} {dtype.__name__}")
         names = dims_of((args, result))
         assume(names)
         rules = layout(data.draw, names)
@@ -133,8 +132,8 @@ def test_every_op_is_the_same_under_every_layout(family):
         gradients = entry.gradients and dtype in (jnp.float32, jnp.complex64)
         how = {"tolerance": TOLERANCES.get(dtype, 2e-5), "floor": 1.0}
         program, _ = assert_same(case.fn, *args, layout=rules, gradients=gradients, **how)
-        assert own_moves(program.ops) - {"psum", "pmax", "pmin"} <= set(entry.promise), (
-            f"{entry.op} promises {entry.promise}"
+        assert own_moves(program.ops) - {"psum", "pmax", "pmin"} <= set(entry.moves), (
+            f"{entry.name} promises {entry.moves}"
         )
 
     same()
@@ -142,7 +141,7 @@ def test_every_op_is_the_same_under_every_layout(family):
 
 def test_every_public_op_is_in_the_catalogue():
     """The other public names are not ops: they make tensors, layouts and lowerings."""
-    listed = {entry.op for entries in FAMILIES.values() for entry in entries}
+    listed = {entry.name for entries in FAMILIES.values() for entry in entries}
     others = {
         "Dim",
         "Layout",

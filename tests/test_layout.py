@@ -184,7 +184,7 @@ UNEVEN = md.Layout(
 def test_what_is_at_rest_is_never_padded():
     """An axis that would cut its dim unevenly goes to the largest other dim that it divides."""
     vocab, odd, batch = dims(vocab=50257, heads=25, batch=6)
-    rest = lambda dims, level="value": UNEVEN.at_rest(dims, UNEVEN.mesh, level)  # noqa: E731
+    rest = lambda dims, level="value": UNEVEN.at_rest(dims, UNEVEN.mesh, level)
     assert rest((vocab, D), "parameter") == {D: ("data", "model")}
     assert rest((batch, LENGTH, vocab)) == {batch: ("data",), LENGTH: ("model",)}
     assert rest((vocab,)) == {} and rest((odd, vocab)) == {}

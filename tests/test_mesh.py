@@ -10,7 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl import MeshDSLError
 from meshdsl.machine import find_target, fit_mesh
-from meshdsl.machine.coordinates import places
+from meshdsl.machine.coordinates import device_coordinates
 from meshdsl.mesh import axis_sizes, check_slices
 
 SIZES = {
@@ -120,5 +120,5 @@ def test_the_axes_across_slices_are_as_many_as_the_slices(count, what, message):
 )
 def test_each_slice_holds_one_part_of_an_axis_across_them(name, target, slices):
     machine = find_target(target, slices=slices)
-    at = places(machine, fit_mesh(machine, md.Layout.from_dict(SLICES).mesh))
+    at = device_coordinates(machine, fit_mesh(machine, md.Layout.from_dict(SLICES).mesh))
     assert [np.unique(at[i, ..., 0]).tolist() for i in range(2)] == [[0], [1]]

@@ -1,11 +1,13 @@
 """What is published: a source distribution with everything, and a wheel from it that works."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,18 @@ def built(what: str, source: Path, into: Path) -> Path:
     return into / run.stdout.split()[-1]
 
 
+def installed(names: list[str]) -> list[str]:
+    """Where a wheel has the Python files among `names`, which are paths in the repository."""
+    found = []
+    for name in names:
+        top, _, _ = name.partition("/")
+        if name.endswith(".py") and top in ("layers", "layouts", "models"):
+            found.append(f"meshdsl/{name}")
+        elif name.endswith(".py") and top.removesuffix(".py").startswith("meshdsl"):
+            found.append(name)
+    return found
+
+
 def test_a_wheel_from_the_source_distribution_works_and_nothing_is_missing(tmp_path):
     names, clean, unpacked = tracked(), tmp_path / "clean", tmp_path / "unpacked"
     for name in names:
@@ -44,11 +58,23 @@ def test_a_wheel_from_the_source_distribution_works_and_nothing_is_missing(tmp_p
     assert not [name for name in names if not (source / name).is_file()]
     assert not [path for path in source.rglob("*") if path.suffix == ".pyc"]
 
+    # What another build left behind, of a file that is gone since.
+    stale = source / "build" / "lib" / "meshdsl" / "gone.py"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("raise AssertionError\n")
+
     site = tmp_path / "site"
     with zipfile.ZipFile(built("wheel", source, tmp_path)) as wheel:
         wheel.extractall(site)
+        modules = [name for name in wheel.namelist() if name.endswith(".py")]
+    assert sorted(modules) == sorted(installed(names))
+    (information,) = site.glob("*.dist-info")
+    metadata = message_from_string((information / "METADATA").read_text(encoding="utf-8"))
+    assert metadata["License-Expression"] == "Apache-2.0" and metadata["Author"]
+    assert (information / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert not re.search(r"!\[.*?\]\((?!https:)", metadata.get_payload()), "relative image"
     environment = os.environ | {"PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"}
-    code = "import meshdsl.cli; print(meshdsl.__file__); meshdsl.cli.main(['layouts'])"
+    code = "import meshdsl, meshdsl_cli; print(meshdsl.__file__); meshdsl_cli.main(['layouts'])"
     found = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
     )

@@ -177,8 +177,8 @@ def test_nothing_is_equal_to_none():
         False,
         False,
         False,
-    )  # noqa: E711
-    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)  # noqa: E711
+    )
+    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)
 
 
 LIES = {

@@ -1,1 +1,5 @@
-"""The commands of the command line, one file each: `add` declares its flags, and what it sets as `command` runs it."""
+"""What the commands do, one file each. Their flags are declared in `meshdsl_cli.commands`.
+
+The function of a command takes the values of its flags, `arguments.steps`, and the settings,
+`arguments.settings`, and returns the exit code.
+"""

@@ -1,4 +1,8 @@
-"""What `explain`, `compile` and `compare` have in common: which model is planned, under which layout, on which mesh of which machine."""
+"""What `explain`, `compile` and `compare` have in common: one model, under one layout, on one mesh.
+
+`analysis_of` finds these three by the flags and settings of a command line. An `Analysis` then says
+what a step of training comes to: as estimated from its record, or as compiled for a target.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
 
 from meshdsl.commands.lookup import devices_of_mesh, find_layout
 from meshdsl.commands.settings import model_values
@@ -25,12 +31,36 @@ from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
-_WHOLE = ("adafactor", "muon")  # optimizers whose collectives the record does not list
+# They sum over whole parameters, by collectives that XLA places and the record does not list.
+_UNRECORDED_OPTIMIZERS = ("adafactor", "muon")
+
+
+class CompiledStep(NamedTuple):
+    """A step of training that was compiled for a target.
+
+    Attributes:
+      report: what the compiler made of it.
+      explanation: of the same step, as estimated.
+      job: the step.
+      executable: the compiled program; None where it does not fit the target.
+    """
+
+    report: CompiledReport
+    explanation: Explanation
+    job: Job
+    executable: Any
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One model under one layout on one mesh."""
+class Analysis:
+    """One model under one layout on one mesh.
+
+    Attributes:
+      name: what the explanation is headed with.
+      config: the configuration of the training run whose step is analysed.
+      sizes: of the mesh axes.
+      target: the machine; None where nothing is known but the number of devices.
+    """
 
     name: str
     config: Config
@@ -38,46 +68,25 @@ class Plan:
     sizes: dict[str, int]
     target: Target | None
 
-    def job(self, mesh: Any = None) -> Job:
+    def job(self, mesh: Mesh | None = None) -> Job:
         """The step of training, on `mesh`, or on a mesh without devices."""
-        return Job(self.config, self.layout, abstract_mesh(self.sizes) if mesh is None else mesh)
+        where: Any = abstract_mesh(self.sizes) if mesh is None else mesh
+        return Job(self.config, self.layout, where)
 
     @property
     def tokens(self) -> int:
-        """Of one step, on all devices together."""
+        """The tokens of one step, on all devices together."""
         return self.config.batch * self.config.model.length
 
     @property
     def model_flops(self) -> tuple[float, float]:
-        """Of one step, per device: causal attention counted half, and in full."""
+        """FLOPs of one step per device, with causal attention counted half, and in full."""
         causal, full = step_flops(self.config.model, self.tokens, self.config.model.length)
         devices = math.prod(self.sizes.values())
         return causal / devices, full / devices
 
-    def compile(
-        self, given: Mapping[str, str] = MappingProxyType({})
-    ) -> tuple[CompiledReport, Explanation, Job, Any]:
-        """Compile the step for the target: the report, the explanation of the same step, the job, and the executable, which is None where it does not fit.
-
-        Args:
-          given: options of the compiler, beside those that are used by default.
-        """
-        assert self.target is not None
-        devices = target_devices(
-            self.target
-        )  # first: those of a cpu target can only be made before JAX computes anything
-        job = self.job(make_mesh(self.sizes, devices))
-        explanation = self.explain()
-        options = job.step.compiler_options | dict(given)
-        how = {"options": options, "given": tuple(given), "model_flops": self.model_flops}
-        report, executable = compile_for(
-            job.lowered, job.program(), self.target, explanation, **how
-        )
-        if report.fits is False:
-            report = replace(report, remedies=(*report.remedies, *self._remedies()))
-        return report, explanation, job, executable
-
     def explain(self) -> Explanation:
+        """The step as estimated from its record, without a compiler."""
         explanation = explain(
             self.job().program(),
             title=self.name,
@@ -85,31 +94,56 @@ class Plan:
             tokens=self.tokens,
             model_flops=self.model_flops,
         )
-        remedies = (
-            (*explanation.remedies, *self._remedies()) if explanation.memory.fits is False else ()
-        )
-        name = self.config.optimizer.name
-        notes = (
-            (
-                f"{name} sums over whole parameters: the collectives that XLA places for that are not in this list",
+        remedies: tuple[str, ...] = ()
+        if explanation.memory.fits is False:
+            remedies = (*explanation.remedies, *self._remedies())
+        notes, optimizer = explanation.notes, self.config.optimizer.name
+        if optimizer in _UNRECORDED_OPTIMIZERS:
+            notes = (
+                *notes,
+                f"{optimizer} sums over whole parameters: the collectives that XLA places for "
+                "that are not in this list",
             )
-            if name in _WHOLE
-            else ()
+        return replace(explanation, remedies=remedies, notes=notes)
+
+    def compile(self, given: Mapping[str, str] = MappingProxyType({})) -> CompiledStep:
+        """Compile the step for the target.
+
+        Args:
+          given: options of the compiler, beside those that are used by default.
+
+        Raises:
+          MeshDSLError: the compiler is not installed, or refuses the step or an option.
+        """
+        assert self.target is not None
+        # First: the devices of a cpu target can be made only before JAX computes anything.
+        devices = target_devices(self.target)
+        job = self.job(make_mesh(self.sizes, devices))
+        explanation = self.explain()
+        report, executable = compile_for(
+            job.lowered,
+            job.program(),
+            self.target,
+            explanation,
+            options=job.step.compiler_options | dict(given),
+            given=tuple(given),
+            model_flops=self.model_flops,
         )
-        return replace(explanation, remedies=remedies, notes=(*explanation.notes, *notes))
+        if report.fits is False:
+            report = replace(report, remedies=(*report.remedies, *self._remedies()))
+        return CompiledStep(report, explanation, job, executable)
 
     def _remedies(self) -> list[str]:
-        """What settings of a run would save: less kept for the backward pass, or a smaller part of the batch at a time."""
+        """Settings of a run that would save memory, and that it does not have already."""
         config, lines = self.config, []
         if config.model.remat != "full":
             lines.append("`model.remat=full` keeps the least for the backward pass")
         batch = Dim("batch", config.batch // config.microbatches)
-        local = batch.size // math.prod(
-            self.sizes[a] for a in self.layout.split((batch,)).get(batch, ())
-        )
-        if local % 2 == 0:
+        axes = self.layout.split((batch,)).get(batch, ())
+        if batch.size // math.prod(self.sizes[axis] for axis in axes) % 2 == 0:
             lines.append(
-                f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after the other"
+                f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after "
+                "the other"
             )
         if not any(rule.dim == "length" for rule in self.layout.parsed):
             lines.append(
@@ -118,77 +152,78 @@ class Plan:
         return lines
 
 
-def configured(arguments: argparse.Namespace, settings: list[str]) -> Config:
+def configured(arguments: argparse.Namespace) -> Config:
     """The configuration that flags and settings describe, but for the layout.
 
     Raises:
       MeshDSLError: an unknown model or setting, or a value that is not legal.
     """
     flags: dict[str, Any] = model_values(arguments.model)
-    flags |= {
-        key: value
-        for key, value in (("batch", arguments.batch), ("model.length", arguments.length))
-        if value
-    }
-    return override(Config(), settings, **flags)
+    if arguments.batch:
+        flags["batch"] = arguments.batch
+    if arguments.length:
+        flags["model.length"] = arguments.length
+    return override(Config(), arguments.settings, **flags)
 
 
-def resolve(
-    arguments: argparse.Namespace,
-    settings: list[str],
-    layout_name: str,
-    mesh: str | None,
-    devices: int | None = None,
-) -> Plan:
-    """The plan that flags and settings describe.
+def analysis_of(
+    arguments: argparse.Namespace, layout_name: str, mesh: str | None, devices: int | None = None
+) -> Analysis:
+    """The analysis that a command line asks for.
+
+    Args:
+      arguments: flags and settings that the three commands have in common.
+      layout_name: a layout file, or the name of a shipped one.
+      mesh: sizes such as `data=4,model=2`, instead of those in the layout.
+      devices: how many, where there is no target.
 
     Raises:
-      MeshDSLError: an unknown model, layout, setting or target, or a mesh that does not fit the target.
+      MeshDSLError: an unknown model, layout, setting or target, or a mesh that does not fit the
+        target.
     """
-    config = replace(configured(arguments, settings), layout=layout_name)
+    config = replace(configured(arguments), layout=layout_name)
     layout = find_layout(config.layout)
     if mesh is not None:
         layout = layout.with_mesh(_parse_mesh(mesh))
         layout.check_axes(layout.mesh)
-    target = None
-    if arguments.target is not None:
-        if devices or config.devices:
-            raise MeshDSLError(
-                "--devices: the target says how many devices there are; give one of the two"
-            )
-        target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
-        sizes = fit_mesh(target, layout.mesh, layout.name)
-        on_tpu = target.chip.kind == "tpu"
-        check_slices(
-            layout,
-            sizes,
-            target.slices if on_tpu else (*target.shape, 1)[1],
-            "slices" if on_tpu else "nodes",
+    devices = devices or config.devices
+    if arguments.target is None:
+        target, sizes = None, _mesh_of_devices(arguments, layout, devices)
+    elif devices:
+        raise MeshDSLError(
+            "--devices: the target says how many devices there are; give one of the two"
         )
     else:
-        if arguments.hardware or arguments.slices > 1:
-            raise MeshDSLError(
-                f"{'--hardware' if arguments.hardware else '--slices'}: needs a --target"
-            )
-        sizes = axis_sizes(
-            layout.mesh, devices or config.devices or devices_of_mesh(layout), layout.name
-        )
-    if not arguments.batch and not any(setting.startswith("batch=") for setting in settings):
+        target, sizes = _mesh_of_target(arguments, layout)
+    if not arguments.batch and not any(text.startswith("batch=") for text in arguments.settings):
         # A sequence for each device, so that every shipped layout has something to split.
-        config = override(
-            config, batch=max(config.batch, math.prod(sizes.values()) * config.microbatches)
-        )
-    return Plan(
-        f"{arguments.model}, batch {config.batch} of length {config.model.length}",
-        config,
-        layout,
-        sizes,
-        target,
-    )
+        least = math.prod(sizes.values()) * config.microbatches
+        config = override(config, batch=max(config.batch, least))
+    name = f"{arguments.model}, batch {config.batch} of length {config.model.length}"
+    return Analysis(name, config, layout, sizes, target)
+
+
+def _mesh_of_target(arguments: argparse.Namespace, layout: Layout) -> tuple[Target, dict[str, int]]:
+    """The target that the flags name, and the sizes of the layout's mesh on it."""
+    target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
+    sizes = fit_mesh(target, layout.mesh, layout.name)
+    if target.chip.kind == "tpu":
+        check_slices(layout, sizes, target.slices, "slices")
+    else:
+        check_slices(layout, sizes, (*target.shape, 1)[1], "nodes")
+    return target, sizes
+
+
+def _mesh_of_devices(arguments: argparse.Namespace, layout: Layout, devices: int) -> dict[str, int]:
+    """The sizes of the layout's mesh on so many devices; for 0, on as many as it asks for."""
+    if arguments.hardware or arguments.slices > 1:
+        flag = "--hardware" if arguments.hardware else "--slices"
+        raise MeshDSLError(f"{flag}: needs a --target")
+    return axis_sizes(layout.mesh, devices or devices_of_mesh(layout), layout.name)
 
 
 def _parse_mesh(text: str) -> dict[str, int | str]:
-    """`data=16,model=4`; a size may be `rest`."""
+    """The sizes in `data=16,model=4`; a size may be `rest`."""
     sizes: dict[str, int | str] = {}
     for part in text.split(","):
         axis, equals, size = part.strip().partition("=")

@@ -1,191 +1,109 @@
-"""`meshdsl checkpoint`: look at the checkpoints of a run, check them, and take parameters out and in. No accelerator is touched."""
+"""`meshdsl checkpoint`: look at the checkpoints of a run, check them, take parameters out and in.
+
+No accelerator is touched.
+"""
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import jax
+
+from meshdsl.compiled.topology import compile_only
 from meshdsl.errors import MeshDSLError
-
-if TYPE_CHECKING:
-    from meshdsl.train.config import Config
-
-
-def add(commands) -> None:
-    parser = commands.add_parser(
-        "checkpoint", help="list, show, verify, export or import checkpoints"
-    )
-    parts = parser.add_subparsers(required=True, metavar="ls|show|verify|export|import")
-    run = {"type": Path, "metavar": "RUN", "help": "the folder of a run, or of its checkpoints"}
-    step = {
-        "type": int,
-        "metavar": "N",
-        "help": "the checkpoint of this step; by default the newest",
-    }
-
-    ls = parts.add_parser(
-        "ls", help="step, size and time of each, and whether its files are all there"
-    )
-    ls.add_argument("run", **run)
-    ls.set_defaults(command=_ls)
-    show = parts.add_parser("show", help="the arrays of one, with dims, dtype and size")
-    show.add_argument("run", **run)
-    show.add_argument("--step", **step)
-    show.set_defaults(command=_show)
-    verify = parts.add_parser(
-        "verify",
-        help="read every array of every checkpoint; exit code 1 where one is not what was saved",
-    )
-    verify.add_argument("run", **run)
-    verify.set_defaults(command=_verify)
-    export = parts.add_parser("export", help="the parameters as safetensors, full tensors")
-    export.add_argument("run", **run)
-    export.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="a .safetensors file"
-    )
-    export.add_argument("--step", **step)
-    export.add_argument(
-        "--limit",
-        type=float,
-        default=5.0,
-        metavar="GB",
-        help="larger models become several files and an index (5)",
-    )
-    export.set_defaults(command=_export)
-    take = parts.add_parser(
-        "import", help="safetensors as a run that another can begin with by warm_start=RUN"
-    )
-    take.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE",
-        help="a safetensors file, an index, or a folder with either",
-    )
-    take.add_argument(
-        "--like",
-        type=Path,
-        required=True,
-        metavar="RUN|CONFIG",
-        help="whose model it is: a run, or a configuration file",
-    )
-    take.add_argument("--out", type=Path, required=True, metavar="RUN", help="the folder to make")
-    take.set_defaults(command=_import)
+from meshdsl.figures import byte_words, columns
+from meshdsl.models.transformer import Transformer
+from meshdsl.train.checkpoints import folders, manifest, safetensors_files
+from meshdsl.train.checkpoints.folders import making
+from meshdsl.train.checkpoints.parameters import checkpoints_folder
+from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.checkpoints.saved_arrays import verify
+from meshdsl.train.checkpoints.transfer import export_parameters, import_parameters
+from meshdsl.train.checkpoints.tree_leaves import describe
+from meshdsl.train.config import Config
+from meshdsl.train.folder import RunFolder
+from meshdsl.train.precision import cast
+from meshdsl.train.settings import read, to_toml
 
 
-def _ls(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.figures import columns
-    from meshdsl.train.checkpoints import folders
-
-    folder = _folder(arguments.run, settings)
-    rows = [
-        ("step", "size", "written", "whole"),
-        *(_row(folder, step) for step in folders.steps(folder)),
-    ]
+def list_checkpoints(arguments: argparse.Namespace) -> int:
+    """`ls`: print step, size and time of each checkpoint, and whether its files are all there."""
+    folder = _checkpoints(arguments.run)
+    head = ("step", "size", "written", "whole")
+    rows = [head, *(_row(folder, step) for step in folders.saved_steps(folder))]
     print("\n".join(columns(rows, right=(0, 1), indent=0)))
-    for path in folders.aside(folder):
+    for path in folders.damaged(folder):
         print(f"{path.name}: was damaged, and set aside when the run went on from an older one")
     return 0
 
 
-def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
-    from meshdsl.figures import byte_words
-    from meshdsl.train.checkpoints import record
-
-    try:
-        found = record.read(folder / str(step))
-    except record.Damaged as damage:
-        return str(step), "", "", f"no: {damage}"
-    about = (str(step), byte_words(record.bytes_of(found)), _time(found))
-    try:
-        record.check_files(folder / str(step), found)
-    except record.Damaged as damage:
-        return *about, f"no: {damage}"
-    return *about, "yes" if found["whole_state"] else "yes, parameters only"
-
-
-def _show(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.figures import byte_words, columns
-    from meshdsl.train.checkpoints import record, safetensors_files
-
-    folder = _folder(arguments.run, settings)
+def show_checkpoint(arguments: argparse.Namespace) -> int:
+    """`show`: print the arrays of a checkpoint, with dims, dtype and size."""
+    folder = _checkpoints(arguments.run)
     step = _step(folder, arguments.step)
     try:
-        found = record.read(folder / str(step))
-    except record.Damaged as damage:
+        found = manifest.read(folder / str(step))
+    except manifest.Damaged as damage:
         raise MeshDSLError(
             f"{folder}: the checkpoint of step {step} is damaged: {damage}"
         ) from None
-    print(
-        f"step {step} of {arguments.run}, written {_time(found)}, {byte_words(record.bytes_of(found))}\n"
-    )
-    stored = {name: said for name, said in found["state"].items() if "dtype" in said}
-    rows = [
-        (
-            name,
-            said["is"].rpartition(" ")[0],
-            said["dtype"],
-            byte_words(safetensors_files.size(said)),
-        )
-        for name, said in stored.items()
-    ]
+    size = byte_words(manifest.size_in_bytes(found))
+    print(f"step {step} of {arguments.run}, written {_time(found)}, {size}\n")
+    rows = []
+    for name, said in found["state"].items():
+        if "dtype" in said:
+            dims = said["is"].rpartition(" ")[0]
+            rows.append(
+                (name, dims, said["dtype"], byte_words(safetensors_files.size_in_bytes(said)))
+            )
     print("\n".join(columns(rows, right=(3,), indent=0)))
     return 0
 
 
-def _verify(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.train.checkpoints import folders
-    from meshdsl.train.checkpoints.arrays import verify
+def verify_checkpoints(arguments: argparse.Namespace) -> int:
+    """`verify`: read every array of every checkpoint, and print what is damaged.
 
-    folder, bad = _folder(arguments.run, settings), 0
-    for step in folders.steps(folder):
+    The exit code is 1 where something is.
+    """
+    folder, damaged = _checkpoints(arguments.run), False
+    for step in folders.saved_steps(folder):
         damage = verify(folder / str(step))
         if damage and not (folder / str(step)).is_dir():
             continue  # the run, which goes on, has replaced it meanwhile
         print(f"step {step}: {f'damaged: {damage}' if damage else 'good'}")
-        bad += bool(damage)
-    return 1 if bad else 0
+        damaged = damaged or bool(damage)
+    return 1 if damaged else 0
 
 
-def _export(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.train.checkpoints.transfer import export
-    from meshdsl.train.settings import to_toml
-
-    folder = _folder(arguments.run, settings)
+def export_safetensors(arguments: argparse.Namespace) -> int:
+    """`export`: write the parameters of a checkpoint as safetensors, each tensor unsplit."""
+    folder = _checkpoints(arguments.run)
     if arguments.out.suffix != ".safetensors":
         raise MeshDSLError(f"--out {arguments.out}: expected a name that ends with .safetensors")
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
-    config = to_toml(_stored_config(arguments.run))
-    for file in export(
-        folder, _step(folder, arguments.step), arguments.out, config, int(arguments.limit * 1e9)
+    config, limit = to_toml(_stored_config(arguments.run)), int(arguments.limit * 1e9)
+    for file in export_parameters(
+        folder, _step(folder, arguments.step), arguments.out, config, limit
     ):
         print(f"wrote {file}")
     return 0
 
 
-def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.compiled.topology import compile_only
-    from meshdsl.train.checkpoints.folders import making
-    from meshdsl.train.checkpoints.safetensors_files import TensorFiles
-    from meshdsl.train.checkpoints.transfer import take
-    from meshdsl.train.config import Config
-    from meshdsl.train.folder import RunFolder
-    from meshdsl.train.settings import read
-
-    _refuse(settings)
+def import_safetensors(arguments: argparse.Namespace) -> int:
+    """`import`: make a run of safetensors, with which another can begin by `warm_start=RUN`."""
     compile_only()
-    config = (
-        _stored_config(arguments.like)
-        if arguments.like.is_dir()
-        else read(arguments.like, Config())
-    )
+    like = arguments.like
+    config = _stored_config(like) if like.is_dir() else read(like, Config())
     files, out = TensorFiles(arguments.file), RunFolder(arguments.out)
     out.refuse_used()
     try:
         with making(out.checkpoints):
-            unused = take(files, _parameters(config), out.checkpoints)
-            out.begin(config)
+            unused = import_parameters(files, _parameters(config), out.checkpoints)
+            out.write_config(config)
     except OSError as error:
         raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
     for line in unused:
@@ -194,26 +112,32 @@ def _import(arguments: argparse.Namespace, settings: list[str]) -> int:
     return 0
 
 
-def _parameters(config) -> dict:
-    """The parameters of the model that `config` describes, as the record of a checkpoint describes them."""
-    import jax
+def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
+    """The row of a checkpoint in the table of `ls`."""
+    try:
+        found = manifest.read(folder / str(step))
+    except manifest.Damaged as damage:
+        return str(step), "", "", f"no: {damage}"
+    about = (str(step), byte_words(manifest.size_in_bytes(found)), _time(found))
+    try:
+        manifest.check_files(folder / str(step), found)
+    except manifest.Damaged as damage:
+        return *about, f"no: {damage}"
+    return *about, "yes" if found["whole_state"] else "yes, parameters only"
 
-    from meshdsl.models.transformer import Transformer
-    from meshdsl.train.checkpoints.names import described
-    from meshdsl.train.precision import cast
 
-    return described(
-        jax.eval_shape(
-            lambda: cast(Transformer.init(jax.random.key(0), config.model), config.precision.params)
-        )
-    )
+def _parameters(config: Config) -> dict[str, Any]:
+    """The parameters of the configured model, as the manifest of a checkpoint describes them."""
+
+    def init() -> Any:
+        return cast(Transformer.init(jax.random.key(0), config.model), config.precision.params)
+
+    return describe(jax.eval_shape(init))
 
 
-def _folder(run: Path, settings: list[str]) -> Path:
-    from meshdsl.train.checkpoints.parameters import folder_of
-
-    _refuse(settings)
-    folder = folder_of(run)
+def _checkpoints(run: Path) -> Path:
+    """The folder with the checkpoints of a run."""
+    folder = checkpoints_folder(run)
     if folder is None:
         raise MeshDSLError(f"{run}: there are no checkpoints")
     return folder
@@ -221,28 +145,19 @@ def _folder(run: Path, settings: list[str]) -> Path:
 
 def _stored_config(run: Path) -> Config:
     """The configuration of a run, which its checkpoints' folder stands for as well."""
-    from meshdsl.train.folder import RunFolder
-
     above = RunFolder(run.absolute().parent)
     inside = run.absolute() == above.checkpoints and not RunFolder(run).config.is_file()
     return (above if inside else RunFolder(run)).stored_config()
 
 
 def _step(folder: Path, step: int | None) -> int:
-    from meshdsl.train.checkpoints import folders
-
-    known = folders.steps(folder)
+    """The step of the checkpoint that the user asks for, by default the newest."""
+    known = folders.saved_steps(folder)
     if step is not None and step not in known:
-        raise MeshDSLError(f"--step {step}: there is no such checkpoint; {folders.words(known)}")
+        raise MeshDSLError(f"--step {step}: there is no such checkpoint; {folders.in_words(known)}")
     return known[-1] if step is None else step
 
 
-def _time(found: dict) -> str:
-    import time
-
+def _time(found: dict[str, Any]) -> str:
+    """When a checkpoint was written."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["time"]))
-
-
-def _refuse(settings: list[str]) -> None:
-    if settings:
-        raise MeshDSLError(f"`{settings[0]}`: `checkpoint` has no settings")

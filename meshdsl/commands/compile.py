@@ -5,57 +5,33 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
-from meshdsl.commands.flags import add_one_layout, add_planned, write
-from meshdsl.errors import MeshDSLError
+from meshdsl.commands.analysis import analysis_of
+from meshdsl.commands.output import write_file
+from meshdsl.compiled.options import parse_options
+from meshdsl.compiled.topology import compile_only
+from meshdsl.report.compiled_text import describe
+from meshdsl.report.page import page
 
 DOES_NOT_FIT = 3  # the exit code
 
 
-def add(commands) -> None:
-    compile = commands.add_parser(
-        "compile",
-        help="compile a training step for a machine, and say what the compiler made of it",
-        usage="%(prog)s --target MACHINE [--slices N] [--layout FILE|NAME] [--model NAME] [--mesh AXIS=N,...] [--batch N] [--length N] "
-        "[--option KEY=VALUE]... [--save FILE] [--html FILE] [--json] [key=value...]",
-    )
-    add_one_layout(compile)
-    add_planned(compile)
-    compile.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the compiler; may be given several times",
-    )
-    compile.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="write the executable, for `meshdsl train --executable FILE`",
-    )
-    compile.set_defaults(command=_run)
+def compile_step(arguments: argparse.Namespace) -> int:
+    """Compile a step of training for a target, and print what the compiler made of it.
 
-
-def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
-    if arguments.target is None:
-        raise MeshDSLError("say for which machine, with --target, for example --target v5p:4x4x4")
-    from meshdsl.commands.analysis import resolve
-    from meshdsl.compiled.options import parse_options
-    from meshdsl.compiled.topology import compile_only
-    from meshdsl.report.compiled_text import describe
-
+    Raises:
+      MeshDSLError: see `analysis_of`; the compiler is not installed, or refuses the step or one of
+        the options; or a file cannot be written.
+    """
     compile_only()
-    plan = resolve(arguments, settings, arguments.layout, arguments.mesh)
+    analysis = analysis_of(arguments, arguments.layout, arguments.mesh)
     if sys.stderr.isatty():
-        print(f"compiling for {plan.target}; a large model takes minutes", file=sys.stderr)
-    report, explanation, job, executable = plan.compile(parse_options(arguments.option))
+        print(f"compiling for {analysis.target}; a large model takes minutes", file=sys.stderr)
+    compiled = analysis.compile(parse_options(arguments.option))
+    report = compiled.report
     if arguments.html:
-        from meshdsl.report.page import page
-
-        write(arguments.html, page(report.explained(explanation)))
-    if arguments.save and executable is not None:
-        job.save(executable, arguments.save, report.options)
+        write_file(arguments.html, page(report.explained(compiled.explanation)))
+    if arguments.save and compiled.executable is not None:
+        compiled.job.save(compiled.executable, arguments.save, report.options)
     print(json.dumps(report.to_dict()) if arguments.json else describe(report))
     return DOES_NOT_FIT if report.fits is False else 0

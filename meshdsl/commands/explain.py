@@ -5,33 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 
-from meshdsl.commands.flags import add_one_layout, add_planned, count, write
+from meshdsl.commands.analysis import analysis_of
+from meshdsl.commands.output import write_file
+from meshdsl.compiled.topology import compile_only
+from meshdsl.report.explanation_text import describe
+from meshdsl.report.page import page
 
 
-def add(commands) -> None:
-    explain = commands.add_parser(
-        "explain",
-        help="every op, collective and byte of a training step, without devices",
-        usage="%(prog)s [--layout FILE|NAME] [--model NAME] [--target MACHINE] [--mesh AXIS=N,...] [--batch N] [--length N] [--html FILE] [--json] [key=value...]",
-    )
-    add_one_layout(explain)
-    add_planned(explain)
-    explain.add_argument("--devices", type=count, help="so many devices, where there is no target")
-    explain.set_defaults(command=_run)
+def explain_step(arguments: argparse.Namespace) -> int:
+    """Print every op, collective and byte of a step of training under one layout.
 
-
-def _run(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.commands.analysis import resolve
-    from meshdsl.compiled.topology import compile_only
-    from meshdsl.report.explanation_text import describe
-
+    Raises:
+      MeshDSLError: see `analysis_of`; or the page cannot be written.
+    """
     compile_only()
-    explanation = resolve(
-        arguments, settings, arguments.layout, arguments.mesh, arguments.devices
+    explanation = analysis_of(
+        arguments, arguments.layout, arguments.mesh, arguments.devices
     ).explain()
     if arguments.html:
-        from meshdsl.report.page import page
-
-        write(arguments.html, page(explanation))
+        write_file(arguments.html, page(explanation))
     print(json.dumps(explanation.to_dict()) if arguments.json else describe(explanation))
     return 0

@@ -1,4 +1,4 @@
-"""Layouts and devices by what the user calls them."""
+"""Layouts and devices, found by what the user calls them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import jax
 
 from meshdsl import hosts
+from meshdsl.compiled.topology import ask_for_virtual, without_tpu
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 
+_Devices = list[jax.Device]  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX's types
 _REST = 8  # virtual devices for a mesh that takes as many as there are
 
 
 def find_layout(layout: str | Mapping[str, Any]) -> Layout:
-    """The layout in a file, the shipped one of a name, or the one that a table holds, see `as_table`.
+    """The layout in a file, the shipped one of a name, or the one that a table of `as_table` holds.
 
     Raises:
       MeshDSLError: neither exists, or the file or table is no layout.
@@ -31,8 +33,11 @@ def find_layout(layout: str | Mapping[str, Any]) -> Layout:
 
 
 def as_table(layout: Layout) -> dict[str, Any]:
-    """`layout` as one table, with its name: what a run's configuration keeps, so that it needs no other file."""
-    table = {"mesh": layout.mesh_table}
+    """A layout as one table, with its name.
+
+    The configuration of a run keeps it, so that a run that goes on needs no other file.
+    """
+    table: dict[str, Any] = {"mesh": layout.mesh_table}
     for field in dataclasses.fields(Layout):
         value = getattr(layout, field.name)
         default = (
@@ -46,23 +51,27 @@ def as_table(layout: Layout) -> dict[str, Any]:
 
 
 def devices_of_mesh(layout: Layout) -> int:
-    """How many devices the mesh of `layout` asks for; about 8 where it takes as many as there are."""
+    """How many devices the mesh asks for; about 8 where it takes as many as there are."""
     sizes = layout.mesh.values()
-    fixed = math.prod(size for size in sizes if size != "rest")
+    fixed = math.prod(size for size in sizes if isinstance(size, int))
     return math.ceil(_REST / fixed) * fixed if "rest" in sizes else fixed
 
 
-def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> list[jax.Device]:
-    """The devices to run on: as many as the user `asked` for, else the `usual` number, or for 0 what the mesh of `layout` asks for.
+def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> _Devices:
+    """The devices to run on.
 
-    Accelerators are used where there are any, all of them by default. Otherwise virtual CPU devices are made, which
-    JAX can do until its first computation: no environment variable is needed. Several processes use all devices that they have together.
+    They are accelerators where there are any, all of them by default. Otherwise virtual CPU devices
+    are made, which JAX can do until its first computation: no environment variable is needed.
+    Several processes use all devices that they have together.
+
+    Args:
+      layout: its mesh says how many, where nothing else does.
+      usual: how many, where the user asks for no number; 0 for what the mesh asks for.
+      asked: how many the user asks for.
 
     Raises:
       MeshDSLError: there are fewer devices than wanted.
     """
-    from meshdsl.compiled.topology import ask_for_virtual, without_tpu
-
     wanted = asked or usual
     number = wanted or devices_of_mesh(layout)
     without_tpu()
@@ -70,7 +79,8 @@ def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> list[j
         found = jax.devices()
         if asked not in (None, len(found)):
             raise MeshDSLError(
-                f"--devices {asked}: {hosts.count()} processes use all of their {len(found)} devices"
+                f"--devices {asked}: {hosts.count()} processes use all of their "
+                f"{len(found)} devices"
             )
         return found
     ask_for_virtual(number)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshdsl.models.sizes import SIZES, size
+
 
 def model_values(name: str | None) -> dict[str, Any]:
-    """The settings that the model `name` stands for; none without a name. Published sizes compute in bfloat16, as they were trained."""
-    from meshdsl.models.sizes import SIZES, size
+    """The settings that a model such as `llama3-8b` stands for; none without a name.
 
+    Published sizes compute in bfloat16, as they were trained.
+
+    Raises:
+      MeshDSLError: there is no model of that name.
+    """
     if name is None:
         return {}
     precision = {"precision.compute": "bfloat16"} if name in SIZES else {}

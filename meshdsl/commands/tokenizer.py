@@ -7,53 +7,22 @@ import time
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from meshdsl.commands.flags import count
 from meshdsl.errors import MeshDSLError
+from meshdsl.train.data.bpe import SMALLEST_VOCAB, train_bpe
+from meshdsl.train.data.files import find_files
 
 
-def add(commands) -> None:
-    tokenizer = commands.add_parser("tokenizer", help="make a tokenizer from text")
-    verbs = tokenizer.add_subparsers(required=True, metavar="train")
-    train = verbs.add_parser(
-        "train",
-        help="learn a byte-level BPE",
-        usage="%(prog)s PATH... --vocab N --out tokenizer.json [--format F] [--field NAME]",
-    )
-    train.add_argument(
-        "paths", nargs="+", metavar="PATH", help="files and folders of text, JSONL or parquet"
-    )
-    train.add_argument(
-        "--vocab",
-        type=count,
-        required=True,
-        help="tokens, of which 257 are the bytes and the end of a document",
-    )
-    train.add_argument(
-        "--out", type=Path, required=True, help="the file to write, for data.tokenizer"
-    )
-    train.add_argument(
-        "--format",
-        choices=("auto", "text", "jsonl", "parquet"),
-        default="auto",
-        help="of the files; auto goes by their endings",
-    )
-    train.add_argument(
-        "--field",
-        default="text",
-        help="of a JSONL object, or the column of a parquet file, that holds the text",
-    )
-    train.set_defaults(command=_train)
+def train_tokenizer(arguments: argparse.Namespace) -> int:
+    """Learn a byte-level BPE from files of text, and write it as a `tokenizer.json`.
 
-
-def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
-    from meshdsl.train.data.bpe import LEAST, train_bpe
-    from meshdsl.train.data.files import find_files
-
-    if settings:
-        raise MeshDSLError(f"`{settings[0]}`: `tokenizer` has no settings")
-    if arguments.vocab < LEAST:
+    Raises:
+      MeshDSLError: the vocabulary is too small, there is no text, or the file exists or cannot be
+        written.
+    """
+    if arguments.vocab < SMALLEST_VOCAB:
         raise MeshDSLError(
-            f"--vocab {arguments.vocab}: must be at least {LEAST}, which are every byte and the end of a document"
+            f"--vocab {arguments.vocab}: must be at least {SMALLEST_VOCAB}, which are every byte and the "
+            "end of a document"
         )
     _check_out(arguments.out)
     files = find_files(arguments.paths, arguments.format)
@@ -68,9 +37,8 @@ def _train(arguments: argparse.Namespace, settings: list[str]) -> int:
     tokenizer = train_bpe(files, arguments.field, arguments.vocab)
     _write(arguments.out, tokenizer.to_str(pretty=True))
     made, size = tokenizer.get_vocab_size(), sum(file.size for file in files) / 2**20
-    print(
-        f"{made:,} tokens from {size:,.1f} MiB of {len(files):,} files in {time.perf_counter() - start:.1f} s"
-    )
+    seconds = time.perf_counter() - start
+    print(f"{made:,} tokens from {size:,.1f} MiB of {len(files):,} files in {seconds:.1f} s")
     if made < arguments.vocab:
         print(f"the text has no pairs for more; --vocab asked for {arguments.vocab:,}")
     print(f"use it by data.tokenizer={arguments.out} model.vocab={made}")
@@ -84,16 +52,15 @@ def _check_out(out: Path) -> None:
             raise MeshDSLError(f"--out {out}: exists; choose another file")
         if not out.parent.is_dir():
             raise MeshDSLError(f"--out {out}: there is no folder {out.parent}")
-        with NamedTemporaryFile(
-            dir=out.parent, prefix=out.name
-        ):  # what the permissions say is not all: a file system may refuse too
+        # Tried, because what the permissions say is not all: a file system may refuse too.
+        with NamedTemporaryFile(dir=out.parent, prefix=out.name):
             pass
     except OSError as error:
         raise MeshDSLError(f"--out {out}: cannot be written: {error.strerror}") from None
 
 
 def _write(out: Path, text: str) -> None:
-    """Write `out`, whole or not at all."""
+    """Write `out` as a whole, or not at all."""
     partial = out.with_name(f"{out.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -1,22 +1,25 @@
-"""The largest arrays that a compiled TPU program holds at once, from its text.
+"""The largest arrays that a compiled TPU program holds at once, read off its text.
 
-The compiler says how much memory a program needs, but not for what. Its text is in the order in which it runs, so what lives at each moment can
-be read off it: from where it is made to where it is read for the last time. What is updated in place, and what a loop carries, is one array.
-The compiler knows more (it overlaps and splits allocations), so this names what is large and doesn't add up to its figure exactly.
+The compiler says how much memory a program needs, but not for what. Its text is in the order in
+which it runs, so what lives at each moment can be read off it: an array lives from where it is made
+to where it is read for the last time. What is updated in place, and what a loop carries, is one
+array. The compiler knows more (it overlaps and splits allocations), so this names what is large and
+does not add up to its figure exactly.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from meshdsl.compiled.hlo_text import Array, Instruction, Module
 from meshdsl.record.recorder import tag_in
 
-_SAME = (
+# Instructions whose result is in the memory of their operands.
+_SAME_MEMORY = (
     "bitcast",
     "opt-barrier",
     "get-tuple-element",
@@ -31,173 +34,211 @@ _TILED = re.compile(r"\{([\d,]+):T\((\d+(?:,\d+)*)\)")
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """An array in HBM: its bytes with padding, and the scopes of the instructions that make it and update it."""
+class Buffer:
+    """An array in HBM.
+
+    Attributes:
+      array: its type.
+      bytes: with the padding of its tiles.
+      scopes: the name stacks of the instructions that make it and that update it.
+    """
 
     array: Array
     bytes: int
     scopes: list[str]
 
     @property
-    def tail(self) -> str:
-        """Of its name stack, for what no recorded op makes: `adamw/mul`."""
+    def scope_end(self) -> str:
+        """The end of its name stack, such as `adamw/mul`: a name for what no recorded op makes."""
         return "/".join(next((scope for scope in self.scopes if scope), "").split("/")[-2:])
 
     @property
     def tag(self) -> str:
-        """Of the recorded op that makes it or fills it; empty where the compiler names none."""
+        """The tag of the recorded op that makes or fills it; empty where none is named."""
         return next((tag for scope in self.scopes if (tag := tag_in(scope))), "")
+
+
+# The arrays of a value, in the order of its tuple: None for one whose memory is not counted,
+# because it is not in HBM or is an argument of the program.
+_Value = Sequence[Buffer | None]
 
 
 @dataclass
 class _Moment:
+    """What lives at one moment, and its bytes."""
+
     bytes: int = 0
-    held: tuple[Held, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
 
 
-def largest(module: Module, text: str, count: int) -> list[Held]:
-    """The `count` largest arrays at the moment of most memory, largest first; without arguments and results that take the memory of arguments.
+def largest_buffers(module: Module, text: str, count: int) -> list[Buffer]:
+    """The `count` largest arrays at the moment of most memory, the largest first.
+
+    Arguments of the program are left out, and so are results that take the memory of arguments.
 
     Args:
-      text: of the module: its first line says which results these are.
+      text: that of the module. Its first line says which results those are.
     """
     if module.entry not in module.computations:
         return []
     header = text[: text.find("\n")]
-    moment, _ = _Walk(module, {int(n) for n in _ALIAS.findall(header)}).run(module.entry, [])
-    return sorted(moment.held, key=lambda held: held.bytes, reverse=True)[:count]
+    aliased = {int(n) for n in _ALIAS.findall(header)}
+    moment, _ = _Walk(module, aliased).computation(module.entry, [])
+    return sorted(moment.buffers, key=lambda buffer: buffer.bytes, reverse=True)[:count]
 
 
 class _Walk:
-    """`free`: positions of the program's results that cost nothing."""
+    """A walk through a program that finds its moment of most memory.
 
-    def __init__(self, module: Module, free: set[int]):
-        self.module, self.free = module, free
+    Args:
+      aliased: the positions of the program's results that take the memory of arguments.
+    """
 
-    def run(self, computation: str, given: list[Held | None]) -> tuple[_Moment, list[Held | None]]:
-        """The moment of most memory beyond `given`, the arrays of the parameter; and the arrays of the result."""
-        instructions = self.module.computations[computation]
+    def __init__(self, module: Module, aliased: set[int]):
+        self.module, self.aliased = module, aliased
+
+    def computation(self, name: str, given: _Value) -> tuple[_Moment, _Value]:
+        """The moment of most memory while a computation runs, and the arrays of its result.
+
+        Args:
+          given: the arrays of its parameter; they are not counted.
+        """
+        instructions = self.module.computations[name]
         done = {i.operands[0]: i for i in instructions if i.opcode.endswith("-done") and i.operands}
-        result: list[Held | None] = []
-        arrays: dict[str, list[Held | None]] = {}
-        inner: dict[str, _Moment] = {}
-        made: list[list[Held]] = []
-        last: dict[Held, int] = {}
+        result: _Value = []
+        values: dict[str, _Value] = {}
+        inner: dict[str, _Moment] = {}  # the moments of most memory inside of loops
+        made: list[list[Buffer]] = []  # for each instruction the arrays that come to life
+        last: dict[Buffer, int] = {}  # the position of the instruction that uses it last
         for at, i in enumerate(instructions):
-            read = [
-                held for name in i.operands for held in arrays.get(name, ()) if held is not None
-            ]
-            make = partial(self._made, i, given, arrays, done.get(i.name), inner)
-            arrays[i.name] = self.module.read(i, make, [])
-            own = [held for held in arrays[i.name] if held is not None]
-            made.append([held for held in own if held not in last and held not in given])
-            for held in [*read, *own]:
-                last[held] = at
+            used = [buffer for one in i.operands for buffer in _counted(values.get(one, ()))]
+            read = partial(self._value, i, given, values, done.get(i.name), inner)
+            values[i.name] = self.module.read(i, read, [])
+            value = _counted(values[i.name])
+            made.append([b for b in value if b not in last and b not in given])
+            for buffer in [*used, *value]:
+                last[buffer] = at
             if i.root:
-                result = arrays[i.name]
-                for held in own:
-                    last[held] = len(instructions)
-        if computation == self.module.entry:
-            free = {held for n, held in enumerate(result) if n in self.free and held is not None}
-            made = [[held for held in new if held not in free] for new in made]
-        best, live, size = _Moment(), {}, 0
-        for at, i in enumerate(instructions):
-            for held in made[at]:
-                live[held] = None
-                size += held.bytes
-            within = inner.get(i.name, _Moment())
-            if size + within.bytes > best.bytes:
-                best = _Moment(size + within.bytes, (*live, *within.held))
-            for held in [held for held in live if last[held] <= at]:
-                del live[held]
-                size -= held.bytes
-        return best, result
+                result = values[i.name]
+                for buffer in value:
+                    last[buffer] = len(instructions)
+        if name == self.module.entry:
+            free = {buffer for n, buffer in enumerate(result) if n in self.aliased}
+            made = [[buffer for buffer in one if buffer not in free] for one in made]
+        within = [inner.get(i.name, _Moment()) for i in instructions]
+        return _most(made, last, within), result
 
-    def _made(
+    def _value(
         self,
         i: Instruction,
-        given: list[Held | None],
-        arrays: dict[str, list[Held | None]],
+        given: _Value,
+        values: dict[str, _Value],
         done: Instruction | None,
         inner: dict[str, _Moment],
-    ) -> list[Held | None]:
-        """The arrays of what `i` gives; of a loop also the moment of most memory in it."""
+    ) -> _Value:
+        """The arrays of what `i` gives; of a loop its moment of most memory is put into `inner`.
+
+        Args:
+          done: where `i` starts something, the instruction that waits for its end.
+        """
         if i.opcode == "parameter":
             return given if given else [None] * len(i.results)
         if i.opcode != "while":
-            return self._results(i, arrays, done)
-        carried = [held for name in i.operands for held in arrays[name]]
-        inner[i.name], _ = self.run(self.module.named(i, "body"), carried)
+            return self._result(i, values, done)
+        carried = [buffer for one in i.operands for buffer in values[one]]
+        inner[i.name], _ = self.computation(self.module.named(i, "body"), carried)
         return carried
 
-    def _results(
-        self, i: Instruction, arrays: dict[str, list[Held | None]], done: Instruction | None
-    ) -> list[Held | None]:
-        operands = [arrays.get(name, []) for name in i.operands]
-        flat = [held for one in operands for held in one]
+    def _result(
+        self, i: Instruction, values: dict[str, _Value], done: Instruction | None
+    ) -> _Value:
+        """The arrays of what anything but a parameter and a loop gives."""
+        flat = [buffer for one in i.operands for buffer in values.get(one, [])]
         if i.opcode == "get-tuple-element":
-            index = int(re.search(r"index=(\d+)", i.attributes)[1])
-            return flat[index : index + 1] if len(flat) > index else _new(i)
-        if i.opcode in _SAME:
+            return flat[i.index : i.index + 1] if len(flat) > i.index else _new(i)
+        if i.opcode in _SAME_MEMORY:
             return flat
-        if done is not None:  # what it starts is there when it is done
+        if done is not None:  # the memory of the result is taken when it is started
             return _new(done) + flat
         if i.opcode.endswith(("-done", "-update")):
             return flat[: len(i.results)] if i.opcode.endswith("-done") else flat
         if i.opcode in ("constant", "after-all"):
             return []
         new = _new(i)
-        for n, updated in enumerate(self._updated(i)):
-            if updated and n < len(new) and new[n] is not None:
-                kept = next(
-                    (
-                        held
-                        for held in flat
-                        if held is not None and _alike(held.array, new[n].array)
-                    ),
-                    None,
-                )
-                if kept is not None:
-                    kept.scopes.append(i.scope)
-                    new[n] = kept
+        for n, in_place in enumerate(self._updated(i)):
+            made = new[n] if in_place and n < len(new) else None
+            if made is not None and (updated := _like(made, flat)) is not None:
+                updated.scopes.append(i.scope)
+                new[n] = updated
         return new
 
     def _updated(self, i: Instruction) -> Iterable[bool]:
-        """For each result whether it is an operand, updated in place."""
+        """For each result of `i` whether it is an operand that is updated in place."""
         if i.opcode == "dynamic-update-slice":
             return (True,)
         if i.opcode != "fusion":
             return ()
         root = self.module.root(self.module.named(i, "calls"))
         parts = self.module.operands(root) if root.opcode == "tuple" else [root]
-        return tuple(self._update(part) for part in parts)
+        return tuple(self._is_update(part) for part in parts)
 
-    def _update(self, i: Instruction) -> bool:
+    def _is_update(self, i: Instruction) -> bool:
         origin = self.module.origin(i, ("bitcast", "convert", "copy"))
         return origin.opcode == "dynamic-update-slice"
 
 
-def _new(i: Instruction) -> list[Held | None]:
+def _most(made: list[list[Buffer]], last: dict[Buffer, int], within: list[_Moment]) -> _Moment:
+    """The moment of most memory in a computation.
+
+    Args:
+      made: for each instruction the arrays that come to life with it.
+      last: of each array the position of the instruction that uses it last.
+      within: for each instruction what lives beside them while it runs.
+    """
+    best, size = _Moment(), 0
+    live: dict[Buffer, None] = {}
+    for at, (new, inside) in enumerate(zip(made, within, strict=True)):
+        for buffer in new:
+            live[buffer] = None
+            size += buffer.bytes
+        if size + inside.bytes > best.bytes:
+            best = _Moment(size + inside.bytes, (*live, *inside.buffers))
+        for buffer in [buffer for buffer in live if last[buffer] <= at]:
+            del live[buffer]
+            size -= buffer.bytes
+    return best
+
+
+def _counted(value: _Value) -> list[Buffer]:
+    return [buffer for buffer in value if buffer is not None]
+
+
+def _new(i: Instruction) -> list[Buffer | None]:
     """Arrays for the results of `i`; None for those that are not in HBM."""
     texts = _TYPE.findall(i.type)
     return [
-        Held(array, _padded(array, text), [i.scope]) if not array.memory else None
+        Buffer(array, _padded(array, text), [i.scope]) if not array.memory else None
         for array, text in zip(i.results, texts, strict=False)
     ]
 
 
-def _alike(a: Array, b: Array) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype
+def _like(made: Buffer, operands: Iterable[Buffer | None]) -> Buffer | None:
+    """The first of the `operands` with the shape and the dtype of `made`."""
+    wanted = made.array.shape, made.array.dtype
+    for buffer in operands:
+        if buffer is not None and (buffer.array.shape, buffer.array.dtype) == wanted:
+            return buffer
+    return None
 
 
 def _padded(array: Array, text: str) -> int:
-    """Bytes of an array in whole tiles: the tile covers the minor dims of its layout."""
+    """The bytes of an array in whole tiles; a tile covers the minor dims of its memory layout."""
     tiled = _TILED.search(text)
     if tiled is None:
         return array.bytes
     minor = [array.shape[int(d)] for d in tiled[1].split(",")]
     tile = [int(n) for n in tiled[2].split(",")]
-    for place, n in enumerate(reversed(tile)):
-        if place < len(minor):
-            minor[place] = -(-minor[place] // n) * n
+    for position, n in enumerate(reversed(tile)):
+        if position < len(minor):
+            minor[position] = -(-minor[position] // n) * n
     return math.ceil(math.prod(minor) * array.bits / 8)

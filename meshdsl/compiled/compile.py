@@ -1,4 +1,9 @@
-"""Compiling a step for a machine that is not at hand, and reading what the compiler made of it."""
+"""Compiling a step for a machine that is not at hand, and a report on what the compiler made of it.
+
+Memory is what the compiler counts; `buffers` names the largest arrays, and the estimate fills in
+what it leaves unsaid of a program that does not fit. Time is that of the replayed schedule, and
+collectives are those in it, matched with the record.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +12,24 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from meshdsl.compiled.buffers import Held, largest
+from meshdsl.compiled.buffers import Buffer, largest_buffers
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.compiled.hlo_text import Module
 from meshdsl.compiled.match import match
 from meshdsl.compiled.out_of_memory import OutOfMemory, parse_oom
-from meshdsl.compiled.replay import Replay, replay
-from meshdsl.compiled.report import ChipMemory, CompiledReport, measured
+from meshdsl.compiled.replay import Ran, Replay, replay
+from meshdsl.compiled.report import ChipMemory, CompiledReport, with_compiled_memory
 from meshdsl.errors import MeshDSLError
 from meshdsl.estimate.explanation import Explanation, TensorView, TimeView
 from meshdsl.estimate.remedies import remedies
 from meshdsl.figures import byte_words
 from meshdsl.machine import Network, Target
 from meshdsl.mesh import slice_parts
+from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import where
+from meshdsl.record.recorder import source_of
 
-LARGEST = 8  # arrays named
+LARGEST = 8  # arrays that a report names
 _HOSTS = "the hosts exchange what goes over {} from slice to slice: the replay does not time it"
 
 
@@ -37,13 +43,17 @@ def compile_for(
     given: Iterable[str] = (),
     model_flops: tuple[float, float] | None = None,
 ) -> tuple[CompiledReport, Any]:
-    """Compiles for `target`; returns the report and the executable, which is None where the program does not fit.
+    """Compile a step for `target`.
+
+    Returns the report and the executable, which is None where the program does not fit.
 
     Args:
       lowered: what `TrainStep.lower` gave for a mesh of the target's devices.
       program: the record of the same step.
-      explanation: of the same program on the same target: what the compiler leaves unsaid of a program that does not fit is estimated.
-      options: of the compiler, and which of them were `given` by the user.
+      explanation: of the same program on the same target. It tells what the compiler leaves unsaid
+        of a program that does not fit.
+      options: of the compiler.
+      given: the names of those that the user gave.
       model_flops: of the model per device, causal attention counted half, and in full.
 
     Raises:
@@ -65,34 +75,28 @@ def compile_for(
         verdict = parse_oom(str(error))
         if verdict is None:
             raise _refusal(error, target, options) from error
-        return _too_large(
-            verdict, program, explanation, known | {"compile_seconds": time.perf_counter() - start}
-        ), None
-    return _read(
-        executable,
-        program,
-        target,
-        explanation,
-        model_flops,
-        known | {"compile_seconds": time.perf_counter() - start},
-    ), executable
+        known["compile_seconds"] = time.perf_counter() - start
+        return _report_too_large(verdict, program, explanation, known), None
+    known["compile_seconds"] = time.perf_counter() - start
+    report = _report_compiled(executable, program, target, explanation, model_flops, known)
+    return report, executable
 
 
-def _too_large(
+def _report_too_large(
     verdict: OutOfMemory, program: Program, explanation: Explanation, known: dict[str, Any]
 ) -> CompiledReport:
-    memory = _memory_short(verdict, explanation)
-    words = _short_words(memory.needed, verdict.available)
+    """The report on a program that does not fit: `known`, and what the compiler says of memory."""
+    memory = _memory_too_large(verdict, explanation)
     return CompiledReport(
         **known,
         fits=False,
-        verdict=words,
+        verdict=_too_large(memory.needed, verdict.available),
         memory=memory,
         remedies=_remedies(memory, explanation, program),
     )
 
 
-def _read(
+def _report_compiled(
     executable: Any,
     program: Program,
     target: Target,
@@ -100,21 +104,19 @@ def _read(
     model_flops: tuple[float, float] | None,
     known: dict[str, Any],
 ) -> CompiledReport:
-    text, unread = _text(executable)
+    """The report on a program that the compiler has compiled: `known`, and what is read off it."""
+    text, no_text = _text(executable)
     module = Module(text)
-    arrays = largest(module, text, LARGEST)
-    memory = _memory(
-        executable.memory_analysis(), tuple(_view(held, program) for held in arrays), target
-    )
+    arrays = tuple(_view(one, program) for one in largest_buffers(module, text, LARGEST))
+    memory = _memory(executable.memory_analysis(), arrays, target)
     # Of TPU programs the compiler is the judge; that of GPUs doesn't say.
-    fits = (
-        None
-        if memory.capacity is None
-        else target.chip.kind == "tpu" or memory.needed <= memory.capacity
-    )
+    fits = None
+    if memory.capacity is not None:
+        fits = target.chip.kind == "tpu" or memory.needed <= memory.capacity
     replayed, collectives = _collectives(module, program, target)
     between = _between_slices(target, program.axis_sizes)
     found, absent = match(program, collectives, between)
+    hosts = _HOSTS.format(", ".join(between)) if between else ""
     return CompiledReport(
         **known,
         fits=fits,
@@ -125,29 +127,30 @@ def _read(
         time=_time(replayed, target, model_flops) if replayed and model_flops else None,
         remedies=_remedies(memory, explanation, program) if fits is False else (),
         unread=module.unread.kinds() if text else (),
-        notes=tuple(
-            note for note in (unread, _HOSTS.format(", ".join(between)) if between else "") if note
-        ),
+        notes=tuple(note for note in (no_text, hosts) if note),
     )
 
 
 def _verdict(fits: bool | None, memory: ChipMemory) -> str:
-    if fits is None:
-        return f"compiles: needs {byte_words(memory.needed)} per device"
+    needed, capacity = memory.needed, memory.capacity
+    if capacity is None:
+        return f"compiles: needs {byte_words(needed)} per device"
     if not fits:
-        return _short_words(memory.needed, memory.capacity)
-    free = memory.capacity - memory.needed
+        return _too_large(needed, capacity)
+    free = capacity - needed
     left = f", {byte_words(free)} free" if free > 0 else ""
+    return f"fits: needs {byte_words(needed)} of {byte_words(capacity)} per device{left}"
+
+
+def _too_large(needed: int, capacity: int) -> str:
     return (
-        f"fits: needs {byte_words(memory.needed)} of {byte_words(memory.capacity)} per device{left}"
+        f"does NOT fit: needs {byte_words(needed)} of {byte_words(capacity)} per device, "
+        f"{byte_words(needed - capacity)} too much"
     )
 
 
-def _short_words(needed: int, capacity: int) -> str:
-    return f"does NOT fit: needs {byte_words(needed)} of {byte_words(capacity)} per device, {byte_words(needed - capacity)} too much"
-
-
 def _refusal(error: Exception, target: Target, options: Mapping[str, str]) -> MeshDSLError:
+    """What the compiler refuses, naming the option at fault if its message does."""
     reason = " ".join(str(error).split())
     if "No such compile option" in reason:
         name = reason.rpartition("'")[0].rpartition("'")[2]
@@ -159,7 +162,7 @@ def _refusal(error: Exception, target: Target, options: Mapping[str, str]) -> Me
 
 
 def _text(executable: Any) -> tuple[str, str]:
-    """The program's text; a reason where it cannot be read."""
+    """The program's text; without one an empty text and the reason."""
     try:
         text = executable.as_text()
     except RuntimeError as error:
@@ -173,14 +176,21 @@ def _text(executable: Any) -> tuple[str, str]:
     return "", f"{unknown} ({pair}): {reason}"
 
 
-# -- memory ------------------------------------------------------------------------------------------------------
+# -- memory ------------------------------------------------------------------------------------
 
 
 def _memory(stats: Any, arrays: tuple[TensorView, ...], target: Target) -> ChipMemory:
+    """The memory of a compiled program.
+
+    Args:
+      stats: what JAX's `memory_analysis` gives.
+      arrays: the largest.
+    """
     arguments, outputs, aliased, temporaries, code = (
         getattr(stats, f"{what}_size_in_bytes")
         for what in ("argument", "output", "alias", "temp", "generated_code")
     )
+    peak = getattr(stats, "peak_memory_in_bytes", None)
     return ChipMemory(
         needed=arguments + outputs - aliased + temporaries + code,
         capacity=target.chip.hbm,
@@ -189,24 +199,21 @@ def _memory(stats: Any, arrays: tuple[TensorView, ...], target: Target) -> ChipM
         aliased=aliased,
         temporaries=temporaries,
         code=code,
-        peak=getattr(stats, "peak_memory_in_bytes", None)
-        if target.chip.kind == "tpu"
-        else None,  # others leave temporaries out
+        peak=peak if target.chip.kind == "tpu" else None,  # others leave temporaries out
         largest=arrays,
     )
 
 
-def _memory_short(verdict: OutOfMemory, explanation: Explanation) -> ChipMemory:
-    """Of a program that does not fit."""
+def _memory_too_large(verdict: OutOfMemory, explanation: Explanation) -> ChipMemory:
+    """The memory of a program that does not fit; the estimate's where the compiler says nothing."""
     arguments = explanation.memory.arguments if verdict.arguments is None else verdict.arguments
     views = {op.tag: op for op in explanation.ops}
     named = []
     for one in verdict.largest[:LARGEST]:
         op = views.get(one.tag)
         name, source = (op.notation, op.source) if op else (one.label or one.what, "")
-        named.append(
-            TensorView(name, "activation", (), (), one.shape.partition("{")[0], one.bytes, source)
-        )
+        dtype = one.shape.partition("{")[0]
+        named.append(TensorView(name, "activation", (), (), dtype, one.bytes, source))
     return ChipMemory(
         needed=verdict.needed,
         capacity=verdict.available,
@@ -217,29 +224,30 @@ def _memory_short(verdict: OutOfMemory, explanation: Explanation) -> ChipMemory:
 
 
 def _remedies(memory: ChipMemory, explanation: Explanation, program: Program) -> tuple[str, ...]:
-    return remedies(measured(explanation.memory, memory), explanation.ops, program.axis_sizes)
+    compiled = with_compiled_memory(explanation.memory, memory)
+    return remedies(compiled, explanation.ops, program.axis_sizes)
 
 
-def _view(held: Held, program: Program) -> TensorView:
-    op = program.op_tagged(held.tag)
-    name = str(op) if op else held.tail or "made by the compiler"
+def _view(buffer: Buffer, program: Program) -> TensorView:
+    """An array of the compiled program, named by the recorded op that makes it."""
+    op = program.op_tagged(buffer.tag)
     return TensorView(
-        name,
-        "activation",
-        (),
-        held.array.shape,
-        held.array.dtype,
-        held.bytes,
-        where(op) if op else "",
+        name=str(op) if op else buffer.scope_end or "made by the compiler",
+        kind="activation",
+        dims=(),
+        shape=buffer.array.shape,
+        dtype=buffer.array.dtype,
+        bytes=buffer.bytes,
+        source=source_of(op) if op else "",
     )
 
 
-# -- time --------------------------------------------------------------------------------------------------------
+# -- time --------------------------------------------------------------------------------------
 
 
 def _collectives(
     module: Module, program: Program, target: Target
-) -> tuple[Replay | None, Iterable[Any]]:
+) -> tuple[Replay | None, Iterable[Collective | Ran]]:
     """The replayed schedule, and the collectives in it; without times where the target has none."""
     if not module.entry:
         return None, ()
@@ -250,7 +258,7 @@ def _collectives(
 
 
 def _between_slices(target: Target, axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes that go from slice to slice: as `meshdsl.mesh.arrange` lays them, the most major ones."""
+    """The axes that go from slice to slice: the most major ones, as `meshdsl.mesh` lays them."""
     parts = slice_parts(tuple(axis_sizes.values()), target.slices)
     return tuple(axis for axis, part in zip(axis_sizes, parts, strict=True) if part > 1)
 

@@ -1,7 +1,9 @@
 """The text of a compiled program (`compiled.as_text()`), by computation.
 
-The text is that of HLO: computations, each a list of instructions in the order in which they run (`is_scheduled=true`).
-What is not understood of it is counted in `Module.unread` and left out.
+The text is that of XLA's HLO: computations, each a list of instructions in the order in which they
+run (`is_scheduled=true`). This module splits it into those, and reads types, names and trip counts;
+what an instruction means is read by the modules above. What is not understood is counted in
+`Module.unread` and left out.
 """
 
 import math
@@ -23,6 +25,7 @@ _BETWEEN_ARRAYS = re.compile(r"(?:[(), ]|/\*index=\d+\*/)*")
 _ELEMENT = re.compile(r"(pred|bf|f|s|u|c)(\d*)(\w*)")
 _PARENTHESIS = re.compile(r"[()]")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_INDEX = re.compile(r"index=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _TURNS = re.compile(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)')
 _MOST_TURNS = 2**40
@@ -44,12 +47,12 @@ ON_CHIP = 1  # the memory space of VMEM on a TPU; 0 is HBM
 
 @dataclass(frozen=True)
 class Array:
-    """An array type such as `bf16[8,128]{1,0:T(8,128)S(1)}`.
+    """The type of an array, such as `bf16[8,128]{1,0:T(8,128)S(1)}`.
 
     Attributes:
-      dtype: numpy's name.
+      dtype: of its elements, by numpy's name.
       bits: of one element.
-      memory: the space that it lies in; 0 is HBM, see also `ON_CHIP`.
+      memory: the memory space that it lies in; 0 is HBM, see also `ON_CHIP`.
     """
 
     dtype: str
@@ -59,18 +62,20 @@ class Array:
 
     @property
     def elements(self) -> int:
+        """How many elements it has."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
+        """Its bytes, without padding."""
         return math.ceil(self.elements * self.bits / 8)
 
 
 def arrays(type_text: str) -> list[Array]:
-    """The arrays of a type, those of a tuple in its order. A token is none.
+    """The arrays of the type in `type_text`; of a tuple all, in its order. Tokens are left out.
 
     Raises:
-      ValueError: there is something else in it.
+      ValueError: the text has something else in it.
     """
     if not _BETWEEN_ARRAYS.fullmatch(_ARRAY.sub("", type_text)):
         raise ValueError(f"{type_text!r} is no type")
@@ -95,14 +100,14 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      name: unique in the program, without `%`.
+      name: its name without `%`, which no other instruction of the program has.
       opcode: `fusion`, `all-gather-start`, `while`, ...
       type: the text of its result's type.
-      operands: names of instructions.
-      arguments: what stands in the parentheses: the operands, or a constant's value.
-      attributes: the text after them.
-      root: the result of its computation.
-      computation: the name of the one that it stands in.
+      operands: the names of the instructions whose results it takes.
+      arguments: the text in the parentheses: the operands, or the value of a constant.
+      attributes: the text after the parentheses.
+      root: whether it is the result of its computation.
+      computation: the name of the computation that it stands in.
     """
 
     __slots__ = (
@@ -124,31 +129,37 @@ class Instruction:
         self.arguments, self.attributes, self.root = arguments, attributes, root
 
     def attribute(self, key: str) -> str | None:
-        """The name that `key=%name` gives."""
+        """The name that `key=%name` in its attributes gives; None without such a key."""
         found = re.search(rf"(?:^|[ ,]){key}=%?([\w.\-]+)", self.attributes)
         return found and found[1]
 
     @property
     def scope(self) -> str:
-        """The JAX name stack that it was traced in."""
+        """The JAX name stack that it was traced in; empty where the compiler lost it."""
         found = _OP_NAME.search(self.attributes)
         return found[1] if found else ""
 
     @property
     def cycles(self) -> int | None:
-        """What the TPU compiler thinks that it takes, in cycles of its clock; None where it says nothing."""
+        """How many cycles the TPU compiler estimates for it; None where it says nothing."""
         if "estimated_cycles" not in self.attributes:
             return None
-        cycles = int(_found(_CYCLES, self.attributes)[1])
+        cycles = int(matched(_CYCLES, self.attributes)[1])
         return cycles if cycles < _OVERFLOW else None
 
     @property
+    def index(self) -> int:
+        """Which part of a tuple a `get-tuple-element` gives."""
+        return int(matched(_INDEX, self.attributes)[1])
+
+    @property
     def results(self) -> list[Array]:
+        """The arrays that it gives; several where its type is a tuple."""
         return arrays(self.type)
 
     @property
     def bytes(self) -> int:
-        """Of its result, or of all of them."""
+        """The bytes of all its results together."""
         return sum(array.bytes for array in self.results)
 
     def __repr__(self):
@@ -156,11 +167,11 @@ class Instruction:
 
 
 class Module:
-    """The computations of a program.
+    """A program: its computations and their instructions.
 
     Attributes:
-      computations: name -> its instructions, in order.
-      instructions: of all computations, by name.
+      computations: for the name of each computation its instructions, in the order they run in.
+      instructions: those of all computations, by name.
       entry: the name of the computation that the program begins in; empty where none is found.
       unread: what of the text is not understood, as far as it has been read.
     """
@@ -191,10 +202,11 @@ class Module:
                 self.unread.add(opcode[1] if opcode else "line", line, f"line {number}")
         if not self.entry:
             self.unread.add("entry", text[: text.find("\n")] or "no text", "entry")
-        self._cut_recursion()
+        self._drop_recursion()
 
-    def _cut_recursion(self) -> None:
-        """Takes out instructions that call what they are part of, which no compiler writes."""
+    def _drop_recursion(self) -> None:
+        """Drop instructions that call what they are part of: no compiler writes such, and reading
+        them would never end."""
         done: set[str] = set()
 
         def visit(name: str, path: tuple[str, ...]) -> None:
@@ -216,10 +228,7 @@ class Module:
                 visit(name, (name,))
 
     def read(self, instruction: Instruction, how: Callable[[], T], otherwise: T) -> T:
-        """What `how` reads off `instruction`.
-
-        Where it is not understood it is counted, and `otherwise` is the answer.
-        """
+        """What `how` reads off `instruction`; `otherwise` where that fails, and it is counted."""
         try:
             return how()
         except STRANGE:
@@ -227,6 +236,7 @@ class Module:
             return otherwise
 
     def root(self, computation: str) -> Instruction:
+        """The instruction that is the result of `computation`."""
         roots = [i for i in self.computations[computation] if i.root]
         if len(roots) != 1:
             raise LookupError(f"{computation} has {len(roots)} results")
@@ -235,16 +245,17 @@ class Module:
     def named(self, instruction: Instruction, key: str) -> str:
         """The computation that `key=%name` of `instruction` names."""
         name = instruction.attribute(key)
-        if name not in self.computations:
+        if name is None or name not in self.computations:
             raise LookupError(f"%{instruction.name} names no computation as its {key}")
         return name
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
+        """The instructions whose results `instruction` takes."""
         beside = self._named[instruction.computation]
         return [beside[name] for name in instruction.operands]
 
     def origin(self, instruction: Instruction, through: Collection[str]) -> Instruction:
-        """What it is made from: the first operand, as long as the opcode is one of `through`."""
+        """What its value comes from: back through first operands while opcodes are in `through`."""
         seen: set[str] = set()
         while instruction.opcode in through and instruction.name not in seen:
             seen.add(instruction.name)
@@ -252,7 +263,10 @@ class Module:
         return instruction
 
     def called(self, instruction: Instruction) -> list[str]:
-        """The computations that an instruction runs once; not the body of a loop, nor the scalar functions of a reduction or a sort."""
+        """The computations that an instruction runs once.
+
+        The body of a loop is none of them, nor are the scalar functions of a reduction or a sort.
+        """
         opcode = instruction.opcode.removesuffix("-start")
         keys = ["calls", "true_computation", "false_computation"] + (
             ["to_apply"] if opcode in ("call", "async") else []
@@ -265,35 +279,38 @@ class Module:
         return found + several
 
     def trip_count(self, loop: Instruction) -> int | None:
-        """How often a `while` runs, as the compiler notes it; None where that cannot be told.
+        """How often the body of a `while` runs; None where that cannot be told.
 
-        Without a note it is read off the condition `index < constant` and the step of the index.
+        Most compilers note it. Without a note it is read off the condition `index < constant`, the
+        first value of the index and by how much a turn raises it.
         """
         if "known_trip_count" in loop.attributes:
-            return _bounded(int(_found(_TURNS, loop.attributes)[1]))
+            return _bounded(int(matched(_TURNS, loop.attributes)[1]))
         compare = self.root(self.named(loop, "condition"))
         if compare.opcode != "compare" or "direction=LT" not in compare.attributes:
             return None
         index, limit = self.operands(compare)
         limit = self.constant(limit)
-        position = re.search(r"index=(\d+)", index.attributes)
-        if limit is None or position is None:
+        if limit is None or _INDEX.search(index.attributes) is None:
             return None
-        carried = int(position[1])
+        carried = index.index
         initial = self.operands(loop)[0]
         first = 0
         if initial.opcode == "tuple":
             first = self.constant(self.operands(initial)[carried]) or 0
-        return _bounded(max(math.ceil((limit - first) / self._step(loop, carried)), 0))
+        return _bounded(max(math.ceil((limit - first) / self._increment(loop, carried)), 0))
 
-    def _step(self, loop: Instruction, carried: int) -> int:
-        """By how much a turn raises the loop's index, which it carries at that position: an unrolled loop raises it by 2. 1 where it cannot be read."""
+    def _increment(self, loop: Instruction, carried: int) -> int:
+        """By how much a turn raises the index that `loop` carries at position `carried`.
+
+        A loop that the compiler unrolled raises it by 2 or more. 1 where it cannot be read.
+        """
         result = self.root(self.named(loop, "body"))
         following = self.operands(result)[carried] if result.opcode == "tuple" else None
         if following is None or following.opcode != "add":
             return 1
-        steps = [self.constant(one) for one in self.operands(following)]
-        return next((step for step in steps if step), 1)
+        added = [self.constant(one) for one in self.operands(following)]
+        return next((value for value in added if value), 1)
 
     def constant(self, instruction: Instruction) -> int | None:
         """The value of an integer constant, seen through copies; None for anything else."""
@@ -303,12 +320,17 @@ class Module:
 
 
 def _called(instruction: Instruction) -> list[str]:
-    """Every computation that an instruction names, whatever for."""
+    """Every computation that an instruction names, for whatever reason."""
     found = _CALLED.findall(instruction.attributes)
     return [name for one, several in found for name in ([one] if one else _NAME.findall(several))]
 
 
-def _found(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+def matched(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+    """Where `pattern` stands in `text`.
+
+    Raises:
+      ValueError: it does not.
+    """
     found = pattern.search(text)
     if found is None:
         raise ValueError(f"no {pattern.pattern!r}")
@@ -316,21 +338,21 @@ def _found(pattern: re.Pattern[str], text: str) -> re.Match[str]:
 
 
 def _bounded(turns: int) -> int:
+    """`turns`; an error where no loop can have so many."""
     if turns > _MOST_TURNS:
         raise ValueError(f"{turns} turns of a loop")
     return turns
 
 
 def _parse(line: str) -> Instruction | None:
+    """The instruction in a line; None where the line has another form."""
     start = _INSTRUCTION.match(line)
     if start is None:
         return None
     opening = start.end() - 1
     closing = line.find(")", opening) + 1
-    if (
-        line.find("(", opening + 1, closing) >= 0 or not closing
-    ):  # types of operands, which may hold parentheses
-        closing = _closing(line, opening)
+    if not closing or line.find("(", opening + 1, closing) >= 0:
+        closing = _closing(line, opening)  # types of operands stand there, with parentheses
     return Instruction(
         start[2],
         start[4],

@@ -1,9 +1,12 @@
 """How long one instruction of a compiled program computes.
 
-The TPU compiler writes `estimated_cycles` on fusions: they are divided by the clock that its cycles count. They agree with the compiler,
-which is not the same as with hardware. What has none, and every instruction of a GPU program, is taken by the roofline:
-the FLOPs of its products over the rate that products reach, or the bytes that it reads and writes in HBM over the bandwidth that copies reach,
-whichever is longer. Of an operand that is only sliced or gathered from, the slices count; an update in place counts the update, written once.
+The TPU compiler writes `estimated_cycles` on fusions: they are divided by the clock that its cycles
+count. Such times agree with the compiler, which is not the same as with hardware.
+
+What has no cycles, and every instruction of a GPU program, is taken by the roofline: the FLOPs of
+its products over the rate that products reach, or the bytes that it reads and writes in HBM over
+the bandwidth that copies reach, whichever is longer. Of an operand that is only sliced or gathered
+from, the slices count; an update in place counts the update, read once and written once.
 """
 
 from __future__ import annotations
@@ -12,27 +15,43 @@ import json
 import math
 import re
 
-from meshdsl.compiled.hlo_text import ON_CHIP, Array, Instruction, Module
+from meshdsl.compiled.hlo_text import ON_CHIP, Array, Instruction, Module, matched
 from meshdsl.compiled.opcodes import OPCODES
+from meshdsl.machine import Chip
 
-# What takes no time: names, and scalars on the side.
+# What takes no time: names for what is there already, and scalars.
 _FREE = {
-    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id", "opt-barrier",
-    "get-dimension-size", "add-dependency", "infeed", "outfeed",
-}  # fmt: skip
+    "parameter",
+    "constant",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "opt-barrier",
+    "get-dimension-size",
+    "add-dependency",
+    "infeed",
+    "outfeed",
+}
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = ("dynamic-update-slice", "scatter")
 # Custom calls that only tell the compiler something, or allocate.
 _NOTES = re.compile(
-    r'custom_call_target="(AllocateBuffer|PrepareAsync\w+|AssumeGather\w+|Sharding|annotate_device_placement|MoveTo\w+|AsyncCollective\w+)"'
+    r'custom_call_target="(AllocateBuffer|PrepareAsync\w+|AssumeGather\w+|Sharding'
+    r'|annotate_device_placement|MoveTo\w+|AsyncCollective\w+)"'
 )
 _GEMM = re.compile(r'custom_call_target="__cublas\$(?:gemm|lt\$matmul)')
+_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_CONTRACTING = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]([^\]}]*)[\]}]')
 
 
-def seconds(module: Module, instruction: Instruction, chip) -> float:
-    """Of one execution; an error where the opcode is not one of HLO.
+def seconds(module: Module, instruction: Instruction, chip: Chip) -> float:
+    """How long one execution of an instruction takes.
 
-    chip: says `flops`, `matmul_efficiency`, `hbm_bandwidth`, `hbm_efficiency`, `clock`.
+    Raises:
+      LookupError: its opcode is none of HLO's.
     """
     if instruction.opcode not in OPCODES:
         raise LookupError(f"HLO has no {instruction.opcode}")
@@ -41,12 +60,8 @@ def seconds(module: Module, instruction: Instruction, chip) -> float:
     cycles = instruction.cycles
     if cycles is not None and chip.clock:
         return cycles / chip.clock
-    results = instruction.results
-    if all(array.elements <= 1 for array in results) and instruction.opcode not in (
-        "fusion",
-        "reduce",
-        "custom-call",
-    ):
+    scalars = all(array.elements <= 1 for array in instruction.results)
+    if scalars and instruction.opcode not in ("fusion", "reduce", "custom-call"):
         return 0.0
     by_products = flops(module, instruction) / (chip.flops * chip.matmul_efficiency)
     by_memory = traffic(module, instruction) / (chip.hbm_bandwidth * chip.hbm_efficiency)
@@ -54,23 +69,18 @@ def seconds(module: Module, instruction: Instruction, chip) -> float:
 
 
 def flops(module: Module, instruction: Instruction) -> float:
-    """Of the products in it; a multiplication and an addition count as two."""
+    """The FLOPs of the products in it: a multiplication and an addition count as two."""
     if instruction.opcode == "fusion":
         inside = module.computations[module.named(instruction, "calls")]
         return sum(flops(module, i) for i in inside)
-    if instruction.opcode == "dot":
-        return (
-            2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
-        )
     if instruction.opcode == "convolution":
         kernel = module.operands(instruction)[1].results[0]
-        labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
-        features = kernel.shape[labels[1].index("o")]
+        labels = matched(_LABELS, instruction.attributes)[1]
+        features = kernel.shape[labels.index("o")]
         return 2.0 * _elements(instruction) * kernel.elements / max(features, 1)
-    if instruction.opcode == "custom-call" and _GEMM.search(instruction.attributes):
-        return (
-            2.0 * _elements(instruction) * _contracted(module, instruction, instruction.attributes)
-        )
+    gemm = instruction.opcode == "custom-call" and _GEMM.search(instruction.attributes)
+    if instruction.opcode == "dot" or gemm:
+        return 2.0 * _elements(instruction) * _contracted(module, instruction)
     return 0.0
 
 
@@ -78,16 +88,15 @@ def _elements(instruction: Instruction) -> int:
     return instruction.results[0].elements if instruction.results else 0
 
 
-def _contracted(module: Module, instruction: Instruction, text: str) -> int:
-    """The product of the contracted dims of a product's left operand."""
+def _contracted(module: Module, instruction: Instruction) -> int:
+    """Over how many elements of its left operand a product sums for each element of its result."""
     left = module.operands(instruction)[0].results[0]
-    found = re.search(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]([^\]}]*)[\]}]', text)
-    dims = [int(d) for d in re.findall(r"\d+", found[1])]
-    return math.prod(left.shape[d] for d in dims)
+    positions = re.findall(r"\d+", matched(_CONTRACTING, instruction.attributes)[1])
+    return math.prod(left.shape[int(n)] for n in positions)
 
 
 def traffic(module: Module, instruction: Instruction) -> int:
-    """Bytes that it reads from HBM and writes there."""
+    """The bytes that an instruction reads from HBM and writes there."""
     noted = _noted_bytes(instruction)
     if noted is not None:
         return noted
@@ -102,24 +111,25 @@ def traffic(module: Module, instruction: Instruction) -> int:
 
 
 def _fusion_traffic(module: Module, fusion: Instruction, operands: list[Instruction]) -> int:
+    """Of a fusion: of each operand what the instructions inside of it read, and its results."""
     inside = module.computations[module.named(fusion, "calls")]
     users: dict[str, list[Instruction]] = {}
     for i in inside:
         for name in i.operands:
             users.setdefault(name, []).append(i)
     total = 0
-    updated = 0  # the whole size of results that are updated in place
+    updated = 0  # bytes of the results that are updated in place
     for parameter in (i for i in inside if i.opcode == "parameter"):
         uses = users.get(parameter.name, [])
-        whole = _in_hbm(operands[int(parameter.arguments)].results)
+        size = _in_hbm(operands[int(parameter.arguments)].results)
         if uses and all(u.opcode in _SLICES and u.operands[0] == parameter.name for u in uses):
-            total += min(whole, sum(u.bytes for u in uses))
+            total += min(size, sum(u.bytes for u in uses))
         elif uses and all(u.opcode in _UPDATES and u.operands[0] == parameter.name for u in uses):
-            places = [-1 if u.opcode == "scatter" else 1 for u in uses]
-            total += sum(2 * module.operands(u)[n].bytes for u, n in zip(uses, places, strict=True))
-            updated += whole
+            written = [module.operands(u)[-1 if u.opcode == "scatter" else 1] for u in uses]
+            total += sum(2 * update.bytes for update in written)
+            updated += size
         else:
-            total += whole
+            total += size
     return total + max(_in_hbm(fusion.results) - updated, 0)
 
 

@@ -1,11 +1,10 @@
-"""What an instruction of HLO may be, but for the starts, updates and ends of what runs meanwhile.
+"""The names of HLO's instructions, but for `-start`, `-update` and `-done` of asynchronous ones.
 
 The list is that of XLA's `hlo_opcode.h`. An instruction that is none of these has a meaning, and a
 time, that are not known here.
 """
 
-OPCODES = frozenset(
-    """
+_NAMES = """
     abs acos acosh add add-dependency after-all all-gather all-reduce all-to-all and asin asinh atan
     atan2 atanh batch-norm-grad batch-norm-inference batch-norm-training bitcast bitcast-convert
     broadcast call cbrt ceil cholesky clamp collective-broadcast collective-permute compare complex
@@ -20,5 +19,5 @@ OPCODES = frozenset(
     send set-dimension-size shift-left shift-right-arithmetic shift-right-logical sign sine sinh
     slice sort sqrt stochastic-convert subtract tan tanh topk transpose triangular-solve tuple
     while xor
-    """.split()
-)
+"""
+OPCODES = frozenset(_NAMES.split())

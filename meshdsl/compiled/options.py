@@ -1,7 +1,7 @@
 """The compiler's options per chip that let collectives run while the device computes.
 
-The same options are used to compile for a machine that is not at hand and to train on one, so what was planned is what runs.
-docs/compile.md says how each set was chosen.
+The same options are used to compile for a machine that is not at hand and to train on one, so what
+was compiled ahead is what runs. docs/compile.md says how each set was chosen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 
 from meshdsl.errors import MeshDSLError
 
-# Where a chip has sparse cores beside its matrix units, they can carry collectives; by default the others wait for these.
+# Where a chip has sparse cores beside its matrix units, these can carry collectives; by default the
+# matrix units wait for them.
 _OFFLOAD = {
     f"xla_tpu_enable_sparse_core_collective_offload_{collective}": "True"
     for collective in ("all_gather", "reduce_scatter", "all_reduce")
@@ -23,21 +24,23 @@ _BY_CHIP: dict[str, dict[str, str]] = {
     "TPU v5": _OFFLOAD,
     "TPU v6 lite": _OFFLOAD,
 }
-_WORDS = {
-    "true": "True",
-    "false": "False",
-}  # TPU compilers take both spellings, GPU compilers only the second
+# TPU compilers take both spellings of a truth value, GPU compilers only the second.
+_SPELLED = {"true": "True", "false": "False"}
 
 
 def default_options(mesh: Any) -> dict[str, str]:
-    """The options for the chips of `mesh`; none for a mesh without devices, for CPUs, and where the compiler's own choice is the best known."""
-    return (
-        dict(_BY_CHIP.get(mesh.devices.flat[0].device_kind, {})) if isinstance(mesh, Mesh) else {}
-    )
+    """The options for the chips of `mesh`, by name.
+
+    There are none for a mesh without devices, for CPUs, and for chips on which the compiler's own
+    choice is the best known.
+    """
+    if not isinstance(mesh, Mesh):
+        return {}
+    return dict(_BY_CHIP.get(mesh.devices.flat[0].device_kind, {}))
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, str]:
-    """Options that were given as `KEY=VALUE`.
+    """The options in `texts`, each `KEY=VALUE`, by name.
 
     Raises:
       MeshDSLError: one is not of that form.
@@ -47,7 +50,8 @@ def parse_options(texts: Iterable[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"\w+", key):
             raise MeshDSLError(
-                f"option `{text}`: expected KEY=VALUE, for example xla_tpu_scoped_vmem_limit_kib=32768"
+                f"option `{text}`: expected KEY=VALUE, "
+                "for example xla_tpu_scoped_vmem_limit_kib=32768"
             )
-        found[key] = _WORDS.get(value, value)
+        found[key] = _SPELLED.get(value, value)
     return found

@@ -1,7 +1,8 @@
-"""What the TPU compiler says when a program does not fit.
+"""What the TPU compiler says when a program does not fit, read off the text of its error.
 
-Where far too much is needed it gives up early and says no more than how much: "HLO temporaries" then include the arguments. Otherwise it lists the largest
-allocations, with the op that each belongs to.
+Where far too much is needed it gives up early and says no more than how much: "HLO temporaries"
+then include the arguments. Otherwise it lists the largest allocations, with the op that each
+belongs to.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ from dataclasses import dataclass
 
 from meshdsl.record.recorder import tag_in
 
-_EARLY = re.compile(
-    r"required for HLO temporaries \(([\d.]+[KMGT]?B?)\) exceeds available HBM \(([\d.]+[KMGT]?B?)\)"
-)
-_FULL = re.compile(r"Used ([\d.]+[KMGT]?B?) of ([\d.]+[KMGT]?B?) hbm")
-_ARGUMENTS = re.compile(r"^\s+arguments\s+([\d.]+[KMGT]?B?)", re.MULTILINE)
-_ENTRY = re.compile(r"^\s+\d+\. Size: ([\d.]+[KMGT]?B?)\n(.*?)\n\s+=+", re.MULTILINE | re.DOTALL)
+_SIZE = r"([\d.]+[KMGT]?B?)"
+_EARLY = re.compile(rf"required for HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)")
+_FULL = re.compile(rf"Used {_SIZE} of {_SIZE} hbm")
+_ARGUMENTS = re.compile(rf"^\s+arguments\s+{_SIZE}", re.MULTILINE)
+_ENTRY = re.compile(rf"^\s+\d+\. Size: {_SIZE}\n(.*?)\n\s+=+", re.MULTILINE | re.DOTALL)
 _FIELD = re.compile(r"^\s+(Operator|Shape|XLA label|Allocation type|Tag): (.*)$", re.MULTILINE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """One of the largest allocations.
+    """One of the largest allocations of a program that does not fit.
 
     Attributes:
       bytes: with its padding.
@@ -47,8 +47,8 @@ class OutOfMemory:
     Attributes:
       needed: bytes of HBM, arguments included.
       available: bytes of HBM that programs may use.
-      arguments: bytes of them; None where it doesn't say.
-      largest: allocations, largest first.
+      arguments: bytes of the arguments; None where the compiler doesn't say.
+      largest: the largest allocations, the largest first; empty where it doesn't say.
     """
 
     needed: int
@@ -58,31 +58,35 @@ class OutOfMemory:
 
 
 def parse_oom(message: str) -> OutOfMemory | None:
-    """The verdict in the text of a compiler's error; None for an error of another kind."""
+    """The verdict in `message`, the text of a compiler's error; None for another kind of error."""
     if early := _EARLY.search(message):
         return OutOfMemory(_bytes(early[1]), _bytes(early[2]), None, ())
     if full := _FULL.search(message):
         arguments = _ARGUMENTS.search(message)
-        largest = tuple(_allocation(size, fields) for size, fields in _ENTRY.findall(message))
         return OutOfMemory(
-            _bytes(full[1]), _bytes(full[2]), _bytes(arguments[1]) if arguments else None, largest
+            needed=_bytes(full[1]),
+            available=_bytes(full[2]),
+            arguments=_bytes(arguments[1]) if arguments else None,
+            largest=tuple(_allocation(size, text) for size, text in _ENTRY.findall(message)),
         )
     return None
 
 
 def _allocation(size: str, text: str) -> Allocation:
+    """An entry of the compiler's list: its size, and lines that begin with the name of a field."""
     fields = dict(_FIELD.findall(text))
     label = fields.get("XLA label", "").partition("(")[0].partition(" = ")[0]
     return Allocation(
-        _bytes(size),
-        fields.get("Allocation type", ""),
-        fields.get("Shape", ""),
-        tag_in(fields.get("Operator", "")) or "",
-        label,
+        bytes=_bytes(size),
+        what=fields.get("Allocation type", ""),
+        shape=fields.get("Shape", ""),
+        tag=tag_in(fields.get("Operator", "")) or "",
+        label=label,
     )
 
 
 def _bytes(text: str) -> int:
     """`376.30G`, `65.5K` or `512B`, in powers of 1024."""
-    number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)B?", text).groups()
-    return round(float(number) * _UNITS[unit])
+    number = text.removesuffix("B")
+    unit = number.lstrip("0123456789.")
+    return round(float(number.removesuffix(unit)) * _UNITS[unit])

@@ -1,11 +1,14 @@
-"""The time of one step by replaying a compiled program's schedule.
+"""The time of one step of a compiled program, by replaying the compiler's schedule.
 
-The compute stream runs the instructions in the order of the schedule (`cost.py` says how long each takes). A collective that the compiler
-left synchronous holds it for the time that its axes' links take; one with a start and a done runs on its links meanwhile, after those that were started
-before it, and the compute stream waits at the done if it isn't finished. Copies between the
+The compute stream does the actions of the program in the order of the schedule (`actions` says what
+each is and takes). A collective that the compiler left synchronous holds it for the time that its
+axes' links take. One with a start and a done runs on its links meanwhile, after those that were
+started before it, and the compute stream waits at the done if it isn't finished. Copies between the
 memories of a chip run likewise on a stream of their own, and so does what the compiler gives to
 another core. What is not understood takes no time, and is counted in `Module.unread`.
-Loops run their body twice, as what is started in one turn may still be under way in the next; all further turns take as long as the second.
+
+Loops run their body twice, as what is started in one turn may still be under way in the next; all
+further turns take as long as the second.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from meshdsl.compiled.actions import Action, Actions
 from meshdsl.compiled.hlo_text import Module
-from meshdsl.compiled.instructions import Step, Steps
 from meshdsl.estimate.explanation import Span
+from meshdsl.machine import Chip, Network
 from meshdsl.machine.streams import Streams, stream_of
 from meshdsl.record.collective import Collective, phase_in_step
 from meshdsl.record.recorder import tag_in
@@ -26,11 +30,12 @@ class Ran:
     """A collective instruction of the compiled program, all its executions in one step.
 
     Attributes:
-      collective: what it moves; where the compiler combined several, the largest of them with the bytes of all.
+      collective: what it moves; where the compiler combined several, the largest of them with the
+        bytes of all.
       parts: one for each operand, each with its own bytes.
-      asynchronous: it runs while the device computes.
+      asynchronous: whether it runs while the device computes.
       seconds: of all executions, alone on the links.
-      exposed: of them, in which the compute stream waits.
+      exposed: the part of `seconds` in which the compute stream waits for it.
       name: of the instruction.
     """
 
@@ -43,6 +48,7 @@ class Ran:
 
     @property
     def scope(self) -> str:
+        """The JAX name stack that it was traced in."""
         return self.collective.scope
 
 
@@ -57,7 +63,7 @@ class Replay:
       exposed: in which the compute stream waits for a collective.
       copies: in which it waits for copies between the memories of the chip, and for another core.
       collectives: in the order of the schedule.
-      spans: the timeline, each loop's body once.
+      spans: the timeline, with the body of each loop once.
     """
 
     step: float
@@ -69,128 +75,137 @@ class Replay:
     spans: tuple[Span, ...]
 
 
-def replay(text: str | Module, chip, network, axis_sizes: Mapping[str, int]) -> Replay:
+def replay(
+    text: str | Module, chip: Chip, network: Network, axis_sizes: Mapping[str, int]
+) -> Replay:
     """The time of one step of a compiled program.
 
     Args:
-      text: `compiled.as_text()`; as a `Module`, whose `unread` says what of it the time is without.
-      chip: what computes; see `cost.seconds`.
-      network: `network.seconds(operation, axes, bytes)` of a collective.
-      axis_sizes: the mesh, `{axis: size}`; device n of the program is the n-th of the mesh.
+      text: `compiled.as_text()`, or a `Module` of it, in which what could not be read is counted.
+      chip: what computes.
+      network: how long a collective takes: `network.seconds(operation, axes, bytes)`.
+      axis_sizes: the mesh, `{axis: size}`. Device n of the program is the n-th of the mesh.
     """
     module = text if isinstance(text, Module) else Module(text)
-    run = _Run(Steps(module, chip, network, dict(axis_sizes)))
-    run.computation(module.entry, 1, 1)
+    device = _Device(Actions(module, chip, network, dict(axis_sizes)))
+    device.execute(module.entry, 1, 1)
     communication: dict[tuple[str, ...], float] = {}
-    for ran in run.ran.values():
-        communication[ran.collective.axes] = (
-            communication.get(ran.collective.axes, 0.0) + ran.seconds
-        )
+    for ran in device.ran.values():
+        axes = ran.collective.axes
+        communication[axes] = communication.get(axes, 0.0) + ran.seconds
     return Replay(
-        step=run.streams.now,
-        compute=run.compute,
+        step=device.streams.now,
+        compute=device.computed,
         communication=communication,
-        exposed=sum(ran.exposed for ran in run.ran.values()),
-        copies=run.copies,
-        collectives=tuple(run.ran.values()),
-        spans=tuple(run.spans),
+        exposed=sum(ran.exposed for ran in device.ran.values()),
+        copies=device.copies,
+        collectives=tuple(device.ran.values()),
+        spans=tuple(device.spans),
     )
 
 
 @dataclass
-class _Run:
-    steps: Steps
+class _Device:
+    """A device that executes a program, and what is counted of it; see `Replay`.
+
+    Its methods take with an action its `weight`, how many executions it stands for, and `repeats`,
+    the number that the timeline shows for it; 0 keeps it off the timeline.
+    """
+
+    actions: Actions
     streams: Streams = field(default_factory=Streams)
     ran: dict[str, Ran] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
-    compute: float = 0.0
+    computed: float = 0.0
     copies: float = 0.0
 
-    def computation(self, name: str, weight: int, repeats: int) -> None:
-        """Run a computation once, and count what it does `weight` times. It is shown with `repeats`; 0 shows nothing."""
-        for step in self.steps.of(name):
-            getattr(self, f"_{step.what}")(step, weight, repeats)
+    def execute(self, computation: str, weight: int, repeats: int) -> None:
+        """Do the actions of a computation once, and count them `weight` times."""
+        methods = {
+            "compute": self._compute,
+            "start": self._start,
+            "sync": self._sync,
+            "done": self._done,
+            "loop": self._repeat,
+            "call": self._call,
+            "branch": self._branch,
+        }
+        for action in self.actions.of(computation):
+            methods[action.what](action, weight, repeats)
 
-    def _compute(self, step: Step, weight: int, repeats: int) -> None:
-        start, end = self.streams.compute(step.seconds)
-        self.compute += step.seconds * weight
-        self._show("compute", step, start, end, repeats)
+    def _compute(self, action: Action, weight: int, repeats: int) -> None:
+        start, end = self.streams.compute(action.seconds)
+        self.computed += action.seconds * weight
+        self._show("compute", action, start, end, repeats)
 
-    def _start(self, step: Step, weight: int, repeats: int) -> None:
-        if step.seconds:
-            self._compute(step, weight, repeats)
-        start, end = self.streams.launch(step.key, step.lanes, step.link_seconds)
-        if step.moves is not None:
-            self._count(step, weight, 0.0, asynchronous=True)
-            self._show(stream_of(step.moves), step, start, end, repeats)
+    def _start(self, action: Action, weight: int, repeats: int) -> None:
+        if action.seconds:
+            self._compute(action, weight, repeats)
+        start, end = self.streams.launch(action.key, action.lanes, action.link_seconds)
+        if action.moves is not None:
+            self._count(action, action.moves, weight, 0.0, asynchronous=True)
+            self._show(stream_of(action.moves), action, start, end, repeats)
 
-    def _sync(self, step: Step, weight: int, repeats: int) -> None:
-        start, end = self.streams.hold(step.lanes, step.link_seconds)
-        self._count(step, weight, step.link_seconds, asynchronous=False)
-        self._show(stream_of(step.moves), step, start, end, repeats)
-        if step.seconds:
-            self._compute(step, weight, repeats)
+    def _sync(self, action: Action, weight: int, repeats: int) -> None:
+        assert action.moves is not None  # a copy is always asynchronous
+        start, end = self.streams.communicate(action.lanes, action.link_seconds)
+        self._count(action, action.moves, weight, action.link_seconds, asynchronous=False)
+        self._show(stream_of(action.moves), action, start, end, repeats)
+        if action.seconds:
+            self._compute(action, weight, repeats)
 
-    def _done(self, step: Step, weight: int, repeats: int) -> None:
-        waited = self.streams.wait(self.streams.events.get(step.key, 0.0))
-        if step.key in self.ran:
-            ran = self.ran[step.key]
-            self.ran[step.key] = replace(ran, exposed=ran.exposed + waited * weight)
+    def _done(self, action: Action, weight: int, repeats: int) -> None:
+        waited = self.streams.wait(self.streams.events.get(action.key, 0.0))
+        if action.key in self.ran:
+            ran = self.ran[action.key]
+            self.ran[action.key] = replace(ran, exposed=ran.exposed + waited * weight)
         else:
             self.copies += waited * weight
-        if step.seconds:
-            self._compute(step, weight, repeats)
+        if action.seconds:
+            self._compute(action, weight, repeats)
 
-    def _loop(self, step: Step, weight: int, repeats: int) -> None:
+    def _repeat(self, action: Action, weight: int, repeats: int) -> None:
         begin = self.streams.now
-        (body,) = step.bodies
-        if step.turns:
-            self.computation(body, weight, repeats * step.turns)
-        if step.turns > 1:
+        (body,) = action.bodies
+        if action.turns:
+            self.execute(body, weight, repeats * action.turns)
+        if action.turns > 1:
             second = self.streams.now
-            self.computation(body, weight * (step.turns - 1), 0)
-            self.streams.skip((step.turns - 2) * (self.streams.now - second))
-        self._show("loops", step, begin, self.streams.now, repeats)
+            self.execute(body, weight * (action.turns - 1), 0)
+            self.streams.skip((action.turns - 2) * (self.streams.now - second))
+        self._show("loops", action, begin, self.streams.now, repeats)
 
-    def _call(self, step: Step, weight: int, repeats: int) -> None:
-        for body in step.bodies:
-            self.computation(body, weight, repeats)
+    def _call(self, action: Action, weight: int, repeats: int) -> None:
+        for body in action.bodies:
+            self.execute(body, weight, repeats)
 
-    def _branch(self, step: Step, weight: int, repeats: int) -> None:
-        """One branch runs: it is the longest that is waited for."""
+    def _branch(self, action: Action, weight: int, repeats: int) -> None:
+        """Execute the longest branch: other devices wait for one that takes it."""
 
-        def alone(body: str) -> float:
-            run = _Run(self.steps)
-            run.computation(body, 1, 0)
-            return run.streams.now
+        def seconds(body: str) -> float:
+            alone = _Device(self.actions)
+            alone.execute(body, 1, 0)
+            return alone.streams.now
 
-        self.computation(max(step.bodies, key=alone), weight, repeats)
+        self.execute(max(action.bodies, key=seconds), weight, repeats)
 
-    def _count(self, step: Step, weight: int, exposed: float, *, asynchronous: bool) -> None:
-        before = self.ran.get(step.key)
-        count, seconds, waited = (
-            (before.collective.count, before.seconds, before.exposed) if before else (0, 0.0, 0.0)
+    def _count(
+        self, action: Action, moves: Collective, weight: int, exposed: float, *, asynchronous: bool
+    ) -> None:
+        """Count `weight` more executions of a collective, each `exposed` for so many seconds."""
+        before = self.ran.get(action.key)
+        count = (before.collective.count if before else 0) + weight
+        self.ran[action.key] = Ran(
+            collective=replace(moves, count=count),
+            parts=tuple(replace(part, count=count) for part in action.parts),
+            asynchronous=asynchronous,
+            seconds=(before.seconds if before else 0.0) + action.link_seconds * weight,
+            exposed=(before.exposed if before else 0.0) + exposed * weight,
+            name=action.name,
         )
-        moves, *parts = (replace(one, count=count + weight) for one in (step.moves, *step.parts))
-        self.ran[step.key] = Ran(
-            moves,
-            tuple(parts),
-            asynchronous,
-            seconds + step.link_seconds * weight,
-            waited + exposed * weight,
-            step.name,
-        )
 
-    def _show(self, stream: str, step: Step, start: float, end: float, repeats: int) -> None:
+    def _show(self, stream: str, action: Action, start: float, end: float, repeats: int) -> None:
+        """Put the action on the timeline, unless it takes no time or is one of further turns."""
         if repeats and end > start:
-            self.spans.append(
-                Span(
-                    stream,
-                    step.name,
-                    start,
-                    end,
-                    phase_in_step(step.scope),
-                    tag_in(step.scope) or "",
-                    repeats,
-                )
-            )
+            phase, tag = phase_in_step(action.scope), tag_in(action.scope) or ""
+            self.spans.append(Span(stream, action.name, start, end, phase, tag, repeats))

@@ -1,4 +1,7 @@
-"""What the compiler made of a step, as plain data: what `meshdsl compile` prints, and what a saved page and `compare` show of it."""
+"""What the compiler made of a step, as plain data.
+
+`compile` makes it; `meshdsl compile` prints it, and a saved page and `meshdsl compare` show of it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from meshdsl.compiled.match import Absent, Compiled
-from meshdsl.compiled.unread import Kind, unread_words
+from meshdsl.compiled.match import AbsentCollective, CompiledCollective
+from meshdsl.compiled.unread import UnreadKind, unread_sentence
 from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView, TimeView
 from meshdsl.figures import byte_words
 
@@ -17,8 +20,10 @@ class ChipMemory:
     """Memory of one device in bytes, as the compiler counts it.
 
     Attributes:
-      arguments, outputs, temporaries, code: each on its own; `aliased` of the outputs take the memory of arguments. None where it says nothing.
-      needed: all of them together; of a program that does not fit, what the compiler says that it would need.
+      needed: all of the following together; of a program that does not fit, what the compiler says
+        that it would need.
+      arguments, outputs, temporaries, code: each on its own; None where the compiler says nothing.
+      aliased: the part of the outputs that takes the memory of arguments.
       peak: the most that lives at once.
       capacity: what programs may use; None for virtual devices.
       largest: the largest arrays at that moment, arguments aside.
@@ -40,13 +45,17 @@ class CompiledReport:
     """One step of a program, compiled for a machine. Everything is of one device and one step.
 
     Attributes:
-      fits: None where the memory of the machine is not known.
-      verdict: in words.
-      collectives: of the compiled program, surprises first; absent: those that were recorded and are not in it.
+      title, layout: of what was compiled, in words.
+      axes: the mesh, `{axis: size}`.
+      fits: whether it fits; None where the memory of the machine is not known.
+      verdict: that in words.
       options: of the compiler, those that differ from its own defaults.
-      given: those of them that the user gave.
-      time: the replayed schedule; None for a machine without figures, and for a program that does not fit.
+      given: the names of those that the user gave.
       tokens: of one step, on all devices.
+      collectives: of the compiled program, surprises first.
+      absent: the collectives that were recorded and are not in it.
+      time: the replayed schedule; None for a machine without figures, and for a program that does
+        not fit.
       remedies: what to split where it does not fit.
       unread: what of the compiler's text is not understood, by kind. What is said of time,
         collectives and arrays is without it.
@@ -63,15 +72,16 @@ class CompiledReport:
     given: tuple[str, ...]
     compile_seconds: float
     tokens: int
-    collectives: tuple[Compiled, ...] = ()
-    absent: tuple[Absent, ...] = ()
+    collectives: tuple[CompiledCollective, ...] = ()
+    absent: tuple[AbsentCollective, ...] = ()
     time: TimeView | None = None
     remedies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    unread: tuple[Kind, ...] = ()
+    unread: tuple[UnreadKind, ...] = ()
 
     @property
-    def surprises(self) -> tuple[Compiled, ...]:
+    def surprises(self) -> tuple[CompiledCollective, ...]:
+        """The collectives that no record explains."""
         return tuple(row for row in self.collectives if row.surprise)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,14 +98,16 @@ class CompiledReport:
         return asdict(self) | shares | {"surprises": [asdict(row) for row in self.surprises]}
 
     def explained(self, explanation: Explanation) -> Explanation:
-        """`explanation`, which was made from the same program, with the compiler's memory and time in place of the estimates.
+        """`explanation` with the compiler's memory and time in place of the estimates.
 
-        What was called a surprise stands in its notes, so the page shows it, and so does what
-        could not be read.
+        Surprises stand in its notes, so the page shows them, and so does what could not be read.
+
+        Args:
+          explanation: of the same program.
         """
-        memory = measured(explanation.memory, self.memory)
-        unread = [words] if (words := unread_words(self.unread)) else []
-        found = (*unread, *map(surprise_words, self.surprises), *self.notes)
+        memory = with_compiled_memory(explanation.memory, self.memory)
+        unread = [sentence] if (sentence := unread_sentence(self.unread)) else []
+        found = (*unread, *map(_surprise_line, self.surprises), *self.notes)
         notes = (f"compiled for {self.target}: {self.verdict}", *found, *explanation.notes)
         return replace(
             explanation,
@@ -107,8 +119,8 @@ class CompiledReport:
         )
 
 
-def measured(estimate: MemoryView, memory: ChipMemory) -> MemoryView:
-    """`estimate` with what the compiler counted in its place."""
+def with_compiled_memory(estimate: MemoryView, memory: ChipMemory) -> MemoryView:
+    """`estimate` with what the compiler counted in place of its figures."""
     return replace(
         estimate,
         arguments=estimate.arguments if memory.arguments is None else memory.arguments,
@@ -118,7 +130,8 @@ def measured(estimate: MemoryView, memory: ChipMemory) -> MemoryView:
     )
 
 
-def surprise_words(row: Compiled) -> str:
+def _surprise_line(row: CompiledCollective) -> str:
     """A collective that no record explains, in one line."""
     about = f"near {row.op} ({row.source})" if row.op else "of no recorded op"
-    return f"surprise: {row.count:,} x {row.operation}({', '.join(row.axes)}) of {byte_words(row.bytes)} in {row.dtype}, {row.phase}, {about}"
+    what = f"{row.count:,} x {row.operation}({', '.join(row.axes)})"
+    return f"surprise: {what} of {byte_words(row.bytes)} in {row.dtype}, {row.phase}, {about}"

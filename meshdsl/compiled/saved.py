@@ -1,8 +1,10 @@
 """A compiled step as a file, so that a run need not compile what was compiled before.
 
-The file begins with a line of JSON that says what the executable is of and for. Everything in it is compared with the run that wants to load it,
-and the checksum with the rest of the file, before that rest is unpickled: an executable that doesn't belong to the run would compute something
-else, or nothing. Unpickling can run any code, so load only files from those whom you would let run code.
+The file begins with a line of JSON that says what the executable was compiled from and for.
+Everything in it is compared with the run that wants to load it, and the checksum with the rest of
+the file, before that rest is unpickled: an executable that doesn't belong to the run would compute
+something else, or nothing. Unpickling can run any code, so load only files from those whom you
+would let run code.
 """
 
 from __future__ import annotations
@@ -17,23 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 from jax.experimental import serialize_executable
 
 from meshdsl.errors import MeshDSLError
 
 _FORMAT = "meshdsl executable 1"
-_LONGEST = 1 << 20  # bytes of a header
+_LONGEST = 1 << 20  # bytes of the first line
 
 
 @dataclass(frozen=True)
-class Made:
-    """What an executable is of and for.
+class Provenance:
+    """What an executable was compiled from and for.
 
     Attributes:
-      devices: how many, and `kind` of what kind (`TPU v5`); host: of CPU executables, which belong to one kind of processor.
+      jax, jaxlib: their versions.
+      kind: of the devices, such as `TPU v5`.
+      host: the kind of processor that a CPU executable belongs to; empty for other devices.
+      devices: how many.
       mesh: `{axis: size}`.
-      settings: everything that the program was made from: settings of the model and the optimizer, rules of the layout.
+      settings: everything that the program was made from: settings of the model and the optimizer,
+        rules of the layout.
       options: of the compiler.
     """
 
@@ -49,11 +55,12 @@ class Made:
     @classmethod
     def of(
         cls, mesh: jax.sharding.Mesh, settings: Mapping[str, str], options: Mapping[str, str]
-    ) -> Made:
+    ) -> Provenance:
+        """That of a program compiled here for `mesh`; `settings` and `options` as in the class."""
         device = mesh.devices.flat[0]
         return cls(
             jax=jax.__version__,
-            jaxlib=jaxlib.__version__,
+            jaxlib=jaxlib.version.__version__,
             kind=device.device_kind,
             host=platform.machine() if device.platform == "cpu" else "",
             devices=mesh.size,
@@ -63,11 +70,12 @@ class Made:
         )
 
 
-def save(path: Path, executable: Any, lowered: Any, made: Made) -> int:
-    """Writes the executable that `lowered.compile()` gave; returns the bytes of the file.
+def save(path: Path, executable: Any, lowered: Any, provenance: Provenance) -> int:
+    """Write the executable that `lowered.compile()` gave; returns the bytes of the file.
 
     Raises:
-      MeshDSLError: the file cannot be written, or the compiler of this target gives nothing that can be saved.
+      MeshDSLError: the file cannot be written, or the compiler of this target gives nothing that
+        can be saved.
     """
     try:
         content, _, _ = serialize_executable.serialize(executable)
@@ -77,7 +85,7 @@ def save(path: Path, executable: Any, lowered: Any, made: Made) -> int:
         ) from None
     header = {
         "format": _FORMAT,
-        **asdict(made),
+        **asdict(provenance),
         "program": _program(lowered),
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -92,25 +100,30 @@ def save(path: Path, executable: Any, lowered: Any, made: Made) -> int:
     return len(line) + len(content)
 
 
-def load(path: Path, made: Made, lower: Callable[[], Any], mesh: jax.sharding.Mesh) -> Any:
+def load(path: Path, wanted: Provenance, lower: Callable[[], Any], mesh: jax.sharding.Mesh) -> Any:
     """The executable in a file that `save` wrote, ready to be called.
 
     Args:
-      made: what the run wants: everything in the file has to be equal to it, but for `options`, which are the file's own.
-      lower: gives the run's own step as it would be compiled: it has to be the same program, and what goes in and comes out is read off it.
+      wanted: what the run would compile. Everything in the file has to be equal to it, but for
+        `options`, which are the file's own.
+      lower: gives the run's own step, lowered: it has to be the same program, and the structure of
+        its arguments and results is taken from it.
+      mesh: the devices to run on.
 
     Raises:
       MeshDSLError: the file is missing, damaged, or of something else.
     """
     header, content = _read(path)
-    _compare(path, header, made)
+    _check(path, header, wanted)
     if len(content) != header["bytes"]:
         raise MeshDSLError(
-            f"executable {path}: is cut off: it holds {len(content):,} of {header['bytes']:,} bytes; compile it again"
+            f"executable {path}: is cut off: it holds {len(content):,} of "
+            f"{header['bytes']:,} bytes; compile it again"
         )
     if hashlib.sha256(content).hexdigest() != header["sha256"]:
         raise MeshDSLError(
-            f"executable {path}: is damaged: its checksum is not that of its content; compile it again"
+            f"executable {path}: is damaged: its checksum is not that of its content; "
+            "compile it again"
         )
     lowered = lower()
     if header["program"] != _program(lowered):
@@ -134,6 +147,11 @@ def _program(lowered: Any) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The first line of the file, and the bytes of the rest.
+
+    Raises:
+      MeshDSLError: the file cannot be read, or its first line is none that `save` wrote.
+    """
     try:
         with path.open("rb") as file:
             line, content = file.readline(_LONGEST), file.read()
@@ -146,7 +164,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     if (
         not isinstance(header, dict)
         or header.get("format") != _FORMAT
-        or not {*Made.__dataclass_fields__, "program", "bytes", "sha256"} <= header.keys()
+        or not {*Provenance.__dataclass_fields__, "program", "bytes", "sha256"} <= header.keys()
     ):
         raise MeshDSLError(
             f"executable {path}: is no file that `meshdsl compile --save` of this version wrote"
@@ -154,32 +172,38 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     return header, content
 
 
-def _compare(path: Path, header: Mapping[str, Any], made: Made) -> None:
-    """Refuses a file that was made for something else: the first difference, in the order in which a user can do something about it."""
-    wanted = asdict(made)
-    for key, say in _SAY.items():
-        if header[key] != wanted[key]:
-            raise MeshDSLError(f"executable {path}: {say(header, wanted)}")
+def _check(path: Path, header: Mapping[str, Any], wanted: Provenance) -> None:
+    """Refuse a file that was made for something else, by the first difference that matters.
+
+    Raises:
+      MeshDSLError: the header differs from `wanted`, in one of `_DIFFERENCES`.
+    """
+    here = asdict(wanted)
+    for key, difference in _DIFFERENCES.items():
+        if header[key] != here[key]:
+            raise MeshDSLError(f"executable {path}: {difference(header, here)}")
 
 
 def _versions(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    return f"was compiled with jax {there['jax']} and jaxlib {there['jaxlib']}, and this is jax {here['jax']} and jaxlib {here['jaxlib']}; compile it again"
+    return (
+        f"was compiled with jax {there['jax']} and jaxlib {there['jaxlib']}, "
+        f"and this is jax {here['jax']} and jaxlib {here['jaxlib']}; compile it again"
+    )
 
 
 def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return f"is for {_machine(there)}, and this run has {_machine(here)}"
 
 
-def _machine(made: Mapping[str, Any]) -> str:
-    return f"{made['devices']} {made['kind']} device{'s' * (made['devices'] != 1)}" + (
-        f" of {made['host']}" if made["host"] else ""
-    )
+def _machine(one: Mapping[str, Any]) -> str:
+    host = f" of {one['host']}" if one["host"] else ""
+    return f"{one['devices']} {one['kind']} device{'s' * (one['devices'] != 1)}{host}"
 
 
 def _meshes(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     words = [
-        " ".join(f"{axis}={size}" for axis, size in made["mesh"].items()) or "without axes"
-        for made in (there, here)
+        " ".join(f"{axis}={size}" for axis, size in one["mesh"].items()) or "without axes"
+        for one in (there, here)
     ]
     return f"is for the mesh {words[0]}, and this run has {words[1]}"
 
@@ -192,7 +216,8 @@ def _settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return f"was compiled with {found}, and this run has {wanted}"
 
 
-_SAY = {
+# What may differ, in the order in which a user can do something about it, and how each is told.
+_DIFFERENCES = {
     "jax": _versions,
     "jaxlib": _versions,
     "kind": _machines,

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 # What reading raises where a text is not in the form that is expected: a name that nothing has, a
 # number that is none, a part of a pattern that was not found. Sizes may be beyond all bounds.
 STRANGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
-_LONGEST = 160
+_LONGEST = 160  # characters of an example
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Instructions that are not understood.
+class UnreadKind:
+    """Instructions of one kind that are not understood.
 
     Attributes:
       kind: their opcode, such as `copy-start`; of what is no instruction, a word for it.
@@ -37,22 +37,22 @@ class Unread:
         self._found: dict[str, tuple[str, str]] = {}
 
     def add(self, kind: str, text: str, key: str) -> None:
-        """Count `text` as one of `kind`; `key` tells it from all others."""
+        """Count `text` as one of `kind`; the same `key` is counted once only."""
         example = " ".join(text.split())
         shown = example if len(example) <= _LONGEST else example[:_LONGEST] + "..."
         self._found.setdefault(key, (kind, shown))
 
-    def kinds(self) -> tuple[Kind, ...]:
-        """By kind, the most frequent first."""
+    def kinds(self) -> tuple[UnreadKind, ...]:
+        """The kinds that were met, the most frequent first."""
         examples: dict[str, list[str]] = {}
         for kind, example in self._found.values():
             examples.setdefault(kind, []).append(example)
-        found = (Kind(kind, len(texts), texts[0]) for kind, texts in examples.items())
+        found = (UnreadKind(kind, len(texts), texts[0]) for kind, texts in examples.items())
         return tuple(sorted(found, key=lambda one: -one.count))
 
 
-def unread_words(kinds: tuple[Kind, ...]) -> str:
-    """All of them in one line; empty where everything is understood."""
+def unread_sentence(kinds: tuple[UnreadKind, ...]) -> str:
+    """All of them in one sentence; empty where everything is understood."""
     if not kinds:
         return ""
     total = sum(one.count for one in kinds)

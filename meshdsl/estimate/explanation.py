@@ -1,7 +1,8 @@
-"""The answer of `explain`: plain data, which the terminal, the page, JSON and the comparison of layouts all show.
+"""The answer of `explain` as plain data: the text, the page, JSON and `compare` all show it.
 
-Everything is per device and for one call of the program (one step of training), unless it says otherwise. Times are seconds,
-sizes are bytes. What needs a target (times, the capacity of memory) is None without one.
+Everything is for one device and one call of the program (one step of training), unless it says
+otherwise. Times are in seconds, sizes in bytes. What needs a target (times, the capacity of memory)
+is None without one.
 """
 
 from __future__ import annotations
@@ -12,25 +13,33 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshdsl.dims import Dims
-from meshdsl.tensor import notation
 
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
 
 
 @dataclass(frozen=True)
 class DimView:
-    """A dim of a loop nest or of a tensor: its whole size, the part that one device holds, and the axes that split it."""
+    """A dim of a loop nest or of a tensor, and how it is split; as text `batch_data`.
+
+    Attributes:
+      size: of the whole dim.
+      local: size of the part that one device has.
+      axes: that split it.
+    """
 
     name: str
     size: int
     local: int
     axes: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return "_".join((self.name, *self.axes))
+
 
 def dim_views(
     dims: Dims, axes: Sequence[tuple[str, ...]], sizes: Mapping[str, int]
 ) -> tuple[DimView, ...]:
-    """`dims` with the axes that split each; the part of a dim that does not divide counts its padding."""
+    """`dims`, each split over its `axes` of the mesh `sizes`; parts include the padding."""
     return tuple(
         DimView(d.name, d.size, -(-d.size // math.prod(sizes[a] for a in split)), tuple(split))
         for d, split in zip(dims, axes, strict=True)
@@ -43,8 +52,11 @@ class MoveView:
 
     Attributes:
       operation: `all_gather`, `psum_scatter`, `psum`, `all_to_all`, `ppermute`, `pmax`, `pmin`.
-      count: how often one step runs it, loops multiplied in.
+      axes: the mesh axes that it goes over.
+      phase: one of `PHASES`.
+      count: how often it runs in one step, in loops too.
       bytes: of one execution: the larger of its operand and its result.
+      dtype: NumPy's name.
       why: the rule that caused it.
       seconds: of one execution, alone on its links.
     """
@@ -65,15 +77,19 @@ class OpView:
 
     Attributes:
       tag: its name in JAX's name stacks and in compiled programs.
-      dims: its loop nest.
-      count: how often one step runs it forward; loops: the loops around it, outermost first, `(("layers", 32),)`.
-      source: `attention.py:53 linear.py:30`, the lines of the user's model, the innermost last.
-      flops: of all executions in each phase where it has any.
-      seconds: of all executions in each phase, computing alone; a kernel that several ops share counts for one of them. Empty without a target.
+      name: such as `einsum`.
+      dims: of its loop nest.
+      count: how often one step runs it forward.
+      loops: the loops around it with their lengths, the outermost first: `(("layers", 32),)`.
+      source: the lines of the user's model, the innermost last: `attention.py:53 linear.py:30`.
+      flops: of all executions, for each phase that has any.
       moves: its collectives.
-      waste: the work on padding, as a fraction of that on elements.
-      idle: axes larger than 1 that its loop nest leaves unused: every device along them does the same work.
-      advice: a rule that would use an idle axis, such as `length -> model`; empty where there is none.
+      idle: axes larger than 1 that its loop nest leaves unused: all devices along them do the same
+        work.
+      advice: a rule that would use an idle axis, such as `length -> model`; empty if there is none.
+      waste: the work on padding, as a fraction of the work on elements.
+      seconds: of all executions in each phase, without collectives. A kernel that several ops share
+        counts for one of them. Empty without a target.
     """
 
     tag: str
@@ -91,8 +107,8 @@ class OpView:
 
     @property
     def notation(self) -> str:
-        """`einsum[batch_data, length, d_ff_model]`."""
-        return self.name + notation(self.dims, [d.axes for d in self.dims])
+        """The op with its split loop nest: `einsum[batch_data, length, d_ff_model]`."""
+        return f"{self.name}[{', '.join(map(str, self.dims))}]"
 
 
 @dataclass(frozen=True)
@@ -102,9 +118,11 @@ class TensorView:
     Attributes:
       name: a path such as `blocks.layer.mlp.up.weight`, or the op that makes it.
       kind: `parameter`, `gradient`, `optimizer`, `batch`, `other` (at rest), or `activation`.
-      dims: empty where its dims are not known.
+      dims: empty if they are not known.
+      shape: on one device.
+      dtype: NumPy's name.
       bytes: on one device.
-      source: the line that makes it; empty for what is at rest.
+      source: the lines that make it; empty for what is at rest.
     """
 
     name: str
@@ -117,22 +135,22 @@ class TensorView:
 
     @property
     def notation(self) -> str:
-        return (
-            self.name + notation(self.dims, [d.axes for d in self.dims]) if self.dims else self.name
-        )
+        """The name with the split dims: `table[vocab_model, d_model]`."""
+        return f"{self.name}[{', '.join(map(str, self.dims))}]" if self.dims else self.name
 
 
 @dataclass(frozen=True)
 class MemoryView:
-    """Memory of one device.
+    """The memory of one device.
 
     Attributes:
-      at_rest: arguments of the step (parameters, optimizer state, batch) and the gradients, each array by name.
+      at_rest: the arguments of the step (parameters, optimizer state, batch) and the gradients.
       arguments: bytes of the arguments, as the compiler counts them (`argument_size_in_bytes`).
-      peak: the most that lives at once, as the compiler counts it (`peak_memory_in_bytes`); an estimate.
-      largest: the largest arrays that live at that moment, largest first.
-      at_peak: the source line or phase in which it is reached.
-      capacity: of the chip.
+      peak: the most bytes that live at once, an estimate of what the compiler counts
+        (`peak_memory_in_bytes`).
+      largest: the largest arrays that live at the peak, the largest first.
+      at_peak: the phase and the op in which the peak is reached.
+      capacity: bytes of the chip's memory.
     """
 
     at_rest: tuple[TensorView, ...]
@@ -144,9 +162,11 @@ class MemoryView:
 
     @property
     def fits(self) -> bool | None:
+        """Whether the peak fits; None if the capacity is not known."""
         return None if self.capacity is None else self.peak <= self.capacity
 
     def total(self, kind: str) -> int:
+        """Bytes of all arrays of a kind at rest, `parameter` say."""
         return sum(t.bytes for t in self.at_rest if t.kind == kind)
 
 
@@ -155,10 +175,12 @@ class AxisView:
     """A mesh axis, and how it lies on the machine.
 
     Attributes:
-      count, bytes: of all collectives over this axis alone or with others, in one step.
-      lies: in words, `ring of 16 on 2 links of torus dim x, 180 GB/s`; empty without a target.
+      count: how many collectives go over this axis, alone or with others, in one step.
+      bytes: of these collectives.
+      lies: in words, `ring of 16 along x of the torus, 2 links, 180 GB/s both ways`; empty without
+        a target.
       seconds: of these collectives, alone on their links.
-      idle: no op uses it.
+      idle: whether no op uses it.
     """
 
     name: str
@@ -172,8 +194,16 @@ class AxisView:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that runs from `start` to `end` (seconds from the start of the step) on a stream: `compute`, or the name of the axes of a
-    collective, `model` or `data, model`. `repeats` is how often: the span of a loop's body shows its first turn, and the loop is a span on the stream `loops`.
+    """A bar in the timeline of a step.
+
+    Attributes:
+      stream: `compute`, `loops` for a whole loop, or the axes of a collective: `data, model`.
+      name: of the primitive or instruction.
+      start: seconds from the start of the step.
+      end: seconds from the start of the step.
+      phase: one of `PHASES`.
+      tag: of the op; empty if it belongs to none.
+      repeats: how often it runs. What stands in a loop is shown for the first turn alone.
     """
 
     stream: str
@@ -190,11 +220,16 @@ class TimeView:
     """An estimate of the time of one step.
 
     Attributes:
-      compute: of the compute stream alone. communication: of all collectives one after the other.
-      step: with collectives overlapping what does not need them; serial: without any overlap.
-      exposed: the part of `step` in which compute waits for a collective.
-      model_flops: FLOPs of the model in one step on one device by the 6 N D convention, causal attention counted half; in full.
-      spans: the timeline of the overlapped step; each loop's body once.
+      compute: seconds that the device computes.
+      communication: seconds of all collectives, one after the other.
+      step: seconds of the step; collectives overlap with what does not need them.
+      serial: seconds of the step without any overlap.
+      exposed: the part of `step` in which the device waits for a collective.
+      model_flops: FLOPs of the model in one step on one device, by the 6 N D convention; causal
+        attention counts half.
+      model_flops_full: the same with attention in full.
+      peak_flops: FLOP/s of one device.
+      spans: the timeline of the step.
     """
 
     compute: float
@@ -214,24 +249,33 @@ class TimeView:
 
     @property
     def mfu_full(self) -> float:
+        """Model FLOPs utilisation, causal attention counted in full."""
         return self._share(self.model_flops_full / self.peak_flops)
 
     @property
     def exposed_share(self) -> float:
-        """The share of the step in which compute waits for a collective."""
+        """The share of the step in which the device waits for a collective."""
         return self._share(self.exposed)
 
     def _share(self, seconds: float) -> float:
-        return seconds / self.step if self.step else 0.0  # a program may do nothing
+        return seconds / self.step if self.step else 0.0  # a program may do nothing at all
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """See the module.
+    """What one call of a program does on one device.
 
     Attributes:
+      title: what was explained.
+      layout: its name.
+      target: its name; empty without one.
+      axes: of the mesh.
+      ops: in program order.
+      memory: of one device.
+      time: of one call; None without a target that has figures.
+      tokens: of one call, on all devices.
       notes: what the layout says and the program has no use for.
-      remedies: what to split where it does not fit.
+      remedies: what to split if it does not fit.
     """
 
     title: str
@@ -247,17 +291,21 @@ class Explanation:
 
     @property
     def devices(self) -> int:
+        """The number of devices of the mesh."""
         return math.prod(axis.size for axis in self.axes)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices together; 0 without a target."""
+        """The rate of all devices together; 0 without a target."""
         return self.tokens / self.time.step if self.time and self.time.step else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as dicts, lists, strings and numbers, and what follows from it: what `--json` prints."""
+        """Everything as dicts, lists, strings and numbers, with derived figures.
+
+        It is what `--json` prints.
+        """
         kinds = dict.fromkeys(t.kind for t in self.memory.at_rest)
-        follows = {
+        derived = {
             "fits": self.memory.fits,
             "devices": self.devices,
             "bytes_at_rest": {kind: self.memory.total(kind) for kind in kinds},
@@ -268,5 +316,5 @@ class Explanation:
                 "mfu_full": self.time.mfu_full,
                 "exposed_share": self.time.exposed_share,
             }
-            follows |= shares | {"tokens_per_second": self.tokens_per_second}
-        return asdict(self) | follows
+            derived |= shares | {"tokens_per_second": self.tokens_per_second}
+        return asdict(self) | derived

@@ -1,15 +1,16 @@
 """A program as one device runs it: kernels that read and write buffers, in program order.
 
-A kernel is what a compiler launches as one: a product with the element-wise code around it, a chain of element-wise code,
-a collective, a loop. A buffer is an array that stands in memory between two kernels; what a kernel computes and uses on
-the spot has none. `fuse.build` makes this from a jaxpr; times and memory are estimated on it.
+A kernel is what a compiler launches as one: a product with the element-wise code around it, a chain
+of element-wise code, a collective, a loop. A buffer is an array that stands in memory between two
+kernels; what a kernel computes and uses on the spot has none. `fusion.kernel_graph` makes the graph
+of a program's kernels from its jaxpr, and `time` and `memory` are estimated on it.
 
-Sizes are of one device; shapes are local.
+Sizes and shapes are those of one device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from meshdsl.record.collective import Collective, phase_in_step
@@ -22,9 +23,10 @@ class Buffer:
     Attributes:
       bytes: without the padding to tiles that a chip adds.
       name: of an argument, its path (`params.embedding.table`); empty for what the program makes.
-      scope: the name stack of the equation that made it; `record.tag_in(scope)` leads to the op.
-      within: the larger buffer that this one is a slice of, one turn of a loop's stacked input or output. It takes no memory of its own.
-      host: it stands in the memory of the host, and takes none of the device's.
+      scope: the name stack of the equation that makes it; `tag_in(scope)` leads to the op.
+      within: the larger buffer that this one is a slice of, and whose memory it therefore shares:
+        the stack that a loop reads or writes one slice of in each turn.
+      host: whether it stands in the memory of the host, and takes none of the device's.
     """
 
     shape: tuple[int, ...]
@@ -41,9 +43,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Dot:
-    """One matrix product (or a convolution as one): `batch` products of m x k by k x n.
+    """A matrix product, or a convolution as one: `batch` products of m x k by k x n.
 
-    `flops` counts a multiplication and an addition for each term, and for a convolution only terms that do not meet padding: what XLA counts.
+    `flops` counts a multiplication and an addition for each term, as XLA does. Of a convolution it
+    counts only the terms that do not meet padding.
     """
 
     batch: int
@@ -56,17 +59,21 @@ class Dot:
 
 @dataclass(eq=False)
 class Kernel:
-    """Something that is launched as one.
+    """What a compiler launches as one.
 
     Attributes:
-      primitive: of that equation: `dot_general`, `all_gather`, `scan`, or that of the first result of element-wise code.
-      scope: the name stack of the equation that begins it, ending in the primitive for a collective (as `Collective.scope` does).
-      reads, writes: buffers, each once.
+      primitive: of the equation that begins it: `dot_general`, `all_gather`, `scan`, `add`.
+      scope: the name stack of the equation that begins it; for a collective the primitive is its
+        last name (as in `Collective.scope`).
+      reads: the buffers that it reads, each once.
+      writes: the buffers that it writes, each once.
       dots: its products.
       other_flops: element-wise operations and additions of reductions, one for each element.
       traffic: bytes that it moves from and to memory.
-      collective: what it communicates, `count` with the loops around it; None for a kernel that computes.
-      steps: pairs of an operand and a result that are gone over in step, so that the result may take the operand's memory.
+      collective: what it communicates, with a `count` that takes in the loops around it; None for a
+        kernel that computes.
+      in_place: pairs of an operand and a result that may take the operand's memory, because both
+        are gone over element by element in the same order.
       loop: of a loop, its body.
       branches: of a `cond`, the kernels of each branch.
     """
@@ -79,29 +86,30 @@ class Kernel:
     other_flops: int = 0
     traffic: int = 0
     collective: Collective | None = None
-    steps: list[tuple[Buffer, Buffer]] = field(default_factory=list)
+    in_place: list[tuple[Buffer, Buffer]] = field(default_factory=list)
     loop: Loop | None = None
     branches: tuple[tuple[Kernel, ...], ...] = ()
 
     @property
     def flops(self) -> int:
-        """Of its products, of one execution; a loop's are in its body."""
+        """The FLOPs of its products in one execution; those of a loop are in its body."""
         return sum(dot.flops for dot in self.dots)
 
     @property
     def phase(self) -> str:
-        """`forward`, `recompute`, `backward` as `Collective.phase`; `optimizer` for what stands outside of the lowered function."""
+        """`forward`, `recompute`, `backward` or `optimizer`, see `phase_in_step`."""
         return phase_in_step(self.scope)
 
 
 @dataclass(eq=False)
 class Loop:
-    """The body of a loop, run `length` times.
+    """The body of a loop that runs it `length` times.
 
     Attributes:
       kernels: of one turn, in program order.
-      carries: pairs of buffers, at the start of a turn and at its end. The buffer at the start of the first turn is read by
-        the loop's kernel and that at the end of the last is written by it.
+      carries: pairs of buffers: what is carried, at the start of a turn and at its end. The loop's
+        kernel reads the buffer at the start of the first turn, and writes that at the end of the
+        last.
     """
 
     length: int
@@ -114,7 +122,9 @@ class Graph:
     """A whole program.
 
     Attributes:
-      arguments, results: buffers, in the program's order; a result may be an argument.
+      kernels: in program order.
+      arguments: buffers, in the order of the program's arguments.
+      results: buffers, in the order of the program's results; an argument may be among them.
       donated: for each argument, whether its memory is used for results.
       aliases: {position of a result: position of the donated argument whose memory it takes}.
       axis_sizes: the mesh.
@@ -130,11 +140,11 @@ class Graph:
     flops: dict[tuple[str | None, str], int] = field(default_factory=dict)
 
     def walk(self) -> Iterator[tuple[Kernel, int]]:
-        """Every kernel with how often it runs, bodies and all branches included, in program order."""
+        """Every kernel, in bodies and branches too, with how often it runs; in program order."""
         yield from _walk(self.kernels, 1)
 
 
-def _walk(kernels, times: int) -> Iterator[tuple[Kernel, int]]:
+def _walk(kernels: Iterable[Kernel], times: int) -> Iterator[tuple[Kernel, int]]:
     for kernel in kernels:
         yield kernel, times
         if kernel.loop is not None:

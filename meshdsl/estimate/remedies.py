@@ -1,4 +1,4 @@
-"""What to split when a program does not fit: which rule, over which axis, and how much it would save."""
+"""What to split when a program does not fit: which rules, and how much memory they would save."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from meshdsl.estimate.explanation import MemoryView, OpView, TensorView
 from meshdsl.figures import byte_words
 
-_WORTHWHILE = 0.01  # of the chip's memory: what a rule must save to be named
+_WORTHWHILE = 0.01  # the share of the chip's memory that a rule must save to be named
 _AT_REST = ("parameter", "gradient", "optimizer")
 
 
 def remedies(
     memory: MemoryView, ops: tuple[OpView, ...], sizes: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Ways to make it fit, the one that saves most first; none where it fits, or no machine is known.
+    """Sentences that say how to make a program fit, the one that saves the most first.
 
-    What is at rest can be split over every axis that does not split it yet; the largest of what lives at the peak
-    over an axis that the op leaves unused,.
+    What is at rest can be split over every axis that does not split it yet. The largest array that
+    lives at the peak can be split over an axis that its op leaves unused. There are none if the
+    program fits, or if no machine is known.
+
+    Args:
+      sizes: of the mesh axes.
     """
     if memory.fits is not False:
         return ()
@@ -29,7 +33,8 @@ def remedies(
         (rule for rule in rules if rule and rule[0] > _WORTHWHILE * capacity), reverse=True
     )
     lines = [
-        f'`parameters = ["{dim} -> {axis}"]` would save {byte_words(saved)} of parameters, gradients and optimizer state'
+        f'`parameters = ["{dim} -> {axis}"]` would save {byte_words(saved)} '
+        "of parameters, gradients and optimizer state"
         for saved, dim, axis in found
     ]
     saved = sum(rule[0] for rule in found)
@@ -37,7 +42,8 @@ def remedies(
         what = "then" if found else "and every axis splits them"
         left = byte_words(sum(t.bytes for t in rest) - saved)
         lines.append(
-            f"parameters, gradients and optimizer state alone are {left} {what}: it takes more devices"
+            f"parameters, gradients and optimizer state alone are {left} {what}: "
+            "it takes more devices"
         )
     activations = [t for t in memory.largest if t.kind == "activation"]
     if activations and memory.peak - saved > capacity:
@@ -46,7 +52,10 @@ def remedies(
 
 
 def _rule(axis: str, size: int, tensors: list[TensorView]) -> tuple[int, str, str] | None:
-    """The dim that `axis` would split the most bytes by, and what that would save."""
+    """The rule that splits `tensors` over `axis` and saves the most, as (bytes saved, dim, axis).
+
+    None if it can split none of them.
+    """
     by_dim: Counter[str] = Counter()
     for t in tensors:
         if any(axis in d.axes for d in t.dims):
@@ -61,14 +70,11 @@ def _rule(axis: str, size: int, tensors: list[TensorView]) -> tuple[int, str, st
 
 
 def _for_activations(largest: TensorView, ops: tuple[OpView, ...]) -> str:
-    op = next(
-        (
-            op
-            for op in ops
-            if op.source == largest.source and largest.name.startswith(op.name) and op.advice
-        ),
-        None,
+    """What there is to say of the largest array at the peak, with the advice for its op if any."""
+    advice = (
+        f": `{op.advice}` would split it"
+        for op in ops
+        if op.source == largest.source and largest.name.startswith(op.name) and op.advice
     )
-    return f"the largest array at the peak is {largest.notation}, {byte_words(largest.bytes)}" + (
-        f": `{op.advice}` would split it" if op else ""
-    )
+    size = byte_words(largest.bytes)
+    return f"the largest array at the peak is {largest.notation}, {size}{next(advice, '')}"

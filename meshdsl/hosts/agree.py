@@ -1,4 +1,8 @@
-"""What all processes must have alike, and what one of them does for all."""
+"""What all processes must have alike (`agree`), and what one of them does for all (`first_does`).
+
+The processes must call these functions in the same order: each call has a number, by which a
+process finds the call of the others in the store.
+"""
 
 from __future__ import annotations
 
@@ -15,54 +19,56 @@ from meshdsl.hosts import store
 T = TypeVar("T")
 
 _MEETING = 600.0  # seconds until processes that prepare the same run are together
-_number = counter()  # of questions; the same in all processes, which ask the same ones
+_call_numbers = counter()
 
 
 def agree(what: str, text: str, *, patience: float = _MEETING) -> None:
-    """Refuse to go on unless `text` is the same in all processes: the configuration, say, or a fingerprint of the data.
+    """Refuse to go on unless `text` is the same in all processes.
 
-    Each process sends its text once, and process 0 compares their hashes.
+    The text is the configuration of the run, say, or a fingerprint of its data. Each process sends
+    it once, and process 0 compares the hashes.
 
     Args:
-      what: the text is of, for the message.
-      patience: seconds between the first process that comes here and the last one.
+      what: what the text describes, for the message.
+      patience: seconds that the first process waits here for the last one.
 
     Raises:
-      MeshDSLError: in every process, with the first line that differs and which processes have what, or with those that have not come.
+      MeshDSLError: in every process. It quotes the first line that differs and says which processes
+        have what, or it names the processes that did not come.
     """
     if store.count() == 1:
         return
-    key = f"agree/{next(_number)}"
+    key = f"agree/{next(_call_numbers)}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     store.put(f"{key}/texts/{digest}", text)
     store.put(f"{key}/hashes/{store.index()}", digest)
     try:
-        store.meet(f"{key}/all", patience)
+        store.wait_for_all(f"{key}/all", patience)
     except RuntimeError as error:
         raise MeshDSLError(_not_met(what, key, patience, error)) from None
     if store.first():
-        hashes = store.folder(f"{key}/hashes")
+        hashes = store.values_below(f"{key}/hashes")
         same = len(set(hashes.values())) == 1
         store.put(
             f"{key}/verdict",
-            "" if same else _difference(what, hashes, store.folder(f"{key}/texts")),
+            "" if same else _difference(what, hashes, store.values_below(f"{key}/texts")),
         )
     if verdict := store.wait_for(f"{key}/verdict"):
         raise MeshDSLError(verdict)
 
 
 def first_does(do: Callable[[], T]) -> T:
-    """Process 0 does it, and the others wait until it is done; all get what it returns.
+    """Call `do` in process 0 only, while the others wait; all get what it returns.
 
     Args:
-      do: returns what JSON holds.
+      do: returns something that JSON can hold.
 
     Raises:
-      MeshDSLError: in every process, the one that `do` raised.
+      MeshDSLError: in every process, where `do` raised one.
     """
     if store.count() == 1:
         return do()
-    key = f"first/{next(_number)}"
+    key = f"first/{next(_call_numbers)}"
     if store.first():
         try:
             value = do()
@@ -78,17 +84,27 @@ def first_does(do: Callable[[], T]) -> T:
 
 
 def _not_met(what: str, key: str, patience: float, error: RuntimeError) -> str:
-    """Why the processes did not meet to compare."""
+    """The message where the processes did not meet to compare their texts."""
     missing = set()
     with suppress(RuntimeError):  # the store is gone
-        missing = set(range(store.count())) - {int(each) for each in store.folder(f"{key}/hashes")}
+        come = {int(each) for each in store.values_below(f"{key}/hashes")}
+        missing = set(range(store.count())) - come
     if missing:
-        return f"{what}: {_processes(missing)} of {store.count()} did not come in {patience:g} s to compare it with the others; still at work, or hanging?"
-    return f"{what}: the {store.count()} processes could not meet to compare it: {' '.join(str(error).split())}"
+        return (
+            f"{what}: {_processes(missing)} of {store.count()} did not come in {patience:g} s "
+            "to compare it with the others; still at work, or hanging?"
+        )
+    reason = " ".join(str(error).split())
+    return f"{what}: the {store.count()} processes could not meet to compare it: {reason}"
 
 
 def _difference(what: str, hashes: dict[str, str], texts: dict[str, str]) -> str:
-    """The first line in which the texts differ, and who has which; `hashes` by the number of the process."""
+    """The message that quotes the first line in which the texts differ, and says who has which.
+
+    Args:
+      hashes: of the text of each process, by the number of the process.
+      texts: by their hashes.
+    """
     groups: dict[str, list[int]] = {}
     for process, digest in sorted(hashes.items(), key=lambda item: int(item[0])):
         groups.setdefault(digest, []).append(int(process))
@@ -106,12 +122,13 @@ def _difference(what: str, hashes: dict[str, str], texts: dict[str, str]) -> str
 
 
 def _processes(numbers: Iterable[int]) -> str:
-    """`process 0`, `processes 1-3, 7`."""
+    """The numbers in words: `process 0`, or `processes 1-3, 7`."""
     numbers = sorted(numbers)
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []  # each its first and its last number
     for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
         else:
-            runs.append([number, number])
-    return f"process{'es' * (len(numbers) > 1)} {', '.join(f'{a}-{b}' if b > a else str(a) for a, b in runs)}"
+            ranges.append([number, number])
+    shown = ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in ranges)
+    return f"process{'es' * (len(numbers) > 1)} {shown}"

@@ -1,7 +1,9 @@
-"""The clusters in which processes find each other by themselves.
+"""The clusters in which processes find each other by themselves: SLURM, Open MPI, GKE, Cloud TPU.
 
-JAX knows how to join each of them; here it is only seen that there is one, with more than one process. Kubernetes without TPUs is not among them:
-JAX would ask its API server, which needs a package and a permission, where three variables in the manifest do (see docs/launch.md).
+JAX knows how to join each of them. Here it is only detected whether this process was started by
+one, together with other processes. Kubernetes without TPUs is not among them: JAX would ask its API
+server, which takes a package and a permission, where three variables in the manifest are enough
+(see docs/launch.md).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _SLURM = (
     "SLURM_NTASKS",
     "SLURM_PROCID",
     "SLURM_LOCALID",
-)  # all of them under `srun`, and not under `sbatch` alone
+)  # under `srun` all of these are set, under `sbatch` alone they are not
 _METADATA = "computeMetadata/v1/instance/attributes"
 
 
@@ -27,10 +29,10 @@ class Cluster:
     """How this process was started, together with others.
 
     Attributes:
-      name: for messages.
-      method: `cluster_detection_method` of `jax.distributed.initialize`.
-      processes: how many there are.
-      devices: which of the visible GPUs are this process's; none: all.
+      name: what the cluster is called in messages.
+      method: the `cluster_detection_method` of `jax.distributed.initialize`.
+      processes: how many processes there are.
+      devices: which of the visible GPUs this process uses; empty: all of them.
     """
 
     name: str
@@ -57,10 +59,10 @@ def _slurm(environment: Mapping[str, str]) -> Cluster | None:
         environment.get("SLURM_STEP_TASKS_PER_NODE")
         or environment.get("SLURM_TASKS_PER_NODE")
         or "1"
-    )  # such as 8(x2),4
-    here = int(re.match(r"\d+", tasks)[0])
-    own = any(name in environment for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
-    devices = () if own else _share(int(environment["SLURM_LOCALID"]), here, environment)
+    )  # such as 8(x2),4: eight on each of two machines, four on the third
+    here = int(re.split(r"\D", tasks)[0])
+    bound = any(name in environment for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
+    devices = () if bound else _gpus(int(environment["SLURM_LOCALID"]), here, environment)
     return Cluster("SLURM", "slurm", int(environment["SLURM_NTASKS"]), devices)
 
 
@@ -75,12 +77,19 @@ def _open_mpi(environment: Mapping[str, str]) -> Cluster | None:
         "Open MPI",
         "ompi",
         int(environment["OMPI_COMM_WORLD_SIZE"]),
-        _share(local, here, environment),
+        _gpus(local, here, environment),
     )
 
 
-def _share(local: int, here: int, environment: Mapping[str, str]) -> tuple[int, ...]:
-    """The GPUs of process `local` of `here` on this machine, as positions among the visible ones. JAX would take one for each."""
+def _gpus(local: int, here: int, environment: Mapping[str, str]) -> tuple[int, ...]:
+    """The GPUs of one process, as positions among those that are visible on its machine.
+
+    JAX by itself would give each process one GPU; here they share all that are visible.
+
+    Args:
+      local: the number of the process on its machine.
+      here: how many processes the machine runs.
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     each = len(visible.split(",")) // here if visible else 1
     return tuple(range(local * each, (local + 1) * each)) if here > 1 else ()
@@ -96,20 +105,19 @@ def _gke(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _cloud_tpu(environment: Mapping[str, str]) -> Cluster | None:
-    if (
-        "TPU_SKIP_MDS_QUERY" in environment
-    ):  # JAX sets it as it is imported, where no TPU is attached
+    # JAX sets this variable when it is imported, where no TPU is attached.
+    if "TPU_SKIP_MDS_QUERY" in environment:
         return None
     server = environment.get("GCE_METADATA_IP", "metadata.google.internal")
-    workers = _attribute(server, "worker-network-endpoints")
+    workers = _metadata(server, "worker-network-endpoints")
     if not workers:
         return None
-    slices = re.search(r"MEGASCALE_NUM_SLICES:\s*'?(\d+)", _attribute(server, "tpu-env"))
+    slices = re.search(r"MEGASCALE_NUM_SLICES:\s*'?(\d+)", _metadata(server, "tpu-env"))
     return Cluster("Cloud TPU", "gcetpu", len(workers.split(",")) * int(slices[1] if slices else 1))
 
 
-def _attribute(server: str, name: str) -> str:
-    """A text that Google's metadata server has of this machine; empty where there is none."""
+def _metadata(server: str, name: str) -> str:
+    """What Google's metadata server says of this machine under `name`; empty for nothing."""
     request = urllib.request.Request(
         f"http://{server}/{_METADATA}/{name}", headers={"Metadata-Flavor": "Google"}
     )

@@ -1,8 +1,10 @@
 """How processes that run together end when one of them fails.
 
-Left alone, the others would wait in a collective for as long as the one that failed is alive, and it would wait for them at its end: tried, nobody
-ends. So it leaves a note in the store, tells each of the others, which wait for that, and all end. A process that dies without a word,
-by SIGKILL or with its machine, is missed by the coordination service after `join.HEARTBEAT` seconds, which ends the others.
+Left alone they would wait for each other for ever: the others in a collective, for the one that
+failed, and that one at its end, for the others. So a process that fails leaves a note in the store
+and sends it to each of the others, where a thread waits for it, and all end. Where a process dies
+without a word, by SIGKILL or with its machine, the coordination service misses it after
+`join.HEARTBEAT` seconds and ends the others.
 """
 
 from __future__ import annotations
@@ -19,20 +21,29 @@ from typing import Any, NoReturn
 
 from meshdsl.hosts import store
 
-LAUNCHED = "MESHDSL_LAUNCHER"  # in the environment of processes that `meshdsl launch` started: the end of a pipe that closes with it
-FOLLOWED = 79  # the exit code, under the launcher, of a process that ended because another one failed; no other end has this code
-_READING = 2.0  # seconds in which the others have read what they were told
-_NOTE = "failed"  # by the first process that fails
-_TOLD = "told"  # that note once more, under the number of each of the others; nothing, where it came to its end before
+# The variable of the environment by which `meshdsl launch` gives each process that it starts the
+# end of a pipe, which closes when the launcher ends.
+LAUNCHED = "MESHDSL_LAUNCHER"
+# The exit code, under the launcher, of a process that ended because another one failed. No process
+# ends with this code for another reason.
+FOLLOWED = 79
+_READING = 2.0  # seconds in which the other processes have read what was sent to them
+_NOTE = "failed"  # the key of the note of the first process that fails
+_TOLD = "told"  # the folder in which that note is sent: a key for the number of each other process
 
 _ending = threading.RLock()  # kept by the first thread that ends this process
 
 
-def ended(text: str, code: int) -> int:
-    """Report what ends this program: print `text`, if any, and return the exit code.
+def report_and_end(text: str, code: int) -> int:
+    """Print `text` to stderr, and end this program with the exit code `code`, in all processes.
 
-    With several processes the text is printed under the number of this one, the others are told, and the process ends here: it does not return.
-    Where another one failed before, what happens here is its consequence, and nothing is printed.
+    With one process, that is up to the caller: the exit code is returned. With several, the text is
+    printed under the number of this one, the others are told, and the process ends in here. Where
+    another process failed before, whatever happens here is a consequence of that, so nothing is
+    printed, and the process ends as that one did.
+
+    Args:
+      text: empty to print nothing.
     """
     if store.count() == 1:
         _report(text)
@@ -42,7 +53,7 @@ def ended(text: str, code: int) -> int:
     note = json.dumps({"process": store.index(), "code": code, "text": text})
     with suppress(RuntimeError):  # the store is gone, and the others know that by themselves
         if not store.put(_NOTE, note):
-            _end_with(json.loads(store.peek(_NOTE)))
+            _end_as(json.loads(store.wait_for(_NOTE)))
     _report(text)
     with suppress(RuntimeError):
         for other in set(range(store.count())) - {store.index()}:
@@ -50,45 +61,54 @@ def ended(text: str, code: int) -> int:
     _leave(code)
 
 
-def watch() -> None:
-    """Wait for the note of another process from now on, and leave one where an exception ends this one."""
-    thread = threading.Thread(target=_wait, name="meshdsl failures", daemon=True)
-    thread.start()
-    sys.excepthook = lambda kind, error, trace: ended(
-        "".join(traceback.format_exception(kind, error, trace)), 1
-    )
+def end_together() -> None:
+    """End this process when another one fails, and the others when an exception ends this one.
 
-    @atexit.register  # before JAX leaves the store, which was registered earlier
-    def over() -> None:
+    It holds from the call to the end of the program, and is for a program of several processes.
+    """
+    thread = threading.Thread(target=_wait_for_note, name="meshdsl failures", daemon=True)
+    thread.start()
+
+    def report_exception(kind, error, trace) -> None:
+        report_and_end("".join(traceback.format_exception(kind, error, trace)), 1)
+
+    sys.excepthook = report_exception
+
+    @atexit.register  # runs before JAX leaves the store, because that was registered earlier
+    def stop_waiting() -> None:
         with suppress(RuntimeError):
-            store.put(f"{_TOLD}/{store.index()}", "")  # which ends the thread
+            store.put(f"{_TOLD}/{store.index()}", "")  # an empty note ends the thread
         thread.join()
 
 
 def follow_launcher() -> None:
-    """End when the launcher does, however it ends: nobody would stop this process any more."""
+    """End this process when `meshdsl launch`, if that started it, ends, however it ends.
+
+    Nobody would stop the process any more.
+    """
     if LAUNCHED in os.environ:
+        pipe = int(os.environ[LAUNCHED])
         threading.Thread(
-            target=_follow, args=(int(os.environ[LAUNCHED]),), name="meshdsl launcher", daemon=True
+            target=_end_with_launcher, args=(pipe,), name="meshdsl launcher", daemon=True
         ).start()
 
 
-def _wait() -> None:
+def _wait_for_note() -> None:
     with suppress(RuntimeError):  # the store is gone: what JAX does about that ends this process
         if note := store.wait_for(f"{_TOLD}/{store.index()}"):
             _ending.acquire()
-            _end_with(json.loads(note))
+            _end_as(json.loads(note))
 
 
-def _end_with(told: dict[str, Any]) -> NoReturn:
-    """End as the process that left the note."""
-    if told["process"] == store.index():  # a signal came while it ended
-        _leave(told["code"])
+def _end_as(note: dict[str, Any]) -> NoReturn:
+    """End as the process that left the note does."""
+    if note["process"] == store.index():  # a signal came while this process ended
+        _leave(note["code"])
     if LAUNCHED in os.environ:  # the launcher shows what the other one printed
         _leave(FOLLOWED)
     if store.first():
-        _report(told["text"])
-    _leave(told["code"])
+        _report(note["text"])
+    _leave(note["code"])
 
 
 def _report(text: str) -> None:
@@ -96,19 +116,20 @@ def _report(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _follow(pipe: int) -> None:
-    os.read(pipe, 1)
+def _end_with_launcher(pipe: int) -> None:
+    os.read(pipe, 1)  # until the launcher has ended
     _exit(1)
 
 
 def _leave(code: int) -> NoReturn:
+    """End this process; process 0 gives the others time to read the store, which ends with it."""
     if store.first():
-        time.sleep(_READING)  # the store ends with this process
+        time.sleep(_READING)
     _exit(code)
 
 
 def _exit(code: int) -> NoReturn:
-    """End without the barrier at which JAX waits for all processes."""
+    """End this process without the barrier at which JAX would wait for all processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""How a process finds the others."""
+"""`join`: how a process finds the others. `console`: where it prints to."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ from rich.console import Console
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import store
 from meshdsl.hosts.clusters import Cluster, find_cluster
-from meshdsl.hosts.ending import follow_launcher, watch
+from meshdsl.hosts.ending import end_together, follow_launcher
 from meshdsl.hosts.signals import heard
 
-HEARTBEAT = (
-    60  # seconds without a sign of life after which a process counts as dead, and the others end
-)
+# Seconds without a sign of life after which a process counts as dead, and the others end.
+HEARTBEAT = 60
 PATIENCE = 300  # seconds in which all processes must have come
-VARIABLES = (
-    "MESHDSL_COORDINATOR",
-    "MESHDSL_PROCESSES",
-    "MESHDSL_PROCESS_ID",
-)  # instead of the flags
+# Variables of the environment that say what the flags and the arguments of `join` say.
+VARIABLES = ("MESHDSL_COORDINATOR", "MESHDSL_PROCESSES", "MESHDSL_PROCESS_ID")
 
 
 def join(
@@ -41,39 +37,42 @@ def join(
 ) -> None:
     """Meet the other processes that run this command; call it before JAX makes its devices.
 
-    They are told by the arguments, by `VARIABLES` in the environment, or by the cluster that started them. Where nothing says that
-    there are others, or there is one process in all, this does nothing.
+    Where the others are is said by the arguments, else by `VARIABLES` in the environment, else by
+    the cluster that started this process. Where nothing says that there are others, or there is one
+    process in all, this does nothing.
 
     Args:
       coordinator: `host:port`, where process 0 listens.
       processes: how many there are.
-      process_id: which one this is, from 0.
-      patience: seconds to wait for the others.
+      process_id: which one this is, counted from 0.
+      patience: seconds to wait for the others. Where they do not come in time, the program ends
+        with a line on stderr and exit code 2.
 
     Raises:
-      MeshDSLError: the arguments are incomplete or make no sense, the port is in use, or nobody listens at the coordinator.
+      MeshDSLError: the arguments are incomplete or make no sense, the port is in use, or nobody
+        listens at the coordinator.
     """
     if store.joined():
         return
     follow_launcher()
-    told = _told(coordinator, processes, process_id)
-    cluster = None if told else find_cluster()
-    if told[1] == 1 if told else cluster is None:
+    given = _given_or_from_environment(coordinator, processes, process_id)
+    cluster = None if given else find_cluster()
+    if given[1] == 1 if given else cluster is None:
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     with heard(signal.SIGINT), store.meeting():
-        if told:
-            _check_coordinator(*told, patience)
-            _gloo()
-            _initialize(*told, patience)
-        else:
-            _gloo()
+        if given:
+            _check_coordinator(*given, patience)
+            _use_gloo()
+            _initialize(*given, patience)
+        elif cluster:
+            _use_gloo()
             _initialize_in(cluster, patience)
-    watch()
+    end_together()
 
 
 def console() -> Console:
-    """Where a run prints to; in processes but the first it is quiet."""
+    """The console that a run prints to: stdout in process 0, and nowhere in the others."""
     return _Console(
         highlight=False, soft_wrap=True, markup=False, emoji=False, quiet=not store.first()
     )
@@ -81,11 +80,15 @@ def console() -> Console:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # the usual exit with 1 would leave the other processes alone
+        raise BrokenPipeError  # rich would exit with 1, and leave the other processes alone
 
 
-def _told(*given: str | int | None) -> tuple[str, int, int] | None:
-    """The three arguments, from the flags or else from the environment."""
+def _given_or_from_environment(*given: str | int | None) -> tuple[str, int, int] | None:
+    """Coordinator, processes and process id: as given, else from the environment, else None.
+
+    Raises:
+      MeshDSLError: some of the three are missing, or are not what they should be.
+    """
     names = ("--coordinator", "--processes", "--process-id")
     if all(value is None for value in given):
         names, given = VARIABLES, tuple(os.environ.get(name) for name in VARIABLES)
@@ -93,8 +96,10 @@ def _told(*given: str | int | None) -> tuple[str, int, int] | None:
     if len(missing) == len(names):
         return None
     if missing:
+        verb = "is" if len(missing) == 1 else "are"
         raise MeshDSLError(
-            f"{names[0]}, {names[1]} and {names[2]} go together: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+            f"{names[0]}, {names[1]} and {names[2]} go together: "
+            f"{' and '.join(missing)} {verb} missing"
         )
     coordinator, *numbers = map(str, given)
     if not re.fullmatch(r"\S+:[1-9]\d{0,4}", coordinator):
@@ -104,24 +109,29 @@ def _told(*given: str | int | None) -> tuple[str, int, int] | None:
     processes = int(numbers[0])
     if not numbers[1].isdecimal() or int(numbers[1]) >= processes:
         raise MeshDSLError(
-            f"{names[2]} {numbers[1]}: processes are counted from 0, so that of {processes} the last is {processes - 1}"
+            f"{names[2]} {numbers[1]}: processes are counted from 0, "
+            f"so that of {processes} the last is {processes - 1}"
         )
     return coordinator, processes, int(numbers[1])
 
 
 def _check_coordinator(coordinator: str, processes: int, process_id: int, patience: int) -> None:
-    """Raise a MeshDSLError where JAX would crash: the port is in use, or nobody is reached there in `patience` seconds."""
+    """Raise a MeshDSLError where JAX would crash.
+
+    In process 0, because the port is in use; in others, because nobody is reached at `coordinator`
+    in `patience` seconds.
+    """
     host, port = coordinator.rsplit(":", 1)
     if process_id == 0:
         with closing(socket.socket()) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # of connections that are closing
+            # A port whose old connections are still closing is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("", int(port)))
             except OSError as error:
                 raise MeshDSLError(
-                    f"coordinator {coordinator}: process 0 cannot listen on port {port}: {error.strerror}; choose another port"
+                    f"coordinator {coordinator}: process 0 cannot listen on port {port}: "
+                    f"{error.strerror}; choose another port"
                 ) from None
         return
     until = time.monotonic() + patience
@@ -133,18 +143,20 @@ def _check_coordinator(coordinator: str, processes: int, process_id: int, patien
             if time.monotonic() > until:
                 why = error.strerror or str(error)
                 raise MeshDSLError(
-                    f"coordinator {coordinator}: process {process_id} of {processes} could not reach it in {patience} s ({why}); "
-                    f"is process 0 running there, and is the port open between the machines?"
+                    f"coordinator {coordinator}: process {process_id} of {processes} could not "
+                    f"reach it in {patience} s ({why}); is process 0 running there, and is the "
+                    "port open between the machines?"
                 ) from None
             time.sleep(0.2)
 
 
 def _initialize(coordinator: str, processes: int, process_id: int, patience: int) -> None:
     late = (
-        f"process {process_id}: coordinator {coordinator}: not all {processes} processes have come in {patience} s; "
-        f"is each of them started, with --processes {processes} and a --process-id of its own?"
+        f"process {process_id}: coordinator {coordinator}: not all {processes} processes have come "
+        f"in {patience} s; is each of them started, with --processes {processes} and a "
+        "--process-id of its own?"
     )
-    with _given_up(late, patience):
+    with _end_after(patience, late):
         jax.distributed.initialize(
             coordinator,
             processes,
@@ -157,10 +169,9 @@ def _initialize(coordinator: str, processes: int, process_id: int, patience: int
 
 def _initialize_in(cluster: Cluster, patience: int) -> None:
     what = f"{cluster.name} with {cluster.processes} processes"
+    late = f"{what}: not all of them have come in {patience} s; is each of them started?"
     try:
-        with _given_up(
-            f"{what}: not all of them have come in {patience} s; is each of them started?", patience
-        ):
+        with _end_after(patience, late):
             jax.distributed.initialize(
                 cluster_detection_method=cluster.method,
                 local_device_ids=cluster.devices,
@@ -174,14 +185,17 @@ def _initialize_in(cluster: Cluster, patience: int) -> None:
 
 
 @contextmanager
-def _given_up(text: str, patience: int) -> Iterator[None]:
-    """End this process with `text` if what is in here takes longer than that: later, JAX would end it with a stack trace."""
+def _end_after(seconds: int, text: str) -> Iterator[None]:
+    """A context in which this process ends, with `text`, if the context takes longer than that.
+
+    JAX, which is given twice the time, would end it with a stack trace.
+    """
 
     def give_up() -> None:
         print(text, file=sys.stderr, flush=True)
         os._exit(2)
 
-    timer = threading.Timer(patience, give_up)
+    timer = threading.Timer(seconds, give_up)
     timer.start()
     try:
         yield
@@ -189,12 +203,15 @@ def _given_up(text: str, patience: int) -> Iterator[None]:
         timer.cancel()
 
 
-def _gloo() -> None:
-    """What CPUs talk through; of no concern to GPUs and TPUs."""
+def _use_gloo() -> None:
+    """Let CPUs of several processes talk through gloo; of no concern to GPUs and TPUs."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if jax.config.jax_platforms != "cpu" and "JAX_NUM_CPU_DEVICES" not in os.environ:
+    # JAX adds its options to `jax.config` when it is imported, which a type checker cannot see.
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if platforms != "cpu" and "JAX_NUM_CPU_DEVICES" not in os.environ:
         return
-    # It reports each of its connections on the standard output, in every process. What Python prints keeps a way of its own.
+    # Gloo reports each of its connections on the standard output, in every process. So Python gets
+    # a copy of the standard output to print to, and gloo's reports go to nowhere.
     sys.stdout.flush()
     sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: heard by a thread, whatever the main thread does.
+"""Ctrl-C and SIGTERM, heard by a thread, so that they work whatever the main thread does.
 
 Python runs a handler in the main thread, between two of its own instructions. So a handler does
 not run while a compiler, a collective or a read waits there in C, and an exception that it raises
@@ -21,32 +21,32 @@ from select import select
 from rich.console import Console
 
 from meshdsl.hosts import store
-from meshdsl.hosts.ending import ended
+from meshdsl.hosts.ending import report_and_end
 
 REASONS = {signal.SIGTERM: "preempted", signal.SIGINT: "interrupted"}
-# A scheduler starts a preempted run again, so that is no failure; Ctrl-C is the user's word.
+# A scheduler starts a preempted run again, so it did not fail; 130 is what shells say of Ctrl-C.
 EXIT_CODES = {"preempted": 0, "interrupted": 130}
 
-Listener = Callable[[int], bool]
+Listener = Callable[[int], bool]  # called with a signal; returns whether it takes it
 
 _listener: Listener | None = None
 _hearing = False
 
 
-def hear() -> None:
-    """Ctrl-C ends this program from here on, until its very end."""
+def end_on_ctrl_c() -> None:
+    """Make Ctrl-C end this program at once, whatever it does, from here on to its very end."""
     _listen()
     signal.signal(signal.SIGINT, _nothing)
 
 
 @contextmanager
 def heard(*numbers: int, by: Listener | None = None) -> Iterator[None]:
-    """Hear these signals in here, also where the shell had them ignored.
+    """A context in which these signals are heard, also where the shell had them ignored.
 
     Args:
-      by: called with each of them, in another thread; says whether it takes the signal. One that
-        it does not take, or that nobody listens to, ends the program at once: with a line on
-        stderr, and with exit code 130 for Ctrl-C or 0 for SIGTERM.
+      by: called with each of the signals, in another thread; returns whether it takes the signal.
+        A signal that it does not take, and every signal where `by` is None, ends the program at
+        once, with a line on stderr and exit code 130 for Ctrl-C or 0 for SIGTERM.
     """
     global _listener
     stop = _listen()
@@ -57,17 +57,17 @@ def heard(*numbers: int, by: Listener | None = None) -> Iterator[None]:
     finally:
         _listener = before
         for number, handler in usual.items():
-            # None: it was set by C code.
+            # The handler is None where C code had set it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         stop()
 
 
 def _nothing(number: int, frame: object) -> None:
-    """The handler. Without one of its own, Python writes nothing into the pipe."""
+    """The handler. Python writes into the pipe only the signals that have one of their own."""
 
 
 def _listen() -> Callable[[], None]:
-    """Start the threads, unless they run already; returns what stops them."""
+    """Start the threads, unless they run already; returns a function that stops them."""
     global _hearing
     if _hearing:
         return lambda: None
@@ -76,8 +76,8 @@ def _listen() -> Callable[[], None]:
     os.set_blocking(write, False)
     awake = signal.set_wakeup_fd(write)
     untaken: SimpleQueue[int] = SimpleQueue()
-    # Two, so that the second Ctrl-C is heard while what the first one began hangs. Both from the
-    # start: Python 3.12 starts no thread while it shuts down.
+    # There are two threads, so that a second Ctrl-C is heard while what the first one began hangs.
+    # Both start here, because Python 3.12 starts no thread while it shuts down.
     threads = [
         threading.Thread(target=_end, args=(untaken,), name="meshdsl end", daemon=True),
         threading.Thread(target=_give, args=(read, untaken), name="meshdsl signals", daemon=True),
@@ -99,10 +99,11 @@ def _listen() -> Callable[[], None]:
 
 
 def _give(pipe: int, untaken: SimpleQueue[int]) -> None:
-    """Give each signal to the listener, or else end the program.
+    """Give each signal to the listener, or end the program where it does not take the signal.
 
-    To end in good order takes a moment, and may hang: the output may be a pipe that nobody empties,
-    another process may be out of reach. The next signal, or a few seconds, cut that short.
+    The other thread ends the program in good order. That takes a moment, and may hang: the output
+    may be a pipe that nobody empties, or another process may be out of reach. The next signal, or a
+    few seconds, cut it short.
     """
     while written := os.read(pipe, 1):
         number = written[0]
@@ -110,17 +111,17 @@ def _give(pipe: int, untaken: SimpleQueue[int]) -> None:
             continue
         untaken.put(number)
         select([pipe], (), (), 5.0 if store.count() > 1 else 1.0)
-        os._exit(EXIT_CODES[REASONS[number]])
+        os._exit(EXIT_CODES[REASONS[signal.Signals(number)]])
 
 
 def _end(untaken: SimpleQueue[int]) -> None:
-    """End the program in good order once a signal has not been taken."""
+    """Wait for a signal that no listener took, and end the program in good order."""
     if number := untaken.get():
         reason = REASONS[signal.Signals(number)]
         try:
             if sys.stdout.isatty():
                 Console().show_cursor()  # a progress bar hides it
-            ended(f"meshdsl: {reason}; nothing more was saved", EXIT_CODES[reason])
+            report_and_end(f"meshdsl: {reason}; nothing more was saved", EXIT_CODES[reason])
             sys.stdout.flush()
         finally:
             os._exit(EXIT_CODES[reason])

@@ -1,8 +1,12 @@
-"""The key-value store that the processes of a run share, and who they are.
+"""The key-value store that the processes of a program share, and which process this one is.
 
-It belongs to the coordination service that `jax.distributed.initialize` starts. JAX has no public name for it; orbax reaches it the
-same way. JAX's public counts, `jax.process_count()` and `jax.process_index()`, make the devices when they are first called, which is too
-early here: how many virtual devices there should be is still to be said.
+The store belongs to the coordination service that `jax.distributed.initialize` starts. JAX has no
+public name for it; orbax reaches it the same way. JAX's public counts, `jax.process_count()` and
+`jax.process_index()`, make the devices when they are first called. That would be too early here,
+because it is not settled yet how many virtual devices there should be.
+
+The functions from `put` on are for programs of several processes. They raise a RuntimeError where
+the store is gone, because process 0 has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from typing import Any
 
 from jax._src.distributed import global_state
 
-_PATIENCE = 86_400_000  # ms of one wait: each that ends without its key leaves some 35 kB behind in process 0
+# Milliseconds of one wait for a key. They are many, because each wait that ends without its key
+# leaves some 35 kB behind in process 0.
+_PATIENCE = 86_400_000
 
 _meeting = False
 
@@ -24,22 +30,23 @@ def count() -> int:
 
 
 def index() -> int:
-    """The number of this process, from 0."""
+    """The number of this process, counted from 0."""
     return global_state.process_id if joined() else 0
 
 
 def first() -> bool:
-    """Whether this process speaks for all: the only one, or number 0."""
+    """Whether this process speaks for all: it is the only one, or number 0."""
     return index() == 0
 
 
 def joined() -> bool:
+    """Whether this process has met the others. A program of one process never does."""
     return global_state.client is not None and not _meeting
 
 
 @contextmanager
 def meeting() -> Iterator[None]:
-    """In here the processes find each other, and this one is alone until then.
+    """A context in which the processes find each other; until its end, this one counts as alone.
 
     JAX ends the process by SIGABRT where the store is used before all have come.
     """
@@ -52,11 +59,7 @@ def meeting() -> Iterator[None]:
 
 
 def put(key: str, value: str) -> bool:
-    """Set `key` unless another process has; whether it was this one.
-
-    Raises:
-      RuntimeError: the store is gone, as every other function here.
-    """
+    """Set `key` to `value` unless it is set already; returns whether this call set it."""
     try:
         _client().key_value_set(_path(key), value)
     except RuntimeError as error:
@@ -66,18 +69,12 @@ def put(key: str, value: str) -> bool:
     return True
 
 
-def peek(key: str) -> str | None:
-    """The value of `key`, if there is one by now."""
-    try:
-        return _client().key_value_try_get(_path(key))
-    except RuntimeError as error:
-        if "NOT_FOUND" not in str(error):
-            raise
-        return None
-
-
 def wait_for(key: str) -> str:
-    """The value of `key`, whenever it comes. A thread that is still in here when Python ends crashes it: the key must come before."""
+    """The value of `key`, as soon as it has one.
+
+    A thread that still waits in here when Python ends crashes Python, so somebody must set the key
+    before that.
+    """
     while True:
         try:
             return _client().blocking_key_value_get(_path(key), _PATIENCE)
@@ -86,15 +83,15 @@ def wait_for(key: str) -> str:
                 raise
 
 
-def folder(key: str) -> dict[str, str]:
-    """All values below `key`, by the last part of their keys."""
+def values_below(key: str) -> dict[str, str]:
+    """The values of all keys below `key`, by the last part of their keys."""
     return {
         path.rsplit("/", 1)[1]: value for path, value in _client().key_value_dir_get(_path(key))
     }
 
 
-def meet(key: str, seconds: float) -> None:
-    """Go on when all processes have come here.
+def wait_for_all(key: str, seconds: float) -> None:
+    """Wait until all processes have called this with the same `key`.
 
     Raises:
       RuntimeError: they have not, in so many seconds.

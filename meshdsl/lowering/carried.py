@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 
+from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -24,16 +25,17 @@ class Carried:
 
     def tree_flatten(self):
         x = self.tensor
-        copy = () if x.whole is None else (Carried(x.whole),)
+        copy = copy_of(x)
         level = x.place and x.place.level  # beside the place, whose equality passes over it
-        return (x.stored, *copy), (x.dims, x.role, x.place, level)
+        copies = () if copy is None else (Carried(copy),)
+        return (x.stored, *copies), (x.dims, x.role, x.place, level)
 
     @classmethod
     def tree_unflatten(cls, aux, children):
         dims, role, place, level = aux
         place = place and place._replace(level=level)
-        stored, *copy = children
-        return cls(Tensor(stored, dims, role, place, *(c.tensor for c in copy)))
+        stored, *copies = children
+        return cls(with_copy(Tensor(stored, dims, role, place), *[c.tensor for c in copies]))
 
 
 def carried(tree):
@@ -43,7 +45,7 @@ def carried(tree):
 
 def uncarried(tree):
     """The inverse of `carried`."""
-    wrapped = lambda x: isinstance(x, Carried)  # noqa: E731
+    wrapped = lambda x: isinstance(x, Carried)
     return jax.tree.map(lambda x: x.tensor if wrapped(x) else x, tree, is_leaf=wrapped)
 
 

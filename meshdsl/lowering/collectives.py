@@ -1,7 +1,8 @@
 """The only file that calls `jax.lax` collectives; also where JAX versions would be told apart.
 
-Everything here works on local arrays inside `jax.shard_map` with `check_vma=True`, where the type of an array says
-over which axes it *varies*. That type decides what a collective transposes to, so each function states it.
+Everything here works on local arrays inside `jax.shard_map` with `check_vma=True`, where the type
+of an array says over which axes it *varies*. That type decides what a collective transposes to,
+so each function states it.
 
 Of an array without elements nothing travels: a collective then gives the shape and the type that it
 would have given. A sum of bools is whether any of them is true, as in `einsum`.
@@ -30,10 +31,10 @@ def varying(x) -> frozenset[str]:
 
 
 def vary(x, axes) -> jax.Array:
-    """`x` with a type that varies over `axes` too. Free; the transpose is a psum over the axes that were added."""
-    missing = tuple(a for a in axes if a not in varying(x))
-    if not missing:
+    """`x` with a type that varies over `axes` too: free, and a psum in the backward pass."""
+    if not axes or (have := varying(x)).issuperset(axes):
         return x
+    missing = tuple([a for a in axes if a not in have])
     return lax.pcast(x if x.size else lax.stop_gradient(x), missing, to="varying")
 
 
@@ -56,7 +57,7 @@ def sum_dtype(dtype) -> np.dtype:
     It is int32 for bools, and for integers of 16 bits, of which NCCL has no sum.
     """
     dtype = np.dtype(dtype)
-    short = dtype == bool or jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 2
+    short = dtype == bool or (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 2)
     return np.dtype(np.int32) if short else dtype
 
 
@@ -83,7 +84,8 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     """The parts along `dim` put together.
 
     Args:
-      varies: the type of the result. A varying result transposes to a psum_scatter, an invariant one to a slice.
+      varies: the type of the result. A varying result transposes to a psum_scatter, an invariant
+        one to a slice.
     """
     return lax.all_gather(x, axes, axis=dim, tiled=True, to="varying" if varies else "invarying")
 
@@ -97,7 +99,9 @@ def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
 
 @_of_elements
 def ppermute(x, axes: Axes, pairs) -> jax.Array:
-    """Send `x` from each first to each second of `pairs` of positions along `axes`; zeros where nothing arrives.
+    """Send `x` from the first to the second of each of `pairs` of positions along `axes`.
+
+    Where nothing arrives there are zeros.
 
     The transpose sends back.
     """
@@ -130,5 +134,5 @@ def position(axes: Axes) -> jax.Array:
 
 
 def trace_state():
-    """What JAX is tracing now: an array made under one state must not be used under an outer one."""
+    """What JAX is tracing: an array made under one state must not be used under an outer one."""
     return get_opaque_trace_state()

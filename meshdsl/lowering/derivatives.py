@@ -1,7 +1,8 @@
 """Functions of local arrays that state their own derivative, where JAX's own would move too much.
 
-A device's part of an array that is whole is a slice, and by itself that transposes to a full-size psum of mostly zeros: here its
-transpose is one all_gather. A parameter that is cast and moved in the forward pass has its gradient summed in a dtype of its own.
+A device's part of an array that is whole is a slice, and by itself that transposes to a full-size
+psum of mostly zeros: here its transpose is one all_gather. A parameter that is cast and moved in
+the forward pass has its gradient summed in a dtype of its own.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def linear(fn: Callable, transpose: Callable, x) -> jax.Array:
 
 
 def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts, num_res):
-    """What JAX lacks: `linear_call` under vmap. Ours has one operand, and neither constants nor residuals."""
+    """`linear_call` under vmap, which JAX lacks, for one operand without constants or residuals."""
     assert num_callee_consts == num_res == 0 and len(operands) == 1
     (x,), (at,) = operands, batch_dims
-    over = lambda closed: jax.vmap(lambda x: jaxpr_as_fun(closed)(x)[0], in_axes=at, out_axes=at)  # noqa: E731
+    over = lambda closed: jax.vmap(lambda x: jaxpr_as_fun(closed)(x)[0], in_axes=at, out_axes=at)
     return [linear(over(callee), lambda ct: over(transpose_thunk()[0])(ct), x)], [at]
 
 
@@ -39,10 +40,13 @@ batching.primitive_batchers[_LINEAR_CALL] = _batched
 
 
 def own_part(x, axes: Axes, dim: int, sizes) -> jax.Array:
-    """This device's part along `dim`, of equal parts over `axes`. The transpose is free where `x` varies over `axes`."""
+    """This device's part along `dim`, which is cut into equal parts over `axes`.
+
+    The transpose is free where `x` varies over `axes`, and one all_gather where it does not.
+    """
     parts = math.prod(sizes[a] for a in axes)
     size = x.shape[dim] // parts
-    cut = lambda x: lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)  # noqa: E731
+    cut = lambda x: lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)
     if not varying(x).isdisjoint(axes):
         return cut(x)
     return linear(cut, lambda ct: all_gather(ct, axes, dim, varies=False), x)
@@ -51,11 +55,13 @@ def own_part(x, axes: Axes, dim: int, sizes) -> jax.Array:
 def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Array:
     """`move` of `x` cast to the dtype of use.
 
-    By itself JAX would sum the gradient over devices in that dtype, and round the sum to it. Cast and move are one linear
-    function instead: its transpose casts to the dtype of sums, moves back, and casts to the dtype of `x`.
+    By itself JAX would sum the gradient over devices in that dtype, and round the sum to it. Cast
+    and move are one linear function instead: its transpose casts to the dtype of sums, moves back,
+    and casts to the dtype of `x`.
 
     Args:
-      move, again: the same linear function, run in the forward pass (once) and transposed in the backward pass.
+      move, again: the same linear function, run in the forward pass (once) and transposed in the
+        backward pass.
     """
     like = jax.typeof(x).update(dtype=dtypes.sums)
 
@@ -67,7 +73,11 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
 
 
 def to_sum(x, dtype) -> jax.Array:
-    """`x` in the dtype in which it is to be summed; a TPU's compiler would sum what was cast up just before in the dtype that it had."""
+    """`x` in the dtype in which it is to be summed.
+
+    Without the barrier a TPU's compiler would sum what was cast up just before in the dtype that it
+    had.
+    """
     return x if x.dtype == dtype else lax.optimization_barrier(x.astype(dtype))
 
 

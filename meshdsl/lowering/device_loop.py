@@ -1,4 +1,8 @@
-"""Loop: a split loop nest as one device sees it, and all that the local function of an op may ask of the machine."""
+"""A split loop nest as one device sees it: what the local function of an op may ask for.
+
+Which part of a dim does this device have, at which index does it begin, what is padding; and the
+exchanges with other devices that an op makes itself.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,24 @@ class DeviceLoop:
         self, axes: Mapping[Dim, tuple[str, ...]], scope: Scope | None = None, op: Op | None = None
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
-        self._scope = scope
+        self.scope = scope
         self._op = op
-        self.result = self  # the loop of the result, for an op with a `route`, whose result may be split otherwise
+        self.result = self  # where `choose_splits` gives the result another split, a loop with that
 
     @property
     def lowered(self) -> bool:
         """Whether this runs on one device of a lowering; outside of one, arrays are whole."""
-        return self._scope is not None
+        return self.scope is not None
+
+    @property
+    def _of_op(self) -> tuple[Scope, Op]:
+        """The scope and the op, which only a loop of a lowering has."""
+        assert self.scope is not None and self._op is not None
+        return self.scope, self._op
+
+    def _named(self):
+        """A context in which JAX tags what is traced with the op."""
+        return jax.named_scope(self._of_op[1].tag)
 
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""
@@ -45,11 +59,11 @@ class DeviceLoop:
 
     def parts(self, dim: Dim) -> int:
         """Into how many parts `dim` is split."""
-        return self._scope.parts(self.axes(dim)) if self._scope else 1
+        return self.scope.parts(self.axes(dim)) if self.scope else 1
 
     def size(self, dim: Dim) -> int:
-        """The size of the part of `dim` on this device. All parts together may be larger than the dim: see `padding`."""
-        return self._scope.part(dim, self._axes.get(dim, ())) if self._scope else dim.size
+        """The size of the part of `dim` on this device, with `padding`."""
+        return self.scope.part(dim, self._axes.get(dim, ())) if self.scope else dim.size
 
     def padding(self, dim: Dim) -> int:
         """How many elements the parts of `dim` hold beyond its end; they are the last ones."""
@@ -57,22 +71,29 @@ class DeviceLoop:
 
     def fitting(self, array, dims: Dims, name: str):
         """`array`, after checking that it has the shape of the part of `dims` on this device."""
-        shape = tuple([self.size(d) for d in dims])
+        if self.scope is None:
+            shape = tuple([d.size for d in dims])
+        else:
+            shape = self.scope.local_shape(dims, self.split(dims))
         if jnp.shape(array) != shape:
             raise MeshDSLError(
-                f"{name}: the function gives an array of shape {jnp.shape(array)}; the part of {show(dims)} has {shape}"
+                f"{name}: the function gives an array of shape {jnp.shape(array)}; "
+                f"the part of {show(dims)} has {shape}"
             )
         return array
 
     def masked(self, array, dims: Dims, fill):
-        """`array`, which has `dims`, with its padding replaced by `fill`; as it is where `fill` is None."""
+        """`array`, which has `dims`, with `fill` for its padding; as it is where `fill` is None."""
         padded = [d for d in dims if self.padding(d)] if fill is not None else []
         if not padded:
             return array
         return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
 
     def inside(self, dims: Dims) -> jax.Array:
-        """Which elements of this device's part of `dims` are not padding: booleans, shaped to broadcast against it."""
+        """Which elements of this device's part of `dims` are not padding, as booleans.
+
+        Their shape broadcasts against that of the part.
+        """
         inside = jnp.ones((1,) * len(dims), bool)
         for i, d in enumerate(dims):
             if self.padding(d):
@@ -99,12 +120,13 @@ class DeviceLoop:
         """Sum over the devices that split `dims`.
 
         Args:
-          varies: the result goes on to meet values of those devices, so that its cotangent is to be summed too.
+          varies: the result goes on to meet values of those devices, so that its cotangent is to be
+            summed too.
         """
         total = self._reduce("psum", collectives.psum, x, dims, backward="psum" if varies else "")
         if not varies or not self.axes(dims):
             return total
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collectives.vary(total, self.axes(dims))
 
     def pmax(self, x, dims) -> jax.Array:
@@ -116,15 +138,17 @@ class DeviceLoop:
         return self._reduce("pmin", collectives.pmin, x, dims)
 
     def _reduce(self, operation, collective, x, dims, backward=""):
-        axes = self._scope.in_mesh_order(self.axes(dims)) if self._scope else ()
+        axes = self.scope.in_mesh_order(self.axes(dims)) if self.scope else ()
         if not axes:
             return x
         self._record(operation, axes, resharding.nbytes(x), backward)
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collective(x, axes)
 
     def gather(self, x, dims, *, varies: bool = False) -> jax.Array:
-        """`x` of every device that splits `dims`, stacked along a first dimension in order of the dims' indices.
+        """`x` of every device that splits `dims`, stacked along a first position.
+
+        They stand in the order of the indices of the dims.
 
         Args:
           varies: as in `psum`.
@@ -136,19 +160,21 @@ class DeviceLoop:
         self._record(
             "all_gather",
             axes,
-            resharding.nbytes(x) * self._scope.parts(axes),
+            resharding.nbytes(x) * self._of_op[0].parts(axes),
             "psum_scatter" if varies else "",
         )
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collectives.all_gather(x, axes, 0, varies=varies)
 
     def all_to_all(self, x, dim: Dim, split: int, concat: int) -> jax.Array:
-        """`x` cut along position `split` into one piece for each device that splits `dim`, and what a device gets put together
-        along position `concat`, in order of the devices' parts. With `concat` where `dim` lies it is whole afterwards.
+        """Cut `x` in pieces along position `split`, and send one to each device that splits `dim`.
+
+        What a device gets is put together along position `concat`, in the order of the devices'
+        parts. Where `dim` lies at `concat` it is whole afterwards.
         """
         axes = self.axes(dim)
         self._record("all_to_all", axes, resharding.nbytes(x), "all_to_all")
-        with jax.named_scope(self._op.tag):
+        with self._named():
             return collectives.all_to_all(x, axes, split, concat)
 
     def fetch(
@@ -162,13 +188,15 @@ class DeviceLoop:
         stop: int | None = None,
         fill=0,
     ) -> jax.Array:
-        """A window of `dim` for each of its parts: elements `starts[j]` to `starts[j] + length` of the whole for part j.
+        """A window of `dim` for each part: elements `starts[j]` to `starts[j] + length` for part j.
 
-        Only the elements that a device lacks travel, by `ppermute`. Padding of `x` must hold `fill` already.
+        Only the elements that a device lacks travel, by `ppermute`. Padding of `x` must hold
+        `fill` already.
 
         Args:
           x: what this device has; `dim` lies at position `at`.
-          starts: one static index for each of `parts(dim)` parts; may be negative or beyond the dim.
+          starts: one static index for each of `parts(dim)` parts; may be negative or beyond the
+            dim.
           stop: elements from this index on are not needed (by default those outside of the dim).
           fill: the value of elements before 0 and from `stop` on.
 
@@ -192,7 +220,10 @@ class DeviceLoop:
     def exchange(
         self, x, at: int, dim: Dim, pieces: Sequence[windows.Piece], length: int, *, fill=0
     ) -> jax.Array:
-        """`length` elements at position `at`, where each of `pieces` brings a run of them from a part of `dim`; `fill` elsewhere."""
+        """`length` elements at position `at`, put together from `pieces` of the parts of `dim`.
+
+        Where no piece lies there is `fill`.
+        """
         axes, parts = self.axes(dim), self.parts(dim)
         part = collectives.position(axes) if axes else 0
         own = [p for p in pieces if p.source == p.target]
@@ -202,19 +233,18 @@ class DeviceLoop:
             pairs = [(p.source, p.target) for p in group]
             self._record(
                 "ppermute",
-                crossed(pairs, axes, self._scope.sizes),
+                crossed(pairs, axes, self._of_op[0].sizes),
                 resharding.nbytes(piece),
                 "ppermute",
             )
-            with jax.named_scope(self._op.tag):
+            with self._named():
                 arrived.append((group, collectives.ppermute(piece, axes, pairs)))
         shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
         empty = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
         return window_arrays.assemble(empty, arrived, at, part, parts)
 
     def _record(self, operation, axes, size, backward):
-        if self._scope.parts(axes) > 1 and size:
+        scope, op = self._of_op
+        if size and scope.parts(axes) > 1:
             dims = ", ".join(f"`{d.name}`" for d, a in self._axes.items() if set(a) & set(axes))
-            self._op.moves.append(
-                Move(operation, axes, size, f"{self._op.name} along {dims}", backward)
-            )
+            op.moves.append(Move(operation, axes, size, f"{op.name} along {dims}", backward))

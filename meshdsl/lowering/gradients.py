@@ -1,28 +1,36 @@
-"""Gradients: JAX differentiates the lowered program; this file only decides where the sums over devices are taken.
+"""Gradients: JAX differentiates the lowered program, and this file decides where it sums.
 
-A parameter that several ops use is, by its type, equal on all devices, so JAX would sum its gradient over the
-devices at every use: in a scan over layers, once per layer and per microbatch. Instead the parameter is made to vary,
-before differentiation, over the axes over which *all* of its uses vary. Its gradient then comes out as one pending
-sum, which the law settles once: a psum, or a psum_scatter where the layout splits optimizer state (ZeRO-1). In which dtypes
-this happens, and what else a layout may ask for, is said in `held`.
+A parameter that several ops use is, by its type, equal on all devices, so JAX would sum its
+gradient over the devices at every use: in a scan over layers, once for each layer and microbatch.
+Instead the parameter is made to vary, before differentiation, over the axes over which *all* of its
+uses vary. Its gradient then comes out as one pending sum, which the law settles once: a psum, or a
+psum_scatter where the layout splits optimizer state (ZeRO-1).
+
+Over which axes the uses of a parameter vary is known when the function has been traced. So it is
+traced to a jaxpr with a guess, the axes that split the data of the program, and this jaxpr is what
+JAX differentiates. Only where the guess was wrong the function is traced a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.lowering.parameter_copies import held
-from meshdsl.lowering.scope import common
+from meshdsl.lowering.copies import copy_of, with_copy
+from meshdsl.lowering.parameter_copies import to_differentiate_by
+from meshdsl.lowering.scope import Scope, WrongGuess, common
+from meshdsl.record.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -32,20 +40,22 @@ def value_and_grad(
     """A function that returns the value of `fn` and its gradient by the first argument.
 
     Args:
-      fn: called with a pytree of Tensors and any other arguments; returns a Tensor without dims, and with `has_aux`
-        also a pytree of Tensors.
-      accumulate: a dim of microbatches. Every Tensor among the other arguments that has it is cut along it, the
-        gradients of the cuts are averaged, and only the average is summed over devices: one reduction per step
-        for parameters that are not split. Value and auxiliary results are averaged too.
-      compute: the dtype in which `fn` gets the first argument, and in which it is gathered where it is split; by default its own.
-      reduce: the dtype in which gradients travel and are summed over devices; by default that of the first argument.
-        Over microbatches they are summed in the latter.
+      fn: called with a pytree of Tensors and any other arguments; returns a Tensor without dims,
+        and with `has_aux` also a pytree of Tensors.
+      accumulate: a dim of microbatches. Every Tensor among the other arguments that has it is cut
+        along it, the gradients of the cuts are averaged, and only the average is summed over
+        devices: one reduction per step for parameters that are not split. Value and auxiliary
+        results are averaged too.
+      compute: the dtype in which `fn` gets the first argument, and in which it is gathered where it
+        is split; by default its own.
+      reduce: the dtype in which gradients travel and are summed over devices; by default that of
+        the first argument. Over microbatches they are summed in the latter.
 
     Returns:
-      A function of the same arguments, giving `(value, gradients)` or `((value, aux), gradients)`. Gradients have the
-      dims and dtypes of the parameters and, in a lowering, the layout's split for optimizer state (`rules` and all lists below it).
-      What `aux` has is no gradient: it is split as a value, or as a parameter where it comes from
-      parameters alone.
+      A function of the same arguments, giving `(value, gradients)` or `((value, aux), gradients)`.
+      Gradients have the dims and dtypes of the parameters and, in a lowering, the layout's split
+      for optimizer state (`rules` and all lists below it). What `aux` has is no gradient: it is
+      split as a value, or as a parameter where it comes from parameters alone.
 
     Raises:
       MeshDSLError: the value has dims or is no real floating-point number, `accumulate` is empty or
@@ -53,87 +63,199 @@ def value_and_grad(
     """
     compute, reduce = _float("compute", compute), _float("reduce", reduce)
 
-    def scalar(params, *args):
-        made = fn(params, *args)
-        if has_aux and (not isinstance(made, tuple) or len(made) != 2):
-            got = dim_algebra.show(made.dims) if is_tensor(made) else quote(made)
-            raise MeshDSLError(
-                f"value_and_grad: with has_aux the function returns (value, aux), not {got}"
-            )
-        value, aux = made if has_aux else (made, ())
-        if not is_tensor(value) or value.dims:
-            shown = dim_algebra.show(value.dims) if is_tensor(value) else quote(value)
-            several = isinstance(value, tuple)
-            advice = "set has_aux=True to return more" if several else "take md.mean or md.sum"
-            raise MeshDSLError(
-                f"value_and_grad: the value is a Tensor without dims, not {shown}; {advice}"
-            )
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            raise MeshDSLError(
-                f"value_and_grad: the value is a real floating-point number, not {value.dtype}; "
-                "use md.cast, or md.real or md.abs of a complex number"
-            )
-        aux = jax.tree.map(
-            lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor
-        )
-        value = _settled_result(value)
-        return value.array, carried((value, aux))
-
-    def of_arrays(tensors, tree, arrays, *args):
-        params = [
-            t.replace(array=a if t.place or compute is None else a.astype(compute))
-            for a, t in zip(arrays, tensors, strict=True)
-        ]
-        return scalar(jax.tree.unflatten(tree, params), *args)
-
     def value_and_gradients(params, *args):
-        leaves, tree = jax.tree.flatten(params, is_leaf=is_tensor)
-        tensors = [t for t in leaves if is_tensor(t)]
-        if len(tensors) != len(leaves) or not tensors:
-            others = sorted({type(t).__name__ for t in leaves if not is_tensor(t)})
-            raise MeshDSLError(
-                f"value_and_grad: the first argument is a pytree of Tensors, but it has {', '.join(others) or 'none'}"
-            )
-        _check_floats(params)
-        inputs = jax.tree.leaves(args, is_leaf=is_tensor)
-        scope = common("value_and_grad", [*tensors, *filter(is_tensor, inputs)])
-        if accumulate is not None and not any(
-            is_tensor(x) and accumulate in x.dims for x in inputs
-        ):
-            raise MeshDSLError(
-                f"value_and_grad: no argument has the dim {accumulate} to accumulate over"
-            )
-        if accumulate is not None and not accumulate.size:
-            raise MeshDSLError(
-                f"value_and_grad: {accumulate} has no microbatch to take a gradient of; "
-                "give it a size of 1 or more"
-            )
-        if scope is not None:
-            tensors = [
-                held(entered(resharding.placed(resharding.plain(t), scope)), compute, reduce)
-                for t in tensors
-            ]
-            args = _in_turn(args, accumulate, scope)
+        tensors, tree = _parameters(params)
+        inputs = [x for x in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(x)]
+        scope = common("value_and_grad", [*tensors, *inputs])
+        _check_microbatches(accumulate, inputs)
 
-        uses = [()] * len(tensors)
-        if scope is not None:
-            uses = find_uses(scalar, tensors, tree, _cut(args, accumulate, 0), scope)
-            tensors = [varied(t, axes, scope) for t, axes in zip(tensors, uses, strict=True)]
-        run = partial(of_arrays, tensors, tree)
-        arrays = [t.stored for t in tensors]
-        if accumulate is None:
-            (_, out), grads = jax.value_and_grad(lambda arrays: run(arrays, *args), has_aux=True)(
-                arrays
-            )
+        def body(tensors, args):
+            params = jax.tree.unflatten(tree, tensors)
+            return carried(_value_and_aux(fn(params, *args), has_aux))
+
+        if scope is None:
+            run, arrays = _cast_first(body, tensors, compute), [t.stored for t in tensors]
+            uses = [()] * len(tensors)
+            (value, aux), grads = _differentiated(run, arrays, args, accumulate)
         else:
-            out, grads = _accumulated(run, arrays, args, accumulate, scope)
-        value, aux = uncarried(out)
+            tensors = [_entered(t, scope, compute, reduce) for t in tensors]
+            args = _in_turn(args, accumulate, scope)
+            run, tensors, uses = traced(
+                body, tensors, scope, _element(args, accumulate, 0), accumulate
+            )
+            arrays = [t.stored for t in tensors]
+            (value, aux), grads = _differentiated(run, arrays, args, accumulate)
         grads = [Tensor(g, t.dims, t.role, t.place) for g, t in zip(grads, tensors, strict=True)]
         if scope is not None:
             grads = [gradient(g, axes) for g, axes in zip(grads, uses, strict=True)]
         return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, grads)
 
     return value_and_gradients
+
+
+def traced(
+    body: Callable, tensors: Sequence[Tensor], scope: Scope, inputs=(), repeated: Dim | None = None
+):
+    """`body`, traced once, as a function that JAX differentiates.
+
+    Args:
+      body: called with `tensors` and `inputs`; returns a pytree without Tensors.
+      inputs: a pytree of Tensors and anything else.
+      repeated: a dim over whose elements the function will run, for the record.
+
+    Returns:
+      A function of the arrays of `tensors` and of inputs alike; `tensors`, made to vary over the
+      axes over which all of their uses vary; and these axes, for each of them.
+    """
+    guess = [scope.in_mesh_order(scope.data_axes - _own_axes(t)) for t in tensors]
+    none = [()] * len(tensors)
+    while True:
+        first = next_op_number()
+        try:
+            run, varying, uses = _traced_as(body, tensors, guess, scope, inputs, repeated)
+        except WrongGuess:  # with no guess at all the trace gets to its end
+            uses = none
+        else:
+            if uses == guess:
+                return run, varying, uses
+        scope.recorder.forget(first)
+        guess = uses
+
+
+def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None):
+    """As `traced`, with `tensors` made to vary over the axes `guess`. The uses may be others."""
+    varying = [varied(t, axes, scope) for t, axes in zip(tensors, guess, strict=True)]
+    numbers = [next(scope.origins) for _ in tensors]
+    scope.guesses |= dict(zip(numbers, map(frozenset, guess), strict=True))
+    results: list = []  # the structure and the leaves of what `body` returned
+
+    def of_arrays(arrays, inputs):
+        made = []
+        for t, array, number in zip(varying, arrays, numbers, strict=True):
+            place = t.place._replace(origin=t.place.origin | {number})
+            made.append(with_copy(Tensor(array, t.dims, t.role, place), copy_of(t)))
+        leaves, tree = jax.tree.flatten(body(made, uncarried(inputs)))
+        results[:] = [tree, leaves]
+        return [x for x in leaves if _is_array(x)]
+
+    leaves, structure = jax.tree.flatten(carried(inputs))
+    kept = [not _is_array(x) for x in leaves]  # what JAX cannot trace is as it is
+
+    def of_leaves(arrays, traced_leaves):
+        given = iter(traced_leaves)
+        every = [x if keep else next(given) for x, keep in zip(leaves, kept, strict=True)]
+        return of_arrays(arrays, jax.tree.unflatten(structure, every))
+
+    def arrays_of(inputs):
+        return [
+            x for x, keep in zip(jax.tree.leaves(carried(inputs)), kept, strict=True) if not keep
+        ]
+
+    with scope.recorder.repeated(repeated.name, repeated.size) if repeated else nullcontext():
+        closed = jax.make_jaxpr(of_leaves)([t.stored for t in varying], arrays_of(inputs))
+    evaluate, (tree, made) = jaxpr_as_fun(closed), results
+
+    def run(arrays, inputs=()):
+        found = iter(evaluate(*arrays, *arrays_of(inputs)))
+        return jax.tree.unflatten(tree, [next(found) if _is_array(x) else x for x in made])
+
+    uses = [
+        scope.in_mesh_order(scope.uses.get(number, frozenset()) - _own_axes(t))
+        for number, t in zip(numbers, tensors, strict=True)
+    ]
+    return run, varying, uses
+
+
+def _is_array(x) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+
+
+def _own_axes(t: Tensor) -> frozenset[str]:
+    """The axes over which no use makes `t` vary: a loop over a dim that they split gathers it."""
+    return t.place.scope.layout.spent.union(*t.place.axes)
+
+
+def _cast_first(body: Callable, tensors: Sequence[Tensor], compute) -> Callable:
+    """Outside of a lowering: `body` as a function of arrays, cast to the dtype `compute`."""
+
+    def run(arrays, inputs):
+        cast = arrays if compute is None else [a.astype(compute) for a in arrays]
+        return body([t.replace(array=a) for t, a in zip(tensors, cast, strict=True)], inputs)
+
+    return run
+
+
+def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
+    """What `run` returns, and its gradient by `arrays`; averaged over `accumulate`."""
+
+    def value(arrays, args):
+        out = run(arrays, args)
+        return out[0].tensor.array, out
+
+    with_gradient = jax.value_and_grad(value, has_aux=True)
+    if accumulate is None:
+        (_, out), grads = with_gradient(arrays, args)
+        return uncarried(out), grads
+
+    def turn(total, index):
+        (_, out), grads = with_gradient(arrays, _element(args, accumulate, index))
+        return jax.tree.map(jnp.add, total, grads), out
+
+    # The gradients that are carried are sums that no device has shared yet.
+    zeros = [collectives.vary(jnp.zeros_like(a), collectives.varying(a)) for a in arrays]
+    total, outs = lax.scan(turn, zeros, jnp.arange(accumulate.size))
+    mean = jax.tree.map(lambda a: jnp.mean(a, axis=0), outs)
+    return uncarried(mean), jax.tree.map(lambda g: g / accumulate.size, total)
+
+
+def _parameters(params):
+    """The Tensors of the first argument, which has nothing else, and its structure."""
+    leaves, tree = jax.tree.flatten(params, is_leaf=is_tensor)
+    tensors = [t for t in leaves if is_tensor(t)]
+    if len(tensors) != len(leaves) or not tensors:
+        others = sorted({type(t).__name__ for t in leaves if not is_tensor(t)})
+        raise MeshDSLError(
+            "value_and_grad: the first argument is a pytree of Tensors, but it has "
+            f"{', '.join(others) or 'none'}"
+        )
+    _check_floats(params)
+    return tensors, tree
+
+
+def _check_microbatches(dim: Dim | None, inputs: Sequence[Tensor]) -> None:
+    if dim is None:
+        return
+    if not any(dim in x.dims for x in inputs):
+        raise MeshDSLError(f"value_and_grad: no argument has the dim {dim} to accumulate over")
+    if not dim.size:
+        raise MeshDSLError(
+            f"value_and_grad: {dim} has no microbatch to take a gradient of; "
+            "give it a size of 1 or more"
+        )
+
+
+def _value_and_aux(made, has_aux: bool):
+    """What the function returned, settled: a Tensor without dims, and the pytree `aux`."""
+    if has_aux and (not isinstance(made, tuple) or len(made) != 2):
+        got = dim_algebra.show(made.dims) if is_tensor(made) else quote(made)
+        raise MeshDSLError(
+            f"value_and_grad: with has_aux the function returns (value, aux), not {got}"
+        )
+    value, aux = made if has_aux else (made, ())
+    if not is_tensor(value) or value.dims:
+        shown = dim_algebra.show(value.dims) if is_tensor(value) else quote(value)
+        several = isinstance(value, tuple)
+        advice = "set has_aux=True to return more" if several else "take md.mean or md.sum"
+        raise MeshDSLError(
+            f"value_and_grad: the value is a Tensor without dims, not {shown}; {advice}"
+        )
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise MeshDSLError(
+            f"value_and_grad: the value is a real floating-point number, not {value.dtype}; "
+            "use md.cast, or md.real or md.abs of a complex number"
+        )
+    aux = jax.tree.map(lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor)
+    return _settled_result(value), aux
 
 
 def _check_floats(params) -> None:
@@ -148,9 +270,17 @@ def _check_floats(params) -> None:
             )
 
 
-def entered(t: Tensor) -> Tensor:
-    """`t`, to be differentiated by. Inside `over` each element has a derivative of its own, so nothing is summed over
-    the axes that its dim is split over: `t` is made whole, and varying, over these beforehand.
+def _entered(t: Tensor, scope: Scope, compute, reduce) -> Tensor:
+    """The parameter `t` as the function that is differentiated gets it."""
+    t = made_whole(resharding.placed(resharding.plain(t), scope))
+    return to_differentiate_by(t, compute, reduce)
+
+
+def made_whole(t: Tensor) -> Tensor:
+    """`t`, to be differentiated by, whole over the axes that are spent.
+
+    Inside `over` each element has a derivative of its own, so nothing is summed over the axes that
+    its dim is split over: `t` is made whole, and varying, over these beforehand.
     """
     spent = t.place.scope.in_mesh_order(t.place.scope.layout.spent)
     return varied(resharding.settle(t), spent, t.place.scope) if spent else t
@@ -160,17 +290,18 @@ def _settled_result(x: Tensor) -> Tensor:
     """What a differentiated function returns, settled; no gradient, whatever it comes from."""
     if x.place is None:
         return x
-    x.place.scope.note_use(x.place.origin, ())
-    if x.place.level == "gradient":
-        x = x.replace(place=x.place._replace(level="parameter"))
-    return resharding.plain(resharding.settle(x))
+    scope, level = x.place.scope, x.place.level
+    scope.note_use(x.place.origin, ())
+    level = "parameter" if level == "gradient" else level
+    x = resharding.plain(resharding.settle(x, split=scope.split(x.dims, level), level=level))
+    return x.replace(place=x.place._replace(level=level, origin=frozenset()))
 
 
 def _float(name: str, dtype):
     if dtype is None:
         return None
     try:
-        found = jnp.dtype(dtype)
+        found = None if hasattr(dtype, "shape") else jnp.dtype(dtype)
     except (TypeError, ValueError):
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
@@ -180,50 +311,34 @@ def _float(name: str, dtype):
     return found
 
 
-def find_uses(scalar, tensors, tree, args, scope) -> list[tuple[str, ...]]:
-    """For each parameter the axes over which every one of its uses varies, found by tracing the value once."""
-    marked = [
-        t.replace(place=t.place._replace(origin=frozenset((i,)))) for i, t in enumerate(tensors)
-    ]
-    with scope.looking_for_uses() as uses:
-        value = lambda params: scalar(uncarried(params), *args)[0]  # noqa: E731
-        jax.eval_shape(value, carried(jax.tree.unflatten(tree, marked)))
-    own = [
-        scope.layout.spent.union(*t.place.axes) for t in tensors
-    ]  # a loop over a dim that they split has gathered it before
-    return [scope.in_mesh_order(set(uses.get(i, ())) - own[i]) for i in range(len(tensors))]
-
-
-def varied(t: Tensor, axes, scope) -> Tensor:
-    """`t` with a type that varies over `axes`; recorded, because a second derivative sums over them."""
+def varied(t: Tensor, axes, scope: Scope) -> Tensor:
+    """`t` with a type that varies over `axes`; recorded, as a second derivative sums over them."""
     if not axes:
         return t
     with jax.named_scope(scope.recorder.begin("vary", t.dims, t.place.axes).tag):
-        return t.replace(array=collectives.vary(t.stored, axes))
+        return with_copy(t.replace(array=collectives.vary(t.stored, axes)), copy_of(t))
 
 
 def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
-    """`grad`, of which each device along `axes` has a term, summed in the dtype that it says and split as `level` says."""
-    array, dtype = grad.stored, grad.stored.dtype
+    """`grad`, of which each device along `axes` has a term, summed and split as `level` says.
+
+    It is summed in the dtype that `grad` says, and comes out in its own.
+    """
+    array, dtype, scope = grad.stored, grad.stored.dtype, grad.place.scope
     with jax.named_scope("gradient"):
         dtypes = grad.place.dtypes
-        if axes and dtypes:
-            array = lax.optimization_barrier(
-                array.astype(dtypes.sums)
-            )  # see `derivatives.to_sum`; the cast up may lie further back
-        place = grad.place._replace(pending=tuple(axes), level=level, dtypes=None)
-        term = Tensor(array, grad.dims, grad.role, place)
-        rules = grad.place.scope.layout.at("value")
-        term.because = {
-            a: " or ".join(dict.fromkeys(str(rule) for rule in rules if rule.axis == a))
-            for a in axes
-        }
-        settled = resharding.settle(term, "gradient")
+        if axes and dtypes:  # see `derivatives.to_sum`: the cast up may lie further back
+            array = lax.optimization_barrier(array.astype(dtypes.sums))
+        rules = scope.layout.at("value")
+        named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
+        reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
+        place = grad.place._replace(pending=tuple(axes), level=level, dtypes=None, reasons=reasons)
+        settled = resharding.settle(Tensor(array, grad.dims, grad.role, place), "gradient")
         return settled.replace(array=settled.stored.astype(dtype))
 
 
-def _in_turn(args, dim: Dim | None, scope):
-    """`args` with every Tensor that has `dim` split as its elements along `dim` are, one after another."""
+def _in_turn(args, dim: Dim | None, scope: Scope):
+    """`args` with every Tensor that has `dim` split as its elements along `dim` are, one by one."""
     if dim is None:
         return args
     op = scope.recorder.begin("accumulate", (dim,), ((),))
@@ -234,7 +349,7 @@ def _in_turn(args, dim: Dim | None, scope):
     return jax.tree.map(turn, args, is_leaf=is_tensor)
 
 
-def _cut(args, dim: Dim | None, index):
+def _element(args, dim: Dim | None, index):
     """`args` with every Tensor that has `dim` cut to one element of it."""
 
     def cut(x):
@@ -242,29 +357,7 @@ def _cut(args, dim: Dim | None, index):
             return x
         at = x.dims.index(dim)
         place = x.place and x.place._replace(axes=x.place.axes[:at] + x.place.axes[at + 1 :])
-        return Tensor(
-            lax.dynamic_index_in_dim(x.array, index, at, keepdims=False),
-            dim_algebra.without(x.dims, (dim,)),
-            x.role,
-            place,
-        )
+        array = lax.dynamic_index_in_dim(x.array, index, at, keepdims=False)
+        return Tensor(array, dim_algebra.without(x.dims, (dim,)), x.role, place)
 
     return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)
-
-
-def _accumulated(run, arrays, args, dim: Dim, scope):
-    """Values and gradients averaged over `dim`; the carried gradients are sums that no device has shared yet."""
-
-    def body(total, index):
-        cut = _cut(args, dim, index)
-        (_, out), grads = jax.value_and_grad(lambda arrays: run(arrays, *cut), has_aux=True)(arrays)
-        return jax.tree.map(jnp.add, total, grads), out
-
-    zeros = [collectives.vary(jnp.zeros_like(a), collectives.varying(a)) for a in arrays]
-    if scope is None:
-        total, outs = lax.scan(body, zeros, jnp.arange(dim.size))
-    else:
-        with scope.recorder.repeated(dim.name, dim.size):
-            total, outs = lax.scan(body, zeros, jnp.arange(dim.size))
-    mean = lambda a: jnp.mean(a, axis=0)  # noqa: E731
-    return jax.tree.map(mean, outs), jax.tree.map(lambda g: g / dim.size, total)

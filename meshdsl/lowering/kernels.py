@@ -10,6 +10,7 @@ over, which is all that a function of local arrays can make of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +85,7 @@ def _opaque(fn: Callable, *args):
     return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed))
 
 
-def _traced(fn: Callable, arrays: Sequence) -> tuple[ClosedJaxpr, jax.tree_util.PyTreeDef]:
+def _traced(fn: Callable, arrays: Sequence) -> tuple[ClosedJaxpr, Any]:
     """The jaxpr of `fn` for arrays of these shapes, traced as if outside of `shard_map`, and the
     structure of its result.
     """

@@ -1,18 +1,31 @@
-"""Point 2 and 3 of the law, written once: how any op runs.
+"""The law: how any op runs on a mesh.
 
-An op states the dims of its loop nest and of its results, a local function, and whether it is linear. `run` splits
-the loop by the law, brings each operand to the loop's split restricted to its own dims, calls the local function on
-local arrays, and leaves a pending sum over the axes of dims that were split and contracted.
+An op states its *loop nest*, which is every dim that it touches, the dims of its results, and a
+function of local arrays. The rules of the layout decide the rest, in four steps:
 
-The local function gets a `Loop`: what it may ask of the machine. Outside a lowering the same function runs with a
-Loop that is split over nothing, on whole arrays; that is the reference that every lowering must equal.
+1. `split` the loop nest: the rules give its dims the axes of the mesh.
+2. `bring` each operand to the split of the loop, restricted to the operand's own dims.
+3. `compute` on what each device has. A dim that is split and that no result has, because it is
+   contracted, leaves a sum pending over its axes.
+4. `settle` each result in the split that the rules give its own dims.
+
+For example, with the rules `batch -> data` and `d_ff -> model`,
+
+    einsum(h, down, out=(batch, d_model))   # h [batch_data, d_ff_model], down [d_ff_model, d_model]
+
+has the loop nest `batch, d_ff, d_model`, of which `batch` is split over `data` and `d_ff` over
+`model`. Both operands are split so already, each device multiplies what it has, and the result
+[batch_data, d_model] is a sum pending over `model`.
+
+Outside of a lowering the same function runs on whole arrays: that is the reference that every
+lowering equals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +33,16 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims
 from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.scope import common
+from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
-from meshdsl.splits.changes import Change, padded_changes
+from meshdsl.splits.changes import Split, padded_changes
 from meshdsl.tensor import Dtypes, Parameter, Place, Tensor
 from meshdsl.values import array_of
+
+_NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
+_NOTHING: frozenset = frozenset()
 
 
 def apply_op(
@@ -37,33 +54,14 @@ def apply_op(
     out: Dims,
     **how,
 ) -> Tensor:
-    """Run one op by the law; see `run_many`. `local` returns one array, with the local shape of `out`."""
-    return apply_op_many(
-        name, lambda at, *xs: (local(at, *xs),), operands, loop=loop, outs=(out,), **how
-    )[0]
+    """Run one op with one result by the law; see `apply_op_many`.
+
+    `local` returns one array, which has the local shape of `out`.
+    """
+    one = lambda at, *arrays: (local(at, *arrays),)
+    return apply_op_many(name, one, operands, loop=loop, outs=(out,), **how)[0]
 
 
-def _copies_too(run: Callable) -> Callable:
-    """Where parameters alone make a parameter, and whole copies of them are at hand, the result has one too, unless it is a sum to be taken."""
-
-    @wraps(run)
-    def run_both(name, local, operands, **how):
-        made = run(name, local, operands, **how)
-        if (
-            any(t.whole is not None for t in operands)
-            and made[0].place.level != "value"
-            and not any(x.pending for x in made)
-        ):
-            copies = run(
-                name, local, [t if t.whole is None else t.whole for t in operands], **how
-            )
-            made = tuple(x.replace(whole=copy) for x, copy in zip(made, copies, strict=True))
-        return made
-
-    return run_both
-
-
-@_copies_too
 def apply_op_many(
     name: str,
     local: Callable,
@@ -72,138 +70,212 @@ def apply_op_many(
     loop: Dims,
     outs: Sequence[Dims],
     unsplit: Dims = (),
-    same_split: Mapping[Dim, Dim] = MappingProxyType({}),
+    same_split: Mapping[Dim, Dim] = _NO_DIMS,
     linear: bool = False,
     sums: bool = True,
     like: Tensor | None = None,
-    fill=0,
+    fill: Any = 0,
     choose_splits: Callable | None = None,
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
     Args:
-      local: called with a Loop and the operands' local arrays, returns one array for each of `outs`.
-      loop: the loop nest: every dim of the operands, and any other that the work could be split over.
-      outs: dims of each result. Dims that are not in the loop come out unsplit, and are then split by the law.
-      same_split: for a dim that is not in the loop, the dim of the loop whose split it has: in an operand it is brought to that
-        split, in a result it comes out with it.
+      name: what the record and errors call the op.
+      local: called with a `DeviceLoop` and the local arrays of the operands; returns one array for
+        each of `outs`.
+      loop: the loop nest: every dim of the operands, and any other dim that the work could be split
+        over.
+      outs: the dims of each result. A dim that is not in the loop comes out whole.
       unsplit: dims of the loop that the local function needs whole.
-      linear: the op is linear in its operands taken together, so sums that all of them wait for may keep waiting.
-      sums: a contracted dim leaves a sum to be taken over the axes that split it. Otherwise `local` has taken care.
+      same_split: for a dim that is not in the loop, a dim of the loop: it has the same split. In an
+        operand it is brought to that split, in a result it comes out with it.
+      linear: the op is linear in its operands taken together. A sum that is pending in all of them
+        may then stay pending in the results.
+      sums: a contracted dim leaves a pending sum. Otherwise `local` has taken care of that.
       like: for an op without operands, a tensor in whose lowering it is to run.
-      fill: what `local` finds in the padding of operands whose dims are split unevenly: one number for all of them, or one
-        for each; None where it does not matter. What the op leaves in the padding of its results never matters.
-      choose_splits: for an op with one operand and one result that the law for the loop would move too much: called with the operand's
-        split, the law's split of the result and the scope, returns the split that the operand is brought to and
-        that in which the result comes out, before it is split by the law.
+      fill: what `local` finds in the padding of operands whose dims are split unevenly: one number
+        for all of them, or a tuple with one for each; None where it does not matter. What the op
+        leaves in the padding of its results never matters.
+      choose_splits: for an op with one operand and one result for which the split of the loop would
+        move too much. It is called with the split of the operand, the law's split of the result
+        and the scope, and returns two splits: that to which the operand is brought, and that in
+        which the result comes out.
     """
     scope = common(name, operands) or (
         like.place.scope if like is not None and like.place else None
     )
     if scope is None:
-        results = local(DeviceLoop(dict.fromkeys(loop, ())), *[array_of(name, t) for t in operands])
-        role = _role(operands)
-        return tuple(
-            Tensor(a, dims, role and role.get(dims, Parameter()))
-            for a, dims in zip(results, outs, strict=True)
-        )
-
+        return _on_one_device(name, local, operands, loop, outs)
     if choose_splits is not None and not operands[0].size:  # there is nothing to move
         choose_splits, unsplit = None, loop
-    level, pending = _level(operands), _kept_pending(operands, linear)
-    if not pending and any([t.pending for t in operands]):
+
+    level, pending = _level(operands), _stays_pending(operands, linear)
+    if not pending:
         operands = [resharding.settle(t) if t.pending else t for t in operands]
-    split = _loop_split(scope, loop, unsplit, level, pending)
+    chosen = None
     if choose_splits is not None:
-        then = tuple(
-            tuple(a for a in axes if a not in pending) for axes in scope.split(outs[0], level)
-        )
-        before, after = choose_splits(operands[0].place.axes, then, scope)
-        split = dict(zip(loop, before, strict=True))
-    known = (
-        {**split, **{new: split[old] for new, old in same_split.items()}} if same_split else split
-    )
-    axes = tuple([split[d] for d in loop])
-    loop_axes = scope.layout.spent.union(*axes)
-    op = scope.recorder.begin(name, loop, axes, scope.waste(loop, axes))
+        law = _less(scope.split(outs[0], level), pending)
+        chosen = choose_splits(operands[0].place.axes, law, scope)
+
+    work = split(scope, loop, tuple(outs), level, pending, unsplit, same_split, sums, chosen)
+    op = _begin(name, loop, outs, work, scope)
+    at = DeviceLoop(work.axes_of, scope, op)
+    if chosen is not None:
+        at.result = DeviceLoop(dict(zip(outs[0], chosen[1], strict=True)), scope, op)
+    arrays = bring(operands, work, at, op, fill if op.waste or same_split else None)
+    results = compute(local, at, arrays, op)
+    made = settle(results, operands, work, scope, op)
+    if scope.copies and level != "value":
+        how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
+        how |= {"fill": fill, "choose_splits": choose_splits}
+        made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
+    return made
+
+
+class Work(NamedTuple):
+    """What the law says of one loop nest.
+
+    Attributes:
+      level: whose rules split it.
+      axes_of: for each dim of the loop, and each that has the same split, the axes that split it.
+      axes: for each dim of the loop the axes that split it.
+      loop_axes: all axes over which the loop is split.
+      waste: the work on padding, as a fraction of the work on elements.
+      why: gives the reason of what is done to an operand.
+      results: for each result what becomes of it.
+      splits: the answers that `split_of` has given.
+    """
+
+    level: str
+    axes_of: dict[Dim, tuple[str, ...]]
+    axes: Split
+    loop_axes: frozenset[str]
+    waste: float
+    why: Callable
+    results: tuple[Result, ...]
+    splits: dict[Dims, Split]
+
+    def split_of(self, dims: Dims) -> Split:
+        """The split of the loop, restricted to `dims`."""
+        found = self.splits.get(dims)
+        if found is None:
+            found = self.splits[dims] = tuple([self.axes_of.get(d, ()) for d in dims])
+        return found
+
+
+class Result(NamedTuple):
+    """What the law says of one result.
+
+    Attributes:
+      dims: its dims.
+      split: in which it comes out of the loop.
+      varies: the axes over which it differs between devices.
+      pending: the axes over which it is a sum.
+      reasons: for each axis over which this op makes it a sum the rule behind it.
+      target: the split that the law gives its dims.
+    """
+
+    dims: Dims
+    split: Split
+    varies: tuple[str, ...]
+    pending: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...]
+    target: Split
+
+
+def split(
+    scope: Scope,
+    loop: Dims,
+    outs: tuple[Dims, ...],
+    level: str,
+    pending: tuple[str, ...] = (),
+    unsplit: Dims = (),
+    same_split: Mapping[Dim, Dim] = _NO_DIMS,
+    sums: bool = True,
+    chosen: tuple[Split, Split] | None = None,
+) -> Work:
+    """The rules split the loop nest: its dims get the axes of the mesh, and the results theirs.
+
+    Axes of a pending sum are spent on it until it is taken.
+    """
+    same = tuple(same_split.items()) if same_split else ()
+    key = (loop, outs, level, pending, unsplit, same, sums, chosen)
+    if (known := scope.loops.get(key)) is not None:
+        return known
+    free = tuple(d for d in loop if d not in unsplit)
+    if chosen is None:
+        axes_of = dict(zip(free, _less(scope.split(free, level), pending), strict=True))
+    else:
+        axes_of = dict(zip(loop, chosen[0], strict=True))
+    axes = tuple(axes_of.get(d, ()) if d.size else () for d in loop)  # no elements, no parts
+    axes_of = dict(zip(loop, axes, strict=True))
+    axes_of |= {new: axes_of[old] for new, old in same_split.items()}
+
+    results = []
     for dims in outs:
-        if dims is not loop:
-            scope.recorder.names.update([d.name for d in dims])
-    free = tuple(d for d in loop if d not in unsplit) if unsplit else loop
-    why = (
-        _reasons(scope, free, level, "the op needs it whole")
-        if choose_splits is None
-        else _reasons(scope, outs[0], level)
-    )
-    _note_uses(scope, operands, level, loop_axes, known)
-    at = DeviceLoop(known, scope, op)
-    if choose_splits is not None:
-        at.result = DeviceLoop(dict(zip(outs[0], after, strict=True)), scope, op)
+        gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
+        contracted = {a for d in gone for a in axes_of[d]} if sums else _NOTHING
+        kept = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
+        waits = scope.in_mesh_order({*contracted, *pending})
+        rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
+        varies = (*(a for split in kept for a in split), *waits)
+        target = _less(scope.split(dims, level), waits)
+        results.append(Result(dims, kept, varies, waits, tuple(rules.items()), target))
+    whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
+    why = _reason(scope, free if chosen is None else outs[0], level, whole)
+    loop_axes = scope.layout.spent.union(*axes)
+    waste = scope.waste(loop, axes)
+    work = Work(level, axes_of, axes, loop_axes, waste, why, tuple(results), {})
+    scope.loops[key] = work
+    return work
+
+
+def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) -> list[jax.Array]:
+    """The local arrays of the operands, in the split of the loop, with `fill` in their padding."""
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
-        brought = resharding.bring(t, at.split(t.dims), loop_axes, scope, op, why)
-        array = array_of(name, brought)
-        arrays.append(at.masked(array, t.dims, value) if op.waste or same_split else array)
+        wanted, place = work.split_of(t.dims), t.place
+        if place is not None and place.origin and work.level == "value":
+            # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
+            own = {a for axes in (*place.axes, *wanted) for a in axes}
+            place.scope.note_use(place.origin, work.loop_axes - own)
+        if not _stands_so(t, wanted, work.loop_axes):
+            t = resharding.reshard(t, wanted, at.scope, op, work.why, varies=work.loop_axes)
+        array = array_of(op.name, t)
+        arrays.append(array if fill is None else at.masked(array, t.dims, value))
+    return arrays
+
+
+def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
+    """What the op computes of the parts that this device has."""
     with jax.named_scope(op.tag):
-        results = local(at, *arrays)
+        return local(at, *arrays)
 
-    origin = (
-        frozenset().union(*(t.place.origin for t in operands if t.place))
-        if level != "value"
-        else frozenset()
-    )
-    role = _role([t for t in operands if t.place]) if level != "value" else None
-    sums_in = (
-        next((t.place.dtypes.sums for t in operands if t.place and t.place.dtypes), None)
-        if level != "value"
-        else None
-    )
+
+def settle(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, ...]:
+    """Each result as a Tensor, split by the law for its own dims.
+
+    Axes of pending sums split nothing until the sum is taken.
+    """
+    origin, roles, sums_in, reasons = _inherited(operands, work.level)
     made = []
-    for array, dims in zip(results, outs, strict=True):
-        kept = at.result.split(dims)
-        contracted = set()
-        if sums and dims is not loop:
-            gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
-            contracted = {a for d in gone for a in split[d]}
-        waits = scope.in_mesh_order(contracted.union(pending)) if contracted or pending else ()
-        array = collectives.vary(array, (*(a for axes in kept for a in axes), *waits))
-        dtypes = (
-            Dtypes(array.dtype, sums_in)
-            if sums_in and jnp.issubdtype(array.dtype, jnp.inexact)
-            else None
-        )
-        place = Place(scope, kept, waits, level, origin, dtypes)
-        result = Tensor(array, dims, role and role.get(dims, Parameter()), place)
-        if waits:
-            result.because = {
-                **(operands[0].because or {}),
-                **{a: str(scope.rule(loop, level, a)) for a in contracted},
-            }
-        made.append(_by_law(result, op))
+    for array, result in zip(results, work.results, strict=True):
+        dims, pending = result.dims, result.pending
+        array = collectives.vary(array, result.varies)
+        dtypes = None
+        if sums_in is not None and jnp.issubdtype(array.dtype, jnp.inexact):
+            dtypes = Dtypes(array.dtype, sums_in)
+        because = (*reasons, *result.reasons) if pending else ()
+        place = Place(scope, result.target, pending, work.level, origin, dtypes, because)
+        if result.split != result.target:
+            changes = padded_changes(dims, result.split, result.target, scope)
+            how = {"dims": dims, "now": result.split, "then": result.target, "varies": _NOTHING}
+            why = _reason(scope, dims, work.level)
+            array = resharding.reshard_array(array, changes, scope, op, **how, why=why)
+        role = roles.get(dims, Parameter()) if roles is not None else None
+        made.append(Tensor(array, dims, role, place))
     return tuple(made)
-
-
-def _level(operands) -> str:
-    """Parameters alone make parameters; anything else makes a value. Tensors without a place adopt the others'."""
-    levels = {t.place.level for t in operands if t.place}
-    return "value" if "value" in levels or not levels else max(levels, key=LEVELS.index)
-
-
-def _role(operands) -> dict[Dims, Parameter] | None:
-    """The role of a result, by its dims, where every operand is a parameter or follows one."""
-    if not operands or any(t.role is None for t in operands):
-        return None
-    return {t.dims: t.role for t in reversed(operands)}
-
-
-def _kept_pending(operands, linear) -> tuple[str, ...]:
-    waits = {t.pending for t in operands}
-    if not linear or len(waits) != 1:
-        return ()
-    dtypes = {t.dtype for t in operands}
-    alike = len(dtypes) == 1 or all([jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes])
-    return waits.pop() if alike else ()
 
 
 def sums_alike(dtype, made) -> bool:
@@ -214,57 +286,111 @@ def sums_alike(dtype, made) -> bool:
     return dtype == made or all(jnp.issubdtype(d, jnp.inexact) for d in (dtype, made))
 
 
-def _loop_split(scope, loop, unsplit, level, pending) -> dict[Dim, tuple[str, ...]]:
-    free = tuple(d for d in loop if d not in unsplit) if unsplit else loop
-    split = dict(zip(free, scope.split(free, level), strict=True))
-    if pending:  # those axes are spent on the sum until it is taken
-        split = {d: tuple(a for a in axes if a not in pending) for d, axes in split.items()}
-    for d in loop:
-        if d in unsplit or not d.size:  # of no elements there are no parts
-            split[d] = ()
-    return split
+def _on_one_device(name, local, operands, loop: Dims, outs) -> tuple[Tensor, ...]:
+    """Outside of a lowering: the local function, of whole arrays."""
+    results = local(DeviceLoop(_NO_AXES), *[array_of(name, t) for t in operands])
+    roles = _roles(operands)
+    return tuple(
+        [
+            Tensor(a, dims, roles.get(dims, Parameter()) if roles else None)
+            for a, dims in zip(results, outs, strict=True)
+        ]
+    )
 
 
-def _note_uses(scope, operands, level, loop_axes, split) -> None:
-    """For grad: over which axes an op makes a parameter vary. Being cut or gathered over an axis is not that."""
-    if scope.uses is None or level != "value":
-        return
-    for t in operands:
-        if t.place and t.place.origin:
-            own = {
-                a for d, axes in zip(t.dims, t.place.axes, strict=True) for a in (*axes, *split[d])
-            }
-            scope.note_use(t.place.origin, loop_axes - own)
+_NO_AXES: Mapping[Dim, tuple[str, ...]] = MappingProxyType({})
 
 
-def _reasons(scope, dims, level, otherwise="no rule splits the result over it"):
-    def why(step: Change) -> str:
-        rule = scope.rule(dims, level, step.axes[0])
+def _level(operands: Sequence[Tensor]) -> str:
+    """Parameters alone make parameters; anything else makes a value.
+
+    Tensors without a place adopt the level of the others.
+    """
+    levels = {t.place.level for t in operands if t.place is not None}
+    if "value" in levels or not levels:
+        return "value"
+    return max(levels, key=LEVELS.index)
+
+
+def _stays_pending(operands: Sequence[Tensor], linear: bool) -> tuple[str, ...]:
+    """The axes over which all operands are pending sums, if these may stay pending."""
+    if not linear:
+        return ()
+    pending = {t.pending for t in operands}
+    if len(pending) != 1:
+        return ()
+    (axes,) = pending
+    dtypes = {t.dtype for t in operands} if axes else ()
+    alike = len(dtypes) <= 1 or all([jnp.issubdtype(d, jnp.inexact) for d in dtypes])
+    return axes if alike else ()
+
+
+def _less(split: Split, spent: tuple[str, ...]) -> Split:
+    """`split` without the axes `spent`."""
+    if not spent:
+        return split
+    return tuple([tuple([a for a in axes if a not in spent]) for axes in split])
+
+
+def _begin(name: str, loop: Dims, outs: Sequence[Dims], work: Work, scope: Scope) -> Op:
+    """A row of the record for the op."""
+    for dims in outs:
+        if dims is not loop:
+            scope.recorder.names.update([d.name for d in dims])
+    return scope.recorder.begin(name, loop, work.axes, work.waste)
+
+
+def _stands_so(t: Tensor, split: Split, loop_axes: frozenset[str]) -> bool:
+    """Whether there is nothing to do to bring `t` to a loop with this split."""
+    place = t.place
+    if place is None:
+        return not any(split) and loop_axes <= collectives.varying(t.stored)
+    if place.axes != split or place.dtypes is not None or copy_of(t) is not None:
+        return False
+    return loop_axes <= collectives.varying(t.stored)
+
+
+def _inherited(operands: Sequence[Tensor], level: str):
+    """What results have from their operands.
+
+    Returns:
+      The parameters that they come from, their roles by dims, the dtype in which their gradients
+      are summed, and the reasons of sums that stay pending.
+    """
+    reasons = operands[0].place.reasons if operands and operands[0].place else ()
+    if level == "value":
+        return _NOTHING, None, None, reasons
+    placed = [t for t in operands if t.place is not None]
+    origin = _NOTHING.union(*(t.place.origin for t in placed))
+    sums_in = next((t.place.dtypes.sums for t in placed if t.place.dtypes), None)
+    return origin, _roles(placed), sums_in, reasons
+
+
+def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:
+    """The role of a result, by its dims, where every operand is a parameter or follows one."""
+    if not operands or any([t.role is None for t in operands]):
+        return None
+    return {t.dims: t.role for t in reversed(operands)}
+
+
+def _reason(scope: Scope, dims: Dims, level: str, otherwise="no rule splits the result over it"):
+    """Gives the reason of a change: the rule of `dims` that takes the first of its axes."""
+
+    def why(change) -> str:
+        rule = scope.rule(dims, level, change.axes[0])
         return str(rule) if rule else otherwise
 
     return why
 
 
-def _by_law(x: Tensor, op: Op) -> Tensor:
-    """`x` split by the law for its dims, except over axes that its pending sums occupy."""
-    scope, place = x.place.scope, x.place
-    law = scope.split(x.dims, place.level)
-    target = (
-        tuple(tuple(a for a in axes if a not in place.pending) for axes in law)
-        if place.pending
-        else law
-    )
-    if place.axes == target:
-        return x
-    steps = padded_changes(x.dims, place.axes, target, scope)
-    how = dict(dims=x.dims, now=place.axes, then=target)
-    array = resharding.perform(
-        x.array,
-        steps,
-        scope,
-        op,
-        **how,
-        varies=frozenset(),
-        why=_reasons(scope, x.dims, place.level),
-    )
-    return Tensor(array, x.dims, x.role, place._replace(axes=target))
+def _with_copies(made: tuple[Tensor, ...], name: str, local: Callable, operands, **how):
+    """The results with copies of their own at hand, if they are made of parameters with copies.
+
+    A result that is a sum to be taken has none.
+    """
+    copies = [copy_of(t) for t in operands]
+    if not any([c is not None for c in copies]) or any([x.pending for x in made]):
+        return made
+    others = [t if c is None else c for t, c in zip(operands, copies, strict=True)]
+    of_copies = apply_op_many(name, local, others, **how)
+    return tuple([with_copy(x, copy) for x, copy in zip(made, of_copies, strict=True)])

@@ -1,7 +1,8 @@
 """`lower`: from a function of whole Tensors to one program for every device of a mesh.
 
-The function is traced once, inside one `jax.shard_map`, on the local parts of its arguments. Arguments arrive split
-by the law and results leave split by it. `jax.jit` around it makes the moves of arguments that arrive otherwise.
+The function is traced once, inside one `jax.shard_map`, on the local parts of its arguments.
+Arguments arrive split by the law and results leave split by it. `jax.jit` around it makes the
+moves of arguments that arrive otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
@@ -29,7 +31,7 @@ from meshdsl.values import check_shape
 
 
 class Lowered:
-    """A function lowered for a mesh under a layout. Call it with (pytrees of) whole Tensors and arrays.
+    """A function lowered for a mesh under a layout; call it with pytrees of Tensors and arrays.
 
     Attributes:
       layout, mesh: what it was lowered for.
@@ -39,7 +41,7 @@ class Lowered:
         self,
         fn: Callable,
         layout: Layout,
-        mesh: Mesh,
+        mesh: Mesh | AbstractMesh,
         dims: Iterable[Dim | str] = (),
         *,
         optimizer: Iterable[int] = (),
@@ -61,21 +63,25 @@ class Lowered:
 
     def __call__(self, *args):
         if isinstance(self.mesh, AbstractMesh) and not any(
-            isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)
+            isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)
         ):
             raise MeshDSLError(
-                f"{self._name}: lowered for a mesh without devices, so it can be planned and not run; lower it for `make_mesh(layout)`"
+                f"{self._name}: lowered for a mesh without devices, so it can be planned and not "
+                "run; lower it for `make_mesh(layout)`"
             )
         with self._explaining(args, runs=True):
             return self._jit(*args)
 
     def lower(self, *args):
-        """JAX's own ahead-of-time object for these arguments (`ShapeDtypeStruct`s will do): `.compile()`, `.as_text()`."""
+        """JAX's own ahead-of-time object for these arguments, with `.compile()` and `.as_text()`.
+
+        Arguments of `ShapeDtypeStruct`s will do.
+        """
         with self._explaining(args):
             return self._jit.lower(*args)
 
     def trace(self, *args):
-        """JAX's own traced object for these arguments, always from a fresh trace: `.jaxpr`, `.lower()`."""
+        """JAX's own traced object for these arguments, from a fresh trace: `.jaxpr`, `.lower()`."""
         with self._explaining(args):
             return jax.jit(lambda *args: self._spmd(*args)).trace(*args)
 
@@ -110,20 +116,16 @@ class Lowered:
             raise
 
     def program(self, *args) -> Program:
-        """The recorded program for these arguments: every op with its loop split and moves, and every collective."""
+        """The program recorded for these arguments: every op, move and collective."""
         return self.trace_program(*args)[1]
 
     def trace_program(self, *args) -> tuple[Any, Program]:
-        """JAX's own traced object for these arguments, and the recorded program of the same trace."""
-        from meshdsl.report.drawn_program import (
-            DrawnProgram,
-        )  # who only runs the function should not wait for it
-
+        """JAX's own traced object for these arguments, and the program recorded in that trace."""
         traced = self.trace(*args)
         split = self._as_split(args)
         sizes = dict(self.mesh.shape)
         how = split, self._donate, self._optimizer
-        return traced, DrawnProgram(self.record, traced.jaxpr, self.layout, sizes, *how)
+        return traced, Program(self.record, traced.jaxpr, self.layout, sizes, *how)
 
     @property
     def record(self):
@@ -153,6 +155,8 @@ class Lowered:
             if is_tensor(leaf):
                 _check_whole(leaf, self._name, level)
                 scope.recorder.names.update(d.name for d in leaf.dims)
+        of_data = [split for split, at in zip(splits, levels, strict=True) if at == "value"]
+        scope.data_axes = frozenset(a for split in of_data for axes in split for a in axes)
         out_specs: list[
             PartitionSpec
         ] = []  # filled in by the trace: the law needs the dims of the results
@@ -237,8 +241,8 @@ def lower(
       donate_argnums: positions of arguments whose memory is used for results, as in `jax.jit`.
 
     Raises:
-      MeshDSLError: the layout names an axis that the mesh lacks; when called: a rule for a dim that nothing has, a
-        dim that does not divide over its axes, and every error of the ops in `fn`.
+      MeshDSLError: the layout names an axis that the mesh lacks; when called: a rule for a dim that
+        nothing has, a dim that does not divide over its axes, and every error of the ops in `fn`.
     """
     mesh = make_mesh(layout) if mesh is None else mesh
     state = _positions("optimizer_argnums", optimizer_argnums)
@@ -255,10 +259,13 @@ def _positions(what: str, given: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -> Lowered:
-    """A lowered function from parameters split as optimizer state is to the same parameters split as at rest (ZeRO-1)."""
+    """A lowered function that brings updated parameters back to their split at rest (ZeRO-1).
+
+    It takes them split as the state of the optimizer is.
+    """
 
     def gather_updated(parameters):
-        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))  # noqa: E731
+        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))
         return jax.tree.map(to_rest, parameters, is_leaf=is_tensor)
 
     return Lowered(gather_updated, layout, mesh, dims, optimizer=(0,))
@@ -301,7 +308,7 @@ def _path(root: str, path) -> str:
 
 
 def _leave(x, scope: Scope, what: str):
-    """A result split by the law, evenly, with a type that says that it is equal along all other axes."""
+    """A result split by the law, evenly, with a type that varies over no other axes."""
     if not is_value(x):
         raise MeshDSLError(
             f"{what} is {quote(x)}; results are pytrees of Tensors, arrays and numbers"

@@ -76,9 +76,18 @@ def _unnested_made_whole(
     return array, start, tuple(a for i in unnested for a in outer[i])
 
 
-def _moved(array, steps, x: Tensor, now: Split, then: Split, op: Op) -> jax.Array:
-    how = dict(dims=x.dims, now=now, then=then, varies=frozenset(), why=lambda _: _WHY)
-    return resharding.perform(array, steps, x.place.scope, op, **how)
+def _moved(array, changes, x: Tensor, now: Split, then: Split, op: Op) -> jax.Array:
+    return resharding.reshard_array(
+        array,
+        changes,
+        x.place.scope,
+        op,
+        dims=x.dims,
+        now=now,
+        then=then,
+        varies=frozenset(),
+        why=lambda _: _WHY,
+    )
 
 
 def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:

@@ -1,13 +1,18 @@
-"""Moves: a tensor brought from one split to another, by the cheapest collectives.
+"""Resharding: a Tensor brought from one split to another, by the cheapest collectives.
 
-Every change of split in meshdsl is made here, whichever op asked for it: `splits.changes` says which steps lead there, and
-`perform` runs and records them. Where the type of an array is to vary over an axis, that is a move too: `vary`, free, and a
-psum in the backward pass.
+Every change of split is made by `reshard`, whichever op asks for it. The algebra of splits says
+which changes lead there (`splits.changes`); here they run on the array of a device, and each is
+written down in the record of the op that asked.
+
+The type of an array says over which axes its value may differ between devices. To let it differ
+over one more axis, `vary`, costs nothing, and is a psum in the backward pass: that is why it is
+written down too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
@@ -18,230 +23,55 @@ from jax import lax
 
 from meshdsl.dims import Dims, without
 from meshdsl.lowering import collectives
+from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits.changes import Change, Split, padded_changes
 from meshdsl.tensor import Place, Tensor
 
-
-def nbytes(x) -> int:
-    return x.size * x.dtype.itemsize
+Why = Callable[[Change], str]  # the reason of a change, for the record: the rule that asked for it
 
 
-def perform(
-    array,
-    steps: list[Change],
-    scope,
-    op: Op,
-    *,
-    dims: Dims,
-    now: Split,
-    then: Split,
-    varies: frozenset[str],
-    why,
-    constant: bool = False,
-) -> jax.Array:
-    """Run `steps` on a local array and record them in `op`.
-
-    Args:
-      dims, now, then: the dims of the array, and its splits before and after.
-      varies: the axes over which the consumer's loop is split. The array is made to vary over them before anything
-        is gathered: then the gradient of a gathered tensor is reduce-scattered first and summed over the other axes
-        on the shard. A gather over one of them has a varying result, over any other axis an invariant one.
-      why: called with a step, gives the reason to record.
-      constant: the array has no gradient, so what would happen in the backward pass is not recorded.
-    """
-    steps = [part for step in steps for part in _each_way(step, varies)]
-    sliced = {a for s in steps if s.operation == "slice" for a in s.axes}
-    summed = {a for s in steps if s.operation in ("psum", "psum_scatter") for a in s.axes}
-    have = collectives.varying(array)
-    missing = scope.in_mesh_order(varies - have - sliced - summed)
-    axes = list(now)
-    with jax.named_scope(op.tag):
-        if missing:
-            if not constant:
-                why_vary = "the loop is split over it"
-                record(op, scope, "vary", missing, nbytes(array), why_vary, "psum")
-            array = collectives.vary(array, missing)
-        for step in steps:
-            if step.operation in ("slice", "psum_scatter", "all_to_all") and not axes[step.dim]:
-                array = resized(array, step.dim, scope.padded(dims[step.dim], then[step.dim]))
-            # In the backward pass a slice is free over axes that the array varies over, and an
-            # all_gather over others; over some of both at once it would be a psum of the whole.
-            cut = step.operation == "slice"
-            for run in runs_alike(step.axes, collectives.varying(array)) if cut else [step.axes]:
-                array = _recorded(array, step._replace(axes=run), scope, op, varies, why, constant)
-            lost = (
-                step.source
-                if step.operation == "all_to_all"
-                else step.dim
-                if step.operation == "all_gather"
-                else -1
-            )
-            if lost >= 0:
-                axes[lost] = axes[lost][: -len(step.axes)]
-                if not axes[lost]:
-                    array = resized(array, lost, dims[lost].size)
-            if step.operation in ("slice", "psum_scatter", "all_to_all"):
-                axes[step.dim] = (*axes[step.dim], *step.axes)
-    return array
-
-
-def _recorded(array, step: Change, scope, op: Op, varies, why, constant: bool) -> jax.Array:
-    """The array after a step, which is recorded in `op`."""
-    before = nbytes(array)
-    array, backward = _perform(array, step, scope, varies)
-    crosses = step.axes
-    if step.operation == "ppermute":
-        crosses = crossed(_reordering(step, scope.sizes), step.axes, scope.sizes)
-    size = max(before, nbytes(array))
-    if step.operation in ("psum", "psum_scatter"):
-        size = size // array.dtype.itemsize * collectives.sum_dtype(array.dtype).itemsize
-    record(op, scope, step.operation, crosses, size, why(step), "" if constant else backward)
-    return array
-
-
-def _perform(array, step: Change, scope, varies) -> tuple[jax.Array, str]:
-    """The array after a step, and the collective that the step is in the backward pass."""
-    match step.operation:
-        case "psum":
-            return collectives.psum(array, step.axes), ""
-        case "psum_scatter":
-            return collectives.psum_scatter(array, step.axes, step.dim), "all_gather"
-        case "all_to_all":
-            return collectives.all_to_all(array, step.axes, step.dim, step.source), "all_to_all"
-        case "ppermute":
-            return collectives.ppermute(
-                array, step.axes, _reordering(step, scope.sizes)
-            ), "ppermute"
-        case "slice":
-            backward = "all_gather" if collectives.varying(array).isdisjoint(step.axes) else ""
-            return own_part(array, step.axes, step.dim, scope.sizes), backward
-        case "all_gather":
-            varying = not varies.isdisjoint(step.axes)
-            return collectives.all_gather(
-                array, step.axes, step.dim, varies=varying
-            ), "psum_scatter" if varying else ""
-    raise AssertionError(step)
-
-
-def _reordering(step: Change, sizes) -> list[tuple[int, int]]:
-    """Who has the block that each device needs when the axes of a dim change their order: positions in the old order."""
-    shape = [sizes[a] for a in step.axes]
-    blocks = np.arange(math.prod(shape)).reshape([sizes[a] for a in step.order])
-    wanted = blocks.transpose([step.order.index(a) for a in step.axes]).ravel()
-    return [(int(source), target) for target, source in enumerate(wanted)]
-
-
-def resized(array, at: int, size: int) -> jax.Array:
-    """The array with `size` elements at position `at`: padding of zeros added, or padding cut off."""
-    have = array.shape[at]
-    if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        words = resized(jax.random.key_data(array), at, size)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
-    if size > have:
-        return jnp.pad(array, [(0, size - have if i == at else 0) for i in range(array.ndim)])
-    return lax.slice_in_dim(array, 0, size, axis=at) if size < have else array
-
-
-def runs_alike(axes: tuple[str, ...], have: frozenset[str]) -> list[tuple[str, ...]]:
-    """`axes` cut into runs of which each lies among `have` or has none of them."""
-    return [tuple(run) for _, run in groupby(axes, have.__contains__)]
-
-
-def _each_way(step: Change, varies: frozenset[str]) -> list[Change]:
-    """A gather over some axes that the loop varies over and some that it does not is several, innermost first."""
-    if step.operation != "all_gather":
-        return [step]
-    return [step._replace(axes=run) for run in reversed(runs_alike(step.axes, varies))]
-
-
-def record(op, scope, operation, axes, size, why, backward) -> None:
-    if scope.parts(axes) > 1 and size:
-        op.moves.append(Move(operation, axes, size, why, backward))
-
-
-def placed(x: Tensor, scope, level: str = "value") -> Tensor:
-    """`x` in the lowering: a constant is whole on every device."""
-    return (
-        x
-        if x.place
-        else Tensor(x.array, x.dims, x.role, Place(scope, ((),) * len(x.dims), (), level))
-    )
-
-
-def plain(x: Tensor) -> Tensor:
-    """`x` as an array in its dtype and nothing else, as it crosses the boundary of a body."""
-    if x.whole is None and not (x.place and x.place.dtypes):
-        return x
-    return Tensor(x.array, x.dims, x.role, x.place._replace(dtypes=None))
-
-
-def travel(
+def reshard(
     x: Tensor,
-    then: Split,
+    split: Split,
     scope,
-    op: Op,
-    why,
+    op: Op | Callable[[], Op],
+    why: Why,
     *,
     varies: frozenset[str] = frozenset(),
     pending: tuple[str, ...] = (),
-    constant: bool = False,
-) -> jax.Array:
-    """The array of `x` in its dtype, in the split `then` and with the sums `pending` taken; see `perform`.
+) -> Tensor:
+    """`x` in another split. Whoever asks for the same again gets the same array.
 
-    A parameter is cast on the way, and its gradient summed in the dtype that it says. Where a whole copy of it is at hand
-    that one travels, and the gradient takes the way back that `x` would have gone.
+    Args:
+      x: a Tensor of this lowering, or one without a place: a constant, whole on every device.
+      split: for each dim of `x` the axes that are to split it.
+      op: the op that asks, in whose record the changes are written down; or a function that begins
+        an op for them, and is called if there are any to make.
+      varies: the axes over which the loop of that op is split, see `reshard_array`.
+      pending: the axes over which a sum of `x` is pending that is to be taken on the way.
     """
-    place = x.place or Place(scope, ((),) * len(x.dims))
-    dtypes, steps = place.dtypes, padded_changes(x.dims, place.axes, then, scope, pending)
-
-    def move(array, op: Op) -> jax.Array:
-        return perform(
-            array,
-            steps,
-            scope,
-            op,
-            dims=x.dims,
-            now=place.axes,
-            then=then,
-            varies=varies,
-            why=why,
-            constant=constant,
-        )
-
-    def cast_and_move(array, op: Op) -> jax.Array:
-        with jax.named_scope(op.tag):
-            if constant or not steps and varies <= collectives.varying(array):
-                return move(array.astype(dtypes.use), op)
-            noted, again = op.aside(), op.aside()
-            made = cast_and_moved(array, lambda a: move(a, noted), lambda a: move(a, again), dtypes)
-            op.moves += [
-                replace(m, backward_bytes=m.bytes * dtypes.sums.itemsize // dtypes.use.itemsize)
-                for m in noted.moves
-            ]
-            return made
-
-    run = cast_and_move if dtypes else move
-    if x.whole is None:
-        return run(x.stored, op)
-    noted = op.aside()
-    like = jax.eval_shape(lambda a: run(a, noted), x.stored)
-    op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
-    value = travel(x.whole, then, scope, op, why, varies=varies, constant=True)
-    axes = collectives.varying(value) | collectives.varying(like)
-    return with_derivative_of(
-        collectives.vary(value, axes),
-        lambda t: collectives.vary(run(t, op.aside()), axes),
-        x.stored,
-    )
+    place = x.place or whole_place(x, scope)
+    made = place._replace(axes=split, pending=tuple([a for a in place.pending if a not in pending]))
+    key = (x.dims, place, split, varies, pending)
+    # A constant may outlive this trace, so nothing is remembered of one.
+    array = None if x.place is None else scope.remembered(x.stored, key)
+    if array is None:
+        op = op if isinstance(op, Op) else op()
+        array = _array(x, place, split, op, why, varies, pending)
+        if x.place is not None:
+            scope.remember(x.stored, key, array)
+    return Tensor(array, x.dims, x.role, made)
 
 
 def settle(
     x: Tensor, name: str = "settle", *, split: Split | None = None, level: str | None = None
 ) -> Tensor:
-    """`x` with nothing pending, split by the law for its own dims (point 3 of the law), recorded as an op `name`.
+    """`x` with nothing pending, in the split that the law gives its own dims.
+
+    It is recorded as an op `name`.
 
     Args:
       split: the split to bring it to, where that is not the law's.
@@ -250,66 +80,31 @@ def settle(
     place = x.place
     if place is None:
         return x
-    scope, target = place.scope, place.scope.split(x.dims, place.level) if split is None else split
+    scope = place.scope
+    target = scope.split(x.dims, place.level) if split is None else split
     if not place.pending and place.axes == target:
         return x
-    if (moved := _remembered(x, ("settled", target))) is not None:
-        return moved
-    op = scope.recorder.begin(name, x.dims, target)
-    why = lambda step: _target_rule(x, step, level or place.level)  # noqa: E731
-    array = travel(x, target, scope, op, why, pending=place.pending)
-    settled = Tensor(array, x.dims, x.role, place._replace(axes=target, pending=()))
-    return _remember(x, ("settled", target), settled)
+    why = lambda change: _rules_behind(x, change, level or place.level)
+    begin = lambda: scope.recorder.begin(name, x.dims, target)
+    return reshard(x, target, scope, begin, why, pending=place.pending)
 
 
-def leaf(x: Tensor) -> Tensor:
-    """`x` as a leaf of a pytree, whose array may meet those of other Tensors with the same dims.
-
-    Nothing is pending in it, and its split is the law's for its dims: for a parameter and all that
-    follows from parameters that of optimizer state, so that `jax.tree.map` of parameters, gradients
-    and the state of an optimizer gets parts that belong together, and ZeRO-1 computes each update
-    once.
-    """
-    if not isinstance(x.stored, jax.Array):
-        return x  # JAX moves structures around that hold no arrays
-    scope, place = x.place.scope, x.place
-    scope.note_use(place.origin, ())
-    level = "value" if place.level == "value" else "optimizer"
-    x = plain(settle(x, "tree_leaf", split=scope.split(x.dims, level), level=level))
-    return x.replace(place=x.place._replace(origin=frozenset()))
+def whole_place(x: Tensor, scope, level: str = "value") -> Place:
+    """The place of a constant: whole on every device."""
+    return Place(scope, ((),) * len(x.dims), (), level)
 
 
-def unleaf(x: Tensor) -> Tensor:
-    """`x`, put together from a leaf, with a type that varies over the axes that split it."""
-    if not isinstance(x.stored, jax.Array):
+def placed(x: Tensor, scope, level: str = "value") -> Tensor:
+    """`x` in the lowering; a constant is whole on every device."""
+    return x if x.place else Tensor(x.array, x.dims, x.role, whole_place(x, scope, level))
+
+
+def plain(x: Tensor) -> Tensor:
+    """`x` as one array in the dtype in which it is used, as it crosses the boundary of a body."""
+    if copy_of(x) is None and not (x.place and x.place.dtypes):
         return x
-    axes = [a for axes in x.place.axes for a in axes]
-    if collectives.varying(x.stored).issuperset(axes):
-        return x
-    return x.replace(array=collectives.vary(x.stored, axes))
-
-
-def bring(x: Tensor, split: Split, loop_axes: frozenset[str], scope, op: Op, why) -> Tensor:
-    """`x`, whose pending sums stay pending, in the split that an op's loop wants; shared by every op that wants the same.
-
-    Args:
-      split: for each dim of `x` the axes that the loop splits it over.
-      loop_axes: every axis over which the loop is split.
-    """
-    place = x.place or Place(scope, ((),) * len(x.dims))
-    if (
-        place.axes == split
-        and loop_axes <= collectives.varying(x.stored)
-        and x.dtype == x.stored.dtype
-        and x.whole is None
-    ):
-        return x
-    key = (split, loop_axes)
-    if (moved := _remembered(x, key)) is not None:
-        return moved
-    array = travel(x, split, scope, op, why, varies=loop_axes, constant=x.place is None)
-    moved = Tensor(array, x.dims, x.role, place._replace(axes=split))
-    return _remember(x, key, moved) if x.place else moved  # a constant may outlive this trace
+    level = "parameter" if x.place.level == "gradient" else x.place.level
+    return Tensor(x.array, x.dims, x.role, x.place._replace(dtypes=None, level=level))
 
 
 def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
@@ -321,35 +116,203 @@ def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
     if x.place.axes != split or x.place.pending:
         x = settle(x)
     if x.place.axes == split:
-        return x if x.whole is None else x.replace(whole=in_turn(x.whole, dims, op))
+        copy = copy_of(x)
+        return x if copy is None else with_copy(x, in_turn(copy, dims, op))
     names = ", ".join(f"`{d.name}`" for d in dims)
-    why = lambda _: f"a loop over {names} needs it whole"  # noqa: E731
-    return bring(x, split, frozenset(), x.place.scope, op, why)
+    return reshard(x, split, x.place.scope, op, lambda _: f"a loop over {names} needs it whole")
 
 
-def _remembered(x: Tensor, key) -> Tensor | None:
-    """The copy of `x` made before under `key`, if it was made in the trace that is running."""
-    made = (x.moved or {}).get(key)
-    if made:
-        now = collectives.trace_state()
-        return next((moved for state, moved in made if state == now), None)
-    return None
+def _array(x: Tensor, place: Place, split: Split, op: Op, why: Why, varies, pending) -> jax.Array:
+    """The array of `x` in its dtype of use, in another split; see `reshard`.
+
+    A parameter is cast on the way, and its gradient summed in the dtype that it says. Where a copy
+    of it is at hand that one is resharded, and the gradient takes the way back that `x` would have
+    gone.
+    """
+    dtypes, constant = place.dtypes, x.place is None
+    changes = padded_changes(x.dims, place.axes, split, place.scope, pending)
+    how = {"dims": x.dims, "now": place.axes, "then": split, "varies": varies, "why": why}
+
+    def move(array, op: Op) -> jax.Array:
+        return reshard_array(array, changes, place.scope, op, **how, constant=constant)
+
+    def cast_and_move(array, op: Op) -> jax.Array:
+        assert dtypes is not None
+        with jax.named_scope(op.tag):
+            if not changes and varies <= collectives.varying(array):
+                return move(array.astype(dtypes.use), op)
+            noted, again = op.aside(), op.aside()
+            first, second = (lambda a: move(a, noted)), (lambda a: move(a, again))
+            made = cast_and_moved(array, first, second, dtypes)
+            narrow, wide = dtypes.use.itemsize, dtypes.sums.itemsize
+            op.moves += [replace(m, backward_bytes=m.bytes * wide // narrow) for m in noted.moves]
+            return made
+
+    moved = cast_and_move if dtypes else move
+    copy = copy_of(x)
+    if copy is None:
+        return moved(x.stored, op)
+    noted = op.aside()
+    like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
+    op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
+    value = without_gradient(copy, split, op, why, varies=varies)
+    axes = collectives.varying(value) | collectives.varying(like)
+    derivative = lambda t: collectives.vary(moved(t, op.aside()), axes)
+    return with_derivative_of(collectives.vary(value, axes), derivative, x.stored)
 
 
-def _remember(x: Tensor, key, moved: Tensor) -> Tensor:
-    if x.moved is None:
-        x.moved = {}
-    x.moved.setdefault(key, []).append((collectives.trace_state(), moved))
-    return moved
+def without_gradient(
+    x: Tensor, split: Split, op: Op, why: Why, *, varies: frozenset[str] = frozenset()
+) -> jax.Array:
+    """The array of `x` in its dtype of use, in another split, for which no gradient is recorded."""
+    changes = padded_changes(x.dims, x.place.axes, split, x.place.scope)
+    how = {"dims": x.dims, "now": x.place.axes, "then": split, "varies": varies, "why": why}
+    return reshard_array(x.array, changes, x.place.scope, op, **how, constant=True)
 
 
-def _target_rule(x: Tensor, step: Change, level: str) -> str:
-    """Why a result is moved so: the rule that made its sum pending, and the one that splits it."""
-    scope, because = x.place.scope, x.because or {}
-    summed = (
-        [because[a] for a in step.axes if a in because]
-        if step.operation in ("psum", "psum_scatter")
-        else []
-    )
-    split = [str(r) for r in (scope.rule(x.dims, level, a) for a in step.axes) if r]
+def reshard_array(
+    array,
+    changes: list[Change],
+    scope,
+    op: Op,
+    *,
+    dims: Dims,
+    now: Split,
+    then: Split,
+    varies: frozenset[str],
+    why: Why,
+    constant: bool = False,
+) -> jax.Array:
+    """Make `changes` to the array that a device has, and write them down in the record of `op`.
+
+    Args:
+      dims, now, then: the dims of the array, and its splits before and after.
+      varies: the axes over which the loop of the consumer is split. The array is made to vary over
+        them before anything is gathered: then the gradient of a gathered tensor is reduce-scattered
+        first, and summed over the other axes on what is left. A gather over one of these axes has a
+        result that varies over it, a gather over any other axis one that does not.
+      constant: the array has no gradient, so nothing is recorded of the backward pass.
+    """
+    changes = [part for change in changes for part in _gathers_apart(change, varies)]
+    sliced = {a for c in changes if c.operation == "slice" for a in c.axes}
+    summed = {a for c in changes if c.operation in ("psum", "psum_scatter") for a in c.axes}
+    missing = varies - collectives.varying(array) - sliced - summed
+    axes = list(now)
+    with jax.named_scope(op.tag):
+        if missing:
+            missing = scope.in_mesh_order(missing)
+            if not constant:
+                reason = "the loop is split over it"
+                record(op, scope, "vary", missing, nbytes(array), reason, "psum")
+            array = collectives.vary(array, missing)
+        for change in changes:
+            splits_dim = change.operation in ("slice", "psum_scatter", "all_to_all")
+            if splits_dim and not axes[change.dim]:
+                size = scope.padded(dims[change.dim], then[change.dim])
+                array = resized(array, change.dim, size)
+            for part in _slices_apart(change, array):
+                array = _changed(array, part, scope, op, varies, why, constant)
+            joined = {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
+            if joined is not None:
+                axes[joined] = axes[joined][: -len(change.axes)]
+                if not axes[joined]:
+                    array = resized(array, joined, dims[joined].size)
+            if splits_dim:
+                axes[change.dim] = (*axes[change.dim], *change.axes)
+    return array
+
+
+def _changed(array, change: Change, scope, op: Op, varies, why: Why, constant: bool) -> jax.Array:
+    """The array after one change, which is written down in the record of `op`."""
+    before, crosses, axes = nbytes(array), change.axes, change.axes
+    backward = ""  # the collective that this is in the backward pass, where that is not free
+    match change.operation:
+        case "psum":
+            array = collectives.psum(array, axes)
+        case "psum_scatter":
+            array, backward = collectives.psum_scatter(array, axes, change.dim), "all_gather"
+        case "all_to_all":
+            array = collectives.all_to_all(array, axes, change.dim, change.source)
+            backward = "all_to_all"
+        case "ppermute":
+            pairs = _reordering(change, scope.sizes)
+            crosses = crossed(pairs, axes, scope.sizes)
+            array, backward = collectives.ppermute(array, axes, pairs), "ppermute"
+        case "slice":
+            backward = "all_gather" if collectives.varying(array).isdisjoint(axes) else ""
+            array = own_part(array, axes, change.dim, scope.sizes)
+        case "all_gather":
+            backward = "" if varies.isdisjoint(axes) else "psum_scatter"
+            array = collectives.all_gather(array, axes, change.dim, varies=bool(backward))
+        case unknown:
+            raise AssertionError(unknown)
+    size = max(before, nbytes(array))
+    if change.operation in ("psum", "psum_scatter"):
+        size = size // array.dtype.itemsize * collectives.sum_dtype(array.dtype).itemsize
+    record(op, scope, change.operation, crosses, size, why(change), "" if constant else backward)
+    return array
+
+
+def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:
+    """A gather over axes of which the loop varies over some is several, the innermost first."""
+    if change.operation != "all_gather":
+        return [change]
+    return [change._replace(axes=axes) for axes in reversed(runs_alike(change.axes, varies))]
+
+
+def _slices_apart(change: Change, array) -> list[Change]:
+    """A slice over axes of which the array varies over some is several.
+
+    In the backward pass a slice is free over axes that the array varies over, and an all_gather
+    over others. Over some of both at once it would be a psum of the whole.
+    """
+    if change.operation != "slice":
+        return [change]
+    have = collectives.varying(array)
+    return [change._replace(axes=axes) for axes in runs_alike(change.axes, have)]
+
+
+def runs_alike(axes: tuple[str, ...], have: frozenset[str]) -> list[tuple[str, ...]]:
+    """`axes` in runs, of each of which all axes are among `have`, or none."""
+    return [tuple(run) for _, run in groupby(axes, have.__contains__)]
+
+
+def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
+    """The pairs (source, target) of a ppermute by which the axes of a dim change their order.
+
+    Positions are counted in the order that the axes had.
+    """
+    shape = [sizes[a] for a in change.axes]
+    blocks = np.arange(math.prod(shape)).reshape([sizes[a] for a in change.order])
+    wanted = blocks.transpose([change.order.index(a) for a in change.axes]).ravel()
+    return [(int(source), target) for target, source in enumerate(wanted)]
+
+
+def resized(array, at: int, size: int) -> jax.Array:
+    """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
+    have = array.shape[at]
+    if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = resized(jax.random.key_data(array), at, size)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
+    if size > have:
+        return jnp.pad(array, [(0, size - have if i == at else 0) for i in range(array.ndim)])
+    return lax.slice_in_dim(array, 0, size, axis=at) if size < have else array
+
+
+def nbytes(x) -> int:
+    return x.size * x.dtype.itemsize
+
+
+def record(op: Op, scope, operation, axes, size: int, why: str, backward: str) -> None:
+    """Write a move down, unless nothing travels: over axes of size 1, or of no elements."""
+    if size and scope.parts(axes) > 1:
+        op.moves.append(Move(operation, axes, size, why, backward))
+
+
+def _rules_behind(x: Tensor, change: Change, level: str) -> str:
+    """Why a result is resharded: the rules that made its sum pending, and those that split it."""
+    scope, reasons = x.place.scope, dict(x.place.reasons)
+    taken = change.axes if change.operation in ("psum", "psum_scatter") else ()
+    summed = [reasons[a] for a in taken if a in reasons]
+    split = [str(r) for r in (scope.rule(x.dims, level, a) for a in change.axes) if r]
     return "; then ".join(dict.fromkeys(summed + split)) or "no rule splits the result over it"

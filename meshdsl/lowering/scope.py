@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import replace
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
-from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering import collectives, leaves
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -18,6 +19,10 @@ from meshdsl.values import other_shape
 
 class TakesParts(Exception):
     """Raised where JAX takes an array out of a Tensor in a program that nobody meant to search."""
+
+
+class WrongGuess(Exception):
+    """A parameter was made to vary over an axis over which one of its uses does not vary."""
 
 
 class Scope:
@@ -32,8 +37,14 @@ class Scope:
         self.layout = layout
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
-        self.uses: dict[int, frozenset[str]] | None = None  # see `looking_for_uses`
+        self.uses: dict[int, frozenset[str]] = {}  # see `note_use`
+        self.data_axes: frozenset[str] = frozenset()  # those that split the data of the program
+        self.origins = itertools.count()  # numbers for the parameters that gradients are taken by
+        self.guesses: dict[int, frozenset[str]] = {}  # see `gradients.traced`
+        self.loops: dict = {}  # what the law said of a loop nest, see `law.split`
+        self.copies: dict = {}  # see `copies`
         self._parts_allowed = parts
+        self._remembered: dict = {}
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
         self._splits: dict = {}
         self._padded: dict = {}
@@ -42,7 +53,7 @@ class Scope:
         self._shapes: dict = {}
 
     def split(self, dims: Dims, level: str = "value") -> tuple[tuple[str, ...], ...]:
-        """For each of `dims` the axes that split it by the law; a dim that neither divides nor may be padded is an error.
+        """For each of `dims` the axes that split it by the law.
 
         What is computed from parameters alone is split as they are at rest: evenly.
         """
@@ -66,7 +77,7 @@ class Scope:
         return found
 
     def padded(self, dim: Dim, axes: tuple[str, ...]) -> int:
-        """The elements that all parts of `dim` hold together when `axes` split it, see `Layout.padded_size`."""
+        """The elements that all parts of `dim` hold together, see `Layout.padded_size`."""
         key = (dim, axes)
         if key not in self._padded:
             self._padded[key] = self.layout.padded_size(dim, axes, self.sizes)
@@ -88,7 +99,7 @@ class Scope:
         return self._shapes[key]
 
     def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
-        """The work on padding, as a fraction of the work on elements, of a loop over `dims` split over `axes`."""
+        """The work on padding, as a fraction of the work on elements, of a loop split so."""
         key = (dims, axes)
         if key not in self._wastes:
             self._wastes[key] = (
@@ -113,40 +124,52 @@ class Scope:
         return tuple(a for a in self.sizes if a in axes)
 
     def leaf(self, x: Tensor) -> Tensor:
-        """`x` as JAX gets it for a leaf of a pytree, see `moves.leaf`."""
+        """`x` as JAX gets it for a leaf of a pytree, see `leaves.leaf`."""
         if not self._parts_allowed:
             raise TakesParts
-        return resharding.leaf(x)
+        return leaves.leaf(x)
 
     def unleaf(self, x: Tensor) -> Tensor:
         """What JAX has put together of a leaf and the structure that `leaf` gave it."""
-        return resharding.unleaf(x)
+        return leaves.unleaf(x)
+
+    def remember(self, source, key, made) -> None:
+        """Keep what was made of the array `source`, for as long as the trace that is running."""
+        entry = self._remembered.setdefault((id(source), key), [])
+        entry.append((source, collectives.trace_state(), made))
+
+    def remembered(self, source, key):
+        """What `remember` kept under this key in the trace that is running, or None."""
+        entry = self._remembered.get((id(source), key))
+        if entry is None:
+            return None
+        state = collectives.trace_state()
+        return next((made for _, made_in, made in entry if made_in == state), None)
+
+    def note_use(self, origin: Iterable[int], axes: Iterable[str]) -> None:
+        """An op uses the parameters `origin`, and varies over `axes`.
+
+        `uses` has for each parameter the axes over which all ops that use it vary.
+
+        Raises:
+          WrongGuess: it was guessed that all uses vary over another axis, see `gradients.traced`.
+        """
+        for i in origin:
+            self.uses[i] = self.uses.get(i, frozenset(axes)) & frozenset(axes)
+            if not self.guesses.get(i, frozenset()) <= self.uses[i]:
+                raise WrongGuess
 
     @contextmanager
     def spending(self, axes: tuple[str, ...], dim: Dim):
         """Inside, `axes` are spent: they split `dim`, along which `over` maps everything there."""
-        outer = self.layout, self._splits, self.mapped
-        self.layout, self._splits = replace(self.layout, spent=self.layout.spent.union(axes)), {}
+        outer = self.layout, self._splits, self.loops, self.mapped
+        self.layout = replace(self.layout, spent=self.layout.spent.union(axes))
+        self._splits, self.loops = {}, {}
         self.mapped = (*self.mapped, (dim, axes))
         try:
             yield
         finally:
-            self.layout, self._splits, self.mapped = outer
-
-    @contextmanager
-    def looking_for_uses(self):
-        """Trace without recording, and note for each parameter the axes over which every op that uses it varies."""
-        outer = self.recorder, self.uses
-        self.recorder, self.uses = Recorder(self.recorder.name, lines=False), {}
-        try:
-            yield self.uses
-        finally:
-            self.recorder, self.uses = outer
-
-    def note_use(self, origin: Iterable[int], axes: Iterable[str]) -> None:
-        if self.uses is not None:
-            for i in origin:
-                self.uses[i] = self.uses.get(i, frozenset(axes)) & frozenset(axes)
+            self.layout, self._splits, self.loops, self.mapped = outer
 
 
 def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
@@ -171,7 +194,7 @@ def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
                 if scope is not None:
                     raise MeshDSLError(f"{name}: the operands come from two different lowerings")
                 scope = place.scope
-            expected = scope.local_shape(t.dims, place.axes)
+            expected = place.scope.local_shape(t.dims, place.axes)
         found = getattr(t.stored, "shape", None)
         if found != expected:
             raise other_shape(name, t, expected, found)

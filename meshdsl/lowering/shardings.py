@@ -21,11 +21,12 @@ def level_of(x: Tensor) -> str:
 
 
 def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None = None):
-    """The sharding of every Tensor in `tree` by the law, as the same tree with a NamedSharding for each array.
+    """The sharding of every Tensor in `tree` by the law: the same tree with NamedShardings.
 
     Args:
       tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
-      level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter or a value.
+      level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter or a
+        value.
     """
     if level is not None:
         check_word("shardings", "level", level, LEVELS)
@@ -44,10 +45,10 @@ def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None
 
 
 def _of_shape(dims: Dims, split, shape):
-    """The split of an array that optax derived from a parameter: the dims that its shape still has, in order.
+    """The split of an array that optax derived from a parameter, by the dims that are left of it.
 
-    adafactor keeps one number per row or per column of a matrix. Where the shape does not tell which dims are left,
-    the array is replicated.
+    adafactor keeps one number per row or per column of a matrix. Where the shape does not tell
+    which dims are left, the array is replicated.
     """
     if len(shape) == len(dims) and all(n in (d.size, 1) for n, d in zip(shape, dims, strict=True)):
         return tuple(

@@ -1,9 +1,12 @@
 """Windows of a split dim, put together from the pieces that devices send each other.
 
-What a device lacks of its window travels by `ppermute`, piece by piece, and nothing else does: the bytes are the lower bound.
+What a device lacks of its window travels by `ppermute`, piece by piece, and nothing else does:
+the bytes are the lower bound.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,10 @@ from meshdsl.splits.windows import Piece
 
 
 def read(block, at: int, group: list[Piece], part, parts: int):
-    """The elements that this device sends, all devices as many as the longest piece; what it lacks is never looked at."""
+    """The elements that this device sends: as many as the longest piece of the group has.
+
+    A shorter piece is followed by elements that nobody looks at.
+    """
     length = max(p.length for p in group)
     begin = {p.source: p.read for p in group}
     if len(set(begin.values())) == 1 and (first := group[0].read) + length <= block.shape[at]:
@@ -28,10 +34,11 @@ def read(block, at: int, group: list[Piece], part, parts: int):
 def assemble(empty, arrived: list[tuple[list[Piece], jax.Array]], at: int, part, parts: int):
     """`empty`, which holds what is nowhere found, with all that `arrived` in its place.
 
-    Where every part finds a piece of equal length at a place, or nothing, the pieces are joined; else written one by one.
+    Where every part finds a piece of equal length at a place, or nothing, the pieces are joined;
+    else written one by one.
     """
     places = sorted({(p.write, p.write + p.length) for group, _ in arrived for p in group})
-    if any(end > begin for (_, end), (begin, _) in zip(places, places[1:], strict=False)):
+    if any(end > begin for (_, end), (begin, _) in pairwise(places)):
         for group, piece in arrived:
             empty = write(empty, piece, at, group, part, parts)
         return empty
@@ -64,7 +71,7 @@ def _among(chosen, part, parts: int):
 
 
 def write(window, piece, at: int, group: list[Piece], part, parts: int):
-    """`window` with the elements that this device received in their place; unchanged where it received none."""
+    """`window` with the elements that this device received, if any, in their place."""
     by_target = {p.target: p for p in group}
     length, begin = piece.shape[at], {p.write for p in group}
     shape = [1] * window.ndim
@@ -92,7 +99,10 @@ def write(window, piece, at: int, group: list[Piece], part, parts: int):
 
 
 def whole(array, at: int, start: int, length: int, stop: int, fill):
-    """The window of an array that is whole: elements `start` to `start + length`, `fill` outside of 0 ... `stop`."""
+    """The window of an array that is whole: elements `start` to `start + length`.
+
+    Outside of 0 ... `stop` there is `fill`.
+    """
     stop = max(stop, 0)
     low, high = min(max(start, 0), stop), max(min(start + length, stop), 0)
     found = lax.slice_in_dim(array, low, max(low, high), axis=at)

@@ -1,7 +1,8 @@
-"""The hardware table: what one chip can do, read from `hardware.toml` and from a file of the user's in the same format.
+"""What each chip can do, read from `hardware.toml` and from a file of the user's own.
 
-A figure is `{ value = 459, unit = "TFLOP/s", source = "https://..." }`. In the files it is of one chip; a `Chip` states it for one
-JAX device, because that is what programs, memory and times are counted for: some chips are listed as two devices.
+A figure in these files, as `{ value = 459, unit = "TFLOP/s", source = "https://..." }`, is that of
+one chip. A `Chip` states it for one JAX device, because programs, memory and times are counted
+for devices, and JAX lists some chips as two devices.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 
 TABLE = Path(__file__).with_name("hardware.toml")
 
-# What a unit measures, and what it is in FLOP/s, bytes, bytes/s, seconds or Hz.
+# For each unit: what it measures, and how much one of it is in FLOP/s, bytes, bytes/s, seconds, Hz
+# or elements/s.
 _UNITS: dict[str, tuple[str, float]] = {
     "1": ("number", 1),
     "TFLOP/s": ("compute", 1e12),
@@ -32,7 +34,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     "Gelem/s": ("elements", 1e9),
 }
 
-# The figures, and what each measures.
+# The figures of a chip, and what each of them measures.
 _FIGURES = {
     "flops": "compute",
     "hbm": "memory",
@@ -49,6 +51,7 @@ _FIGURES = {
     "scale_out_bandwidth": "bandwidth",
     "scale_out_latency": "time",
 }
+# The figures that the devices of a chip share evenly.
 _SHARED = (
     "flops",
     "hbm",
@@ -56,9 +59,9 @@ _SHARED = (
     "vector_rate",
     "link_bandwidth",
     "scale_out_bandwidth",
-)  # by the devices of a chip
+)
 
-# Other keys of a kind of chip, and their types.
+# The other keys of each kind of chip, and their types.
 _KEYS: dict[str, dict[str, type]] = {
     "tpu": {
         "device_kind": str,
@@ -74,7 +77,7 @@ _KEYS: dict[str, dict[str, type]] = {
     "gpu": {"device_kind": str, "node": int, "source": str},
     "cpu": {"device_kind": str},
 }
-_MAY_MISS = {
+_OPTIONAL = {
     "topology_options",
     "devices_per_chip",
     "longest",
@@ -87,27 +90,39 @@ _MAY_MISS = {
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip, its figures for one JAX device of it.
+    """A chip, with its figures for one JAX device.
 
     Attributes:
-      kind: `tpu`, `gpu` or `cpu`. A `cpu` stands for virtual devices and has no figures: 0, and None for `hbm`.
+      name: as in targets, `v5p`.
+      kind: `tpu`, `gpu` or `cpu`. A `cpu` stands for virtual devices; its figures are 0, and its
+        `hbm` is None.
       device_kind: what `jax.Device.device_kind` says.
-      devices_per_chip: JAX devices.
-      flops: peak dense bf16 FLOP/s. hbm: bytes. hbm_bandwidth: bytes/s. clock: Hz, of the compiler's cycles.
-      tile: edge of the matrix unit, to which dims of a product are padded.
-      matmul_efficiency, hbm_efficiency: what large products and copies reach of `flops` and `hbm_bandwidth`.
+      devices_per_chip: how many devices JAX lists for one chip.
+      flops: peak FLOP/s of dense products in bfloat16.
+      hbm: bytes of memory that a program can use.
+      hbm_bandwidth: bytes/s of the memory.
+      clock: Hz of the cycles that the compiler counts.
+      tile: edge of the matrix unit; dims of a product are padded to it.
+      matmul_efficiency: the share of `flops` that large products reach.
+      hbm_efficiency: the share of `hbm_bandwidth` that large copies reach.
       vector_rate: elements/s that pass the vector unit; 0 where that is no limit.
-      link_bandwidth: bytes/s one way: of one link of a torus, or of a GPU into its node's switch.
-      link_latency: seconds per hop. link_efficiency: what collectives reach of the bandwidth, on every network.
+      link_bandwidth: bytes/s one way, of one link of a torus or of a GPU into its node's switch.
+      link_latency: seconds of a hop.
+      link_efficiency: the share of the bandwidth that collectives reach, on every network.
       core_bandwidth: bytes/s one way between the two devices of a chip.
-      scale_out_bandwidth, scale_out_latency: between slices or nodes.
-      dims: of the torus; most_chips: of one slice.
-      longest: chips along one dim, a ring only when it is this long. cube: dims above it are multiples of it, and
-        the torus is one of rings when all its dims are. 0 where there is no such rule.
-      gather_dims: dims of the torus that a gather or scatter uses at once; over more dims it goes along one ring.
+      scale_out_bandwidth: bytes/s one way of one device to other slices or nodes.
+      scale_out_latency: seconds of a hop between slices or nodes.
+      dims: how many dims the torus has.
+      longest: the most chips along one dim of the torus; the dim is a ring only when it has that
+        many. 0 where there is no such rule.
+      cube: a dim of the torus above this size is a multiple of it; all dims are rings when all are
+        multiples, and none is otherwise. 0 where there is no such rule.
+      most_chips: of one slice.
+      gather_dims: how many dims of the torus a gather or scatter uses at once; over more dims it
+        goes along one ring.
       topology_options: what libtpu needs besides the name of a topology.
-      node: GPUs on one switch.
-      sources: where each figure is from; `topology`: where the rest is from.
+      node: how many GPUs are on one switch.
+      sources: for each figure where it is from; under `topology`, where the other keys are from.
     """
 
     name: str
@@ -139,12 +154,16 @@ class Chip:
 
     @property
     def timed(self) -> bool:
-        """Whether times can be estimated."""
+        """Whether times can be estimated: the chip has figures."""
         return self.flops > 0
 
 
 def chips(path: Path | None = None) -> dict[str, Chip]:
-    """The known chips by name; those of the file at `path` are added, and its figures replace those of known chips.
+    """The known chips by name.
+
+    Args:
+      path: a file in the format of `hardware.toml`. It adds chips, or replaces single figures of
+        known ones.
 
     Raises:
       MeshDSLError: the file cannot be read, or a key or figure is unknown, malformed or missing.
@@ -152,25 +171,23 @@ def chips(path: Path | None = None) -> dict[str, Chip]:
     if path is None:
         return dict(_builtin())
     tables = _read(TABLE)
-    for name, own in _read(Path(path)).items():
-        if not isinstance(own, dict):
+    for name, table in _read(Path(path)).items():
+        if not isinstance(table, dict):
             raise MeshDSLError(
                 f"{path}: `{name}` stands outside a chip's table; begin one with `[name]`"
             )
-        tables[name] = {**tables.get(name, {}), **own}
+        tables[name] = {**tables.get(name, {}), **table}
     return {name: _chip(name, table, str(path)) for name, table in tables.items()}
 
 
-def chip_of(device: jax.Device) -> Chip | None:
-    """The chip that `device` is, where it is a known one with figures."""
-    return next(
-        (
-            chip
-            for chip in _builtin().values()
-            if chip.device_kind == device.device_kind and chip.timed
-        ),
-        None,
-    )
+def chip_of(
+    device: jax.Device,  # pyright: ignore[reportInvalidTypeForm]  # a class, which JAX re-exports by an assignment
+) -> Chip | None:
+    """The chip of a device; None for one that is unknown or has no figures."""
+    for chip in _builtin().values():
+        if chip.device_kind == device.device_kind and chip.timed:
+            return chip
+    return None
 
 
 @functools.cache
@@ -189,8 +206,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise MeshDSLError(f"hardware table {path}: {e}") from e
 
 
-def _chip(name: str, table: Mapping[str, Any], where: str) -> Chip:
-    where = f"{where}, chip `{name}`"
+def _chip(name: str, table: Mapping[str, Any], file: str) -> Chip:
+    """The chip that a table of the file describes; `file` is its name, for errors."""
+    where = f"{file}, chip `{name}`"
     kind = table.get("kind")
     if kind not in _KEYS:
         raise MeshDSLError(f"{where}: `kind` is `tpu`, `gpu` or `cpu`, not {quote(kind)}")
@@ -201,17 +219,17 @@ def _chip(name: str, table: Mapping[str, Any], where: str) -> Chip:
             raise MeshDSLError(
                 f"{where}: unknown key `{key}`{nearest(key, ['kind', *keys, *figures])}"
             )
-    missing = [key for key in (*keys, *figures) if key not in table and key not in _MAY_MISS]
+    missing = [key for key in (*keys, *figures) if key not in table and key not in _OPTIONAL]
     if missing:
         raise MeshDSLError(f"{where}: {', '.join(f'`{key}`' for key in missing)} missing")
     fields: dict[str, Any] = {
-        key: _key(key, table[key], keys[key], where) for key in keys if key in table
+        key: _checked(key, table[key], keys[key], where) for key in keys if key in table
     }
     for key, measure in figures.items():
         if key in table:
             fields[key] = _figure(key, table[key], measure, where)
-    share = fields.get("devices_per_chip", 1)
-    fields.update({key: fields[key] / share for key in _SHARED if key in fields})
+    devices = fields.get("devices_per_chip", 1)
+    fields.update({key: fields[key] / devices for key in _SHARED if key in fields})
     fields.update({key: int(fields[key]) for key in ("tile", "hbm") if key in fields})
     sources = {key: table[key]["source"] for key in figures if key in table} | {
         "topology": fields.pop("source", "")
@@ -219,22 +237,23 @@ def _chip(name: str, table: Mapping[str, Any], where: str) -> Chip:
     return Chip(name=name, kind=kind, sources=sources, **fields)
 
 
-def _key(key: str, value: Any, of: type, where: str) -> Any:
-    if not isinstance(value, of) or (of is int and (isinstance(value, bool) or value < 1)):
+def _checked(key: str, value: Any, kind: type, where: str) -> Any:
+    """The value of a key that is no figure, if it is of the type `kind`."""
+    if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 1)):
         words = {str: "a text", int: "a whole number of at least 1", dict: "a table"}
-        raise MeshDSLError(f"{where}: `{key}` is {words[of]}, not {quote(value)}")
+        raise MeshDSLError(f"{where}: `{key}` is {words[kind]}, not {quote(value)}")
     if key == "dims" and value > 3:
         raise MeshDSLError(f"{where}: `dims` is 1, 2 or 3, not {value}")
     return value
 
 
 def _figure(key: str, figure: Any, measure: str, where: str) -> float:
+    """The value of a figure in the base unit of what it measures (`_UNITS`)."""
     units = [unit for unit, (what, _) in _UNITS.items() if what == measure]
     form = f'{{ value = ..., unit = "{units[0]}", source = "..." }}'
     if not isinstance(figure, dict) or set(figure) != {"value", "unit", "source"}:
-        raise MeshDSLError(
-            f"{where}: `{key}` is a figure, {form}, not {figure if isinstance(figure, dict) else quote(figure)}"
-        )
+        found = figure if isinstance(figure, dict) else quote(figure)
+        raise MeshDSLError(f"{where}: `{key}` is a figure, {form}, not {found}")
     value, unit = figure["value"], figure["unit"]
     if unit not in units:
         raise MeshDSLError(

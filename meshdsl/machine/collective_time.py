@@ -1,24 +1,27 @@
 """How long a collective takes on the levels of network that its devices lie on.
 
-Times are alpha-beta (latency of the steps, and bytes by bandwidth) with the algorithms of "How to Scale Your Model", chapter
-Sharded Matrices (https://jax-ml.github.io/scaling-book/sharding). With n devices, V the bytes of the whole array that is gathered or
-reduced, B the bytes on one device and W the bandwidth of a level, both ways of the links that are used:
+Times follow the alpha-beta model: the latency of the hops, plus the bytes over the bandwidth. The
+algorithms are those of "How to Scale Your Model", chapter Sharded Matrices
+(https://jax-ml.github.io/scaling-book/sharding). With n devices, V the bytes of the whole array
+that is gathered or reduced, B the bytes on one device, and W the bandwidth of a level, both ways of
+the links that are used:
 
     all_gather, psum_scatter   V (n - 1) / n / W
     psum, pmax, pmin           2 V (n - 1) / n / W
-    all_to_all                 B n / (4 W) on a torus, n and W of the dim where it is longest; B (n - 1) / n / W through a switch
+    all_to_all                 B n / (4 W) on a torus, n and W of the dim where it is longest
+                               B (n - 1) / n / W through a switch
     ppermute                   B / W one way
 
-Over several levels the outer ones work on what the inner ones leave for them: each device moves its own part. Through a switch the
-steps are those of recursive doubling (Thakur, Rabenseifner and Gropp, 2005: "Optimization of Collective Communication Operations in
-MPICH").
+Over several levels the outer ones work on what the inner ones leave for them: each device moves its
+own part. The hops through a switch are those of recursive doubling (Thakur, Rabenseifner and Gropp,
+2005: "Optimization of Collective Communication Operations in MPICH").
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshdsl.machine.network_levels import Level
+from meshdsl.machine.axis_network import Level
 
 
 def seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
@@ -26,12 +29,12 @@ def seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency:
 
     Args:
       operation: as in `Collective.operation`.
-      levels: where its devices lie, inner first.
+      levels: of the network of its devices, inner first.
       bytes: the larger of operand and result on one device.
-      efficiency: what it reaches of the bandwidth.
+      efficiency: the share of the bandwidth that collectives reach.
     """
-    rule = _SECONDS.get(operation)
-    return rule(levels, bytes, efficiency) if rule else 0.0
+    formula = _FORMULAS.get(operation)
+    return formula(levels, bytes, efficiency) if formula else 0.0
 
 
 def _gather(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
@@ -60,17 +63,12 @@ def _all_to_all(levels: tuple[Level, ...], bytes: float, efficiency: float) -> f
     total = 0.0
     for level in levels:
         if level.kind == "torus":
-            beta = (
-                bytes
-                / 4
-                * max(
-                    (p.size / p.bandwidth for p in level.parts),
-                    default=level.size / level.bandwidth,
-                )
-            )
+            whole = level.size / level.bandwidth
+            longest = max((p.size / p.bandwidth for p in level.parts), default=whole)
+            on_links = bytes / 4 * longest
         else:
-            beta = bytes * (level.size - 1) / level.size / level.bandwidth
-        total += beta / efficiency + level.hops * level.latency
+            on_links = bytes * (level.size - 1) / level.size / level.bandwidth
+        total += on_links / efficiency + level.hops * level.latency
     return total
 
 
@@ -84,7 +82,7 @@ def _permute(levels: tuple[Level, ...], bytes: float, efficiency: float) -> floa
     )
 
 
-_SECONDS: dict[str, Callable[[tuple[Level, ...], float, float], float]] = {
+_FORMULAS: dict[str, Callable[[tuple[Level, ...], float, float], float]] = {
     "all_gather": _gather,
     "psum_scatter": _gather,
     "psum": _reduce,

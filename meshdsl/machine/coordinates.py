@@ -1,4 +1,7 @@
-"""Where the positions of a mesh lie on a machine that is not at hand: the devices are stood in for by their coordinates."""
+"""Which device of a target stands at each position of a mesh, without having the devices.
+
+JAX itself arranges the mesh, on stand-ins that have the coordinates of the real devices.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from meshdsl.mesh import arrange
 
 @dataclass(frozen=True)
 class _Device:
-    """What JAX asks a device for when it arranges a mesh."""
+    """The attributes of a device that JAX reads when it arranges a mesh."""
 
     id: int
     coords: tuple[int, int, int]
@@ -23,14 +26,15 @@ class _Device:
     platform: str = "tpu"
 
 
-def places(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
-    """For each position of a mesh the place of its device.
+def device_coordinates(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
+    """The coordinates of the device at each position of a mesh.
 
     Args:
-      sizes: of the mesh, of as many devices as `target`.
+      sizes: of the mesh axes; the mesh has as many devices as `target`.
 
     Returns:
-      An array [*sizes, k]: the last dim is (slice, x, y, z, core) for TPUs and (node, GPU) for GPUs; CPUs count as one node.
+      An array [*sizes, k]. Its last dim is (slice, x, y, z, core) for TPUs, and (node, GPU) for
+      GPUs; CPUs count as one node.
     """
     shape = tuple(sizes.values())
     if target.chip.kind != "tpu":
@@ -38,9 +42,9 @@ def places(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
             np.divmod(np.arange(target.devices).reshape(shape), target.shape[0]), axis=-1
         )
     x, y, z = (*target.shape, 1, 1)[:3]
-    # JAX counts devices along x first, the cores of a chip before that.
-    order = np.indices((target.slices, z, y, x, target.chip.devices_per_chip)).reshape(5, -1)
-    at = order[[0, 3, 2, 1, 4]].T
+    # JAX numbers the cores of a chip first, then the chips along x, then along y and z.
+    indices = np.indices((target.slices, z, y, x, target.chip.devices_per_chip)).reshape(5, -1)
+    at = indices[[0, 3, 2, 1, 4]].T
     devices = [
         _Device(i, (x, y, z), core, s, target.chip.device_kind)
         for i, (s, x, y, z, core) in enumerate(at.tolist())

@@ -1,4 +1,4 @@
-"""The description of a GPU for XLA's compiler, so that it compiles for one that is not at hand."""
+"""The description of a GPU that lets XLA compile for it on a machine that does not have one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ _TABLE = Path(__file__).with_name("gpus.toml")
 
 
 def gpu_target_config(chip: Chip) -> str:
-    """The text of XLA's `GpuTargetConfigProto` for `chip`: what `get_topology_desc(platform="cuda", target_config=...)` takes.
+    """The text of XLA's `GpuTargetConfigProto` for `chip`.
+
+    It is what `get_topology_desc(platform="cuda", target_config=...)` takes.
 
     Raises:
-      MeshDSLError: the GPU is one of the user's own, which XLA has no description of.
+      MeshDSLError: the GPU is one of the user's own, of which XLA has no description.
     """
     table = tomllib.loads(_TABLE.read_text())
     if chip.name not in table:
         known = ", ".join(f"`{name}`" for name in table if name != "all")
         raise MeshDSLError(f"chip `{chip.name}`: only {known} can be compiled for")
-    own = {
-        key: value for key, value in (table["all"] | table[chip.name]).items() if key != "source"
-    }
-    major, minor, special = re.fullmatch(
-        r"(\d+)\.(\d+)(a?)", own.pop("compute_capability")
-    ).groups()
-    features = "ACCELERATED_FEATURES" if special else "NONE"
-    links = own.pop("active_links")
-    fields = "\n".join(f"  {key}: {value}" for key, value in own.items())
+    values = table["all"] | table[chip.name]
+    values.pop("source")
+    capability = re.fullmatch(r"(\d+)\.(\d+)(a?)", values.pop("compute_capability"))
+    assert capability is not None, chip.name
+    major, minor, accelerated = capability.groups()
+    features = "ACCELERATED_FEATURES" if accelerated else "NONE"
+    links = values.pop("active_links")
+    fields = "\n".join(f"  {key}: {value}" for key, value in values.items())
     return f"""gpu_device_info {{
 {fields}
   memory_bandwidth: {int(chip.hbm_bandwidth)}

@@ -16,11 +16,8 @@ from meshdsl.machine.chips import Chip, chips
 from meshdsl.machine.gpu_description import gpu_target_config
 
 _MOST_VIRTUAL = 1024  # devices of one CPU: more take minutes to make and to compile for
-HOST = (
-    2,
-    2,
-    1,
-)  # chips of one host, in whole numbers of which libtpu counts; a single chip is possible too
+# Chips of one host along each dim. libtpu counts in whole hosts, but allows a single chip too.
+HOST = (2, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -28,9 +25,11 @@ class Target:
     """A machine.
 
     Attributes:
-      name: `v5p:4x4x4`.
-      shape: chips along each dim of the torus of one slice; `(8,)` or `(8, 4)` for GPUs in a node and nodes; `(8,)` for CPUs.
-      slices: equal machines joined by the data-centre network.
+      name: chip and shape, as in `v5p:4x4x4`; without the number of slices.
+      chip: what each chip can do.
+      shape: chips along each dim of the torus of one slice; for GPUs `(8,)` for 8 in one node, or
+        `(8, 4)` for 4 nodes of 8; `(8,)` for CPUs.
+      slices: how many such machines there are, joined by the data-centre network.
     """
 
     name: str
@@ -40,12 +39,12 @@ class Target:
 
     @cached_property
     def chips(self) -> int:
-        """Chips over all slices."""
+        """How many chips there are in all slices."""
         return math.prod(self.shape) * self.slices
 
     @property
     def devices(self) -> int:
-        """JAX devices over all slices."""
+        """How many JAX devices there are in all slices."""
         return self.chips * self.chip.devices_per_chip
 
     @property
@@ -55,7 +54,7 @@ class Target:
 
     @property
     def topology(self) -> dict[str, Any]:
-        """The arguments of `jax.experimental.topologies.get_topology_desc` for a TPU or a GPU."""
+        """What `jax.experimental.topologies.get_topology_desc` takes for it, a TPU or a GPU."""
         if self.chip.kind == "gpu":
             gpus, nodes = (*self.shape, 1)[:2]
             return {
@@ -70,103 +69,111 @@ class Target:
 
     @property
     def wraps(self) -> tuple[bool, ...]:
-        """For each dim of the torus whether its ends are joined."""
+        """For each dim of the torus whether links join its ends, so that it is a ring."""
         if self.chip.longest:
             return tuple(n == self.chip.longest for n in self.shape)
-        whole = self.chip.cube > 0 and all(n % self.chip.cube == 0 for n in self.shape)
-        return (whole,) * len(self.shape)
+        of_cubes = self.chip.cube > 0 and all(n % self.chip.cube == 0 for n in self.shape)
+        return (of_cubes,) * len(self.shape)
 
     def __str__(self):
         return self.name if self.slices == 1 else f"{self.slices} slices of {self.name}"
 
 
 def find_target(text: str, *, slices: int = 1, hardware: Path | None = None) -> Target:
-    """The machine that `text` names: a chip, and how many along each dim: `v5p:4x4x4`, `v6e:16x16`, `h100:8x4` (4 nodes of 8), `cpu:8`.
+    """The machine that `text` names.
+
+    A name is a chip, and how many of them there are along each dim of its network: `v5p:4x4x4`,
+    `v6e:16x16`, `h100:8x4` (4 nodes of 8), `cpu:8`.
 
     Args:
-      slices: how many such machines, joined by the data-centre network; for TPUs.
-      hardware: a file with more chips, or other figures.
+      slices: how many such machines there are, joined by the data-centre network; TPUs alone can
+        have more than one.
+      hardware: a file with more chips, or with other figures of known ones.
 
     Raises:
-      MeshDSLError: the chip is unknown, or the chip has no such topology.
+      MeshDSLError: the chip is unknown, or it has no such topology.
     """
     known = chips(hardware)
     name, colon, size = text.strip().partition(":")
     if name not in known:
         close = get_close_matches(name, known, n=1)
         meant = f"; did you mean `{close[0]}`?" if close else ""
-        raise MeshDSLError(
-            f"target {text!r}: unknown chip `{name}`{meant}; known: {', '.join(f'`{chip}`' for chip in known)}"
-        )
+        names = ", ".join(f"`{chip}`" for chip in known)
+        raise MeshDSLError(f"target {text!r}: unknown chip `{name}`{meant}; known: {names}")
     chip = known[name]
     if not colon or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", size):
         raise MeshDSLError(
             f"target {text!r}: after the chip comes how many of them, {_legal(chip)}"
         )
     shape = tuple(int(n) for n in size.split("x"))
-    _check(text, chip, shape)
+    _check_shape(text, chip, shape)
     if slices < 1 or (slices > 1 and chip.kind != "tpu"):
         nodes = ", nodes of GPUs are written `h100:8x4`" if chip.kind == "gpu" else ""
         raise MeshDSLError(f"target {text!r}: {slices} slices; TPUs have 1 or more{nodes}")
     return Target(f"{name}:{size}", chip, shape, slices)
 
 
-def _check(text: str, chip: Chip, shape: tuple[int, ...]) -> None:
+def _check_shape(text: str, chip: Chip, shape: tuple[int, ...]) -> None:
+    """Raises MeshDSLError if the chip has no topology of this shape; `text` names the target."""
     if chip.kind == "tpu":
-        longest = chip.longest or chip.most_chips
-        whole = not chip.cube or max(shape) <= chip.cube or all(n % chip.cube == 0 for n in shape)
+        cubes = not chip.cube or max(shape) <= chip.cube or all(n % chip.cube == 0 for n in shape)
         hosts = all(n % h == 0 for n, h in zip(shape, HOST, strict=False)) or math.prod(shape) == 1
         legal = (
             len(shape) == chip.dims
-            and max(shape) <= longest
-            and whole
+            and max(shape) <= (chip.longest or chip.most_chips)
+            and cubes
             and hosts
             and math.prod(shape) <= chip.most_chips
         )
     elif chip.kind == "gpu":
-        legal = (
-            len(shape) <= 2 and shape[0] <= chip.node and (len(shape) == 1 or shape[0] == chip.node)
-        )
+        inside, *nodes = shape
+        legal = len(nodes) <= 1 and inside <= chip.node and (not nodes or inside == chip.node)
     else:
         legal = len(shape) == 1 and shape[0] <= _MOST_VIRTUAL
     if not legal:
         raise MeshDSLError(
-            f"target {text!r}: {chip.name} has no topology {'x'.join(map(str, shape))}; legal are {_legal(chip)}"
+            f"target {text!r}: {chip.name} has no topology {'x'.join(map(str, shape))}; "
+            f"legal are {_legal(chip)}"
         )
 
 
 def _legal(chip: Chip) -> str:
+    """The shapes that a target of this chip may have, in words."""
     if chip.kind == "tpu":
         small, one = ("x".join(map(str, shape[: chip.dims])) for shape in (HOST, (1, 1, 1)))
-        rule = f" of at most {chip.longest}" * bool(
-            chip.longest
-        ) + f", all multiples of {chip.cube} where one is above it" * bool(chip.cube)
+        rule = f" of at most {chip.longest}" if chip.longest else ""
+        rule += f", all multiples of {chip.cube} where one is above it" if chip.cube else ""
         return (
-            f"{chip.dims} dims{rule}, x and y even, at most {chip.most_chips:,} chips, such as `{chip.name}:{small}`; "
-            f"or one chip, `{chip.name}:{one}`"
+            f"{chip.dims} dims{rule}, x and y even, at most {chip.most_chips:,} chips, "
+            f"such as `{chip.name}:{small}`; or one chip, `{chip.name}:{one}`"
         )
     if chip.kind == "gpu":
-        return f"1 to {chip.node} in one node, `{chip.name}:{chip.node}`, or whole nodes, `{chip.name}:{chip.node}x4` for 4 of them"
+        return (
+            f"1 to {chip.node} in one node, `{chip.name}:{chip.node}`, "
+            f"or whole nodes, `{chip.name}:{chip.node}x4` for 4 of them"
+        )
     return f"1 to {_MOST_VIRTUAL:,} virtual devices, `{chip.name}:8`"
 
 
 def fit_mesh(target: Target, sizes: Mapping[str, int | str], name: str = "mesh") -> dict[str, int]:
-    """The size of each axis with `"rest"` filled in so that all devices of `target` are used.
+    """The sizes of a mesh, with `"rest"` filled in so that all devices of `target` are used.
 
     Args:
-      name: what the sizes are of, such as `layout fsdp.toml`, for the message.
+      sizes: of the axes; one of them may be `"rest"`.
+      name: what has these sizes, such as `layout fsdp.toml`, for the error.
 
     Raises:
-      MeshDSLError: the mesh is not of as many devices as the target; the message proposes meshes that are.
+      MeshDSLError: the mesh has not as many devices as the target; the error proposes meshes that
+        have.
     """
-    fixed = math.prod(n for n in sizes.values() if n != "rest")
+    fixed = math.prod(int(n) for n in sizes.values() if n != "rest")
     rest = target.devices // fixed if target.devices % fixed == 0 else 0
     if "rest" in sizes.values() and rest:
         return {axis: rest if n == "rest" else int(n) for axis, n in sizes.items()}
     if "rest" not in sizes.values() and fixed == target.devices:
         return {axis: int(n) for axis, n in sizes.items()}
-    asked = f"mesh {_words(sizes)}" if sizes else "a mesh without axes"
-    meshes = [_words(mesh) for mesh in propose(sizes, target.devices)]
+    asked = f"mesh {_mesh_text(sizes)}" if sizes else "a mesh without axes"
+    meshes = [_mesh_text(mesh) for mesh in propose_meshes(sizes, target.devices)]
     use = (
         f"; use {', '.join(meshes[:-1])}{' or ' * (len(meshes) > 1)}{meshes[-1]}" if meshes else ""
     )
@@ -178,16 +185,19 @@ def fit_mesh(target: Target, sizes: Mapping[str, int | str], name: str = "mesh")
     raise MeshDSLError(f"{name}: {asked} is of {counted} and {target} has {target.devices}{use}")
 
 
-def propose(sizes: Mapping[str, int | str], devices: int, most: int = 3) -> list[dict[str, int]]:
-    """Up to `most` meshes of `devices` devices with the axes of `sizes`, nearest to them first.
+def propose_meshes(
+    sizes: Mapping[str, int | str], devices: int, most: int = 3
+) -> list[dict[str, int]]:
+    """Up to `most` meshes of `devices` devices with the axes of `sizes`, the nearest first.
 
-    Nearest is least changed: the fewest axes, then the fewest doublings and halvings; of equals the one that changes the most major axis.
+    The nearest changes the fewest axes; of several such, the one with the fewest doublings and
+    halvings; of equals, the one that changes the most major axis. Axes of `"rest"` change freely.
     """
     axes = list(sizes)
     wanted = [n if isinstance(n, int) else 1 for n in sizes.values()]
     free = [not isinstance(n, int) for n in sizes.values()]
 
-    def distance(mesh):
+    def distance(mesh: tuple[int, ...]) -> tuple[int, float, list[int]]:
         changed = [
             (abs(math.log2(n / w)), i)
             for i, (n, w) in enumerate(zip(mesh, wanted, strict=True))
@@ -199,12 +209,13 @@ def propose(sizes: Mapping[str, int | str], devices: int, most: int = 3) -> list
     return [dict(zip(axes, mesh, strict=True)) for mesh in found]
 
 
-def _factorings(n: int, parts: int) -> list[tuple[int, ...]]:
-    if parts == 1:
+def _factorings(n: int, count: int) -> list[tuple[int, ...]]:
+    """All ways to write `n` as a product of `count` factors."""
+    if count == 1:
         return [(n,)]
     divisors = [d for d in range(1, n + 1) if n % d == 0]
-    return [(d, *rest) for d in divisors for rest in _factorings(n // d, parts - 1)]
+    return [(d, *rest) for d in divisors for rest in _factorings(n // d, count - 1)]
 
 
-def _words(sizes: Mapping[str, int | str]) -> str:
+def _mesh_text(sizes: Mapping[str, int | str]) -> str:
     return " ".join(f"{axis}={n}" for axis, n in sizes.items())

@@ -1,8 +1,9 @@
-"""What crosses the boundary of a body: of a loop, of a branch, of a mapped or a differentiated function.
+"""What enters and leaves a body: of a loop, a branch, a mapped or a differentiated function.
 
-It is settled: split by the law for its own dims, with nothing pending, and of a type that varies over the axes that
-split it and no others. So the carry of a loop has one split from step to step, the branches of a choice agree, and a
-cotangent has the type of what it belongs to. Inside of `over` everything also varies over the axes that are spent.
+It is settled: split by the law for its own dims, with nothing pending, and of a type that varies
+over the axes that split it and no others. So the carry of a loop has one split from step to step,
+the branches of a choice agree, and a cotangent has the type of what it belongs to. Inside of
+`over` everything also varies over the axes that are spent.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.scope import Scope, check_alike, common
-from meshdsl.record.recorder import Move, op_count
+from meshdsl.record.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
@@ -53,9 +55,12 @@ def scope_of(name: str, tree) -> Scope | None:
 
 
 def scope_within(name: str, body: Callable) -> Scope | None:
-    """The scope of tensors that a body closes over, where nothing that it is given has one: that of its results."""
+    """The scope of the tensors that a body closes over, found by tracing it once.
+
+    It is asked for where nothing that the body is given has a scope.
+    """
     found = []
-    seen = op_count()
+    seen = next_op_number()
     jax.eval_shape(lambda: found.append(scope_of(name, body())))
     scope = found[0]
     if scope is not None:
@@ -64,7 +69,7 @@ def scope_within(name: str, body: Callable) -> Scope | None:
 
 
 def varied(t: Tensor, axes) -> Tensor:
-    """`t` with a type that varies over `axes` too; recorded, because the backward pass sums over them."""
+    """`t` with a type that varies over `axes` too; recorded, for its gradient is summed over."""
     scope = t.place.scope
     missing = scope.in_mesh_order(set(axes) - collectives.varying(t.array))
     if not missing:
@@ -93,11 +98,14 @@ def fixed(t, scope: Scope | None):
 
 
 def value(t, scope: Scope | None):
-    """`t` as `fixed` makes it, and a value even where it was a parameter: what it meets may make it one at any step."""
+    """`t` as `fixed` makes it, and a value even where it was a parameter.
+
+    What it meets in the body may make it a value at any turn.
+    """
     if not is_tensor(t):
         return t
     if t.place is not None:
-        scope.note_use(t.place.origin, ())
+        t.place.scope.note_use(t.place.origin, ())
     return fixed(
         t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())),
         scope,
@@ -121,8 +129,9 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
         return x
     order = tuple(x.dims.index(d) for d in dims)
     place = x.place and x.place._replace(axes=tuple(x.place.axes[i] for i in order))
-    whole = None if x.whole is None else lying_as(x.whole, dims)
-    return x.replace(array=jnp.transpose(x.stored, order), dims=dims, place=place, whole=whole)
+    copy = copy_of(x)
+    x = x.replace(array=jnp.transpose(x.stored, order), dims=dims, place=place)
+    return x if copy is None else with_copy(x, lying_as(copy, dims))
 
 
 def kind(x):
@@ -138,12 +147,17 @@ def shown(x) -> str:
 
 
 def matching(name: str, after, before):
-    """The carry `after` a step with each Tensor's dims lying as in `before`; one that changed is an error."""
+    """The carry `after` a turn, with the dims of each Tensor in the order that they had `before`.
+
+    Raises:
+      MeshDSLError: a leaf has changed its dims or its dtype, or the tree its structure.
+    """
     if jax.tree.structure(after, is_leaf=is_tensor) != jax.tree.structure(
         before, is_leaf=is_tensor
     ):
         raise MeshDSLError(
-            f"{name}: the carry that the body returns has another structure than the one that it was given"
+            f"{name}: the carry that the body returns has another structure than the one that it "
+            "was given"
         )
 
     def match(a, b):

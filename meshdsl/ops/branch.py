@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -24,32 +23,55 @@ from meshdsl.ops.bodies import (
     shown,
     value,
 )
+from meshdsl.ops.declare import Case, Draw, Example, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _chosen(call: Callable) -> Example:
+    """`call(op, x, i)`, where `i` is 0 or 1."""
+
+    def example(fn: Callable, draw: Draw) -> Case:
+        operands = draw.tensor(*draw.dims("a", "b")), draw.integers(below=2)
+        return Case(lambda x, i: call(fn, x, i), operands)
+
+    return example
+
+
+@op(
+    computes="one of two functions",
+    example=_chosen(lambda cond, x, i: cond(i > 0, FUNCTIONS["sin"], FUNCTIONS["cos"], x)),
+)
 def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
-    """`if_true(*operands)` or `if_false(*operands)`, whichever a Tensor without dims says; only that one runs.
+    """`if_true(*operands)` where the predicate is true, else `if_false(*operands)`; only that runs.
 
     Raises:
-      MeshDSLError: the predicate has dims, or the branches return different structures, dims or dtypes.
+      MeshDSLError: the predicate has dims, or the branches return different structures, dims or
+        dtypes.
     """
     if predicate.dims:
         got = dim_algebra.show(predicate.dims)
         raise MeshDSLError(
-            f"cond: the predicate is a Tensor without dims, not {got}; use md.any, md.all, or md.where per element"
+            f"cond: the predicate is a Tensor without dims, not {got}; use md.any, md.all, or "
+            "md.where per element"
         )
     return _choose("cond", predicate, (if_true, if_false), operands)
 
 
+@op(
+    computes="one of several functions",
+    example=_chosen(lambda switch, x, i: switch(i, [FUNCTIONS["sin"], FUNCTIONS["cos"]], x)),
+)
 def switch(index: Tensor, branches: Sequence[Callable], *operands):
     """The branch number `index`, of the operands: `branches[index](*operands)`; only that one runs.
 
     Args:
-      index: a Tensor of whole numbers without dims. One below zero takes the first branch, one that is too large the last.
+      index: a Tensor of whole numbers without dims. One below zero takes the first branch, one that
+        is too large the last.
 
     Raises:
-      MeshDSLError: the index has dims or is no whole number, there is no branch, or the branches return different
-        structures, dims or dtypes.
+      MeshDSLError: the index has dims or is no whole number, there is no branch, or the branches
+        return different structures, dims or dtypes.
     """
     if index.dims or not jnp.issubdtype(index.dtype, jnp.integer):
         raise MeshDSLError(
@@ -91,22 +113,28 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
 
     chosen = agreed(choice).array
     chosen = (chosen if name == "switch" else chosen == 0).astype(jnp.int32)
-    branches = [alike(branch) for branch in branches]
+    branches = tuple(alike(branch) for branch in branches)
     if scope is not None and not scope.layout.spent.isdisjoint(collectives.varying(chosen)):
         return _of_all(jnp.clip(chosen, 0, len(branches) - 1), branches, operands)
     return uncarried(lax.switch(chosen, [carrying(b) for b in branches], carried(operands)))
 
 
 def _of_all(chosen, branches, operands):
-    """Inside `over` elements choose differently: all branches run, and what was not chosen has no part in the gradient.
+    """Inside `over`, where elements choose differently, all branches run.
 
-    It is what `vmap` makes of a switch too, but there a branch gets operands of other types than it was traced for.
+    What was not chosen has no part in the gradient.
+
+    It is what `vmap` makes of a switch too, but there a branch gets operands of other types than
+    it was traced for.
     """
     results = []
     for i, branch in enumerate(branches):
-        kept = lambda a, i=i: jnp.where(chosen == i, a, lax.stop_gradient(a))  # noqa: E731
+        kept = lambda a, i=i: jnp.where(chosen == i, a, lax.stop_gradient(a))
         results.append(branch(uncarried(jax.tree.map(kept, carried(operands)))))
-    picked = lambda *arrays: reduce(
-        lambda a, b: jnp.where(chosen == b[0], b[1], a), enumerate(arrays[1:], 1), arrays[0]
-    )  # noqa: E731
+
+    def picked(first, *others):
+        for i, other in enumerate(others, 1):
+            first = jnp.where(chosen == i, other, first)
+        return first
+
     return uncarried(jax.tree.map(picked, *map(carried, results)))

@@ -1,8 +1,8 @@
-"""Derivatives of functions on trees of Tensors, inside a lowering too: forwards, backwards, and of gradients.
+"""Derivatives of functions of Tensors: forwards, backwards, and of gradients.
 
-JAX differentiates the local program. What is done here is to see that arrays have the types that make it right: a
-tangent is split as what it belongs to, a cotangent too, and a cotangent of something that all devices share is summed
-over them once, as in `value_and_grad`.
+JAX differentiates the local program. What is done here is to see that arrays have the types that
+make it right: a tangent is split as what it belongs to, a cotangent too, and a cotangent of
+something that all devices share is summed over them once, as in `value_and_grad`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,45 @@ from meshdsl.ops.bodies import (
     shown,
     varied,
 )
+from meshdsl.ops.declare import of_x, op
+from meshdsl.ops.functions import FUNCTIONS
+from meshdsl.ops.reduce import mean
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _example(x: Tensor) -> Tensor:
+    """A function to differentiate."""
+    return mean(FUNCTIONS["square"](FUNCTIONS["tanh"](x)))
+
+
+op(
+    computes="the function and its backward pass",
+    mesh_tensorflow="none: `gradients` builds ops, each class with a gradient of its own",
+    example=of_x(lambda value_and_grad, x: value_and_grad(_example)(x)),
+    floats=True,
+    module=__name__,
+)(gradients.value_and_grad)
+
+
+@op(
+    computes="the function, and its derivative along a tangent",
+    example=of_x(lambda jvp, x: jvp(_example, (x,), (FUNCTIONS["sin"](x),))),
+    floats=True,
+)
 def jvp(fn: Callable, primals: tuple, tangents: tuple):
     """`fn(*primals)`, and its derivative along `tangents` (forward mode).
 
     Args:
       fn: takes and returns pytrees of floating-point Tensors.
-      primals, tangents: one pytree for each argument of `fn`; a tangent has the dims and dtype of its primal.
+      primals, tangents: one pytree for each argument of `fn`; a tangent has the dims and dtype of
+        its primal.
 
     Returns:
       The result and its derivative, two pytrees of Tensors.
 
     Raises:
-      MeshDSLError: a leaf is no floating-point Tensor, or a tangent has other dims or another dtype than its primal.
+      MeshDSLError: a leaf is no floating-point Tensor, or a tangent has other dims or another dtype
+        than its primal.
     """
     leaves, tree = _floats("jvp", primals, "a primal")
     others, other_tree = _floats("jvp", tangents, "a tangent")
@@ -63,34 +87,44 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple):
         leaves, others = (
             [varied(x, axes) for x, axes in zip(xs, both, strict=True)] for xs in (leaves, others)
         )
-    run, result = _of_arrays("jvp", fn, leaves, tree, scope)
+    body, result = _of_tensors("jvp", fn, tree, scope)
+    run = _of_arrays(body, leaves)
     arrays, derivatives = jax.jvp(run, [[x.array for x in leaves]], [[t.array for t in others]])
     return result(arrays), result(derivatives)
 
 
+def _vjp_example(vjp: Callable, x: Tensor):
+    value, back = vjp(_example, x)
+    return back(Tensor(jnp.ones((), value.dtype), ()))
+
+
+@op(
+    computes="the function, and its backward pass for a cotangent",
+    example=of_x(_vjp_example),
+    floats=True,
+)
 def vjp(fn: Callable, *primals):
-    """`fn(*primals)`, and the function that takes a cotangent of the result back to cotangents of the arguments.
+    """`fn(*primals)`, and a function from a cotangent of the result to those of the arguments.
 
     Args:
       fn: takes and returns pytrees of floating-point Tensors.
 
     Returns:
-      The result, and `back(cotangent)`: from a pytree of Tensors like the result to a tuple of pytrees like `primals`. Cotangents of
-      parameters come out as `value_and_grad` gives them: summed over devices once, and split as gradients are.
+      The result, and `back(cotangent)`: from a pytree of Tensors like the result to a tuple of
+      pytrees like `primals`. Cotangents of parameters come out as `value_and_grad` gives them:
+      summed over devices once, and split as gradients are.
 
     Raises:
       MeshDSLError: a leaf is no floating-point Tensor, or a cotangent is not like the result.
     """
     leaves, tree = _floats("vjp", primals, "a primal")
     scope = scope_of("vjp", leaves) or scope_within("vjp", lambda: fn(*primals))
-    uses = [()] * len(leaves)
-    if scope is not None:
-        leaves = [gradients.entered(fixed(x, scope)) for x in leaves]
-        uses = gradients.find_uses(
-            lambda args: (_results("vjp", fn(*args), scope),), leaves, tree, (), scope
-        )
-        leaves = [gradients.varied(x, axes, scope) for x, axes in zip(leaves, uses, strict=True)]
-    run, result = _of_arrays("vjp", fn, leaves, tree, scope)
+    body, result = _of_tensors("vjp", fn, tree, scope)
+    if scope is None:
+        run, uses = _of_arrays(body, leaves), [()] * len(leaves)
+    else:
+        leaves = [gradients.made_whole(fixed(x, scope)) for x in leaves]
+        run, leaves, uses = gradients.traced(body, leaves, scope)
     arrays, pull = jax.vjp(run, [x.array for x in leaves])
     out = result(arrays)
 
@@ -99,7 +133,8 @@ def vjp(fn: Callable, *primals):
         wanted, out_tree = jax.tree.flatten(out, is_leaf=is_tensor)
         if given_tree != out_tree:
             raise MeshDSLError(
-                "vjp: the cotangent has another structure than the result; give a Tensor for each Tensor of it"
+                "vjp: the cotangent has another structure than the result; give a Tensor for "
+                "each Tensor of it"
             )
         for ct, x in zip(given, wanted, strict=True):
             _alike("vjp: a cotangent", ct, "its result", x)
@@ -112,8 +147,16 @@ def vjp(fn: Callable, *primals):
     return out, back
 
 
+@op(
+    computes="the derivative of the backward pass along a tangent",
+    example=of_x(lambda hvp, x: hvp(_example, (x,), (FUNCTIONS["sin"](x),))),
+    gradients=False,
+    floats=True,
+)
 def hvp(fn: Callable, primals: tuple, tangents: tuple):
-    """The derivative of the gradient of `fn` along `tangents`: its Hessian times a vector, by forward over reverse mode.
+    """The derivative of the gradient of `fn` along `tangents`: its Hessian times a vector.
+
+    It is computed by forward over reverse mode.
 
     Args:
       fn: takes pytrees of floating-point Tensors and returns a Tensor without dims.
@@ -171,7 +214,8 @@ def _floats(name: str, tree, what: str):
         if not is_tensor(x) or not jnp.issubdtype(x.dtype, jnp.inexact):
             got = shown(x) if is_tensor(x) else type(x).__name__
             raise MeshDSLError(
-                f"{name}: {what} is a floating-point Tensor, not {got}; close over what has no derivative"
+                f"{name}: {what} is a floating-point Tensor, not {got}; close over what has no "
+                "derivative"
             )
     return leaves, structure
 
@@ -186,26 +230,35 @@ def _results(name: str, out, scope: Scope | None):
     leaves, tree = _floats(name, out, "a result")
     for t in leaves:
         if t.place is not None:
-            scope.note_use(t.place.origin, ())
-    return jax.tree.unflatten(tree, [fixed(t, scope) for t in leaves])
+            t.place.scope.note_use(t.place.origin, ())
+    return jax.tree.unflatten(tree, [_without_origin(fixed(t, scope)) for t in leaves])
 
 
-def _of_arrays(name: str, fn: Callable, leaves: list[Tensor], tree, scope: Scope | None):
-    """`fn` as a function from and to lists of arrays, and one that makes its results of such a list, once it has run."""
+def _without_origin(t: Tensor) -> Tensor:
+    return t.replace(place=t.place and t.place._replace(origin=frozenset()))
+
+
+def _of_tensors(name: str, fn: Callable, tree, scope: Scope | None):
+    """`fn` as a function from Tensors to arrays, and a function that makes its results of these.
+
+    The second makes them of such a list, once the first has been traced.
+    """
     traced: list = []
 
-    def run(arrays):
-        args = jax.tree.unflatten(
-            tree, [Tensor(a, x.dims, x.role, x.place) for a, x in zip(arrays, leaves, strict=True)]
-        )
+    def body(tensors, _=()):
+        args = jax.tree.unflatten(tree, tensors)
         out, out_tree = jax.tree.flatten(_results(name, fn(*args), scope), is_leaf=is_tensor)
         traced[:] = [out_tree, [(t.dims, t.role, t.place) for t in out]]
         return [t.array for t in out]
 
     def result(arrays):
         out_tree, kinds = traced
-        return jax.tree.unflatten(
-            out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)]
-        )
+        made = [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)]
+        return jax.tree.unflatten(out_tree, made)
 
-    return run, result
+    return body, result
+
+
+def _of_arrays(body: Callable, leaves: list[Tensor]) -> Callable:
+    """`body` as a function of the arrays of `leaves`."""
+    return lambda arrays: body([x.replace(array=a) for a, x in zip(arrays, leaves, strict=True)])

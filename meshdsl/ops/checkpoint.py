@@ -1,4 +1,4 @@
-"""checkpoint: recompute in the backward pass, keep, or send to the host, by what an op is or by a name."""
+"""checkpoint: what the backward pass recomputes, what is kept, and what waits on the host."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.bodies import arrays_in, scope_of
+from meshdsl.ops.declare import of_x, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor
 
 POLICIES = {
@@ -28,6 +30,15 @@ _marked: ContextVar[tuple[set[str], ...]] = ContextVar(
 )  # names, for each checkpoint being traced
 
 
+def _checkpoint_example(checkpoint: Callable, x: Tensor) -> Tensor:
+    return checkpoint(lambda x: FUNCTIONS["sin"](FUNCTIONS["tanh"](x)))(x)
+
+
+@op(
+    computes="the function, again in the backward pass",
+    mesh_tensorflow="CustomGradientOperation (`recompute_grad`); everything or nothing",
+    example=of_x(_checkpoint_example),
+)
 def checkpoint(
     fn: Callable,
     policy: str = "full",
@@ -38,14 +49,16 @@ def checkpoint(
     """`fn`, recomputed in the backward pass instead of remembered.
 
     Args:
-      policy: what is recomputed: "full": everything; "dots": everything but matrix products; "gathers": only what was
-        gathered from other devices, so that no device keeps whole parameters.
+      policy: what is recomputed: "full": everything; "dots": everything but matrix products;
+        "gathers": only what was gathered from other devices, so that no device keeps whole
+        parameters.
       save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
-      offload: names of save points that are kept in the memory of the host (`pinned_host`), and fetched when they are
-        needed.
+      offload: names of save points that are kept in the memory of the host (`pinned_host`), and
+        fetched when they are needed.
 
     Raises:
-      MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point with that name.
+      MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point
+        with that name.
     """
     if policy not in POLICIES:
         raise MeshDSLError(f"checkpoint: no policy {quote(policy)}{nearest(str(policy), POLICIES)}")
@@ -76,28 +89,37 @@ def checkpoint(
         known.update(found)
         return out
 
-    remembered = jax.checkpoint(carrying(marking), policy=_policy(policy, save, offload))
-
     def checkpointed(*args):
-        scope = scope_of("checkpoint", arrays_in("checkpoint", "argument", args))
-        if scope is not None and scope.uses is not None:
-            return fn(*args)
-        out = uncarried(remembered(*carried(args)))
-        for names in (
-            _marked.get()
-        ):  # JAX traces the same call once, and an outer checkpoint may want its names again
+        scope_of("checkpoint", arrays_in("checkpoint", "argument", args))
+        # Anew for each call: JAX would trace calls that are alike once, and record their ops once.
+        recomputed = jax.checkpoint(carrying(marking), policy=_policy(policy, save, offload))
+        out = uncarried(recomputed(*carried(args)))
+        for names in _marked.get():
             names |= known
         return out
 
     return checkpointed
 
 
+def _checkpoint_name_example(checkpoint_name: Callable, x: Tensor) -> Tensor:
+    named = lambda x: FUNCTIONS["sin"](checkpoint_name(FUNCTIONS["tanh"](x), "y"))
+    return checkpoint(named, save="y")(x)
+
+
+@op(
+    computes="nothing",
+    example=of_x(_checkpoint_name_example),
+    result="same",
+)
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
-    """`x`, as a save point of the `checkpoint`s around it. A sum that it waits for is taken, so that it is what is kept."""
+    """`x`, as a save point of the `checkpoint`s around it.
+
+    A pending sum is taken first, so that its result is what is kept.
+    """
     x = resharding.settle(x)
     for names in _marked.get():
         names.add(name)
-    marked = lambda array: ad_checkpoint.checkpoint_name(array, name)  # noqa: E731
+    marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
         array = lax.complex(marked(x.array.real), marked(x.array.imag))
         return Tensor(array, x.dims, x.role, x.place)

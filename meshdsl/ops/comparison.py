@@ -1,7 +1,7 @@
-"""What it means that one element is larger than another: bounds, keys that order alike, and ties.
+"""The total order that sorting, extrema and selections use: -0.0 equals 0.0, NaN comes last.
 
 Complex numbers are compared by their real parts, and where these are equal by their imaginary
-parts, as in NumPy.
+parts, as in NumPy. Elements that travel are compared as integers that have the same order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshdsl.tensor import Tensor
 
 
 def check_some(name: str, x: Tensor, dims: Dims) -> None:
-    """Raise a MeshDSLError where there is no element over `dims`, of which one is to be chosen."""
+    """Raise a MeshDSLError where `dims` of `x` have no element of which one could be chosen."""
     if not all(d.size for d in dims):
         raise MeshDSLError(
             f"{name}: {show(dims)} of {show(x.dims)} has no element to choose; "
@@ -33,14 +33,15 @@ def check_real(name: str, x: Tensor) -> None:
 
 
 def is_complex(dtype) -> bool:
+    """Whether the dtype is one of complex numbers."""
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
 def bounds(dtype) -> tuple[complex | float | int | bool, complex | float | int | bool]:
-    """The lowest and the highest value of a dtype."""
+    """The lowest and the highest value of a dtype; infinities where it has them."""
     if is_complex(dtype):
         return complex(-jnp.inf, -jnp.inf), complex(jnp.inf, jnp.inf)
-    if dtype == bool:
+    if jnp.issubdtype(dtype, jnp.bool_):
         return False, True
     if jnp.issubdtype(dtype, jnp.integer):
         return int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
@@ -48,23 +49,28 @@ def bounds(dtype) -> tuple[complex | float | int | bool, complex | float | int |
 
 
 def last(dtype) -> complex | float | int | bool:
-    """The value that no other is sorted after: NaN, or the highest."""
+    """The value that is sorted after all others: NaN where the dtype has one, else the highest."""
     if is_complex(dtype):
         return complex(jnp.nan, jnp.nan)
     return jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else bounds(dtype)[1]
 
 
 def canonical(a):
-    """`a` with one zero and one NaN, the positive ones: what compares equal, or sorts as equal, has equal bits."""
+    """`a` with every zero as 0.0 and every NaN as one NaN: what sorts as equal has equal bits."""
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return a
     return jnp.where(jnp.isnan(a), jnp.nan, jnp.where(a == 0, 0, a)).astype(a.dtype)
 
 
 def to_key(a, sign: int = 1):
-    """Integers of at least 32 bits that order as the elements of `a` do (with `sign` -1: the other way), a NaN above all.
+    """Integers that have the order of the elements of `a`, a NaN above all numbers.
 
-    Unlike floats they keep a NaN through a pmax on every platform, and NCCL can reduce them, which it cannot 16-bit integers.
+    They have at least 32 bits. Unlike floats they keep a NaN through a pmax on every platform, and
+    NCCL can reduce them, which it cannot do with 16-bit integers.
+
+    Args:
+      a: an array of real numbers or bools.
+      sign: -1 for the opposite order.
     """
     if sign < 0:
         a = _negative(a)
@@ -74,7 +80,7 @@ def to_key(a, sign: int = 1):
 
 
 def from_key(key, dtype, sign: int = 1):
-    """The elements of a dtype that `to_key` turned into `key`."""
+    """The inverse of `to_key`: the elements of `dtype` whose keys are `key`."""
     if jnp.issubdtype(dtype, jnp.floating):
         a = lax.bitcast_convert_type(
             _flipped(key.astype(f"int{jnp.dtype(dtype).itemsize * 8}")), dtype
@@ -85,25 +91,36 @@ def from_key(key, dtype, sign: int = 1):
 
 
 def parts(a) -> list:
-    """The real and then the imaginary parts of complex numbers. A NaN in either part is in both."""
+    """The real and the imaginary parts of complex numbers. A NaN in one part is put in both."""
     return [jnp.where(jnp.isnan(a), jnp.nan, part) for part in (a.real, a.imag)]
 
 
 def _negative(a):
-    """In the other order, exactly: -a of unsigned and of the lowest integers is not."""
+    """Elements in the opposite order.
+
+    That is the complement of integers: `-a` of an unsigned or of the lowest integer wraps around.
+    """
     return -a if jnp.issubdtype(a.dtype, jnp.inexact) else ~a
 
 
 def _flipped(bits):
-    """Between the bits of floats, which are sign and magnitude, and integers in the same order."""
+    """The bits of floats as integers of the same order, or back.
+
+    Floats are sign and magnitude, so of negative numbers all bits but the sign are inverted.
+    """
     return bits ^ ((bits >> (bits.dtype.itemsize * 8 - 1)) & jnp.iinfo(bits.dtype).max)
 
 
 def share_ties(loop, dims: Dims, at: tuple[int, ...], a, chosen, tangent):
-    """The derivative of an element `chosen` of `a`: all that equal it share it, wherever they are.
+    """The derivative of an element that was chosen, as of a maximum: elements that tie share it.
 
     Args:
-      dims, at: what was chosen along, and where `a` has it.
+      loop: the device's view of the dims; elements on other devices tie too.
+      dims: the dims along which one element was chosen.
+      at: the positions of these dims in `a`.
+      a: the array that was chosen from.
+      chosen: the chosen element for each of the other dims.
+      tangent: the derivative of `a`.
     """
     in_order = tuple(d for _, d in sorted(zip(at, dims, strict=True), key=lambda pair: pair[0]))
     inside = jnp.expand_dims(loop.inside(in_order), [i for i in range(a.ndim) if i not in at])

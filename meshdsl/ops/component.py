@@ -1,13 +1,13 @@
-"""Component-wise ops, and Python's operators on Tensors.
+"""Component-wise ops: `map` of any function of arrays, a cast, and a product with a number.
 
-All of them are one function, `map`, and three tables of names: what `jax.numpy` and `jax.nn` call a function is what
-it is called here. Operands broadcast by name: the dims of each must be among those of the largest. Where neither
-operand has all dims of the other, that is an error and not an outer product; say `broadcast` where one is meant.
+Operands broadcast by name: the dims of each must be among those of the largest. Where neither
+operand has all dims of the other, that is an error and not an outer product; say `broadcast` where
+one is meant. The functions that have names are in `functions.py`, Python's operators in
+`operators.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -16,38 +16,31 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
-from meshdsl.checked import checked
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.law import apply_op, sums_alike
+from meshdsl.ops.declare import of_x, op
 from meshdsl.tensor import Tensor
 
-NUMPY = (
-    "abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh bitwise_and bitwise_not bitwise_or bitwise_xor cbrt "
-    "ceil clip conj cos cosh deg2rad divide equal exp exp2 expm1 float_power floor floor_divide fmax fmin fmod greater "
-    "greater_equal heaviside hypot imag isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logaddexp2 "
-    "logical_and logical_not logical_or logical_xor maximum minimum mod multiply nan_to_num negative not_equal positive "
-    "power rad2deg real reciprocal remainder rint round sign signbit sin sinh sqrt square subtract tan tanh trunc "
-    "where"
-).split()
-NN = (
-    "celu elu gelu hard_sigmoid hard_silu hard_tanh leaky_relu log_sigmoid mish relu relu6 selu sigmoid silu soft_sign "
-    "softplus sparse_plus squareplus swish"
-).split()
-LAX = "erf erf_inv rsqrt digamma lgamma".split()
 
-LINEAR = {"add", "subtract", "negative", "positive"}
-
-
+@op(
+    computes="the function, of the operands' own parts",
+    mesh_tensorflow="SlicewiseOperation; gradients by hand",
+    example=of_x(lambda map, x: map(lambda array: array * array, x)),
+)
 def map(
     fn: Callable, *operands, name: str | None = None, linear: bool = False, **options
-) -> Tensor:  # noqa: A001
+) -> Tensor:
     """Apply a component-wise function of arrays.
+
+        md.map(lambda a, b: jnp.sin(a) * b, x, y, name="modulated")
 
     Args:
       fn: takes one array for each operand, shaped to broadcast against each other, and `options`.
       operands: Tensors, or numbers. The dims of each are among those of the largest.
+      name: what errors and `explain` call the op; by default the function's name.
       linear: `fn` is linear in all operands taken together, so pending sums may keep waiting.
+      options: passed on to `fn`.
 
     Returns:
       A Tensor with the dims of the largest operand, in its order.
@@ -55,22 +48,23 @@ def map(
     Raises:
       MeshDSLError: a size differs, or no operand has the dims of all others.
     """
-    name = name or getattr(fn, "__name__", "map")
-    tensors = [as_tensor(x, name) for x in operands if not _is_number(x)]
+    title: str = name or getattr(fn, "__name__", "map")
+    tensors = [as_tensor(x, title) for x in operands if not is_number(x)]
     if not tensors:
-        raise MeshDSLError(f"{name}: at least one operand is a Tensor")
-    out = broadcast_dims(name, [t.dims for t in tensors])
+        raise MeshDSLError(f"{title}: at least one operand is a Tensor")
+    out = broadcast_dims(title, [t.dims for t in tensors])
 
     def local(loop, *arrays):
         aligned = iter([align(a, t.dims, out) for a, t in zip(arrays, tensors, strict=True)])
         return loop.fitting(
-            fn(*[x if _is_number(x) else next(aligned) for x in operands], **options), out, name
+            fn(*[x if is_number(x) else next(aligned) for x in operands], **options), out, title
         )
 
-    # Padding of ones: a quotient or a logarithm of it is finite, and so is its part in the gradient of an operand without the dim.
+    # Padding holds ones: a quotient or a logarithm of it is finite, and so is what it adds to the
+    # gradient of an operand that lacks the padded dim.
     fill = None if linear else 1
     return apply_op(
-        name,
+        title,
         local,
         tensors,
         loop=out,
@@ -90,8 +84,8 @@ def broadcast_dims(name: str, operands: list[Dims]) -> Dims:
         shown = " and ".join(dim_algebra.show(dims) for dims in operands)
         absent = ", ".join(f"`{d.name}`" for d in dim_algebra.without(every, largest))
         raise MeshDSLError(
-            f"{name}: of {shown} no operand has all dims ({dim_algebra.show(largest)} lacks {absent}); "
-            "use `broadcast` where an outer product is meant, or `einsum`"
+            f"{name}: of {shown} no operand has all dims ({dim_algebra.show(largest)} "
+            f"lacks {absent}); use `broadcast` where an outer product is meant, or `einsum`"
         )
     return largest
 
@@ -107,11 +101,17 @@ def align(array, dims: Dims, target: Dims):
     return jnp.expand_dims(array, new) if new else array
 
 
-def _is_number(x) -> bool:
+def is_number(x) -> bool:
+    """Whether `x` is a number of Python or NumPy: an operand without dims that needs no Tensor."""
     return isinstance(x, (int, float, complex, np.generic))
 
 
 def as_tensor(x, name: str) -> Tensor:
+    """An operand as a Tensor: it is one, or it is an array with a single element and no dims.
+
+    Raises:
+      MeshDSLError: it is neither. The message begins with `name`, that of the op.
+    """
     if isinstance(x, Tensor):
         return x
     if getattr(x, "shape", None) == ():
@@ -120,62 +120,6 @@ def as_tensor(x, name: str) -> Tensor:
     has_elements = hasattr(x, "shape") or isinstance(x, (list, tuple))
     advice = "; give it dims with md.tensor" if has_elements else ""
     raise MeshDSLError(f"{name}: operands are Tensors and numbers, not {got}{advice}")
-
-
-@jax.custom_jvp
-def erf(x):
-    return jax.lax.erf(x)
-
-
-# The derivative that jax 0.12 has for erf fails inside shard_map: its coefficients do not vary and `x` does.
-erf.defjvps(lambda tangent, _, x: tangent * (2 / math.sqrt(math.pi)) * jnp.exp(-jnp.square(x)))
-
-
-def gelu(x, approximate: bool = True):
-    return jax.nn.gelu(x) if approximate else x * (erf(x * math.sqrt(0.5)) + 1) / 2
-
-
-OURS = {"erf": erf, "gelu": gelu}  # in place of JAX's
-
-
-def _named(fn: Callable, name: str, module: str) -> Callable:
-    linear = name in LINEAR
-
-    def op(*operands, **options) -> Tensor:
-        try:
-            return map(fn, *operands, name=name, linear=linear, **options)
-        except MeshDSLError:
-            raise
-        except (TypeError, ValueError) as why:
-            raise _refused(name, operands, why) from None
-
-    op.__name__ = op.__qualname__ = name
-    op.__doc__ = f"Component-wise `{module}.{name}`; operands broadcast by name, see `map`."
-    return checked(op)
-
-
-def _refused(name: str, operands, why: Exception) -> Exception:
-    """The error for operands of a dtype that JAX's function does not take.
-
-    It is `why` itself where all operands are real floating-point numbers, which all functions take.
-    """
-    tensors = [t for t in operands if isinstance(t, Tensor)]
-    odd = [t for t in tensors if not jnp.issubdtype(t.dtype, jnp.floating)]
-    if not odd:
-        return why
-    shown = " and ".join(f"{dim_algebra.show(t.dims)} of {t.dtype}" for t in odd)
-    advice = "md.cast"
-    if any(jnp.issubdtype(t.dtype, jnp.complexfloating) for t in odd):
-        advice = "md.real, md.imag or md.abs"
-    reason = str(why).splitlines()[0]
-    return MeshDSLError(f"{name}: is not defined for {shown} ({reason}); use {advice} of it")
-
-
-FUNCTIONS = {
-    name: _named(OURS.get(name) or getattr(module, name), name, module.__name__)
-    for module, names in ((jnp, NUMPY), (jax.nn, NN), (jax.lax, LAX))
-    for name in names
-}
 
 
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:
@@ -187,8 +131,18 @@ def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -
     )
 
 
+@op(
+    computes="the function, of the operands' own parts",
+    mesh_tensorflow="SlicewiseOperation",
+    example=of_x(lambda cast, x: cast(x, "bfloat16")),
+    result="same",
+    gradients=False,
+)
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
-    """`x` in another dtype. Between floating-point types a pending sum keeps waiting, and is taken in the new type."""
+    """`x` in another dtype.
+
+    Between floating-point types a pending sum keeps waiting, and is taken in the new type.
+    """
     dtype = jnp.dtype(dtype)
     if x.dtype == dtype:
         return x
@@ -196,6 +150,12 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     return apply_op("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, **how)
 
 
+@op(
+    computes="the function, of the operands' own parts",
+    mesh_tensorflow="StopGradient",
+    example=of_x(),
+    result="same",
+)
 def stop_gradient(x: Tensor) -> Tensor:
     """`x`, through which no gradient flows."""
     return apply_op(
@@ -207,57 +167,3 @@ def stop_gradient(x: Tensor) -> Tensor:
         linear=True,
         fill=None,
     )
-
-
-def _binary(name: str, swapped: bool = False) -> Callable:
-    op = FUNCTIONS[name]
-    if name in ("multiply", "divide"):
-
-        def method(self, other):
-            if _is_number(other) and not (swapped and name == "divide"):
-                return scale(self, other, name=name, inverse=name == "divide")
-            return op(other, self) if swapped else op(self, other)
-
-        method.__name__ = name
-        method = checked(method)
-
-    else:
-
-        def method(self, other):
-            return op(other, self) if swapped else op(self, other)
-
-    return method
-
-
-def _not_with_none(comparison: Callable) -> Callable:
-    """Python itself compares with None: `t == None` is False."""
-
-    def method(self, other):
-        return NotImplemented if other is None else comparison(self, other)
-
-    return method
-
-
-_OPERATORS = {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-    "mod": "mod", "pow": "power", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-}  # fmt: skip
-_COMPARISONS = {
-    "lt": "less",
-    "le": "less_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
-    "eq": "equal",
-    "ne": "not_equal",
-}
-_UNARY = {"neg": "negative", "abs": "abs", "invert": "bitwise_not"}
-
-for _python, _name in _OPERATORS.items():
-    setattr(Tensor, f"__{_python}__", _binary(_name))
-    setattr(Tensor, f"__r{_python}__", _binary(_name, swapped=True))
-for _python, _name in _COMPARISONS.items():
-    setattr(Tensor, f"__{_python}__", _binary(_name))
-for _python in ("eq", "ne"):
-    setattr(Tensor, f"__{_python}__", _not_with_none(_binary(_COMPARISONS[_python])))
-for _python, _name in _UNARY.items():
-    setattr(Tensor, f"__{_python}__", FUNCTIONS[_name])

@@ -1,20 +1,22 @@
-"""Convolution over names: an einsum in which some dims of `x` meet dims of a kernel in sliding windows.
+"""Convolution over names: an einsum in which windows of a kernel slide along some dims of `x`.
 
 As in an einsum, names say what part a dim plays, and any number of dims may play each:
 
     of `x` and the result           batch
     of both and not the result      channels in: contracted
-    of both and the result          groups: each is convolved by itself (depthwise, where no channels in are left)
+    of both and the result          groups: each is convolved by itself (depthwise, where no
+                                    channels in are left)
     of the kernel and the result    channels out
 
-All of them may be split. A split spatial dim costs the halo of its windows, sent by `ppermute`, forward and backward;
-a halo that is larger than a part comes from further parts. Only the kernel's own spatial dims are brought together whole.
+All of them may be split. A split spatial dim costs the halo of its windows, sent by `ppermute`,
+forward and backward; a halo that is larger than a part comes from further parts. Only the kernel's
+own spatial dims are gathered where they are split.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import jax.numpy as jnp
@@ -25,13 +27,29 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops.sliding_windows import Window, by_dim, windows, windows_onto
+from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.ops.sliding_windows import Window, by_dim, windows, windows_of_transpose
 from meshdsl.tensor import Tensor
 
 Over = Mapping[Dim | str, Dim | str]
 NOTHING: Over = MappingProxyType({})
 
 
+def _conv_example(conv: Callable, draw: Draw) -> Case:
+    a, b, c, d, e = draw.dims("a", "b", "c", "d", "e")
+    how = {"stride": draw.pick(1, 2, 3), "dilation": draw.pick(1, 2), "into": {b: "v"}}
+    operands = draw.tensor(a, b, c), draw.tensor(d, c, e)
+    return Case(lambda x, kernel: conv(x, kernel, {b: d}, out=(..., e), **how), operands, (b, d))
+
+
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows; "
+    "a kernel split along its windows is gathered",
+    moves=("ppermute", "all_gather"),
+    mesh_tensorflow="Conv2dOperation, Conv3dOperation; "
+    "no split of spatial and kernel dims, no dilation, no groups",
+    example=_conv_example,
+)
 def conv(
     x: Tensor,
     kernel: Tensor,
@@ -47,41 +65,54 @@ def conv(
 ) -> Tensor:
     """The convolution of `x` with `kernel` (which is not flipped, as everywhere in deep learning).
 
-        conv(image, weight, {height: kernel_height, width: kernel_width}, out=(..., features), stride=2)
+        kernel_of = {height: kernel_height, width: kernel_width}
+        conv(image, weight, kernel_of, out=(..., features), stride=2)
 
-    Of n elements along a dim, with a kernel of k, come `(n + low + high - (k - 1) * dilation - 1) // stride + 1`, which for
-    "SAME" is n / stride, rounded up.
+    Of n elements along a dim, with a kernel of k, come `(n + low + high - (k - 1) * dilation - 1)
+    // stride + 1`, which for "SAME" is n / stride, rounded up.
 
     Args:
       over: for each spatial dim of `x` the dim of the kernel that slides along it.
-      out: dims of the result; shared dims that it lacks are contracted. A spatial dim may stand in it as it goes in or
-        as it comes out. `...` stands for the dims of `x` that the kernel lacks and `out` does not name.
-      stride, dilation: a number, or one for each spatial dim: `{height: 2, width: 1}`.
-      padding: "SAME", "VALID", a number of zeros for both sides, a pair (low, high), or one of these for each spatial dim.
-      into: for a spatial dim its name, or its Dim, in the result. By default it keeps its name, and has its new size.
+      out: dims of the result; shared dims that it lacks are contracted. A spatial dim may stand in
+        it as it goes in or as it comes out. `...` stands for the dims of `x` that the kernel lacks
+        and `out` does not name.
+      stride, dilation: a number, or one for each spatial dim: `{height: 2, width: 1}`. padding:
+      "SAME", "VALID", a number of zeros for both sides, a pair (low, high), or one of these
+        for each spatial dim.
+      into: for a spatial dim its name, or its Dim, in the result. By default it keeps its name, and
+        has its new size.
       precision, preferred_element_type: as in `jax.lax.conv_general_dilated`.
 
     Raises:
-      MeshDSLError: a dim is missing, a setting is not legal, or a window is larger than the padded dim.
+      MeshDSLError: a dim is missing, a setting is not legal, or a window is larger than the padded
+        dim.
     """
-    taps, loop = _taps("conv", x, kernel, over)
+    taps, every = _taps("conv", x, kernel, over)
     slid = windows(
-        "conv", loop, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into
+        "conv", every, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into
     )
 
-    def convolve(at: DeviceLoop, array, weights, **how):
+    def convolve(loop: DeviceLoop, array, weights, **how):
         pads = []
         for i, w in enumerate(slid, start=1):
-            array, pad = w.fetch(at, array, i)
+            array, pad = w.fetch(loop, array, i)
             pads.append(pad)
         return _convolve(
             array, weights, slid, window_strides=[w.stride for w in slid], padding=pads, **how
         )
 
     types = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return _run("conv", x, kernel, taps, [w.out for w in slid], out, convolve, types)
+    return _apply("conv", x, kernel, taps, [w.out for w in slid], out, convolve, types)
 
 
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows; "
+    "a kernel split along its windows is gathered",
+    moves=("ppermute", "all_gather"),
+    mesh_tensorflow="Conv2dTransposeOperation, Conv3dTransposeOperation; "
+    "no split of spatial and kernel dims, no dilation, no groups",
+    example=_conv_example,
+)
 def conv_transpose(
     x: Tensor,
     kernel: Tensor,
@@ -95,27 +126,31 @@ def conv_transpose(
     precision=None,
     preferred_element_type=None,
 ) -> Tensor:
-    """The transpose of `conv` with the same settings, as its gradient is: from what a convolution gives to what it takes.
+    """The transpose of `conv` with the same settings: from what `conv` gives to what it takes.
 
-        conv_transpose(small, weight, {height: kernel_height, width: kernel_width}, out=(..., channels), stride=2)
+        kernel_of = {height: kernel_height, width: kernel_width}
+        conv_transpose(small, weight, kernel_of, out=(..., channels), stride=2)
 
-    Element i times tap t is added to element `i * stride - low + t * dilation` of the result. PyTorch's `ConvTranspose` means
-    the same by `padding`; `jax.lax.conv_transpose` has this as `transpose_kernel=True`. Of n elements along a dim, with a
-    kernel of k, come `(n - 1) * stride + (k - 1) * dilation + 1 - low - high`, and for "SAME" `n * stride`.
+    The gradient of a convolution is such a transpose. Element i times tap t is added to element
+    `i * stride - low + t * dilation` of the result. PyTorch's `ConvTranspose` means the same by
+    `padding`; `jax.lax.conv_transpose` has this as `transpose_kernel=True`. Of n elements along a
+    dim, with a kernel of k, come `(n - 1) * stride + (k - 1) * dilation + 1 - low - high`, and for
+    "SAME" `n * stride`.
 
     Args:
       padding: of the convolution that this transposes: here it takes elements away.
-      into: as in `conv`. A Dim also says which size is meant where convolutions with a stride take several to n: up to
-        `stride - 1` more, or, for "SAME", less (PyTorch's `output_padding`).
+      into: as in `conv`. With a stride, a convolution makes n elements of dims of several sizes; a
+        Dim says which of them is meant: up to `stride - 1` elements more, or, for "SAME", less
+        (PyTorch's `output_padding`).
       The others: as in `conv`.
 
     Raises:
       MeshDSLError: a dim is missing, a setting is not legal, or nothing is left.
     """
-    taps, loop = _taps("conv_transpose", x, kernel, over)
-    slid = windows_onto(
+    taps, every = _taps("conv_transpose", x, kernel, over)
+    slid = windows_of_transpose(
         "conv_transpose",
-        loop,
+        every,
         {d: k.size for d, k in taps.items()},
         stride,
         dilation,
@@ -123,44 +158,46 @@ def conv_transpose(
         into,
     )
 
-    def convolve(at: DeviceLoop, array, weights, **how):
-        onto = []
+    def convolve(loop: DeviceLoop, array, weights, **how):
+        spread = []
         for i, w in enumerate(slid, start=1):
-            onto.append(w.fetch_outputs(at, array, i))
-            array = onto[-1].outputs
-        how |= {"padding": [o.padding for o in onto], "lhs_dilation": [w.stride for w in slid]}
+            spread.append(w.fetch_outputs(loop, array, i))
+            array = spread[-1].outputs
+        how |= {"padding": [o.padding for o in spread], "lhs_dilation": [w.stride for w in slid]}
         array = _convolve(
             array, jnp.flip(weights, range(len(slid))), slid, window_strides=[1] * len(slid), **how
         )
-        for i, o in enumerate(onto, start=1):
+        for i, o in enumerate(spread, start=1):
             array = o.finish(array, i)
         return array
 
     types = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return _run("conv_transpose", x, kernel, taps, [w.dim for w in slid], out, convolve, types)
+    return _apply("conv_transpose", x, kernel, taps, [w.dim for w in slid], out, convolve, types)
 
 
 def _taps(name: str, x: Tensor, kernel: Tensor, over: Over) -> tuple[dict[Dim, Dim], Dims]:
-    """`over` with the dims that it means, and all dims of both operands."""
+    """For each spatial dim the kernel's dim that slides along it; and all dims of both operands."""
     taps = {
         d: dim_algebra.find(f"{name}, kernel", kernel.dims, k)
         for d, k in by_dim(f"{name}, over", over, x.dims).items()
     }
     dim_algebra.distinct(taps.values(), f"{name}, kernel")
-    loop = dim_algebra.union(name, [x.dims, kernel.dims])
+    every = dim_algebra.union(name, [x.dims, kernel.dims])
     for d, k in taps.items():
         if d in kernel.dims or k in x.dims:
             raise MeshDSLError(
-                f"{name}: {d} of {dim_algebra.show(x.dims)} and {k} of {dim_algebra.show(kernel.dims)} are for one operand each"
+                f"{name}: {d} of {dim_algebra.show(x.dims)} and {k} of "
+                f"{dim_algebra.show(kernel.dims)} are for one operand each"
             )
     if not taps:
         raise MeshDSLError(
-            f"{name}: no spatial dim in {dim_algebra.show(x.dims)} is said to meet the kernel; use `einsum`"
+            f"{name}: no spatial dim in {dim_algebra.show(x.dims)} is said to meet the kernel; use "
+            "`einsum`"
         )
-    return taps, loop
+    return taps, every
 
 
-def _run(
+def _apply(
     name: str,
     x: Tensor,
     kernel: Tensor,
@@ -170,25 +207,33 @@ def _run(
     convolve,
     types,
 ) -> Tensor:
-    """`convolve(loop, array, weights, ...)` with [batch, *spatial, channels] and [*taps, channels in, channels out]."""
+    """Apply a convolution, with the dims of both operands merged as `lax` wants them.
+
+    Args:
+      taps: for each spatial dim the kernel's dim that slides along it.
+      become: what each of these spatial dims is in the result.
+      convolve: of `(loop, array, weights, ...)`, where the array has [batch, *spatial, channels]
+        and the weights [*taps, channels in, channels out].
+      types: settings of `lax.conv_general_dilated`.
+    """
     spatial = dict(zip(taps, become, strict=True))
-    loop = dim_algebra.union(name, [x.dims, kernel.dims])
+    every = dim_algebra.union(name, [x.dims, kernel.dims])
     out = _out_dims(name, x, kernel, taps, spatial, out)
     batch = tuple(d for d in x.dims if d in out and d not in kernel.dims and d not in spatial)
     groups = tuple(d for d in x.dims if d in out and d in kernel.dims)
     ins = tuple(d for d in x.dims if d not in out and d in kernel.dims)
     outs = tuple(d for d in kernel.dims if d in out and d not in x.dims)
 
-    def local(at: DeviceLoop, array, weights):
-        count = math.prod(at.size(d) for d in groups)
+    def local(loop: DeviceLoop, array, weights):
+        count = math.prod(loop.size(d) for d in groups)
         array = _merged(array, x.dims, [batch, *[(d,) for d in spatial], groups + ins])
         weights = _merged(
             weights, kernel.dims, [*[(k,) for k in taps.values()], ins, groups + outs]
         )
-        array = convolve(at, array, weights, feature_group_count=count, **types)
+        array = convolve(loop, array, weights, feature_group_count=count, **types)
         made = (*batch, *become, *groups, *outs)
         array = array.reshape(
-            [array.shape[1 + become.index(d)] if d in become else at.size(d) for d in made]
+            [array.shape[1 + become.index(d)] if d in become else loop.size(d) for d in made]
         )
         return jnp.transpose(array, [made.index(d) for d in out])
 
@@ -197,7 +242,7 @@ def _run(
         name,
         local,
         (x, kernel),
-        loop=loop,
+        loop=every,
         out=out,
         unsplit=tuple(taps.values()),
         same_split=carried,
@@ -205,6 +250,7 @@ def _run(
 
 
 def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim], out) -> Dims:
+    """The dims of the result. `spatial` has for each spatial dim what it is in the result."""
     out = tuple(spatial.get(d, d) if isinstance(d, Dim) else d for d in dim_algebra.listed(out))
     if any(d is ... for d in out):
         rest = tuple(spatial.get(d, d) for d in x.dims if d not in kernel.dims)
@@ -225,13 +271,14 @@ def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim
             )
     if lost := [d for d in spatial.values() if d not in out]:
         raise MeshDSLError(
-            f"{name}: out lacks {dim_algebra.show(lost)}; spatial dims are not contracted, use `sum` afterwards"
+            f"{name}: out lacks {dim_algebra.show(lost)}; spatial dims are not contracted, use "
+            "`sum` afterwards"
         )
     return out
 
 
 def _merged(array, dims: Dims, groups: Sequence[Dims]):
-    """`array` with the dims of each of `groups` as one, in this order; dims of no group are summed out."""
+    """`array` with the dims of each group merged into one; dims of no group are summed out."""
     lost = tuple(i for i, d in enumerate(dims) if not any(d in g for g in groups))
     if lost:
         array = jnp.sum(array, lost, dtype=array.dtype)
@@ -242,6 +289,7 @@ def _merged(array, dims: Dims, groups: Sequence[Dims]):
 
 
 def _convolve(array, weights, slid: Sequence[Window], **how):
+    """`lax.conv_general_dilated` of two arrays as `_apply` merges them."""
     n = len(slid)
     numbers = lax.ConvDimensionNumbers(
         lhs_spec=(0, n + 1, *range(1, n + 1)),

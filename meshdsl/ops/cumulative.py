@@ -1,8 +1,10 @@
 """Running sums, products, extrema and logsumexps along a dim.
 
-Each is a scan of what a device has, combined with a prefix: the scan of the totals of the parts. The totals travel, in one
-all_gather of one number a part, and the dim itself never does. The least that could travel is one number to each device, but in
-as many exchanges, one after another, as the number of parts has binary digits.
+Each device scans the elements that it has. Where the dim is split, it then combines its results
+with a prefix: what the parts before its own come to. For that, one all_gather brings the total of
+every part, one number each, to all devices; the dim itself never travels. Less could travel, one
+number to each device, but in as many exchanges, one after another, as the number of parts has
+binary digits.
 """
 
 from __future__ import annotations
@@ -21,19 +23,26 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import bounds
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 
 class Scan(NamedTuple):
-    """An associative operation on arrays, or on trees of them."""
+    """An associative operation on arrays, or on trees of arrays.
 
-    running: Callable  # of a tree, an axis and whether to run backwards
+    Attributes:
+      running: the results so far, of a tree, a position in an array's shape, and `reverse`.
+      combine: the operation, of two trees.
+      identity: what changes nothing when it is combined; a number for each leaf of the tree.
+    """
+
+    running: Callable
     combine: Callable
-    identity: Any  # a number for each leaf of the tree
+    identity: Any
 
 
 class Along(NamedTuple):
-    """Which dim a scan runs along, and how."""
+    """Which dim a scan runs along, at which position of the array, and how."""
 
     loop: DeviceLoop
     dim: Dim
@@ -42,8 +51,8 @@ class Along(NamedTuple):
     exclusive: bool
 
 
-def _run(scan: Scan, along: Along, tree):
-    """The scan of the whole dim, as far as this device has it. Padding holds the identity."""
+def _scanned(scan: Scan, along: Along, tree):
+    """This device's part of the scan along a dim. Padding of the dim holds the identity."""
     loop, dim, at, reverse, exclusive = along
     running = scan.running(tree, at, reverse=reverse)
     own = _exclusive(scan, running, at, reverse) if exclusive else running
@@ -63,7 +72,7 @@ def _run(scan: Scan, along: Along, tree):
 
 
 def _exclusive(scan: Scan, running, at: int, reverse: bool):
-    """A scan without the element itself: the identity put in front, and the last result dropped."""
+    """Results up to the element before: moved by one, with the identity in front."""
 
     def moved(a, identity):
         widths = [
@@ -81,7 +90,7 @@ def _logaddexp(x, y):
 
 @_logaddexp.defjvp
 def _logaddexp_jvp(primals, tangents):
-    """As that of JAX, but the logarithm of nothing has no derivative instead of a NaN."""
+    """As that of JAX, but the derivative is 0, and not NaN, where both operands are -infinity."""
     total = _logaddexp(*primals)
 
     def share(x):
@@ -89,30 +98,32 @@ def _logaddexp_jvp(primals, tangents):
         ratio = jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total)))
         return jnp.where(jnp.isneginf(x.real), 0, ratio)
 
-    return total, sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
+    made: Any = sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
+    return total, made
 
 
 def _associative(combine: Callable) -> Callable:
+    """The results so far of an operation for which JAX has no function."""
     return lambda tree, at, reverse: lax.associative_scan(combine, tree, axis=at, reverse=reverse)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _extremum(scan: Scan, along: Along, a):
-    return _run(scan, along, a)
+    return _scanned(scan, along, a)
 
 
 @_extremum.defjvp
 def _extremum_jvp(scan, along, primals, tangents):
-    """Elements that tie for the extremum share the derivative, wherever they are, as in `max`."""
+    """Elements that tie for the extremum share the derivative, on any device, as in `max`."""
 
     def tied(x, y):
         best = scan.combine(x[0], y[0])
-        best_of = lambda i: jnp.where(x[0] == best, x[i], 0) + jnp.where(y[0] == best, y[i], 0)  # noqa: E731
+        best_of = lambda i: jnp.where(x[0] == best, x[i], 0) + jnp.where(y[0] == best, y[i], 0)
         return best, best_of(1), best_of(2)
 
     (a,), (tangent,) = primals, tangents
     ties = Scan(_associative(tied), tied, (scan.identity, 0, 0))
-    extremum, total, count = _run(ties, along, (a, tangent, jnp.ones_like(tangent)))
+    extremum, total, count = _scanned(ties, along, (a, tangent, jnp.ones_like(tangent)))
     return extremum, total / jnp.maximum(count, 1)
 
 
@@ -137,38 +148,81 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     running, combine, identity = SCANS[name]
     scan = Scan(running, lambda x, y: combine(*jnp.broadcast_arrays(x, y)), identity(x.dtype))
     has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
-    fn, at = _extremum if has_ties else _run, x.dims.index(dim)
-    local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)  # noqa: E731
+    fn, at = _extremum if has_ties else _scanned, x.dims.index(dim)
+    local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)
     return apply_op(name, local, (x,), loop=x.dims, out=x.dims, fill=scan.identity)
 
 
+def _running(fn: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    how = {"reverse": draw.pick(False, True), "exclusive": draw.pick(False, True)}
+    return Case(lambda x: fn(x, a, **how), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    mesh_tensorflow="EinsumOperation with a triangle of ones (`cumsum`); forwards only",
+    example=_running,
+    result="same",
+)
 def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """The running sum along `dim`.
+    """The running sum along `dim`: each element is the sum of those up to it.
 
     Args:
-      reverse: runs from the end of the dim.
-      exclusive: without the element itself; the first is 0.
+      reverse: sum from the end of the dim.
+      exclusive: leave out the element itself; the first result is then 0.
     """
     return _cumulative("cumsum", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cumprod(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The running product along `dim`; `reverse` and `exclusive` as in `cumsum`."""
     return _cumulative("cumprod", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`. Elements that tie share the gradient."""
+    """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`.
+
+    Elements that tie share the gradient.
+    """
     return _cumulative("cummax", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """The smallest element so far along `dim`; as `cummax`."""
+    """The smallest element so far along `dim`; otherwise as `cummax`."""
     return _cumulative("cummin", x, dim, reverse, exclusive)
 
 
+@op(
+    computes="its own scan, then the prefix of one total for each part",
+    moves=("all_gather",),
+    example=_running,
+    result="same",
+)
 def cumlogsumexp(
     x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False
 ) -> Tensor:
-    """`log(cumsum(exp(x)))` along `dim`, without overflow; `reverse` and `exclusive` as in `cumsum`."""
+    """`log(cumsum(exp(x)))` along `dim`, without overflow.
+
+    `reverse` and `exclusive` are as in `cumsum`.
+    """
     return _cumulative("cumlogsumexp", x, dim, reverse, exclusive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +12,40 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, kind, scope_of, shown
 from meshdsl.ops.calculus import as_cotangent
+from meshdsl.ops.declare import of_x, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _custom_gradient_example(custom_gradient: Callable, x: Tensor) -> Tensor:
+    return custom_gradient(lambda x: (FUNCTIONS["round"](x), lambda cotangent: cotangent))(x)
+
+
+@op(
+    computes="the function, and the gradient that it brings",
+    mesh_tensorflow="CustomGradientOperation; a graph is patched",
+    example=of_x(_custom_gradient_example),
+)
 def custom_gradient(fn: Callable) -> Callable:
     """`fn` with the gradient that it says it has, instead of the one that JAX finds.
 
-    It is written as if on one device. Cotangents arrive as settled Tensors, split by the law; what the backward function returns
-    may be split in any way and may wait for sums, which are taken.
+    It is written as if on one device. Cotangents arrive as settled Tensors, split by the law; what
+    the backward function returns may be split in any way and may wait for sums, which are taken.
 
     Args:
-      fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`: a pytree of Tensors, and a function
-        from a pytree like the result, the cotangents, to one pytree for each argument: a tuple of them where there are
-        several. `None` in place of a Tensor, or of a whole argument, says that no gradient flows to it. What `fn` closes
-        over must not depend on anything that is differentiated (JAX raises UnexpectedTracerError): give it as an argument.
+      fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`: a pytree of
+        Tensors, and a function from a pytree like the result, the cotangents, to one pytree for
+        each argument: a tuple of them where there are several. `None` in place of a Tensor, or of a
+        whole argument, says that no gradient flows to it. What `fn` closes over must not depend on
+        anything that is differentiated (JAX raises UnexpectedTracerError): give it as an argument.
 
     Returns:
-      A function of the same arguments that returns the result. It has no derivative in forward mode.
+      A function of the same arguments that returns the result. It has no derivative in forward
+      mode.
 
     Raises:
-      MeshDSLError: the function does not return a result and a function, the result is no tree of Tensors, or a cotangent that comes back has
-        not the dims and the dtype of its argument.
+      MeshDSLError: the function does not return a result and a function, the result is no tree of
+        Tensors, or a cotangent that comes back has not the dims and the dtype of its argument.
     """
 
     def differentiable(*args):
@@ -44,9 +58,14 @@ def custom_gradient(fn: Callable) -> Callable:
                 x = Tensor(x.array, x.dims, x.role, x.place._replace(origin=frozenset()))
             given.append(fixed(x, scope))
         traced: list = []
+        ops: list = []  # those of `fn`, which JAX may trace twice: for its value and its gradient
 
         @jax.custom_gradient
         def run(*arrays):
+            with scope.recorder.once(ops) if scope else nullcontext():
+                return differentiated(*arrays)
+
+        def differentiated(*arrays):
             inside = [
                 Tensor(a, x.dims, x.role, x.place) if is_tensor(x) else a
                 for a, x in zip(arrays, given, strict=True)
@@ -76,7 +95,8 @@ def custom_gradient(fn: Callable) -> Callable:
 def _split(returned):
     if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
         raise MeshDSLError(
-            f"custom_gradient: the function returns (result, backward), not {type(returned).__name__}"
+            "custom_gradient: the function returns (result, backward), not "
+            f"{type(returned).__name__}"
         )
     return returned
 
@@ -94,7 +114,8 @@ def _returned(back, args, inside, scope: Scope | None):
     """An array of cotangents, or None, for each leaf of the arguments."""
     if not isinstance(back, tuple) or len(back) != len(args):
         raise MeshDSLError(
-            f"custom_gradient: backward returns a tuple with a cotangent for each of {len(args)} arguments, or None"
+            f"custom_gradient: backward returns a tuple with a cotangent for each of {len(args)} "
+            "arguments, or None"
         )
     at = 0
     for ct, arg in zip(back, args, strict=True):
@@ -114,6 +135,7 @@ def _cotangent(ct, x, scope: Scope | None) -> Tensor:
     if not is_tensor(ct) or not is_tensor(x) or kind(ct) != kind(x):
         shape = shown(ct) if is_tensor(ct) else type(ct).__name__
         raise MeshDSLError(
-            f"custom_gradient: the cotangent of {shown(x)} comes back as {shape}; only Tensors that are alike, or None"
+            f"custom_gradient: the cotangent of {shown(x)} comes back as {shape}; only Tensors "
+            "that are alike, or None"
         )
     return as_cotangent(ct, x, scope)

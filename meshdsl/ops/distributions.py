@@ -1,15 +1,16 @@
-"""Draws of random numbers that do not depend on the layout.
+"""Random numbers of many distributions; they are the same under every layout.
 
-The bits of an element are threefry's of the key and the element's index in the whole tensor (row-major in the dims'
-order), so a device draws its own part without asking anyone, and every layout draws the same numbers. They are also
-those of `jax.random` for an array of that shape (with `jax_threefry_partitionable`, JAX's default). All functions take
+The bits of an element are threefry's, of the key and of the element's index in the whole tensor
+(row-major in the dims' order). So a device draws its own part without asking others, and every
+layout draws the same numbers. They are also those of `jax.random` for an array of that shape
+(with `jax_threefry_partitionable`, JAX's default). All functions take
 
     key: a JAX PRNG key (threefry), an array or a Tensor without dims; the same on every device.
     dims: dims of the result.
     like: any tensor of the computation, so that each device draws its own part only; see `iota`.
 
-The arithmetic that makes other distributions of uniform numbers is that of `ops/exact.py`: no layout, no version of JAX
-and nothing that it is fused with changes a bit of a draw.
+The arithmetic that makes other distributions of uniform numbers is that of `bitwise.py`: no layout,
+no version of JAX and nothing that it is fused with changes a bit of a draw.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import bitwise, component, threefry
+from meshdsl.ops.declare import Case, Draw, Example, of_x, op
 from meshdsl.tensor import Tensor
 
 _ROOT2 = 2**0.5
@@ -36,18 +38,45 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
-    """A tensor of `of(loop, key, dims)`, the part on each device."""
+    """A random tensor. `of(loop, key, dims)` draws the part of a device; `key` is two words."""
     dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
     return apply_op(
         f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like
     )
 
 
+def _drawn(
+    call: Callable = lambda fn, key, dims, x: fn(key, dims, like=x),
+) -> Example:
+    """`call(op, key, dims, x)`, for a tensor of two dims and one like it."""
+
+    def example(fn: Callable, draw: Draw) -> Case:
+        a, b = draw.dims("a", "b")
+        return Case(lambda x: call(fn, jax.random.key(5), (a, b), x), (draw.tensor(a, b),))
+
+    return example
+
+
+@op(
+    names=("random.bits",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def bits(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Uniform random uint32: `jax.random.bits`, to the bit."""
     return _draw("bits", key, dims, like, threefry.bits)
 
 
+@op(
+    names=("random.uniform",),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation; other numbers under every layout",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def uniform(
     key,
     dims: Dim | Iterable[Dim],
@@ -57,12 +86,22 @@ def uniform(
     high=1.0,
     like: Tensor | None = None,
 ) -> Tensor:
-    """Uniform in [low, high): `jax.random.uniform` in float32, between 0 and 1 to the bit and elsewhere but for rounding."""
-    return _draw("uniform", key, dims, like, lambda *part: _between(*part, dtype, low, high))
+    """Uniform in [low, high).
+
+    In float32 these are the numbers of `jax.random.uniform`: to the bit between 0 and 1, and but
+    for rounding elsewhere.
+    """
+    return _draw(
+        "uniform",
+        key,
+        dims,
+        like,
+        lambda loop, key, dims: _between(loop, key, dims, dtype, low, high),
+    )
 
 
 def _between(loop: DeviceLoop, key, dims: Dims, dtype, low, high) -> jax.Array:
-    """Uniform in [low, high)."""
+    """Uniform in [low, high), for this device's part of `dims`."""
     low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
     return jnp.maximum(
         low, bitwise.apart(threefry.unit(loop, key, dims, dtype) * (high - low)) + low
@@ -70,23 +109,45 @@ def _between(loop: DeviceLoop, key, dims: Dims, dtype, low, high) -> jax.Array:
 
 
 def _of_uniform(u, dtype) -> jax.Array:
-    """Normal numbers of numbers that are uniform between -1 and 1."""
+    """Standard normal numbers, made of numbers that are uniform between -1 and 1."""
     return bitwise.apart(bitwise.erf_inv(u) * _ROOT2).astype(dtype)
 
 
+@op(
+    names=("random.normal",),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation; other numbers under every layout",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def normal(
     key, dims: Dim | Iterable[Dim], dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
 ) -> Tensor:
-    """Standard normal: `jax.random.normal` but for rounding. In other dtypes than float32 it is rounded from that."""
+    """Standard normal: `jax.random.normal` but for rounding.
+
+    Other dtypes than float32 are rounded from that.
+    """
     return _draw(
         "normal",
         key,
         dims,
         like,
-        lambda *part: _of_uniform(_between(*part, jnp.float32, _ABOVE, 1), dtype),
+        lambda loop, key, dims: _of_uniform(
+            _between(loop, key, dims, jnp.float32, _ABOVE, 1), dtype
+        ),
     )
 
 
+@op(
+    names=("random.truncated_normal",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(
+        lambda truncated_normal, key, dims, x: truncated_normal(key, dims, -2.0, 2.0, like=x)
+    ),
+    result="makes",
+    gradients=False,
+)
 def truncated_normal(
     key,
     dims: Dim | Iterable[Dim],
@@ -96,26 +157,38 @@ def truncated_normal(
     *,
     like: Tensor | None = None,
 ) -> Tensor:
-    """Standard normal between `lower` and `upper`, neither included: `jax.random.truncated_normal` but for rounding.
+    """Standard normal between `lower` and `upper`, neither included.
+
+    These are the numbers of `jax.random.truncated_normal` but for rounding.
 
     Raises:
       MeshDSLError: `lower` is not below `upper`.
     """
     if not lower < upper:
         raise MeshDSLError(
-            f"truncated_normal: lower is below upper, but {quote(lower)} is not below {quote(upper)}"
+            f"truncated_normal: lower is below upper, but {quote(lower)} is not below "
+            f"{quote(upper)}"
         )
     ends = [min(max(math.erf(end * 0.5**0.5), _ABOVE), -_ABOVE) for end in (lower, upper)]
     inside = (
         np.nextafter(np.float32(lower), np.float32(np.inf)),
         np.nextafter(np.float32(upper), -np.float32(np.inf)),
     )
-    part = lambda *part: jnp.clip(
-        _of_uniform(_between(*part, jnp.float32, *ends), jnp.float32), *inside
-    ).astype(dtype)  # noqa: E731
+
+    def part(loop, key, dims):
+        drawn = _of_uniform(_between(loop, key, dims, jnp.float32, *ends), jnp.float32)
+        return jnp.clip(drawn, *inside).astype(dtype)
+
     return _draw("truncated_normal", key, dims, like, part)
 
 
+@op(
+    names=("random.exponential",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
     """Exponential with mean 1: `jax.random.exponential` but for rounding."""
     return _draw(
@@ -123,18 +196,37 @@ def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -
         key,
         dims,
         like,
-        lambda *part: -bitwise.log(1 - threefry.unit(*part, jnp.float32)),
+        lambda loop, key, dims: -bitwise.log(1 - threefry.unit(loop, key, dims, jnp.float32)),
     )
 
 
+@op(
+    names=("random.gumbel",),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation (`sample_with_temperature`)",
+    example=_drawn(),
+    result="makes",
+    gradients=False,
+)
 def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
-    """Standard Gumbel, whose largest of `logits + gumbel` is a sample of `softmax(logits)`: `jax.random.gumbel` but for rounding."""
-    part = lambda *part: (
-        -bitwise.log(-bitwise.log(jnp.maximum(_TINY, threefry.unit(*part, jnp.float32))))
-    )  # noqa: E731
+    """Standard Gumbel: `jax.random.gumbel` but for rounding.
+
+    The index of the largest of `logits + gumbel` is a sample of `softmax(logits)`.
+    """
+
+    def part(loop, key, dims):
+        u = jnp.maximum(_TINY, threefry.unit(loop, key, dims, jnp.float32))
+        return -bitwise.log(-bitwise.log(u))
+
     return _draw("gumbel", key, dims, like, part)
 
 
+@op(
+    names=("random.bernoulli",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(lambda bernoulli, key, dims, x: bernoulli(key, 0.3, dims, like=x)),
+    gradients=False,
+)
 def bernoulli(
     key,
     probability: float | Tensor | jax.Array,
@@ -142,10 +234,17 @@ def bernoulli(
     *,
     like: Tensor | None = None,
 ) -> Tensor:
-    """True with the given probability: `jax.random.bernoulli`, exactly."""
+    """True with the given probability, else False: `jax.random.bernoulli`, exactly."""
     return component.map(jnp.less, uniform(key, dims, like=like), probability, name="bernoulli")
 
 
+@op(
+    names=("random.randint",),
+    computes="its own part, of the key and the indices in the whole",
+    example=_drawn(lambda randint, key, dims, x: randint(key, dims, -3, 99, like=x)),
+    result="makes",
+    gradients=False,
+)
 def randint(
     key, dims: Dim | Iterable[Dim], low: int, high: int, *, like: Tensor | None = None
 ) -> Tensor:
@@ -156,7 +255,8 @@ def randint(
     """
     if not all(isinstance(n, int) for n in (low, high)) or not -(2**31) <= low < high <= 2**31 - 1:
         raise MeshDSLError(
-            f"randint: from a whole number to a larger one, both int32, not from {quote(low)} to {quote(high)}"
+            "randint: from a whole number to a larger one, both int32, not from "
+            f"{quote(low)} to {quote(high)}"
         )
     span = high - low
 
@@ -171,8 +271,15 @@ def randint(
     return _draw("randint", key, dims, like, part)
 
 
+@op(
+    names=("dropout", "random.dropout"),
+    computes="its own part, of the key and the indices in the whole",
+    mesh_tensorflow="RandomOperation (`dropout`); other elements under every layout",
+    example=of_x(lambda dropout, x: dropout(x, 0.5, jax.random.key(5))),
+    result="same",
+)
 def dropout(x: Tensor, rate: float, key) -> Tensor:
-    """`x` with each element zeroed with probability `rate`, and the others divided by `1 - rate`.
+    """`x` with each element set to 0 with probability `rate`, and the others divided by `1 - rate`.
 
     Raises:
       MeshDSLError: a rate outside [0, 1).

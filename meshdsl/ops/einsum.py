@@ -1,10 +1,13 @@
 """einsum over names: contracts every dim that `out` does not have.
 
-Each device contracts what it has, three operands or more in the order that `opt_einsum` finds best for the sizes that the device has.
-A dim that is split and contracted leaves a pending sum.
+Each device contracts what it has. Three operands or more are contracted in the order that
+`opt_einsum` finds best for the sizes that the device has. A dim that is split and contracted
+leaves a pending sum.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
 
@@ -12,9 +15,27 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.law import apply_op, sums_alike
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 
+def _einsum_example(einsum: Callable, draw: Draw) -> Case:
+    a, b, c, d = draw.dims("a", "b", "c", "d")
+    x, y = draw.tensor(a, b), draw.tensor(b, c)
+    two = Tensor(jnp.asarray(2.0), ())
+    return draw.pick(
+        Case(lambda x, y: einsum(x, y, out=(a, c)), (x, y), (b,)),
+        Case(lambda x, y, z: einsum(x, y, z, two, out=(d, a)), (x, y, draw.tensor(c, d)), (b, c)),
+        Case(lambda x, y: einsum(x, y, y, out=(b, a)), (x, y), (c,)),
+        Case(lambda x: einsum(x, out=b), (x,), (a,)),
+    )
+
+
+@op(
+    computes="contracts what it has, in the best order for what it has",
+    mesh_tensorflow="EinsumOperation; one dtype, and each dim in two of operands and result",
+    example=_einsum_example,
+)
 def einsum(
     *tensors: Tensor, out, contract=None, precision=None, preferred_element_type=None
 ) -> Tensor:
@@ -44,7 +65,8 @@ def einsum(
     """
     if not tensors or not all(isinstance(t, Tensor) for t in tensors):
         raise MeshDSLError(
-            f"einsum: the operands are Tensors, not [{', '.join(type(t).__name__ for t in tensors)}]"
+            "einsum: the operands are Tensors, not "
+            f"[{', '.join(type(t).__name__ for t in tensors)}]"
         )
     loop = dim_algebra.union("einsum", [t.dims for t in tensors])
     out = _out_dims(tensors, out, contract, loop)

@@ -1,6 +1,8 @@
-"""Ops that pick or number elements along a dim."""
+"""Ops that look elements up by an index, and that number the elements of a dim."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +13,31 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 
-def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
-    """Elements of `x` at the indices `ids` along `dim`: an embedding lookup, or a gather along shared dims.
+def _take_example(take: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    x = draw.tensor(a, b)
+    alone, shared = (draw.integers(*dims, below=a.size + 2) for dims in ((c,), (b, c)))
+    return Case(lambda x, ids: take(x, ids, a), (x, draw.pick(alone, shared)), (a,))
 
-    Dims that `x` and `ids` share go together; the other dims of `ids` take the place of `dim`. Where `dim` is split,
-    each device looks up what it has and the results are summed. An index outside of `dim` gives zeros.
+
+@op(
+    computes="a lookup in what it has; zeros for the rest",
+    mesh_tensorflow="EinsumOperation with a OneHotOperation (`gather`)",
+    example=_take_example,
+)
+def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
+    """The elements of `x` at the indices `ids` along `dim`: an embedding lookup, or a gather.
+
+        md.take(table, tokens, vocab)   # [vocab, d_model], [batch, length] -> [batch, length,
+        d_model]
+
+    Dims that `x` and `ids` share are taken together: element by element. The other dims of `ids`
+    take the place of `dim`. Where `dim` is split, each device looks up what it has, and the results
+    are summed. An index outside of `dim` gives zeros.
 
     Raises:
       MeshDSLError: `ids` are not whole numbers, or have `dim` themselves.
@@ -30,30 +49,37 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
         )
     if dim in ids.dims:
         raise MeshDSLError(
-            f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it"
+            f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; "
+            "rename it"
         )
-    loop = dim_algebra.union("take", [x.dims, ids.dims])
+    every = dim_algebra.union("take", [x.dims, ids.dims])
     shared = tuple(d for d in x.dims if d in ids.dims)
     picked = dim_algebra.without(ids.dims, shared)
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
 
-    def local(at: DeviceLoop, table, indices):
-        indices = indices.astype(jnp.int32) - at.offset(
-            dim
-        )  # a uint8 cannot be compared with a size of 256
-        inside = (indices >= 0) & (indices < at.size(dim))
-        if not dim.size:  # something to index, and then to pass over
+    def local(loop: DeviceLoop, table, indices):
+        # As int32: a uint8 cannot be compared with a size of 256.
+        indices = indices.astype(jnp.int32) - loop.offset(dim)
+        inside = (indices >= 0) & (indices < loop.size(dim))
+        if not dim.size:  # one element to look up, which `inside` then replaces by zeros
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
         return _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
 
-    return apply_op("take", local, (x, ids), loop=loop, out=(*shared, *inner))
+    return apply_op("take", local, (x, ids), loop=every, out=(*shared, *inner))
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):
+    """The elements of `table` at `indices` along `dim`, zeros where not `inside`.
+
+    Args:
+      dims: those of the table.
+      id_dims: those of `indices` and `inside`.
+      shared: those that both have.
+    """
     if shared:
         first, rest = shared[0], shared[1:]
         i, j = dims.index(first), id_dims.index(first)
-        inner = lambda t, k, m: _take_shared(  # noqa: E731
+        inner = lambda t, k, m: _take_shared(
             t,
             dim_algebra.without(dims, (first,)),
             k,
@@ -69,8 +95,25 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
     return jnp.where(inside, found, jnp.zeros((), found.dtype))
 
 
+def _one_hot_example(one_hot: Callable, draw: Draw) -> Case:
+    a, v = draw.dims("a", "v")
+    return Case(lambda ids: one_hot(ids, v), (draw.integers(a, below=v.size + 2),), (v,))
+
+
+@op(
+    computes="compares with its own indices",
+    mesh_tensorflow="OneHotOperation",
+    example=_one_hot_example,
+    gradients=False,
+)
 def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
-    """One where the index along the new dim `dim` equals `ids`, zero elsewhere; dims of `ids`, then `dim`."""
+    """1 where the index along the new dim `dim` equals `ids`, 0 elsewhere.
+
+    The result has the dims of `ids`, then `dim`. An id outside of `dim` gives zeros.
+
+    Raises:
+      MeshDSLError: `ids` are not whole numbers, or have a dim of that name.
+    """
     if dim.name in [d.name for d in ids.dims]:
         raise MeshDSLError(f"one_hot: {dim_algebra.show(ids.dims)} has a dim `{dim.name}` already")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -78,16 +121,27 @@ def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
             f"one_hot: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
         )
     out = (*ids.dims, dim)
-    local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)  # noqa: E731
+    local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)
     return apply_op("one_hot", local, (ids,), loop=out, out=out)
 
 
+def _iota_example(iota: Callable, draw: Draw) -> Case:
+    a, v = draw.dims("a", "v")
+    return Case(lambda x: iota(v, like=x), (draw.tensor(a),), (v,))
+
+
+@op(
+    computes="numbers its own elements",
+    mesh_tensorflow="RangeOperation",
+    example=_iota_example,
+    gradients=False,
+)
 def iota(dim: Dim, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) -> Tensor:
     """The index of each element of `dim`.
 
     Args:
-      like: any tensor of the computation. With it each device makes its own part only; without it the whole is made
-        and then cut where it meets a split tensor.
+      like: any tensor of the computation. With it each device makes its own part only. Without it
+        every device makes the whole, and takes its part where it meets a split tensor.
     """
     return apply_op(
         "iota", lambda at: at.indices(dim, dtype), (), loop=(dim,), out=(dim,), like=like

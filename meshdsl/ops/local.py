@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
+
 from meshdsl import dims as dim_algebra
 from meshdsl.lowering import kernels
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import of_x, op
 from meshdsl.tensor import Tensor
 
 
+@op(
+    computes="any JAX function",
+    mesh_tensorflow="SlicewiseOperation; gradients by hand",
+    example=of_x(lambda local, x: local(jnp.sin, x, out=x.dims)),
+)
 def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None) -> Tensor:
     """Run a JAX function (a Pallas kernel, say) on what each device has.
 
@@ -18,25 +26,27 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
     and in reverse mode: the one that it states by `jax.custom_vjp`, or one that Pallas finds.
     Backward kernels run under the same split as the forward one.
 
-    Args: fn: takes the local array of each tensor, its dims in the tensor's order, and returns
-      the local array of the
-        result. It must treat alike, and separately, the parts of every dim that is not whole. It
-        may be traced twice.
-      out: dims of the result. whole: dims that must not be split while `fn` runs. Dims that the
-      result lacks are always whole.
+    Args:
+      fn: takes the local array of each tensor, its dims in the tensor's order, and returns the local
+        array of the result. It must treat alike, and separately, the parts of every dim that is not
+        whole. It may be traced twice.
+      out: dims of the result.
+      whole: dims that must not be split while `fn` runs. Dims that the result lacks are always
+        whole.
 
-    Raises: MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a
-      part of `out`.
+    Raises:
+      MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a part of
+        `out`.
     """
     out = dim_algebra.distinct(out, "local")
     loop = dim_algebra.union("local", [*(t.dims for t in tensors), out])
     named = dim_algebra.find_all("local", loop, whole)
     new = {d for d in out if not any(d in t.dims for t in tensors)}
     unsplit = tuple(d for d in loop if d in named or d not in out or d in new)
-    name = name or getattr(fn, "__name__", "local")
+    title = name or str(getattr(fn, "__name__", "local"))
 
     def on_device(at, *arrays):
-        made = kernels.called(fn, arrays, name) if at.lowered and arrays else fn(*arrays)
-        return at.fitting(made, out, name)
+        made = kernels.called(fn, arrays, title) if at.lowered and arrays else fn(*arrays)
+        return at.fitting(made, out, title)
 
-    return apply_op(name, on_device, tensors, loop=loop, out=out, unsplit=unsplit)
+    return apply_op(title, on_device, tensors, loop=loop, out=out, unsplit=unsplit)

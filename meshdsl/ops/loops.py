@@ -25,28 +25,45 @@ from meshdsl.ops.bodies import (
     shown,
     value,
 )
+from meshdsl.ops.declare import Case, Draw, of_x, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
+from meshdsl.ops.reduce import softmax
 from meshdsl.ops.scan import restacked, scan_as, stacked
 from meshdsl.record.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _while_loop_example(while_loop: Callable, x: Tensor):
+    body = lambda carry: (carry[0] + 1, FUNCTIONS["sin"](carry[1]))
+    start = (Tensor(jnp.zeros((), jnp.int32), ()), x)
+    return while_loop(lambda carry: carry[0] < 3, body, start)[1]
+
+
+@op(
+    computes="the body, as often as all others; no gradient, but `jvp`",
+    mesh_tensorflow="WhileLoopOperation; no gradient, lists of tensors only",
+    example=of_x(_while_loop_example),
+    gradients=False,
+)
 def while_loop(cond: Callable, body: Callable, init):
     """`carry = body(carry)` for as long as `cond(carry)` is true.
 
-    It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a number of turns that
-    nobody knows beforehand. `scan` has both.
+    It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a
+    number of turns that nobody knows beforehand. `scan` has both.
 
     Args:
-      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all stop at the same turn.
-      init: the carry to start from: a pytree of Tensors (and arrays); each keeps its dims and dtype from turn to turn.
+      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all
+        stop at the same turn.
+      init: the carry to start from: a pytree of Tensors (and arrays); each keeps its dims and dtype
+        from turn to turn.
 
     Returns:
       The last carry.
 
     Raises:
-      MeshDSLError: the condition is no Tensor of bool without dims, a carry changes its dims or dtype, or a gradient
-        is asked for.
+      MeshDSLError: the condition is no Tensor of bool without dims, a carry changes its dims or
+        dtype, or a gradient is asked for.
     """
     scope = scope_of("while_loop", init) or scope_within(
         "while_loop", lambda: (cond(init), body(init))
@@ -58,7 +75,8 @@ def while_loop(cond: Callable, body: Callable, init):
         if not is_tensor(found) or found.dims or found.dtype != bool:
             got = shown(found) if is_tensor(found) else quote(found)
             raise MeshDSLError(
-                f"while_loop: the condition is a Tensor of bool without dims, not {got}; use md.any or md.all"
+                f"while_loop: the condition is a Tensor of bool without dims, not {got}; use "
+                "md.any or md.all"
             )
         return agreed(found).array
 
@@ -73,13 +91,13 @@ def while_loop(cond: Callable, body: Callable, init):
         return uncarried(jax.tree.map(_no_gradient, lax.while_loop(goes_on, step, init)))
     going = _any_going(scope)
     start = (init, *going(goes_on(init)))
-    waiting = lambda c: _step_or_wait(c, step, goes_on, going)  # noqa: E731
+    waiting = lambda c: _step_or_wait(c, step, goes_on, going)
     after, *_ = lax.while_loop(lambda c: c[2], waiting, start)
     return uncarried(jax.tree.map(_no_gradient, after))
 
 
 def _any_going(scope):
-    """Inside `over`: from whether this element goes on, that again, and whether any does that is on another device.
+    """Inside `over`: whether this element goes on, and whether any element on any device does.
 
     Elements that are done wait for those, so that the collectives of a turn meet.
     """
@@ -114,12 +132,26 @@ def _no_gradient(array):
 
 def _refuse(_, cotangent):
     raise MeshDSLError(
-        "while_loop: has no gradient, as nobody knows how many turns to remember; use md.scan, md.jvp or md.stop_gradient"
+        "while_loop: has no gradient, as nobody knows how many turns to remember; use md.scan, "
+        "md.jvp or md.stop_gradient"
     )
 
 
+def _map_over_example(map_over: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    batch = draw.pick(None, draw.integer(1, max(1, a.size)))
+    call = lambda x: map_over(lambda x: softmax(x, b), x, dim=a, batch=batch)
+    return Case(call, (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="the body, for one element of the dim after another; the dim is whole",
+    example=_map_over_example,
+)
 def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
-    """`fn` of every element of `dim`, one after another: with the memory of one, where `over` takes that of all.
+    """`fn` of every element of `dim`, one after another, with the memory of one.
+
+    `over` does all at once, with the memory of all.
 
     Args:
       fn: takes Tensors without `dim`, one tree for each of `xs`, and returns a pytree of Tensors.
@@ -131,11 +163,13 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
       What `fn` returns, with `dim` in front.
 
     Raises:
-      MeshDSLError: a leaf of `xs` is no Tensor, or lacks `dim`; or a batch is no whole number of at least 1.
+      MeshDSLError: a leaf of `xs` is no Tensor, or lacks `dim`; or a batch is no whole number of at
+        least 1.
     """
     if others := sorted({type(x).__name__ for x in leaves_of(xs) if not is_tensor(x)}):
         raise MeshDSLError(
-            f"map_over: maps over Tensors that have {dim}, not {', '.join(others)}; close over what is shared"
+            f"map_over: maps over Tensors that have {dim}, not {', '.join(others)}; close over "
+            "what is shared"
         )
     if batch is None:
         return scan_as("map_over", lambda _, x: ((), fn(*x)), (), xs, dim)[1]
@@ -159,7 +193,7 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
 
 
 def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
-    """Elements from `start` on of the dim that `x` has in front, whole, as a tensor that has the dims `into` there."""
+    """Elements from `start` on of the first dim of `x`, which is whole, as the dims `into`."""
     sizes = [d.size for d in into]
     array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(
         *sizes, *x.array.shape[1:]

@@ -15,25 +15,33 @@ from meshdsl.lowering import resharding
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, lying_as, scope_of, varied
+from meshdsl.ops.declare import along_a, op
+from meshdsl.ops.reduce import softmax
 from meshdsl.tensor import Place, Tensor, is_tensor
 from meshdsl.values import array_of
 
 
+@op(
+    computes="the function, for all elements of its part at once",
+    example=along_a(lambda over, x, a, b: over(a, lambda x: softmax(x, b))(x)),
+)
 def over(dim: Dim, fn: Callable) -> Callable:
     """`fn` of every element of `dim`, all at once: `jax.vmap` along a named dim.
 
-    `dim` stays split: each device maps over its part of it. Inside, the axes that split it are spent: the law gives
-    them to no other dim, and `dim` keeps them until the results leave. They are those that the law gives it in every
-    argument that has it. Nested, each `over` spends axes of its own.
+    `dim` stays split: each device maps over its part of it. Inside, the axes that split it are
+    spent: the law gives them to no other dim, and `dim` keeps them until the results leave. They
+    are those that the law gives it in every argument that has it. Nested, each `over` spends axes
+    of its own.
 
     Args:
-      fn: takes pytrees of Tensors and returns a pytree of Tensors. It may contain any op, loop or derivative. What it closes over is shared by all
-        elements, as are arguments that lack `dim`, and so is a key: draws are the same for each element unless its key
-        comes with `dim` too, as `md.tensor(jax.random.split(key, dim.size), (dim,))`.
+      fn: takes pytrees of Tensors and returns a pytree of Tensors. It may contain any op, loop or
+        derivative. What it closes over is shared by all elements, as are arguments that lack `dim`,
+        and so is a key: draws are the same for each element unless its key comes with `dim` too, as
+        `md.tensor(jax.random.split(key, dim.size), (dim,))`.
 
     Returns:
-      A function of the same arguments, in which Tensors may have `dim`; the results have it in front. A result that does not depend on it is
-      repeated along it.
+      A function of the same arguments, in which Tensors may have `dim`; the results have it in
+      front. A result that does not depend on it is repeated along it.
 
     Raises:
       MeshDSLError: no argument has `dim`, or `fn` returns something that is no Tensor.
@@ -66,7 +74,8 @@ def over(dim: Dim, fn: Callable) -> Callable:
             )
             if others := sorted({type(x).__name__ for x in made if not is_tensor(x)}):
                 raise MeshDSLError(
-                    f"over: the function returns Tensors, not {', '.join(others)}; give it dims with md.tensor"
+                    f"over: the function returns Tensors, not {', '.join(others)}; give it dims "
+                    "with md.tensor"
                 )
             made = [fixed(t, t.place.scope if t.place else scope) for t in made]
             results[:] = [out_tree, [(t.dims, t.role, t.place) for t in made]]
@@ -77,7 +86,11 @@ def over(dim: Dim, fn: Callable) -> Callable:
             arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
         out_tree, kinds = results
         return jax.tree.unflatten(
-            out_tree, [_left(a, *kind, dim, axes) for a, kind in zip(arrays, kinds, strict=True)]
+            out_tree,
+            [
+                _left(a, dims, role, place, dim, axes)
+                for a, (dims, role, place) in zip(arrays, kinds, strict=True)
+            ],
         )
 
     return mapped
@@ -96,7 +109,7 @@ def _part(dim: Dim, axes, scope: Scope | None) -> int:
 
 
 def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
-    """`x` with `dim` in front and split over `axes`, and the other dims split by the law for one element."""
+    """`x` with `dim` in front, split over `axes`, and each element split by the law."""
     x = lying_as(x, (dim, *dim_algebra.without(x.dims, (dim,))))
     if scope is None:
         return x
@@ -108,21 +121,17 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
     x = resharding.settle(x)
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
-        x = resharding.bring(
-            x,
-            split,
-            scope.layout.spent,
-            scope,
-            op,
-            lambda _: f"one element of `{dim.name}` is split so",
-        )
+        why = lambda _: f"one element of `{dim.name}` is split so"
+        x = resharding.reshard(x, split, scope, op, why, varies=scope.layout.spent)
     return Tensor(
         _filled(x.array, DeviceLoop({dim: axes}, scope, op), dim), x.dims, x.role, x.place
     )
 
 
 def _filled(array, loop: DeviceLoop, dim: Dim):
-    """`array` with copies of the first element for padding: on these `fn` does what it does on real elements, loops end, and
+    """`array` with copies of the first element for padding.
+
+    On these `fn` does what it does on real elements: loops end, and
     nothing becomes infinite that would spoil the gradient of what is shared.
     """
     if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):

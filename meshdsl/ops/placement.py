@@ -1,12 +1,13 @@
 """Placements by hand: where a tensor stands, said for once by the program and not by the layout.
 
-No op needs it: each brings its operands to its own loop's split by the law, whatever they were. It is for programs that
-know better when to move something, such as gathering before a loop instead of in it.
+No op needs it: each brings its operands to its own loop's split by the law, whatever they were.
+It is for programs that know better when to move something, such as gathering before a loop
+instead of in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax.numpy as jnp
 
@@ -15,20 +16,41 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.placement import place
 from meshdsl.mesh import axis_names
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
 
+def _example_dims(draw: Draw) -> tuple[Dim, Dim]:
+    """Sizes that every mesh divides which examples meet, and all of them have an axis `p`."""
+    return Dim("a", draw.pick(24, 24, 24, 0)), Dim("b", 24)
+
+
+def _reshard_example(reshard: Callable, draw: Draw) -> Case:
+    a, b = _example_dims(draw)
+    split, pending = draw.pick(({"b": "p"}, ()), ({"a": "p"}, ()), ({}, ("p",)))
+    return Case(lambda x: reshard(x, split, pending=pending), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="nothing",
+    moves=("all_gather", "all_to_all", "ppermute"),
+    mesh_tensorflow="none: one layout for all, no placement by hand",
+    example=_reshard_example,
+    result="same",
+)
 def reshard(
     x: Tensor, split: Mapping[Dim | str, str | Iterable[str]], *, pending: str | Iterable[str] = ()
 ) -> Tensor:
     """`x` split over exactly these mesh axes, and waiting for sums over exactly the axes `pending`.
 
-    Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another dim, or nothing, or a sum over
-    it is pending) can be turned into every other; docs/placements.md lists the collective of each.
+    Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another
+    dim, or nothing, or a sum over it is pending) can be turned into every other; docs/placements.md
+    lists the collective of each.
 
     Args:
       split: for each dim that is to be split its axis, or axes, major first.
-      pending: axes over which the devices' arrays are to add up to `x`; `x.pending` says over which they do.
+      pending: axes over which the devices' arrays are to add up to `x`; `x.pending` says over which
+        they do.
 
     Raises:
       MeshDSLError: a dim that `x` lacks; an axis that the mesh lacks, that is named twice, or that
@@ -46,7 +68,8 @@ def reshard(
     if waits and not jnp.issubdtype(x.dtype, jnp.number):
         raise MeshDSLError(
             f"reshard: {dim_algebra.show(x.dims)} is {x.dtype}, which cannot be added up over"
-            " devices, so nothing of it can be pending; leave out `pending`, or cast it with md.cast"
+            " devices, so nothing of it can be pending; leave out `pending`, or cast it with "
+            "md.cast"
         )
     if x.place is None:
         return x
@@ -66,13 +89,25 @@ def reshard(
         if dim.size % scope.parts(over) and dim.name not in scope.layout.padded:
             shown = " x ".join(f"`{a}`={scope.sizes[a]}" for a in over)
             raise MeshDSLError(
-                f'reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, or a layout with uneven = "pad"'
+                f"reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, "
+                'or a layout with uneven = "pad"'
             )
     return place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
 
 
+def _replicate_example(replicate: Callable, draw: Draw) -> Case:
+    a, b = _example_dims(draw)
+    return Case(replicate, (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="nothing",
+    moves=("all_gather",),
+    example=_replicate_example,
+    result="same",
+)
 def replicate(x: Tensor) -> Tensor:
-    """`x` whole on every device: nothing split, nothing pending. Outside of a lowering `x` itself."""
+    """`x` whole on every device, with nothing pending. Outside of a lowering it is `x` itself."""
     return reshard(x, {})
 
 

@@ -1,4 +1,7 @@
-"""Pooling: the maximum or the mean of sliding windows. A split dim costs the halo of its windows, as in `conv`."""
+"""Pooling: the maximum or the mean of sliding windows.
+
+A split dim costs the halo of its windows, as in `conv`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,26 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops.comparison import check_real
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.sliding_windows import Window, by_dim, windows
 from meshdsl.tensor import Tensor
 
 NOTHING: Mapping = MappingProxyType({})
 
 
+def _pool_example(pool: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    window = {b: draw.integer(1, max(1, b.size))}
+    how = {"stride": draw.pick(1, 2, 3), "padding": draw.pick("SAME", "VALID"), "into": {b: "v"}}
+    return Case(lambda x: pool(x, window, **how), (draw.tensor(a, b, c),), (b,))
+
+
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows",
+    moves=("ppermute",),
+    mesh_tensorflow="PoolOperation; no split of spatial dims, windows only side by side",
+    example=_pool_example,
+)
 def max_pool(
     x: Tensor,
     window: Mapping[Dim | str, int],
@@ -35,7 +52,8 @@ def max_pool(
 
     Args:
       window: for each dim the size of the windows along it.
-      stride: a number, or one for each dim; by default the size of the window, so that windows lie side by side.
+      stride: a number, or one for each dim; by default the size of the window, so that windows lie
+        side by side.
       padding, into: as in `conv`. Padding is never the maximum.
 
     Raises:
@@ -52,6 +70,12 @@ def max_pool(
     return _pool("max_pool", x, window, stride, padding, into, local, lowest)
 
 
+@op(
+    computes="its outputs, of the elements that it has and the halo of their windows",
+    moves=("ppermute",),
+    mesh_tensorflow="PoolOperation; no split of spatial dims, windows only side by side",
+    example=_pool_example,
+)
 def mean_pool(
     x: Tensor,
     window: Mapping[Dim | str, int],
@@ -60,12 +84,13 @@ def mean_pool(
     padding="VALID",
     into: Mapping = NOTHING,
 ) -> Tensor:
-    """The mean of each window over its elements of `x`: padding is not counted, so a constant stays the constant.
+    """The mean of each window, over its elements of `x` alone: a constant stays that constant.
 
-    Args and errors: as in `max_pool`. To count padding as zeros, `pad` first.
+    Padding is not counted; to count it as zeros, use `pad` first. Arguments and errors are those of
+    `max_pool`.
     """
 
-    def local(at: DeviceLoop, array, slid: dict[int, Window], how):
+    def local(loop: DeviceLoop, array, slid: dict[int, Window], how):
         dtype = array.dtype
         total = lax.reduce_window(
             array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add, **how
@@ -73,24 +98,32 @@ def mean_pool(
         for i, w in slid.items():
             shape = [1] * array.ndim
             shape[i] = -1
-            total = total / _counts(at, w).reshape(shape)
+            total = total / _counts(loop, w).reshape(shape)
         return total.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
 
     return _pool("mean_pool", x, window, stride, padding, into, local, 0)
 
 
-def _counts(at: DeviceLoop, w: Window):
-    """How many elements each window of this device has, along one dim; outputs that are padding have one."""
-    counts, parts = w.real_taps(), at.parts(w.dim)
+def _counts(loop: DeviceLoop, w: Window):
+    """How many elements each window of this device has; 1 for outputs that are padding."""
+    counts, parts = w.real_taps(), loop.parts(w.dim)
     if counts.min() == counts.max():
         return np.full(1, counts[0], np.float32)
-    size = at.size(w.out)
+    size = loop.size(w.out)
     table = np.pad(counts, (0, parts * size - len(counts)), constant_values=1).reshape(parts, size)
-    part = at.offset(w.dim) // at.size(w.dim)
+    part = loop.offset(w.dim) // loop.size(w.dim)
     return jnp.asarray(table, jnp.float32)[part]
 
 
 def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, fill) -> Tensor:
+    """An op that reduces each window.
+
+    Args:
+      local: reduces the windows of this device, of `(loop, array, windows by position, how)`, where
+        `how` are the arguments of `lax.reduce_window`.
+      fill: what padding holds.
+      The others: as in `max_pool`.
+    """
     sizes = by_dim(f"{name}, window", window, x.dims)
     if stride is None or isinstance(stride, Mapping):
         stride = sizes | by_dim(f"{name}, stride", stride or NOTHING, sizes)
@@ -98,19 +131,20 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
     for w in slid.values():
         if not w.real_taps().all():
             raise MeshDSLError(
-                f"{name}: with {w.low} and {w.high} around {w.dim}, a window of {w.taps} has only padding"
+                f"{name}: with {w.low} and {w.high} around {w.dim}, a window of {w.taps} has only "
+                "padding"
             )
     out = dim_algebra.distinct(
         [slid[i].out if i in slid else d for i, d in enumerate(x.dims)], name
     )
 
-    def pool(at: DeviceLoop, array):
+    def pool(loop: DeviceLoop, array):
         pads = [(0, 0)] * array.ndim
         for i, w in slid.items():
-            array, pads[i] = w.fetch(at, array, i, fill)
-        each = lambda what: [getattr(slid[i], what) if i in slid else 1 for i in range(array.ndim)]  # noqa: E731
+            array, pads[i] = w.fetch(loop, array, i, fill)
+        each = lambda what: [getattr(slid[i], what) if i in slid else 1 for i in range(array.ndim)]
         how = {"window_dimensions": each("taps"), "window_strides": each("stride"), "padding": pads}
-        return local(at, array, slid, how)
+        return local(loop, array, slid, how)
 
     carried = {w.out: w.dim for w in slid.values() if w.out != w.dim}
     return apply_op(name, pool, (x,), loop=x.dims, out=out, same_split=carried, fill=fill)

@@ -1,22 +1,8 @@
-"""`md.random`: everything that is drawn with a key."""
+"""`md.random`: every op that takes a random key. The ops declare themselves; see `declare.py`."""
 
-from meshdsl.checked import hold
-from meshdsl.ops.distributions import (
-    bernoulli,
-    bits,
-    dropout,
-    exponential,
-    gumbel,
-    normal,
-    randint,
-    truncated_normal,
-    uniform,
-)
-from meshdsl.ops.sampling import categorical, permutation, permute
+from meshdsl.ops.families import named
 
-__all__ = [
-    "bernoulli", "bits", "categorical", "dropout", "exponential", "gumbel", "normal", "permutation", "permute", "randint",
-    "truncated_normal", "uniform",
-]  # fmt: skip
+_FUNCTIONS = named("random")
+globals().update(_FUNCTIONS)
 
-hold(__all__, globals())
+__all__ = sorted(_FUNCTIONS)  # pyright: ignore[reportUnsupportedDunderAll] (ops name themselves)

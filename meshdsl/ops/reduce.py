@@ -1,7 +1,8 @@
 """Reductions over named dims, and what is built from them.
 
-A sum over a split dim leaves a pending sum. The others reduce what the device has, then share that small result: by `pmax`
-or `pmin`, and for a product by a gather. Each finds in the padding of an uneven dim what leaves its result as it is.
+A sum over a split dim leaves a pending sum. The others reduce what the device has, then combine
+the small results: by `pmax` or `pmin`, and for a product by a gather. The padding of an uneven
+dim holds what leaves the result as it is, such as 1 for a product.
 """
 
 from __future__ import annotations
@@ -29,13 +30,21 @@ from meshdsl.ops.comparison import (
     share_ties,
     to_key,
 )
+from meshdsl.ops.declare import Case, Draw, Example, along_a, op
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor
 
 Which = Dim | str | tuple[Dim | str, ...] | None
 
 
 def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor:
-    """`local(loop, array, positions, dims)` reduces the dimensions at `positions`, which hold `dims`."""
+    """An op that reduces `dims`.
+
+    Args:
+      local: of `(loop, array, positions, dims)`; reduces `dims`, which the array has at
+        `positions`.
+      how: other arguments of `apply_op`.
+    """
     dims = dim_algebra.find_all(name, x.dims, dims)
     positions = tuple(x.dims.index(d) for d in dims)
     out = dim_algebra.without(x.dims, dims)
@@ -44,63 +53,116 @@ def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor
     )
 
 
-def sum(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
-    """The sum over `dims` (default: all of them). Over split dims it stays pending until it is needed."""
+def _over(call: Callable = lambda fn, x, dims: fn(x, dims), *, low: int = 1) -> Example:
+    """`call(op, x, dims)`, for one dim of two, or for both. Their sizes are at least `low`."""
+
+    def example(fn: Callable, draw: Draw) -> Case:
+        a, b = draw.dims("a", "b", low=low)
+        dims = draw.pick((a,), (b, a))
+        return Case(lambda x: call(fn, x, dims), (draw.tensor(a, b),), dims)
+
+    return example
+
+
+@op(
+    computes="the same of its part",
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="reduces",
+)
+def sum(x: Tensor, dims: Which = None) -> Tensor:
+    """The sum over `dims` (default: all of them).
+
+    Over split dims it stays pending until it is needed.
+    """
+    # Small integers are added up in larger ones, and wrap around only once the sum is taken.
     small = x.dtype.itemsize < jax.dtypes.canonicalize_dtype(int).itemsize
-    linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small  # which are added up in larger ones
+    linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small
     return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=linear)
 
 
+@op(
+    computes="the sum of its part, over the number of all",
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="reduces",
+)
 def mean(x: Tensor, dims: Which = None) -> Tensor:
     """The mean over `dims` (default: all of them)."""
-    count = float(
-        dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims))
-    )  # may be beyond int32
+    # As a float: it may be beyond int32.
+    count = float(dim_algebra.size(dim_algebra.find_all("mean", x.dims, dims)))
 
     def local(_, a, at, __):
+        # Divided before it is cast: the total may be too large for float16.
         total = jnp.sum(a, at, dtype=jnp.promote_types(a.dtype, jnp.float32))
-        return (total / count).astype(
-            _float(a.dtype)
-        )  # in this order: the total may be too large for float16
+        return (total / count).astype(_float(a.dtype))
 
     return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
 
 
+@op(
+    computes="the mean, then squared distances from it: sums of its part",
+    moves=("psum",),
+    example=_over(lambda var, x, dims: var(x, dims, ddof=1), low=2),
+    result="reduces",
+)
 def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
-    """The variance over `dims` (default: all of them): the sum of squared distances from the mean, over their number less `ddof`."""
+    """The variance over `dims` (default: all of them).
+
+    It is the sum of squared distances from the mean, divided by their number less `ddof`.
+    """
     dims = dim_algebra.find_all("var", x.dims, dims)
     distance = x - mean(x, dims)
     if is_complex(x.dtype):
         squares = component.map(lambda d: (d * d.conj()).real, distance, name="square")
     else:
-        squares = component.FUNCTIONS["square"](distance)
+        squares = FUNCTIONS["square"](distance)
     if not ddof:
         return mean(squares, dims)
     return sum(squares, dims) / float(builtins.max(dim_algebra.size(dims) - ddof, 0))
 
 
+@op(
+    computes="the root of `var`",
+    moves=("psum",),
+    example=_over(low=2),
+    result="reduces",
+)
 def std(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
     """The standard deviation over `dims` (default: all of them), the square root of `var`."""
-    return component.FUNCTIONS["sqrt"](var(x, dims, ddof=ddof))
+    return FUNCTIONS["sqrt"](var(x, dims, ddof=ddof))
 
 
+@op(
+    computes="the sum of squares of its part; the root of what they come to",
+    example=_over(),
+    result="reduces",
+)
 def norm(x: Tensor, dims: Which = None) -> Tensor:
-    """The Euclidean length over `dims` (default: all of them): the square root of the sum of squares."""
-    magnitude = component.FUNCTIONS["abs"](x)  # of complex numbers too
-    return component.FUNCTIONS["sqrt"](sum(component.FUNCTIONS["square"](magnitude), dims))
+    """The Euclidean length over `dims` (default: all of them): the root of the sum of squares."""
+    magnitude = FUNCTIONS["abs"](x)  # of complex numbers too
+    return FUNCTIONS["sqrt"](sum(FUNCTIONS["square"](magnitude), dims))
 
 
+@op(
+    computes="the same of its part",
+    example=_over(),
+    result="reduces",
+    gradients=False,
+)
 def count_nonzero(x: Tensor, dims: Which = None) -> Tensor:
     """How many elements over `dims` (default: all of them) are not zero (int32)."""
     return sum(x != 0, dims)
 
 
 def _float(dtype):
+    """The dtype itself where it is one of floating-point or complex numbers, else float32."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
+    """The largest elements (with `sign` -1: the smallest) over `dims`, which `a` has at `at`."""
     if is_complex(a.dtype):
         return _complex_extremum(sign, loop, at, dims, a)
     extremum = (jnp.max if sign > 0 else jnp.min)(a, at)
@@ -110,6 +172,7 @@ def _extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
 
 
 def _complex_extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
+    """The real parts are compared first, and the imaginary parts of those elements that tie."""
     found, tied = [], True
     for part in parts(a):
         key = to_key(part, sign)
@@ -126,11 +189,18 @@ def _extremum_jvp(sign, loop, at, dims, primals, tangents):
     return extremum, share_ties(loop, dims, at, primals[0], extremum, tangents[0])
 
 
-def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+@op(
+    computes="the same of its part",
+    moves=("pmax",),
+    mesh_tensorflow="ReduceOperation; gives each of equal elements the whole gradient",
+    example=_over(),
+    result="reduces",
+)
+def max(x: Tensor, dims: Which = None) -> Tensor:
     """The largest element over `dims` (default: all of them).
 
-    Elements that tie share the gradient. Complex numbers are compared by their real parts, and where these are equal by their
-    imaginary parts.
+    Elements that tie share the gradient. Complex numbers are compared by their real parts, and
+    where these are equal by their imaginary parts.
 
     Raises:
       MeshDSLError: there is no element over `dims`.
@@ -138,11 +208,18 @@ def max(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
     return _chosen("max", x, dims, 1)
 
 
-def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+@op(
+    computes="the same of its part",
+    moves=("pmax",),
+    mesh_tensorflow="ReduceOperation; gives each of equal elements the whole gradient",
+    example=_over(),
+    result="reduces",
+)
+def min(x: Tensor, dims: Which = None) -> Tensor:
     """The smallest element over `dims` (default: all of them).
 
-    Elements that tie share the gradient. Complex numbers are compared by their real parts, and where these are equal by their
-    imaginary parts.
+    Elements that tie share the gradient. Complex numbers are compared by their real parts, and
+    where these are equal by their imaginary parts.
 
     Raises:
       MeshDSLError: there is no element over `dims`.
@@ -152,25 +229,51 @@ def min(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
 
 def _chosen(name: str, x: Tensor, dims: Which, sign: int) -> Tensor:
     check_some(name, x, dim_algebra.find_all(name, x.dims, dims))
-    local = lambda loop, a, at, dims: _extremum(sign, loop, at, dims, a)  # noqa: E731
+    local = lambda loop, a, at, dims: _extremum(sign, loop, at, dims, a)
     return _reduce(name, x, dims, local, sums=False, fill=bounds(x.dtype)[sign < 0])
 
 
+@op(
+    computes="the same of its part; the product of those of all parts, which are gathered",
+    moves=("all_gather",),
+    mesh_tensorflow="ReduceOperation; no gradient",
+    example=_over(),
+    result="reduces",
+)
 def prod(x: Tensor, dims: Which = None) -> Tensor:
-    """The product over `dims` (default: all of them). Where they are split, the products of the parts are gathered."""
-    local = lambda loop, a, at, dims: jnp.prod(loop.gather(jnp.prod(a, at), dims), 0)  # noqa: E731
+    """The product over `dims` (default: all of them).
+
+    Where they are split, the products of the parts are gathered.
+    """
+    local = lambda loop, a, at, dims: jnp.prod(loop.gather(jnp.prod(a, at), dims), 0)
     return _reduce("prod", x, dims, local, sums=False, fill=1)
 
 
-def any(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+@op(
+    computes="the same of its part",
+    moves=("pmax",),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(lambda any, x, dims: any(x > 0.5, dims)),
+    result="reduces",
+    gradients=False,
+)
+def any(x: Tensor, dims: Which = None) -> Tensor:
     """Whether any element over `dims` (default: all of them) is true."""
-    local = lambda loop, a, at, dims: loop.pmax(jnp.any(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
+    local = lambda loop, a, at, dims: loop.pmax(jnp.any(a, at).astype(jnp.int32), dims) > 0
     return _reduce("any", x, dims, local, sums=False)
 
 
-def all(x: Tensor, dims: Which = None) -> Tensor:  # noqa: A001
+@op(
+    computes="the same of its part",
+    moves=("pmin",),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(lambda all, x, dims: all(x > -0.5, dims)),
+    result="reduces",
+    gradients=False,
+)
+def all(x: Tensor, dims: Which = None) -> Tensor:
     """Whether all elements over `dims` (default: all of them) are true."""
-    local = lambda loop, a, at, dims: loop.pmin(jnp.all(a, at).astype(jnp.int32), dims) > 0  # noqa: E731
+    local = lambda loop, a, at, dims: loop.pmin(jnp.all(a, at).astype(jnp.int32), dims) > 0
     return _reduce("all", x, dims, local, sums=False, fill=1)
 
 
@@ -193,13 +296,23 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
 
 
 def _one(name, x, dim):
+    """`dim`, after checking that it is one dim or one name."""
     if not isinstance(dim, (Dim, str)):
         raise MeshDSLError(
-            f"{name}: works along one dim, not {quote(dim)}; the dims are {dim_algebra.show(x.dims)}"
+            f"{name}: works along one dim, not {quote(dim)}; the dims are "
+            f"{dim_algebra.show(x.dims)}"
         )
     return dim
 
 
+@op(
+    computes="the same of its part; the lowest index of those with the largest element",
+    moves=("pmax", "pmin"),
+    mesh_tensorflow="TopKOperation",
+    example=along_a(),
+    result="removes",
+    gradients=False,
+)
 def argmax(x: Tensor, dim: Dim | str) -> Tensor:
     """The index (int32) of the largest element along `dim`; of equal ones the first.
 
@@ -209,6 +322,13 @@ def argmax(x: Tensor, dim: Dim | str) -> Tensor:
     return _arg("argmax", x, dim, 1)
 
 
+@op(
+    computes="the same of its part; the lowest index of those with the smallest element",
+    moves=("pmax", "pmin"),
+    example=along_a(),
+    result="removes",
+    gradients=False,
+)
 def argmin(x: Tensor, dim: Dim | str) -> Tensor:
     """The index (int32) of the smallest element along `dim`; of equal ones the first.
 
@@ -219,14 +339,28 @@ def argmin(x: Tensor, dim: Dim | str) -> Tensor:
 
 
 def _shifted_exp(loop: DeviceLoop, a, at, dims, *, varies: bool):
-    """`exp(a - max)`, its sum and the max, over dims that may be split; both with the reduced dimensions kept."""
-    nothing = {"initial": -jnp.inf} if 0 in a.shape else {}
-    top = loop.pmax(jnp.max(jax.lax.stop_gradient(a).real, at, keepdims=True, **nothing), dims)
+    """`exp(a - max)`, its sum and the max over dims that may be split.
+
+    The sum and the max keep the reduced dims, with one element.
+
+    Args:
+      varies: whether the sum has the type of something that differs between devices.
+    """
+    real = jax.lax.stop_gradient(a).real
+    start = -jnp.inf if 0 in a.shape else None  # what the maximum of nothing is
+    top = loop.pmax(jnp.max(real, at, keepdims=True, initial=start), dims)
     top = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
     e = jnp.exp(a - top)
     return e, loop.psum(jnp.sum(e, at, keepdims=True), dims, varies=varies), top
 
 
+@op(
+    computes="the sum of exponentials of its part, less the maximum of all",
+    moves=("pmax", "psum"),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="reduces",
+)
 def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
     """`log(sum(exp(x)))` over `dims` (default: all of them), without overflow."""
 
@@ -247,7 +381,7 @@ def _softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
 
 @_softmax.defjvp
 def _softmax_jvp(loop, at, dims, primals, tangents):
-    """By the result alone, so that the backward pass keeps nothing else."""
+    """By the result alone, so that the backward pass has to keep nothing else."""
     (a,), (tangent,) = primals, tangents
     y = _softmax(loop, at, dims, a)
     return y, y * (tangent - loop.psum(jnp.sum(y * tangent, at, keepdims=True), dims, varies=True))
@@ -259,6 +393,7 @@ def _log_softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
 
 
 def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
+    """An op that keeps the dims of `x`. Its local function is `fn(loop, positions, dims, array)`."""
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))
@@ -267,11 +402,25 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     )
 
 
+@op(
+    computes="exponentials of its part, less the maximum of all, over the sum of all",
+    moves=("pmax", "psum"),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="same",
+)
 def softmax(x: Tensor, dims: Which) -> Tensor:
     """`exp(x)` divided by its sum over `dims`."""
     return _normalised("softmax", _softmax, x, dims)
 
 
+@op(
+    computes="its part, less the maximum and the logarithm of the sum of all",
+    moves=("pmax", "psum"),
+    mesh_tensorflow="ReduceOperation",
+    example=_over(),
+    result="same",
+)
 def log_softmax(x: Tensor, dims: Which) -> Tensor:
     """The logarithm of `softmax`."""
     return _normalised("log_softmax", _log_softmax, x, dims)

@@ -1,13 +1,14 @@
-"""Ops that only rename, regroup or repeat: no arithmetic, so pending sums keep waiting.
+"""Ops that rename, regroup or repeat: no arithmetic, so pending sums keep waiting.
 
-A regrouping keeps the splits that it can (`lowering/regroup.py` says which), and so is local where the law agrees. Where it does
-not, the split moves before or after, whichever way fewer elements travel: in one all_to_all where it moves to another dim.
+A regrouping keeps the splits that it can (`splits/regrouping.py` says which), and is local where
+that is what the law wants. Where it is not, the split moves before or after the regrouping,
+whichever way fewer elements travel: in one all_to_all where it moves to another dim.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 from einops import EinopsError
@@ -18,74 +19,43 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import regrouping
 from meshdsl.splits.regrouping import Group
 from meshdsl.tensor import Tensor
 
 
-def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) -> Tensor:
-    """`x` with `old` called `new`; or with every key of a mapping called as its value says.
-
-    Raises:
-      MeshDSLError: no dim `old`, another size, or the new name is taken.
-    """
-    renamed: dict[Dim, Dim] = {}
-    for key, value in old.items() if isinstance(old, Mapping) else [(old, new)]:
-        dim = dim_algebra.find("rename", x.dims, key)
-        value = Dim(value, dim.size) if isinstance(value, str) else value
-        if not isinstance(value, Dim) or value.size != dim.size:
-            raise MeshDSLError(
-                f"rename: {dim} can be called by a name or a Dim of its size, not {value if isinstance(value, Dim) else quote(value)}"
-            )
-        renamed[dim] = value
-    out = dim_algebra.distinct([renamed.get(d, d) for d in x.dims], "rename")
-    return _regroup("rename", x, [Group((dim,), (value,)) for dim, value in renamed.items()], out)
+def _reshape_example(reshape: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    v, w = draw.dims("v", "w")
+    product, merged = Dim("a", v.size * w.size), Dim("v", a.size * b.size)
+    longer = Dim("w", w.size * b.size)
+    merge = Case(lambda x: reshape(x, (merged, c)), (draw.tensor(a, b, c),), (a, b))
+    split = Case(lambda x: reshape(x, (b, v, w)), (draw.tensor(product, b),), (product,))
+    x = transpose(draw.tensor(product, b), (product, b))
+    across = Case(lambda x: reshape(x, (v, longer)), (x,), (product, b))
+    return draw.pick(merge, split, across)
 
 
-def transpose(x: Tensor, dims) -> Tensor:
-    """`x` with its dims lying in the order `dims`. Changes the layout in memory, never the meaning."""
-    out = dim_algebra.find_all("transpose", x.dims, dims)
-    if len(out) != len(x.dims):
-        absent = dim_algebra.show(dim_algebra.without(x.dims, out))
-        raise MeshDSLError(
-            f"transpose: {dim_algebra.show(out)} lacks {absent} of {dim_algebra.show(x.dims)}"
-        )
-    if out == x.dims:
-        return x
-    order = tuple(x.dims.index(d) for d in out)
-    return apply_op(
-        "transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True
-    )
-
-
-def broadcast(x: Tensor, dims) -> Tensor:
-    """`x` repeated along every dim of `dims` that it lacks, with its dims lying in the order `dims`."""
-    out = dim_algebra.distinct(dims, "broadcast")
-    dim_algebra.union("broadcast", [x.dims, out])
-    absent = dim_algebra.without(x.dims, out)
-    if absent:
-        raise MeshDSLError(
-            f"broadcast: {dim_algebra.show(out)} lacks {dim_algebra.show(absent)} of {dim_algebra.show(x.dims)}"
-        )
-    kept = tuple(d for d in out if d in x.dims)
-    new = [i for i, d in enumerate(out) if d not in x.dims]
-    order = tuple(x.dims.index(d) for d in kept)
-
-    def local(loop, a):
-        a = jnp.expand_dims(jnp.transpose(a, order), new)
-        return jnp.broadcast_to(a, tuple(loop.size(d) for d in out))
-
-    return apply_op("broadcast", local, (x,), loop=out, out=out, linear=True)
-
-
+@op(
+    computes="regroups what it has; of dims that do not divide, fetches the elements that it lacks "
+    "at the ends",
+    moves=("ppermute",),
+    mesh_tensorflow="ReshapeOperation; an error where a split has no dim to move through, and "
+    "wrong slices for [3, 2] -> [6] split in 2",
+    example=_reshape_example,
+)
 def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
     """Split and merge dims.
 
+        md.reshape(x, (batch, heads, head_dim))
+        md.reshape(x, "batch (heads head_dim) -> batch heads head_dim", heads=8)
+
     Args:
-      to: the dims of the result: those that `x` has too are kept, the others regroup the rest of `x`'s dims in
-        order, major first. Or a pattern `"batch (heads head_dim) -> batch heads head_dim"`, in which a group in
-        brackets stands for a dim that is their product (on the left any of `x`'s, on the right one called by the names
-        joined with `_`, or as `sizes` says).
+      to: the dims of the result. Those that `x` has too are kept; the others regroup the rest of
+        the dims of `x` in order, major first. Or a pattern, in which a group in brackets stands for
+        a dim that is their product: on the left any dim of `x`, on the right one that is called by
+        the names joined with `_`, or as `sizes` says.
       sizes: for a pattern, sizes (or Dims) of names that `x` does not have.
 
     Raises:
@@ -100,12 +70,103 @@ def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
     return _regroup("reshape", x, _groups(x, old, new), out)
 
 
+@op(
+    computes="nothing",
+    moves=("ppermute",),
+    mesh_tensorflow="ReshapeOperation (`rename_dimension`)",
+    example=along_a(lambda rename, x, a, b: rename(x, a, "v")),
+)
+def rename(x: Tensor, old: Dim | str | Mapping, new: Dim | str | None = None) -> Tensor:
+    """`x` with the dim `old` called `new`, or with every key of a mapping called as its value says.
+
+        md.rename(x, length, "memory")
+        md.rename(x, {length: "memory", heads: "kv_heads"})
+
+    Raises:
+      MeshDSLError: no dim `old`, another size, or the new name is taken.
+    """
+    renamed: dict[Dim, Dim] = {}
+    for key, value in old.items() if isinstance(old, Mapping) else [(old, new)]:
+        dim = dim_algebra.find("rename", x.dims, key)
+        value = Dim(value, dim.size) if isinstance(value, str) else value
+        if not isinstance(value, Dim) or value.size != dim.size:
+            got = value if isinstance(value, Dim) else quote(value)
+            raise MeshDSLError(
+                f"rename: {dim} can be called by a name or a Dim of its size, not {got}"
+            )
+        renamed[dim] = value
+    out = dim_algebra.distinct([renamed.get(d, d) for d in x.dims], "rename")
+    return _regroup("rename", x, [Group((dim,), (value,)) for dim, value in renamed.items()], out)
+
+
+def _transpose_example(transpose: Callable, draw: Draw) -> Case:
+    x = draw.tensor(*draw.dims("a", "b", "c"))
+    return Case(lambda x: transpose(x, x.dims[::-1]), (x,))
+
+
+@op(
+    computes="a transpose of its own part",
+    mesh_tensorflow="EinsumOperation (`transpose`)",
+    example=_transpose_example,
+)
+def transpose(x: Tensor, dims) -> Tensor:
+    """`x` with its dims in the order `dims`: another order in memory, and the same meaning."""
+    out = dim_algebra.find_all("transpose", x.dims, dims)
+    if len(out) != len(x.dims):
+        absent = dim_algebra.show(dim_algebra.without(x.dims, out))
+        raise MeshDSLError(
+            f"transpose: {dim_algebra.show(out)} lacks {absent} of {dim_algebra.show(x.dims)}"
+        )
+    if out == x.dims:
+        return x
+    order = tuple(x.dims.index(d) for d in out)
+    return apply_op(
+        "transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True
+    )
+
+
+def _broadcast_example(broadcast: Callable, draw: Draw) -> Case:
+    a, b, v = draw.dims("a", "b", "v")
+    return Case(lambda x: broadcast(x, (b, v, a)), (draw.tensor(a, b),), (v,))
+
+
+@op(
+    computes="repeats what it has",
+    mesh_tensorflow="BroadcastOperation",
+    example=_broadcast_example,
+)
+def broadcast(x: Tensor, dims) -> Tensor:
+    """`x` repeated along every dim of `dims` that it lacks; the result has its dims in this order.
+
+    Raises:
+      MeshDSLError: `dims` lack a dim of `x`, or have it with another size.
+    """
+    out = dim_algebra.distinct(dims, "broadcast")
+    dim_algebra.union("broadcast", [x.dims, out])
+    absent = dim_algebra.without(x.dims, out)
+    if absent:
+        raise MeshDSLError(
+            f"broadcast: {dim_algebra.show(out)} lacks {dim_algebra.show(absent)} of "
+            f"{dim_algebra.show(x.dims)}"
+        )
+    kept = tuple(d for d in out if d in x.dims)
+    new = [i for i, d in enumerate(out) if d not in x.dims]
+    order = tuple(x.dims.index(d) for d in kept)
+
+    def local(loop, a):
+        a = jnp.expand_dims(jnp.transpose(a, order), new)
+        return jnp.broadcast_to(a, tuple(loop.size(d) for d in out))
+
+    return apply_op("broadcast", local, (x,), loop=out, out=out, linear=True)
+
+
 def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
     """Groups of old and new dims of equal product, as small as possible, in order."""
     if dim_algebra.size(old) != dim_algebra.size(new):
         raise MeshDSLError(
-            f"reshape: {dim_algebra.show(old)} has {dim_algebra.size(old)} elements and {dim_algebra.show(new)} has "
-            f"{dim_algebra.size(new)}, in a tensor {dim_algebra.show(x.dims)}"
+            f"reshape: {dim_algebra.show(old)} has {dim_algebra.size(old)} elements and "
+            f"{dim_algebra.show(new)} has {dim_algebra.size(new)}, in a tensor "
+            f"{dim_algebra.show(x.dims)}"
         )
     if not dim_algebra.size(old):
         return [Group(old, new)]
@@ -115,10 +176,8 @@ def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
         i, j = min(i + 1, len(old)), min(j + 1, len(new))
         while dim_algebra.size(old[a:i]) != dim_algebra.size(new[b:j]):
             if (
-                dim_algebra.size(old[a:i]) < dim_algebra.size(new[b:j])
-                and i < len(old)
-                or j == len(new)
-            ):
+                dim_algebra.size(old[a:i]) < dim_algebra.size(new[b:j]) and i < len(old)
+            ) or j == len(new):
                 i += 1
             else:
                 j += 1
@@ -127,7 +186,7 @@ def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
 
 
 def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
-    """Each group's old dims become its new dims."""
+    """An op by which each group's old dims become its new dims. `out` are the result's dims."""
     out = dim_algebra.distinct(out, name)
     regrouped = {d for group in groups for d in group.old}
     kept = tuple(d for d in x.dims if d not in regrouped)
@@ -154,7 +213,7 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
                     )
         return jnp.transpose(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
 
-    route = lambda now, then, scope: regrouping.best_splits(now, then, x.dims, out, groups, scope)  # noqa: E731
+    route = lambda now, then, scope: regrouping.best_splits(now, then, x.dims, out, groups, scope)
     return apply_op(
         name,
         local,
@@ -169,7 +228,7 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
 
 
 def _sides(pattern: str) -> list[list[str | list[str]]]:
-    """Both sides of a pattern as einops reads them: a name for a dim, a list of names for a group in brackets."""
+    """Both sides of a pattern: a name for a dim, a list of names for a group in brackets."""
     try:
         left, right = (ParsedExpression(side) for side in pattern.split("->"))
     except (EinopsError, ValueError) as e:
@@ -185,6 +244,7 @@ def _sides(pattern: str) -> list[list[str | list[str]]]:
 
 
 def _by_pattern(x: Tensor, pattern: str, sizes) -> Tensor:
+    """Split the groups on the left of the pattern, then merge those on the right."""
     left, right = _sides(pattern)
     sizes = {
         name: value if isinstance(value, Dim) else Dim(name, value) for name, value in sizes.items()
@@ -209,13 +269,15 @@ def _by_pattern(x: Tensor, pattern: str, sizes) -> Tensor:
 
 
 def _check_names(left, right, sizes, pattern) -> None:
+    """Raise a MeshDSLError unless both sides, and `sizes`, speak of the same names."""
     names, again = (
         [n for item in side for n in ([item] if isinstance(item, str) else item)]
         for side in (left, right)
     )
     if set(names) != set(again):
         raise MeshDSLError(
-            f"reshape: the two sides of {pattern!r} name different dims: {sorted(names)} and {sorted(again)}"
+            f"reshape: the two sides of {pattern!r} name different dims: {sorted(names)} and "
+            f"{sorted(again)}"
         )
     known = {*names, *("_".join(item) for item in right if not isinstance(item, str))}
     for name in sizes:
@@ -226,7 +288,10 @@ def _check_names(left, right, sizes, pattern) -> None:
 
 
 def _name_left(x: Tensor, left, sizes, pattern) -> tuple[Tensor, list[Dims]]:
-    """Split the bracketed groups of the left side; the n-th group stands for the n-th dim of `x` not called by its name."""
+    """`x` with the groups of the left side split, and for each item on that side its dims.
+
+    The n-th group stands for the n-th of those dims of `x` that no item names.
+    """
     if len(left) != len(x.dims):
         raise MeshDSLError(
             f"reshape: {pattern!r} has {len(left)} items on the left for {dim_algebra.show(x.dims)}"
@@ -243,7 +308,8 @@ def _name_left(x: Tensor, left, sizes, pattern) -> tuple[Tensor, list[Dims]]:
         missing = [n for n in item if n not in known]
         if len(missing) > 1:
             raise MeshDSLError(
-                f"reshape: {pattern!r} leaves the sizes of {', '.join(missing)} open; give all but one"
+                f"reshape: {pattern!r} leaves the sizes of {', '.join(missing)} open; give all but "
+                "one"
             )
         if missing:
             given = math.prod(known[n].size for n in item if n not in missing)

@@ -14,6 +14,7 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
+from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.ops.bodies import (
     arrays_in,
     each,
@@ -24,16 +25,29 @@ from meshdsl.ops.bodies import (
     scope_within,
     value,
 )
+from meshdsl.ops.declare import along_a, op
+from meshdsl.ops.functions import FUNCTIONS
+from meshdsl.ops.reduce import sum
 from meshdsl.tensor import Tensor, is_tensor
 
 
+def _scan_example(scan: Callable, x: Tensor, a: Dim, b: Dim):
+    body = lambda total, x: (FUNCTIONS["tanh"](total + x), total * x)
+    return scan(body, sum(x, a), x, dim=a)
+
+
+@op(
+    computes="the body, for one element of the dim after another; the dim is whole",
+    example=along_a(_scan_example),
+)
 def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll: int = 1):
     """Run `fn` over the elements of `dim`, one after another: `carry, y = fn(carry, x)`.
 
     Args:
-      carry: a pytree of Tensors (and arrays); each keeps its dims and dtype from step to step. A parameter in it is a
-        value from then on.
-      xs: a pytree of Tensors that have `dim`, and of arrays whose first dimension is it; `fn` gets them without it.
+      carry: a pytree of Tensors (and arrays); each keeps its dims and dtype from step to step. A
+        parameter in it is a value from then on.
+      xs: a pytree of Tensors that have `dim`, and of arrays whose first dimension is it; `fn` gets
+        them without it.
       dim: is whole while the scan runs, whatever the layout says of it.
 
     Returns:
@@ -72,15 +86,10 @@ def scan_as(
         after = matching(name, each(lambda t: value(t, scope), after), carry)
         return after, each(lambda t: fixed(t, scope), y)
 
-    if scope is not None and scope.uses is not None:  # one step uses what all of them do
-        carry, y = body(carry, uncarried(jax.tree.map(_at_first, carried(xs))))
-        ys = jax.tree.map(lambda a: jnp.broadcast_to(a, (dim.size, *a.shape)), carried(y))
-    else:
-        with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
-            how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
-            carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
-            carry = uncarried(carry)
-    return carry, each(lambda t: restacked(t, dim, name), uncarried(ys))
+    with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
+        how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
+        carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
+    return uncarried(carry), each(lambda t: restacked(t, dim, name), uncarried(ys))
 
 
 def _first(xs, dim: Dim, name: str):
@@ -98,7 +107,7 @@ def _at_first(a):
 
 
 def stacked(x, dim: Dim, op, name: str):
-    """`x` with `dim` whole and in front, as `lax.scan` wants it, and each element split by the law."""
+    """`x` with `dim` whole and in front, as `lax.scan` wants it, each element split by the law."""
     if not is_tensor(x):
         if jnp.shape(x)[:1] != (dim.size,):
             raise MeshDSLError(
@@ -112,14 +121,14 @@ def stacked(x, dim: Dim, op, name: str):
 
 
 def _element(x, dim: Dim):
-    """One element of a stacked Tensor, as `lax.scan` hands it over: the array has lost `dim`, the names not yet."""
+    """One element of a stacked Tensor as `lax.scan` gives it: its array has no `dim` any more."""
     if not is_tensor(x):
         return x
     assert x.dims[0] == dim
     place = x.place and x.place._replace(axes=x.place.axes[1:])
-    return x.replace(
-        dims=x.dims[1:], place=place, whole=None if x.whole is None else _element(x.whole, dim)
-    )
+    copy = copy_of(x)
+    x = x.replace(dims=x.dims[1:], place=place)
+    return x if copy is None else with_copy(x, _element(copy, dim))
 
 
 def restacked(x, dim: Dim, name: str):

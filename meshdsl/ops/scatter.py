@@ -1,12 +1,13 @@
-"""Scatter: elements put where an index says, the inverse of `take`; and the sums by segment that are built on it.
+"""Scatter, the inverse of `take`: elements are put where an index says; and sums by segment.
 
-Each device works on its part of the dim that is scattered into, and drops what falls elsewhere. Where the updates are
-split, each device applies those that it has, and what they come to is brought together: by a sum that stays pending
-until it is needed, or by a maximum.
+Each device works on its part of the dim that is scattered into, and drops what falls elsewhere.
+Where the updates are split, each device applies those that it has, and the results of the devices
+are combined: by a sum that stays pending until it is needed, or by a maximum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -21,70 +22,147 @@ from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import bounds, from_key, is_complex, parts, to_key
 from meshdsl.ops.component import align
+from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.reduce import Which
 from meshdsl.tensor import Tensor
 
 
-def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str = "add") -> Tensor:
-    """`x` with `updates` put into it at the indices `ids` along `dim`: the inverse of `take(x, ids, dim)`.
+def _scatter_example(*hows: str) -> Example:
+    def example(scatter: Callable, draw: Draw) -> Case:
+        a, b, c = draw.dims("a", "b", "c")
+        how, picked = draw.pick(*hows), draw.pick((c,), (b, c))
+        operands = (
+            draw.tensor(a, b),
+            draw.integers(*picked, below=a.size + 1),
+            draw.tensor(b, c),
+        )
+        call = lambda x, ids, updates: scatter(x, ids, updates, a, how=how)
+        return Case(call, operands, (a, c))
 
-    Dims that `x` and `ids` share go together. An update whose index is outside of `dim` is dropped.
+    return example
+
+
+@op(
+    computes="the updates that fall into its part: the last of them",
+    moves=("pmax",),
+    example=_scatter_example("set"),
+    result="same",
+)
+@op(
+    computes="the updates that fall into its part: the largest (smallest) of them",
+    moves=("pmax",),
+    example=_scatter_example("max", "min"),
+    result="same",
+)
+@op(
+    computes="the updates that fall into its part, added up",
+    mesh_tensorflow="OneHotOperation and EinsumOperation; of the size of both dims",
+    example=_scatter_example("add"),
+    result="same",
+)
+def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str = "add") -> Tensor:
+    """`x` with `updates` put into it at the indices `ids` along `dim`: the inverse of `take`.
+
+    Dims that `x` and `ids` share are taken together: element by element. An update whose index is
+    outside of `dim` is dropped.
 
     Args:
-      updates: its dims are among those that `take(x, ids, dim)` has; it is repeated along those that it lacks.
-      how: what becomes of an element that has updates:
-        "add": they are added to it;
-        "max", "min": the largest (smallest) of it and them. A tie with `x` gives the gradient to `x`, updates that tie share it;
-        "set": the last of them, by index; several dims of indices count in the alphabetical order of their names.
+      updates: its dims are among those that `take(x, ids, dim)` has; it is repeated along those
+        that it lacks.
+      how: what becomes of an element that has updates. "add": they are added to it. "max", "min":
+        the largest (smallest) of it and them; where that equals `x`, the gradient is that of `x`,
+        and updates that tie share it. "set": the last of them, by index; where the indices have
+        several dims of their own, these count in the alphabetical order of their names.
 
     Raises:
-      MeshDSLError: `ids` are not whole numbers or have `dim` themselves, `updates` have another dim, or no such `how`.
+      MeshDSLError: `ids` are not whole numbers or have `dim` themselves, `updates` have another
+        dim, or there is no such `how`.
     """
     dim = dim_algebra.find("scatter", x.dims, dim)
     if how not in _HOW:
         raise MeshDSLError(
-            f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}{nearest(str(how), _HOW)}"
+            f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}"
+            f"{nearest(str(how), _HOW)}"
         )
-    target = _aim("scatter", ids, updates, x.dims, dim)
+    target = _target("scatter", ids, updates, x.dims, dim)
     if not dim_algebra.size(target.loop):  # no update, or no element to update
         return x
     if x.dtype == bool:
-        whole = [component.cast(t, jnp.int32) for t in (x, updates)]
-        return component.cast(scatter(whole[0], ids, whole[1], dim, how=how), bool)
+        x, updates = (component.cast(t, jnp.int32) for t in (x, updates))
+        return component.cast(scatter(x, ids, updates, dim, how=how), bool)
     return _HOW[how](target, x, _whole_numbers(ids), component.cast(updates, x.dtype))
 
 
+def _segment_sum_example(segment_sum: Callable, draw: Draw) -> Case:
+    a, b, v = draw.dims("a", "b", "v")
+    ids = draw.integers(*draw.pick((a,), (b, a)), below=v.size + 1)
+    return Case(lambda x, ids: segment_sum(x, ids, a, v), (draw.tensor(a, b), ids), (a,))
+
+
+@op(
+    computes="the updates that fall into its part, added up",
+    mesh_tensorflow="OneHotOperation and EinsumOperation; of the size of both dims",
+    example=_segment_sum_example,
+)
 def segment_sum(x: Tensor, ids: Tensor, dim: Which, segments: Dim) -> Tensor:
-    """The sum of the elements of `x` along `dim` (one or several) that have the same id; `segments` takes its place.
+    """The sums of those elements of `x` along `dim` that have the same id.
+
+    In the result `segments` takes the place of `dim`, of which there may be several.
 
     Args:
-      ids: for each element the index in `segments`; its dims are among those of `x`. Elements whose id is outside are dropped.
+      ids: for each element its index in `segments`. The dims of `ids` are among those of `x`.
+        Elements whose id is outside of `segments` are dropped.
 
     Raises:
-      MeshDSLError: `ids` are not whole numbers, lack `dim` or have a dim that `x` lacks, or `x` has `segments` already.
+      MeshDSLError: `ids` are not whole numbers, lack `dim` or have a dim that `x` lacks, or `x` has
+        `segments` already.
     """
     summed = dim_algebra.find_all("segment_sum", ids.dims, dim)
     dim_algebra.find_all("segment_sum", x.dims, ids.dims)
     out = dim_algebra.distinct((*dim_algebra.without(x.dims, summed), segments), "segment_sum")
-    target = _aim("segment_sum", ids, x, out, segments)
+    target = _target("segment_sum", ids, x, out, segments)
     x = component.cast(x, jnp.int32) if x.dtype == bool else x
     return _added(target, _whole_numbers(ids), x)
 
 
+def _bincount_example(bincount: Callable, draw: Draw) -> Case:
+    a, b, v = draw.dims("a", "b", "v")
+    operands = draw.integers(a, b, below=v.size + 1), draw.tensor(b, a)
+    both = lambda ids, w: [bincount(ids, v), bincount(ids, v, weights=w)]
+    return Case(both, operands, (a, b))
+
+
+@op(
+    computes="the updates that fall into its part, counted",
+    mesh_tensorflow="OneHotOperation and EinsumOperation; of the size of both dims",
+    example=_bincount_example,
+)
 def bincount(ids: Tensor, bins: Dim, *, weights: Tensor | None = None) -> Tensor:
-    """How often each index of the dim `bins` occurs in `ids` (int32), or the sum of the `weights` of where it does.
+    """How often each index of the dim `bins` occurs in `ids` (int32).
+
+    Args:
+      weights: instead of counting, add up the weights of the places where the index occurs.
 
     Raises:
-      MeshDSLError: `ids` are not whole numbers, or have `bins` themselves; `weights` lack a dim of `ids`.
+      MeshDSLError: `ids` are not whole numbers, or have `bins` themselves; or `weights` lack a dim
+        of `ids`.
     """
     if weights is not None:
         return segment_sum(weights, ids, ids.dims, bins)
-    target = _aim("bincount", ids, None, (bins,), bins)
+    target = _target("bincount", ids, None, (bins,), bins)
     return _added(target, _whole_numbers(ids), Tensor(jnp.ones((), jnp.int32), ()))
 
 
 class _Target(NamedTuple):
-    """The dims of a scatter: shared by indices and result, scattered into, of the result alone, of the indices alone."""
+    """The dims of a scatter.
+
+    Attributes:
+      name: the op, for errors.
+      shared: dims that the indices and the result have.
+      dim: the dim that is scattered into.
+      rest: the other dims of the result.
+      picked: dims that the indices alone have.
+    """
 
     name: str
     shared: Dims
@@ -100,23 +178,27 @@ class _Target(NamedTuple):
     def loop(self) -> Dims:
         return (*self.out, *self.picked)
 
-    def index(self, loop: DeviceLoop, ids, dims: Dims):
-        """Where an array with the dims `shared`, `dim` is indexed by `ids`, and which of these are in this device's part.
+    def indices(self, loop: DeviceLoop, ids, dims: Dims):
+        """How `ids` index the dims `shared` and `dim`, and which of them are in this device's part.
 
-        The others are wrapped into it, and the caller makes their updates of no effect. Left outside of it they would be
-        dropped too, but XLA fuses a lone update with a slice that `x` is cut by as if indices never were outside.
+        The others are wrapped into the part, and the caller makes their updates of no effect.
+        Left outside they would be dropped too, but XLA fuses a single update with a slice of `x`
+        as if an index were never outside.
+
+        Args:
+          dims: those of `ids`.
         """
         ids = jnp.transpose(
             ids, [dims.index(d) for d in (*self.shared, *self.picked)]
         ) - loop.offset(self.dim)
         size = loop.size(self.dim)
         inside = (ids >= 0) & (ids < size)
-        return (*self._grid(loop, len(self.picked)), jnp.mod(ids, size)), inside.reshape(
+        return (*self.grid(loop, len(self.picked)), jnp.mod(ids, size)), inside.reshape(
             *ids.shape, *(1,) * len(self.rest)
         )
 
-    def _grid(self, loop: DeviceLoop, after: int):
-        """The positions of the shared dims, shaped to go with indices that have `after` dimensions more."""
+    def grid(self, loop: DeviceLoop, after: int):
+        """Indices of the shared dims, to go with indices that have `after` dimensions more."""
         n = len(self.shared)
         return [
             jnp.arange(loop.size(d)).reshape([-1 if j == i else 1 for j in range(n + after)])
@@ -124,7 +206,8 @@ class _Target(NamedTuple):
         ]
 
 
-def _aim(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim) -> _Target:
+def _target(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim) -> _Target:
+    """The dims of a scatter into `dim` of a tensor with dims `out`; an error if it is not legal."""
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise MeshDSLError(
             f"{name}: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
@@ -132,7 +215,8 @@ def _aim(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim) ->
     dim_algebra.union(name, [out, ids.dims])
     if dim in ids.dims:
         raise MeshDSLError(
-            f"{name}: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; rename it"
+            f"{name}: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; "
+            "rename it"
         )
     shared = tuple(d for d in out if d in ids.dims)
     picked = tuple(sorted(dim_algebra.without(ids.dims, shared), key=lambda d: d.name))
@@ -140,20 +224,22 @@ def _aim(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim) ->
     legal = dim_algebra.without(target.loop, (dim,))
     if updates is not None and not set(updates.dims) <= set(legal):
         raise MeshDSLError(
-            f"{name}: the updates have {dim_algebra.show(updates.dims)}; their dims are among {dim_algebra.show(legal)}"
+            f"{name}: the updates have {dim_algebra.show(updates.dims)}; their dims are among "
+            f"{dim_algebra.show(legal)}"
         )
     return target
 
 
 def _whole_numbers(ids: Tensor) -> Tensor:
-    return component.cast(
-        ids, jnp.int32
-    )  # a uint8 has no -1, which is what padding holds, and may lack the size of the dim
+    """`ids` as int32: a uint8 has no -1, which padding holds, and may not reach the dim's size."""
+    return component.cast(ids, jnp.int32)
 
 
 def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = None) -> Tensor:
+    """The sums of the updates of each element, zeros where there are none."""
+
     def local(loop: DeviceLoop, i, u):
-        index, inside = target.index(loop, i, ids.dims)
+        index, inside = target.indices(loop, i, ids.dims)
         return _put(
             target,
             loop,
@@ -175,14 +261,14 @@ def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = 
 
 
 def _aligned(target: _Target, updates, dims: Dims):
-    """The updates in the order of the dims of indices, then those of the result alone; shaped to broadcast."""
+    """The updates with the dims of indices first, then those of the result alone, to broadcast."""
     order = (*target.shared, *target.picked, *target.rest)
     aligned = align(updates, dims, order)
     return aligned.reshape((1,) * (len(order) - aligned.ndim) + aligned.shape)
 
 
 def _put(target: _Target, loop: DeviceLoop, how: str, index, updates, start):
-    """An array with the dims of the result, `start` everywhere but where updates come to it."""
+    """This device's part of the result: `start` everywhere, then `how` for each update."""
     array = jnp.full([loop.size(d) for d in target.out], start, updates.dtype)
     if not array.size:
         return array
@@ -194,8 +280,10 @@ def _add(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
 
 
 def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int) -> Tensor:
+    """The largest (with `sign` -1: the smallest) of each element of `x` and its updates."""
+
     def local(loop: DeviceLoop, i, u):
-        return _largest(loop, target, sign, updates.dims, *target.index(loop, i, ids.dims), u)
+        return _largest(loop, target, sign, updates.dims, *target.indices(loop, i, ids.dims), u)
 
     found = apply_op(
         target.name,
@@ -207,13 +295,15 @@ def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int
         sums=False,
         like=x,
     )
-    # Not `maximum`: an element without updates keeps its whole gradient, and a NaN on either side stays.
-    beyond = lambda a, b: (b > a if sign > 0 else b < a) | jnp.isnan(b)  # noqa: E731
+    # Not `maximum`: an element without updates keeps its whole gradient, and a NaN on either side
+    # stays.
+    beyond = lambda a, b: (b > a if sign > 0 else b < a) | jnp.isnan(b)
     return component.map(lambda a, b: jnp.where(beyond(a, b), b, a), x, found, name=target.name)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _largest(loop: DeviceLoop, target: _Target, sign: int, dims: Dims, index, inside, updates):
+    """The largest (or smallest) of the updates of each element, on all devices together."""
     updates = _aligned(target, updates, dims)
     if is_complex(updates.dtype):
         return _largest_complex(loop, target, sign, index, inside, updates)
@@ -226,6 +316,7 @@ def _largest(loop: DeviceLoop, target: _Target, sign: int, dims: Dims, index, in
 
 
 def _largest_complex(loop: DeviceLoop, target: _Target, sign: int, index, inside, updates):
+    """By the real parts, and of those that tie by the imaginary parts."""
     found, tied = [], inside
     for part in parts(updates):
         key, lowest = to_key(part, sign), to_key(jnp.full_like(part, -jnp.inf, shape=()))
@@ -241,11 +332,16 @@ def _largest_jvp(loop, target, sign, dims, primals, tangents):
     index, inside, updates = primals
     found = _largest(loop, target, sign, dims, *primals)
     ties = ((_aligned(target, updates, dims) == found[index]) & inside).astype(updates.dtype)
-    total = lambda u: loop.psum(_put(target, loop, "add", index, u, 0), target.picked)  # noqa: E731
+    total = lambda u: loop.psum(_put(target, loop, "add", index, u, 0), target.picked)
     return found, total(_aligned(target, tangents[2], dims) * ties) / jnp.maximum(total(ties), 1)
 
 
 def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
+    """The last update of each element, or the element of `x` where it has none.
+
+    One op finds the number of the last update of each element, by a maximum over the devices.
+    Another picks these updates, and is a sum of which all terms but one are zero.
+    """
     strides, stride = {}, 1
     for d in reversed(target.picked):
         strides[d], stride = stride, stride * d.size
@@ -258,7 +354,7 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
             ranks = ranks + (loop.indices(d) * strides[d]).reshape(
                 [-1 if k == j else 1 for k in range(n)]
             )
-        index, inside = found.index(loop, i, ids.dims)
+        index, inside = found.indices(loop, i, ids.dims)
         return loop.pmax(
             _put(found, loop, "max", index, jnp.where(inside, ranks, -1), -1), target.picked
         )
@@ -269,14 +365,14 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
     )
 
     def picked(loop: DeviceLoop, last, u):
-        """Those updates, where this device has them; the others have the rest of the sum."""
+        """The last updates where this device has them, else zeros."""
         order = (*target.shared, *target.picked, *target.rest)
         u = jnp.broadcast_to(_aligned(target, u, updates.dims), [loop.size(d) for d in order])
         at = [last // strides[d] % d.size - loop.offset(d) for d in target.picked]
         here = last >= 0
         for i, d in zip(at, target.picked, strict=True):
             here = here & (i >= 0) & (i < loop.size(d))
-        index = (*target._grid(loop, 1), *[jnp.where(here, i, 0) for i in at])
+        index = (*target.grid(loop, 1), *[jnp.where(here, i, 0) for i in at])
         values = u[index] if index else u[None]
         return jnp.where(
             here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype)

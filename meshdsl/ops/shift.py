@@ -1,6 +1,11 @@
-"""Ops that move every element of a dim by the same rule, all of them by `ppermute` where the dim is split."""
+"""Ops that move every element of a dim to another index: shift, roll and flip.
+
+Where the dim is split, the elements that a device lacks come by `ppermute`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
 
@@ -8,20 +13,49 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.slicing import check_fits, windowed
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor
 
 
+def _moved(call: Callable) -> Example:
+    """`call(op, x, a, by)`, for a drawn `by`."""
+
+    def example(fn: Callable, draw: Draw) -> Case:
+        a, b = draw.dims("a", "b")
+        by = draw.integer(-2 * a.size, 2 * a.size)
+        return Case(lambda x: call(fn, x, a, by), (draw.tensor(a, b),), (a,))
+
+    return example
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="ShiftOperation; zeros, and sizes that divide",
+    example=_moved(lambda shift, x, a, by: shift(x, a, by, fill=2)),
+    result="same",
+)
 def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
-    """`x` with element `i` of `dim` at `i + by`; what leaves the dim is dropped, and `fill` stands where nothing arrives."""
+    """`x` with element `i` of `dim` at `i + by`.
+
+    What leaves the dim is dropped, and `fill` stands where nothing arrives.
+    """
     dim = dim_algebra.find("shift", x.dims, dim)
     check_fits("shift", x, fill)
     return windowed("shift", x, dim, dim, -by, fill)
 
 
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="ShiftOperation with `wrap`; sizes that divide",
+    example=_moved(lambda roll, x, a, by: roll(x, a, by)),
+    result="same",
+)
 def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
-    """`x` with element `i` of `dim` at `i + by`; what leaves the dim at one end comes back at the other."""
+    """`x` with element `i` of `dim` at `i + by`; what leaves at one end comes back at the other."""
     dim = dim_algebra.find("roll", x.dims, dim)
     by = by % dim.size if dim.size else 0
     if by == 0:
@@ -43,6 +77,12 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
     return apply_op("roll", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
 
 
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    example=_moved(lambda flip, x, a, by: flip(x, a)),
+    result="same",
+)
 def flip(x: Tensor, dim: Dim | str) -> Tensor:
     """`x` with the elements of `dim` in the opposite order."""
     dim = dim_algebra.find("flip", x.dims, dim)

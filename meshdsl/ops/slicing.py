@@ -1,16 +1,18 @@
 """Ops that cut and join tensors along a dim.
 
-Along a split dim a device fetches the elements that its part of the result lacks, by `ppermute`, and no others travel. The
-result comes out with the split of the dim that was cut; where the law wants another, what moves is the result.
+Along a split dim, a device fetches by `ppermute` the elements that its part of the result lacks,
+and no others travel. The result comes out with the split of the dim that was cut; where the law
+wants another, it is the result that moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -18,12 +20,28 @@ from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, apply_op_many
 from meshdsl.ops.comparison import bounds
+from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
-def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # noqa: A001
-    """`size` elements of `x` along `dim`, from the static index `start` on. A Dim as `size` also names the result's dim.
+def _slice_example(slice: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    start = draw.integer(0, a.size)
+    new = Dim("v", draw.integer(0, a.size - start))
+    return Case(lambda x: slice(x, a, start, new), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="SliceOperation; not along a split dim",
+    example=_slice_example,
+)
+def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
+    """`size` elements of `x` along `dim`, from the index `start` on, which is known beforehand.
+
+    A Dim as `size` also names the result's dim.
 
     Raises:
       MeshDSLError: the slice reaches beyond the dim.
@@ -36,11 +54,24 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:  # 
     )
     if start < 0 or start + new.size > dim.size:
         raise MeshDSLError(
-            f"slice: elements {start} to {start + new.size} reach beyond {dim} of {dim_algebra.show(x.dims)}"
+            f"slice: elements {start} to {start + new.size} reach beyond {dim} of "
+            f"{dim_algebra.show(x.dims)}"
         )
     return windowed("slice", x, dim, new, start)
 
 
+def _pad_example(pad: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    before, after, value = draw.integer(0, 5), draw.integer(0, 9), draw.pick(1.5, 0)
+    return Case(lambda x: pad(x, a, before, after, value, out="v"), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="PadOperation; not along a split dim, and only zeros",
+    example=_pad_example,
+)
 def pad(
     x: Tensor,
     dim: Dim | str,
@@ -67,19 +98,15 @@ def pad(
     new = _called(dim.name if out is None else out, before + dim.size + after)
     if new.size != before + dim.size + after:
         raise MeshDSLError(
-            f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, not {new}"
+            f"pad: {before}, {dim} and {after} together are {before + dim.size + after} elements, "
+            f"not {new}"
         )
     return windowed("pad", x, dim, new, -before, value)
 
 
 def check_fits(name: str, x: Tensor, value) -> None:
     """Raise a MeshDSLError unless `value` is a number that the dtype of `x` can hold."""
-    if (
-        not is_value(value)
-        or is_tensor(value)
-        or np.ndim(value)
-        or isinstance(value, jax.core.Tracer)
-    ):
+    if not is_value(value) or is_tensor(value) or np.ndim(value) or isinstance(value, Tracer):
         raise MeshDSLError(
             f"{name}: {dim_algebra.show(x.dims)} is filled up with a number, not {quote(value)}"
         )
@@ -96,7 +123,10 @@ def check_fits(name: str, x: Tensor, value) -> None:
 
 
 def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> Tensor:
-    """Elements `start` to `start + new.size` of `x` along `dim`, as the dim `new`; `value` outside of `dim`."""
+    """The elements of `x` along `dim` from `start` on, as the dim `new`.
+
+    The window may reach beyond `dim` on both sides; `value` stands outside of it.
+    """
     out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), name)
     if out == x.dims and start == 0:
         return x
@@ -119,6 +149,19 @@ def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> T
     )
 
 
+def _split_example(split: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    first = draw.integer(0, a.size)
+    parts = [Dim("v", first), Dim("w", a.size - first)]
+    return Case(lambda x: split(x, a, parts), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="SplitOperation; not along a split dim",
+    example=_split_example,
+)
 def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[Tensor, ...]:
     """`x` cut along `dim`, into `sizes` equal parts or into parts of the given sizes (or Dims).
 
@@ -127,9 +170,11 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
     """
     dim = dim_algebra.find("split", x.dims, dim)
     if is_whole(sizes):
-        if sizes < 1 or dim.size % sizes:
+        count = whole_number("split: the number of parts", sizes)
+        if count < 1 or dim.size % count:
             raise MeshDSLError(f"split: {dim} does not split into {sizes} equal parts")
-        sizes = [dim.size // sizes] * sizes
+        sizes = [dim.size // count] * count
+    assert not isinstance(sizes, int)
     new = [
         s if isinstance(s, Dim) else Dim(dim.name, whole_number(f"split: a part of {dim}", s, 0))
         for s in sizes
@@ -168,24 +213,38 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
     )
 
 
+def _concat_example(concat: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    operands = draw.tensor(a, b), draw.tensor(a, b)
+    return Case(lambda x, y: concat([x, y, x], "a", out="v"), operands, (a,))
+
+
+@op(
+    computes="its own elements of the result; fetches those that it lacks",
+    moves=("ppermute",),
+    mesh_tensorflow="ConcatOperation; not along a split dim",
+    example=_concat_example,
+)
 def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None = None) -> Tensor:
     """The tensors put together along `dim`, which may have another size in each.
 
     Args:
       dim: the dim's name, or the Dim of the result.
-      out: the Dim of the result, or its name, where it is not to be called as those of the tensors are.
+      out: the Dim of the result, or its name, where it is not to be called as those of the tensors
+        are.
 
     Raises:
       MeshDSLError: the other dims differ, or the sizes do not add up.
     """
     _check_tensors("concat", tensors)
-    name = getattr(dim, "name", dim)
+    name = dim.name if isinstance(dim, Dim) else dim
     along = [dim_algebra.find("concat", t.dims, name) for t in tensors]
     count = sum(d.size for d in along)
     total = _called(dim if out is None else out, count)
     if total.size != count:
         raise MeshDSLError(
-            f"concat: the parts {dim_algebra.show(along)} do not add up to {total}; together they have {count}"
+            f"concat: the parts {dim_algebra.show(along)} do not add up to {total}; together they "
+            f"have {count}"
         )
     others = [dim_algebra.without(t.dims, (d,)) for t, d in zip(tensors, along, strict=True)]
     rest = _same_dims("concat", tensors, others, f" in more than `{name}`")
@@ -227,8 +286,23 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
     )
 
 
+def _stack_example(stack: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    operands = draw.tensor(a, b), draw.tensor(a, b)
+    return Case(lambda x, y: stack([x, y, x], "v"), operands, (Dim("v", 3),))
+
+
+@op(
+    computes="puts together its own parts",
+    mesh_tensorflow="StackOperation; the new dim not split",
+    example=_stack_example,
+)
 def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
-    """The tensors, which have the same dims, put together along a new dim `dim`, which lies in front."""
+    """The tensors put together along a new dim `dim`, which the result has in front.
+
+    Raises:
+      MeshDSLError: the tensors have different dims, or `dim` has another size than their number.
+    """
     _check_tensors("stack", tensors)
     new = _called(dim, len(tensors))
     if new.size != len(tensors):
@@ -236,28 +310,36 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     rest = _same_dims("stack", tensors, [t.dims for t in tensors])
     out = dim_algebra.distinct((new, *tensors[0].dims), "stack")
     orders = [[t.dims.index(d) for d in out[1:]] for t in tensors]
-    local = lambda _, *arrays: jnp.stack(
-        [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)]
-    )  # noqa: E731
+
+    def local(_, *arrays):
+        return jnp.stack([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)])
+
     return apply_op("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
 
 
+@op(
+    computes="takes apart what it has",
+    moves=("all_gather", "all_to_all"),
+    mesh_tensorflow="UnstackOperation; not along a split dim",
+    example=along_a(lambda unstack, x, a, b: list(unstack(x, a))),
+)
 def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
-    """The elements of `dim`, a tensor without `dim` for each.
+    """The elements of `dim`: for each a tensor without `dim`.
 
-    Whoever holds an element of a split dim is the only one, and all devices need it: that is one all_gather, or one
-    all_to_all where the axes pass on to another dim.
+    An element of a split dim is on some of the devices, and all need it. That takes one all_gather,
+    or one all_to_all where the axes pass on to another dim.
     """
     dim = dim_algebra.find("unstack", x.dims, dim)
     at = x.dims.index(dim)
     outs = [dim_algebra.without(x.dims, (dim,))] * dim.size
-    local = lambda _, a: [jax.lax.index_in_dim(a, i, at, keepdims=False) for i in range(dim.size)]  # noqa: E731
+    local = lambda _, a: [jax.lax.index_in_dim(a, i, at, keepdims=False) for i in range(dim.size)]
     return apply_op_many(
         "unstack", local, (x,), loop=x.dims, outs=outs, unsplit=(dim,), linear=True, fill=None
     )
 
 
 def _called(dim: Dim | str, size: int) -> Dim:
+    """A Dim, which stays as it is, or a name with the size that it is to have."""
     return dim if isinstance(dim, Dim) else Dim(dim, size)
 
 
@@ -269,7 +351,7 @@ def _check_tensors(name: str, tensors) -> None:
 
 
 def _same_dims(name: str, tensors: Sequence[Tensor], dims: Sequence[Dims], how: str = "") -> Dims:
-    """The dims that all have; an error where one of them lacks any."""
+    """The dims that all have; an error, which `how` ends, where one of them lacks any."""
     every = dim_algebra.union(name, dims)
     if not all(len(have) == len(every) for have in dims):
         raise MeshDSLError(

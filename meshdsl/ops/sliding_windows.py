@@ -1,8 +1,8 @@
 """Sliding windows: what convolutions and pooling share.
 
-Output o of a window along a dim looks at the elements `o * stride - low + t * dilation`, for each of its taps t;
-elements outside of the dim are padding. Where the dim is split, each part of the result takes the window of elements
-that its outputs look at, which costs the halo that it lacks, and the rest is local.
+Output o of a window along a dim looks at the elements `o * stride - low + t * dilation`, for each
+of its taps t; elements outside of the dim are padding. Where the dim is split, a device fetches
+those of the elements that its outputs look at and that it lacks, the halo; the rest is local.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ class Window(NamedTuple):
     """A window that slides along one dim.
 
     Attributes:
-      dim: the dim; out: the dim of its outputs.
+      dim: the dim.
+      out: the dim of the outputs, one for each place of the window.
+      taps: how many elements the window looks at.
+      stride: how far the window moves from one output to the next.
+      dilation: the distance between two of its taps.
       low, high: elements of padding before and after the dim.
     """
 
@@ -45,14 +49,19 @@ class Window(NamedTuple):
         return (self.taps - 1) * self.dilation + 1
 
     def fetch(self, loop: DeviceLoop, x, at: int, fill=0):
-        """The elements that the outputs of this device look at, from `x` with the dim at position `at`.
+        """The elements that the outputs of this device look at.
+
+        Args:
+          x: this device's array, which has the dim at position `at`.
+          fill: what padding holds.
 
         Returns:
           The elements, and how many of padding are still to be put before and after them.
         """
         parts = loop.parts(self.dim)
         if parts == 1:
-            alone = max(self.low - self.reach + 1, 0)  # windows of padding alone: see `Onto`
+            # The first windows may lie in padding alone, which `Transposed` has no negative for.
+            alone = max(self.low - self.reach + 1, 0)
             return _pad_before(x, at, alone, fill), (self.low - alone, self.high)
         count = loop.size(self.out)
         starts = [j * count * self.stride - self.low for j in range(parts)]
@@ -60,12 +69,15 @@ class Window(NamedTuple):
             x, at, self.dim, starts, (count - 1) * self.stride + self.reach, fill=fill
         ), (0, 0)
 
-    def fetch_outputs(self, loop: DeviceLoop, x, at: int) -> Onto:
-        """The outputs that look at the elements of this device, from outputs `x` at position `at`."""
+    def fetch_outputs(self, loop: DeviceLoop, x, at: int) -> Transposed:
+        """The outputs that look at the elements of this device, for a transposed convolution.
+
+        Args:
+          x: this device's outputs, which have `out` at position `at`.
+        """
         parts, count = loop.parts(self.out), loop.size(self.dim)
-        begins = [
-            j * count + self.low - self.reach + 1 for j in range(parts)
-        ]  # of the first window, in spread outputs
+        # Where the first window of each part begins, in outputs that are `stride` apart.
+        begins = [j * count + self.low - self.reach + 1 for j in range(parts)]
         starts = [-(-b // self.stride) for b in begins]
         if parts == 1:
             starts = [max(starts[0], 0)]
@@ -81,7 +93,7 @@ class Window(NamedTuple):
         if len(set(leads)) > 1:
             part = loop.offset(self.out) // loop.size(self.out)
             skip = jnp.asarray([max(leads) - n for n in leads], jnp.int32)[part]
-        return Onto(
+        return Transposed(
             loop.fetch(x, at, self.out, starts, length), (low, high), max(leads) - low, skip, count
         )
 
@@ -95,21 +107,27 @@ class Window(NamedTuple):
         return ((seen >= 0) & (seen < self.dim.size)).sum(1)
 
 
-class Onto(NamedTuple):
-    """What it takes to go from the outputs of a window back to its elements.
+class Transposed(NamedTuple):
+    """What it takes to go from the outputs of a window back to the elements that it slid along.
 
-    With `stride - 1` zeros between the outputs and `padding` around them, windows of stride 1, the taps in reverse, give elements;
-    `lead` zeros belong before these, of which, leaving out `skip` (it may differ from device to device), `count` are this device's.
+    Windows of stride 1 slide along the outputs, with the taps in reverse.
 
-    Padding before the first output is never negative, nor in what JAX derives from it: XLA for CPU, as of jax 0.10, then reads
-    memory that is not the array's.
+    Padding before the first output is never negative, nor in what JAX derives from it: XLA for CPU,
+    as of jax 0.10, then reads memory that is not the array's.
+
+    Attributes:
+      outputs: the outputs, between which there are to be `stride - 1` zeros.
+      padding: zeros that are to be put before and after them.
+      lead: zeros that are to be put before what the windows give.
+      skip: elements to leave out after that, which may differ from device to device.
+      count: how many elements, from there on, are this device's.
     """
 
     outputs: jax.Array
     padding: tuple[int, int]
     lead: int
     skip: int | jax.Array
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] (of a tuple, which counts)
 
     def finish(self, x, at: int):
         """The elements of this device from what the windows gave, at position `at`."""
@@ -120,11 +138,10 @@ class Onto(NamedTuple):
 
 
 def _pad_before(x, at: int, count: int, fill):
-    return (
-        jnp.pad(x, [(count if i == at else 0, 0) for i in range(x.ndim)], constant_values=fill)
-        if count
-        else x
-    )
+    """`x` with `count` elements of `fill` before those at position `at` of its shape."""
+    if not count:
+        return x
+    return jnp.pad(x, [(count if i == at else 0, 0) for i in range(x.ndim)], constant_values=fill)
 
 
 def windows(
@@ -135,7 +152,8 @@ def windows(
     Args:
       dims: all dims of the op.
       stride, dilation: a number, or one for each dim.
-      padding: "SAME", "VALID", a number for both sides, a pair (low, high), or one of these for each dim.
+      padding: "SAME", "VALID", a number for both sides, a pair (low, high), or one of these for
+        each dim.
       into: for a dim its name, or its Dim, in the result.
 
     Raises:
@@ -155,12 +173,13 @@ def windows(
     return tuple(made)
 
 
-def windows_onto(
+def windows_of_transpose(
     name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilation, padding, into
 ) -> tuple[Window, ...]:
-    """For each dim of `taps` the window of which it is the outputs; see `windows`.
+    """For each dim of `taps` the window whose outputs it is; arguments and errors as in `windows`.
 
-    With a stride, dims of several sizes have as many outputs. By default it is the smallest, and for "SAME" the largest.
+    With a stride, dims of several sizes have as many outputs. By default the smallest of these is
+    meant, and for "SAME" the largest.
     """
     made = []
     for d, n, s, e, p, new in _settings(name, taps, stride, dilation, padding, into):
@@ -174,8 +193,8 @@ def windows_onto(
             raise MeshDSLError(
                 f"{name}: nothing is left of {d} with a window of {n} and padding {p}"
             )
-        whole = _renamed(name, dims, d, new, sizes)
-        made.append(Window(whole, d, n, s, e, *_padding(name, d, p, whole.size, s, reach)))
+        dim = _renamed(name, dims, d, new, sizes)
+        made.append(Window(dim, d, n, s, e, *_padding(name, d, p, dim.size, s, reach)))
     return tuple(made)
 
 
@@ -194,6 +213,7 @@ def _settings(name, taps, stride, dilation, padding, into):
 
 
 def _each(name, what, given, taps, default) -> dict:
+    """A setting for each dim of `taps`, where one may be given for all or for some."""
     if isinstance(given, Mapping):
         return dict.fromkeys(taps, default) | by_dim(f"{name}, {what}", given, taps)
     return dict.fromkeys(taps, given)
@@ -205,7 +225,10 @@ def by_dim(where: str, given: Mapping, known: Iterable[Dim]) -> dict:
 
 
 def _padding(name: str, dim: Dim, padding, size: int, stride: int, reach: int) -> tuple[int, int]:
-    """How much padding `size` elements get before and after. "SAME" puts the odd one after, as in TensorFlow and JAX."""
+    """How much padding `size` elements get before and after.
+
+    "SAME" puts the odd one after, as in TensorFlow and JAX.
+    """
     if isinstance(padding, str) and padding == "VALID":
         return 0, 0
     if isinstance(padding, str) and padding == "SAME":
@@ -225,13 +248,19 @@ def _padding(name: str, dim: Dim, padding, size: int, stride: int, reach: int) -
             else quote(padding)
         )
         raise MeshDSLError(
-            f'{name}: the padding of {dim} is "SAME", "VALID", a number of at least 0 or a pair of them, not {shown}; `slice` cuts'
+            f'{name}: the padding of {dim} is "SAME", "VALID", a number of at least 0 or a pair of '
+            f"them, not {shown}; `slice` cuts"
         )
     return tuple(pair)
 
 
 def _renamed(name: str, dims: Dims, dim: Dim, wanted: Dim | str | None, sizes) -> Dim:
-    """What `dim` becomes: by default of its name and of the first of the legal `sizes`."""
+    """What `dim` becomes in the result.
+
+    Args:
+      wanted: its Dim or its name there; by default it keeps its name.
+      sizes: the sizes that are legal, that by default first.
+    """
     new = (
         wanted if isinstance(wanted, Dim) else Dim(dim.name if wanted is None else wanted, sizes[0])
     )

@@ -1,13 +1,16 @@
-"""Ops that order elements along a dim: sort, argsort, top_k, nth_largest, nth_smallest and searchsorted.
+"""Ops that order the elements along a dim: sort, top_k, nth_largest, searchsorted and the like.
 
-All of them order elements alike: -0 equals 0, a NaN is larger than any number, and of equal elements the one with the
-lowest index comes first. So a result does not depend on how the dim is split, and neither does a gradient.
+All of them order elements alike: -0 equals 0, a NaN is larger than any number, and of equal
+elements the one with the lowest index comes first. So a result does not depend on how the dim is
+split, and neither does a gradient.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +31,71 @@ from meshdsl.ops.comparison import (
     share_ties,
     to_key,
 )
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
-_DIGIT = 4  # bits of a key that one round of `_selected` finds
+_DIGIT = 4  # bits of a key that one turn of `_selected` finds
 
 
+def _sort_example(sort: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    descending = draw.pick(False, True)
+    x = draw.tensor(*draw.pick((a, b), (a,)))
+    return Case(lambda x: sort(x, a, descending=descending), (x,), (a,))
+
+
+@op(
+    computes="rows that it gets whole; a lone row: its part, merged with those of others in turn",
+    moves=("all_to_all", "ppermute"),
+    example=_sort_example,
+    result="same",
+)
+def sort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
+    """`x` with its elements along `dim` in order.
+
+    A NaN comes after every number, or before all of them where `descending`.
+
+    A split dim is never gathered. There are two ways, and the one that moves less is taken. Where
+    `x` has enough rows, an all_to_all gives each device whole rows to sort, and another brings
+    them back; each moves the size of a part. Else the parts are sorted and then merged in pairs,
+    by Batcher's network (Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M): for up to
+    2^m parts these are m(m + 1)/2 exchanges, each of the size of a part.
+    """
+    return _sort("sort", x, dim, descending, (0,))[0]
+
+
+@op(
+    computes="rows that it gets whole; a lone row: its part, merged with those of others in turn",
+    moves=("all_to_all", "ppermute"),
+    example=_sort_example,
+    result="same",
+    gradients=False,
+)
+def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
+    """The indices (int32) that would put the elements of `x` along `dim` in order; see `sort`.
+
+    Equal elements keep their order, also where `descending`.
+    """
+    return _sort("argsort", x, dim, descending, (1,))[0]
+
+
+def _top_k_example(top_k: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    k = Dim("v", draw.integer(0, a.size))
+    return Case(lambda x: top_k(x, a, k), (draw.tensor(a, b),), (a,))
+
+
+@op(
+    computes="the k largest of its part; the k largest of those of all parts, which are gathered",
+    moves=("all_gather",),
+    mesh_tensorflow="TopKOperation; the new dim may not be split",
+    example=_top_k_example,
+)
 def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
     """The `k` largest elements of `x` along `dim`, largest first, and their indices (int32).
 
-    Where `dim` is split, each device finds the `k` largest of its part, and only these are gathered.
+    Where `dim` is split, each device finds the `k` largest of its part, and only these are
+    gathered.
 
     Args:
       k: how many; a Dim also names the results' dim.
@@ -49,24 +108,25 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
     new = k if isinstance(k, Dim) else Dim(dim.name, k)
     if new.size > dim.size:
         raise MeshDSLError(
-            f"top_k: {new.size} elements along {dim} of {dim_algebra.show(x.dims)}, which has {dim.size}"
+            f"top_k: {new.size} elements along {dim} of {dim_algebra.show(x.dims)}, which has "
+            f"{dim.size}"
         )
     if new == dim:
-        return _sort("top_k", x, dim, True, (0, 1))
+        values, indices = _sort("top_k", x, dim, True, (0, 1))
+        return values, indices
     at = x.dims.index(dim)
     out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), "top_k")
 
     def local(loop: DeviceLoop, a):
         a = jnp.moveaxis(a, at, -1)
-        if new.size >= loop.size(dim):  # every element is a candidate, and known by its place
+        if new.size >= loop.size(dim):  # every element is a candidate, and known by its position
             values, indices = _top(_gathered(loop, a, dim), new.size)
         else:
             values, indices = _top(a, new.size)
             if loop.axes(dim):
+                # Parts are gathered in the order of their indices, so ties stay in that order too.
                 indices = _gathered(loop, indices + loop.offset(dim), dim)
-                values, chosen = _top(
-                    _gathered(loop, values, dim), new.size
-                )  # parts are in order of index, so are ties
+                values, chosen = _top(_gathered(loop, values, dim), new.size)
                 indices = jnp.take_along_axis(indices, chosen, -1)
         return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
 
@@ -82,16 +142,32 @@ def _top(a, k: int):
 
 
 def _gathered(loop: DeviceLoop, a, dim: Dim):
-    """`a` of every device that splits `dim`, one after the other along the last dimension."""
+    """`a` of every device along which `dim` is split, one after the other in the last dimension."""
     parts = jnp.moveaxis(loop.gather(a, dim), 0, -2)
     return lax.collapse(parts, parts.ndim - 2)
 
 
-def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
-    """The `n`th largest element along `dim`; the first is the maximum. Elements equal to it share the gradient.
+def _nth_example(nth: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    n = draw.integer(1, max(1, a.size))
+    return Case(lambda x: nth(x, a, n), (draw.tensor(a, b),), (a,))
 
-    Where `dim` is split, either the `n` largest of each part are gathered, or, where that is less, devices count how many
-    elements are above each of a few bounds, digit by digit of the result.
+
+@op(
+    computes="the largest of its part; or, where those are many, how many elements of its part "
+    "are above bounds, which close in",
+    moves=("all_gather", "psum"),
+    mesh_tensorflow="TopKOperation; gathers n elements of each part",
+    example=_nth_example,
+    result="removes",
+)
+def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
+    """The `n`th largest element along `dim`; the first is the maximum.
+
+    Elements equal to it share the gradient. Where `dim` is split, either the `n` largest elements
+    of each part are gathered, or the result is found digit by digit: devices count how many
+    elements are at least as large as each of a few candidates. Of the two, the one that moves
+    less is taken.
 
     Raises:
       MeshDSLError: `dim` has fewer than `n` elements, or `x` is complex.
@@ -99,6 +175,14 @@ def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     return _nth("nth_largest", x, dim, n, largest=True)
 
 
+@op(
+    computes="the largest of its part; or, where those are many, how many elements of its part "
+    "are above bounds, which close in",
+    moves=("all_gather", "psum"),
+    mesh_tensorflow="TopKOperation; gathers n elements of each part",
+    example=_nth_example,
+    result="removes",
+)
 def nth_smallest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     """The `n`th smallest element along `dim`; otherwise as `nth_largest`."""
     return _nth("nth_smallest", x, dim, n, largest=False)
@@ -109,26 +193,26 @@ def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tens
     check_some(name, x, (dim,))
     if not hasattr(n, "__index__") or not 1 <= n <= dim.size:
         raise MeshDSLError(
-            f"{name}: no element number {quote(n)} along {dim} of {dim_algebra.show(x.dims)}; they count from 1 to {dim.size}"
+            f"{name}: no element number {quote(n)} along {dim} of {dim_algebra.show(x.dims)}; they "
+            f"count from 1 to {dim.size}"
         )
     check_real(name, x)
     n = n if largest else dim.size + 1 - n
     at = x.dims.index(dim)
     out = dim_algebra.without(x.dims, (dim,))
-    local = lambda loop, a: _nth_of(loop, dim, n, jnp.moveaxis(a, at, -1))  # noqa: E731
+    local = lambda loop, a: _nth_of(loop, dim, n, jnp.moveaxis(a, at, -1))
     return apply_op(name, local, (x,), loop=x.dims, out=out, sums=False, fill=bounds(x.dtype)[0])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _nth_of(loop: DeviceLoop, dim: Dim, n: int, a):
+    """The `n`th largest element along the last dimension, which is this device's part of `dim`."""
     if not loop.axes(dim):
         return lax.sort(a)[..., a.shape[-1] - n]
     key = to_key(a)
-    candidates, counts = (
-        min(n, loop.size(dim)) * loop.parts(dim),
-        (2**_DIGIT - 1) * key.dtype.itemsize * 8 // _DIGIT,
-    )
-    if candidates <= counts:
+    gathered = min(n, loop.size(dim)) * loop.parts(dim)
+    counted = (2**_DIGIT - 1) * key.dtype.itemsize * 8 // _DIGIT
+    if gathered <= counted:
         return _top(_gathered(loop, _top(a, n)[0], dim), n)[0][..., -1]
     return from_key(_selected(loop, key, dim, n), a.dtype)
 
@@ -140,7 +224,10 @@ def _nth_of_jvp(loop, dim, n, primals, tangents):
 
 
 def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
-    """The `n`th largest of integers along their last dimension, by radix selection: each round fixes some bits, the highest first."""
+    """The `n`th largest of integers along their last dimension, which is a part of `dim`.
+
+    By radix selection: each turn finds some bits of the result, the highest first.
+    """
     dtype = jnp.dtype(f"uint{key.dtype.itemsize * 8}")
     bits = dtype.itemsize * 8
     flip = (
@@ -153,33 +240,16 @@ def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
     for shift in range(bits - _DIGIT, -1, -_DIGIT):
         candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=dtype) << shift)
         above = jnp.sum(unsigned[..., None, :] >= candidates[..., None], -1, dtype=jnp.int32)
-        digit = jnp.sum(loop.psum(above, dim) >= n, -1).astype(
-            dtype
-        )  # the counts fall as the candidates rise
+        # The counts fall as the candidates rise, so the number of those that suffice is the digit.
+        digit = jnp.sum(loop.psum(above, dim) >= n, -1).astype(dtype)
         found = found | (digit << shift)
     return lax.bitcast_convert_type(found ^ flip, key.dtype)
-
-
-def sort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
-    """`x` with its elements along `dim` in order: a NaN after every number, or before where `descending`.
-
-    A split dim is never gathered. Where `x` has enough rows, an all_to_all gives each device some of them whole, and another
-    brings them back: each moves the size of a part. Else the parts are sorted and then merged in pairs, by Batcher's network
-    (Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M): m(m + 1)/2 rounds for up to 2^m parts, and each
-    moves a part. Of the two, the one that moves less.
-    """
-    return _sort("sort", x, dim, descending, (0,))[0]
-
-
-def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
-    """The indices (int32) that would put the elements of `x` along `dim` in order; see `sort`. Equal elements keep their order."""
-    return _sort("argsort", x, dim, descending, (1,))[0]
 
 
 def _sort(
     name: str, x: Tensor, dim: Dim | str, descending: bool, wanted: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
-    """The `wanted` ones of: the elements in order, and their indices."""
+    """An op that sorts; `wanted` are its results: 0 the elements in order, 1 their indices."""
     dim = dim_algebra.find(name, x.dims, dim)
     at = x.dims.index(dim)
 
@@ -199,7 +269,10 @@ def _sort(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _values(loop: DeviceLoop, dim: Dim, descending: bool, a):
-    """Sorted along the last dimension. Indices only travel where a derivative asks which of equal elements came where."""
+    """`a` sorted along the last dimension.
+
+    Indices travel only for a derivative, which asks which of equal elements came where.
+    """
     if _rows_are_cheaper(loop, dim, a):
         return _by_rows(loop, dim, a, lambda a: _arranged([a], descending))[0]
     return _merged(loop, dim, [a], descending)[0]
@@ -211,11 +284,13 @@ def _values_jvp(loop, dim, descending, primals, tangents):
 
 
 def _sorted(loop: DeviceLoop, dim: Dim, descending: bool, wanted: tuple[int, ...], a):
-    """The wanted ones of `a` sorted along the last dimension, and its indices there; of equal elements the first comes first."""
+    """The wanted ones of: `a` sorted along the last dimension, and the indices of its elements.
+
+    Of equal elements the one with the lowest index comes first.
+    """
     a = a if 0 in wanted else lax.stop_gradient(a)
-    turned = (
-        (lambda i: ~i) if descending else (lambda i: i)
-    )  # the order of indices is never turned around
+    # Indices are inverted before and after a sort in descending order, so they come out ascending.
+    turned = (lambda i: ~i) if descending else (lambda i: i)
 
     def whole(a):
         indices = jnp.broadcast_to(jnp.arange(a.shape[-1], dtype=jnp.int32), a.shape)
@@ -230,23 +305,27 @@ def _sorted(loop: DeviceLoop, dim: Dim, descending: bool, wanted: tuple[int, ...
 
 
 def _arranged(operands, descending: bool):
-    """The operands sorted together along their last dimension; each breaks the ties of those before it."""
+    """The operands sorted together along their last dimension.
+
+    The first one is compared first, the others where those before them tie.
+    """
     made = lax.sort(operands, dimension=-1, num_keys=len(operands))
     return [jnp.flip(a, -1) for a in made] if descending else made
 
 
-def _end(dtype, descending: bool):
-    """What is sorted after everything else."""
+def _end(dtype, descending: bool) -> Any:
+    """The value that is sorted after all others."""
     return bounds(dtype)[0] if descending else last(dtype)
 
 
 def _rows_are_cheaper(loop: DeviceLoop, dim: Dim, a) -> bool:
+    """Whether two all_to_alls of rows move less than the exchanges of a merge."""
     parts, rows = loop.parts(dim), math.prod(a.shape[:-1])
-    return 2 * (parts - 1) * -(-rows // parts) < len(_rounds(parts)) * rows
+    return 2 * (parts - 1) * -(-rows // parts) < len(_merge_partners(parts)) * rows
 
 
 def _by_rows(loop: DeviceLoop, dim: Dim, a, fn):
-    """The results of `fn`, which works on rows that are whole, for rows that are split along `dim`."""
+    """The results of `fn`, which works on whole rows, for rows that are split along `dim`."""
     rows = a.reshape(-1, a.shape[-1])
     shared = jnp.pad(rows, [(0, -len(rows) % loop.parts(dim)), (0, 0)])
     results = fn(loop.all_to_all(shared, dim, 0, 1))
@@ -254,14 +333,15 @@ def _by_rows(loop: DeviceLoop, dim: Dim, a, fn):
 
 
 def _merged(loop: DeviceLoop, dim: Dim, operands, descending: bool):
-    """As `_arranged`, where the last dimension is split along `dim`."""
+    """The operands sorted as `_arranged` does, where their last dimension is a part of `dim`."""
     operands = _arranged(operands, descending)
     size, parts = loop.size(dim), loop.parts(dim)
     part = loop.offset(dim) // size if parts > 1 else 0
-    for partners in _rounds(parts):
+    for partners in _merge_partners(parts):
         partner = jnp.asarray(partners)[part]
         starts = [p * size for p in partners]
-        # Padding stays where it is, at the end: every pair leaves the later elements in its later part.
+        # Padding stays where it is, at the end: every pair leaves the later elements in its later
+        # part.
         theirs = [
             loop.fetch(a, a.ndim - 1, dim, starts, size, fill=_end(a.dtype, descending))
             for a in operands
@@ -274,9 +354,12 @@ def _merged(loop: DeviceLoop, dim: Dim, operands, descending: bool):
     return operands
 
 
-def _rounds(parts: int) -> list[list[int]]:
-    """Batcher's merge exchange: for each round the partner of each part, which is itself where it has none."""
-    rounds = []
+def _merge_partners(parts: int) -> list[list[int]]:
+    """Batcher's merge exchange: for each exchange the partner of each part.
+
+    A part that has no partner is its own.
+    """
+    exchanges = []
     spans = [1 << i for i in range((parts - 1).bit_length())]
     for span in spans:
         for gap in reversed([g for g in spans if g <= span]):
@@ -285,17 +368,31 @@ def _rounds(parts: int) -> list[list[int]]:
                 for i in range(start, min(start + gap, parts - gap)):
                     if i // (2 * span) == (i + gap) // (2 * span):
                         partners[i], partners[i + gap] = i + gap, i
-            rounds.append(partners)
-    return rounds
+            exchanges.append(partners)
+    return exchanges
 
 
+def _searchsorted_example(searchsorted: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    side = draw.pick("left", "right")
+    operands = sort(draw.tensor(a, b), a), draw.tensor(*draw.pick((b, c), (c,)))
+    return Case(lambda x, values: searchsorted(x, values, a, side=side), operands, (a,))
+
+
+@op(
+    computes="how many elements of its part come before a value",
+    example=_searchsorted_example,
+    gradients=False,
+)
 def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str = "left") -> Tensor:
-    """How many elements of `ordered`, which is sorted along `dim`, come before each of `values` (int32).
+    """How many elements of `ordered`, which is sorted along `dim`, come before each of `values`.
 
-    Dims that the two share go together. Where `dim` is split, each device counts in its part and the counts are summed.
+    The counts are int32. Dims that the two share are taken together. Where `dim` is split, each
+    device counts in its part, and the counts are summed.
 
     Args:
-      side: "left" counts the elements below a value, "right" also those equal to it. A NaN is above every number.
+      side: "left" counts the elements below a value, "right" also those equal to it. A NaN is above
+        every number.
 
     Raises:
       MeshDSLError: `values` have `dim` themselves, or `side` is neither.
@@ -305,20 +402,22 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
         raise MeshDSLError(f"searchsorted: side is 'left' or 'right', not {quote(side)}")
     if dim in values.dims:
         raise MeshDSLError(
-            f"searchsorted: the values {dim_algebra.show(values.dims)} have the dim {dim} that is searched; rename it"
+            f"searchsorted: the values {dim_algebra.show(values.dims)} have the dim {dim} that is "
+            "searched; rename it"
         )
-    loop = dim_algebra.union("searchsorted", [ordered.dims, values.dims])
+    every = dim_algebra.union("searchsorted", [ordered.dims, values.dims])
     shared = tuple(d for d in values.dims if d in ordered.dims)
     rows = dim_algebra.without(ordered.dims, (*shared, dim))
     wanted = dim_algebra.without(values.dims, shared)
 
-    def local(at: DeviceLoop, table, v):
+    def local(loop: DeviceLoop, table, v):
         table = jnp.transpose(table, _order(ordered.dims, (*shared, *rows, dim)))
         v = jnp.transpose(v, _order(values.dims, (*shared, *wanted)))
-        real = jnp.clip(dim.size - at.offset(dim), 0, at.size(dim))
-        search = lambda row, v: jnp.minimum(jnp.searchsorted(row, v, side=side), real).astype(
-            jnp.int32
-        )  # noqa: E731
+        real = jnp.clip(dim.size - loop.offset(dim), 0, loop.size(dim))  # elements, not padding
+
+        def search(row, v):
+            return jnp.minimum(jnp.searchsorted(row, v, side=side), real).astype(jnp.int32)
+
         for _ in rows:
             search = jax.vmap(search, (0, None))
         for _ in shared:
@@ -330,11 +429,12 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
         "searchsorted",
         local,
         (ordered, values),
-        loop=loop,
+        loop=every,
         out=(*shared, *rows, *wanted),
         fill=fill,
     )
 
 
 def _order(dims: Dims, target: Dims) -> tuple[int, ...]:
+    """The positions that the dims of `target` have in `dims`."""
     return tuple(dims.index(d) for d in target)

@@ -1,4 +1,7 @@
-"""The bits behind every random draw: threefry of a key and of an element's index in the whole tensor."""
+"""Random bits that do not depend on the layout: a function of the key and of an element's index.
+
+The function is threefry, as in `jax.random`, and the index is that in the whole tensor.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,14 @@ from meshdsl.tensor import Tensor
 
 
 def key_data(key) -> jax.Array:
-    """The two words of a key, which is a JAX PRNG key (threefry) or those words, as an array or as a Tensor without dims."""
+    """The two words of a key.
+
+    Args:
+      key: a JAX PRNG key (threefry), or its two words; an array, or a Tensor without dims.
+
+    Raises:
+      MeshDSLError: it is none of these, or a key of another kind.
+    """
     key = key.array if isinstance(key, Tensor) else key
     typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if getattr(key, "shape", None) != (() if typed else (2,)) or not (
@@ -31,14 +41,15 @@ def key_data(key) -> jax.Array:
 
 
 def split(key) -> jax.Array:
-    """The words of two keys, as `jax.random.split` makes them of one."""
+    """The words of the two keys that `jax.random.split` makes of a key."""
     return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(key, impl="threefry2x32")))
 
 
 def bits(loop: DeviceLoop, key, dims: Dims) -> jax.Array:
     """Random uint32 for this device's part of `dims`.
 
-    Threefry of the 64-bit index in the whole tensor; dims of more than 2**32 elements together are fine.
+    They are threefry of the 64-bit index in the whole tensor, so there may be more than 2**32
+    elements.
     """
     shape = tuple(loop.size(d) for d in dims)
     high, low = jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
@@ -57,7 +68,7 @@ def bits(loop: DeviceLoop, key, dims: Dims) -> jax.Array:
 
 
 def product64(index, stride: int, size: int):
-    """`index * stride` as two uint32 words, for indices below `size`."""
+    """`index * stride` as two uint32 words, the high one first, for indices below `size`."""
     if size * stride <= 2**32:
         return jnp.zeros_like(index), index * jnp.uint32(stride)
     words = [jnp.uint32(stride >> s & 0xFFFF) for s in (0, 16, 32, 48)]
@@ -77,7 +88,10 @@ def product64(index, stride: int, size: int):
 
 
 def unit(loop: DeviceLoop, key, dims: Dims, dtype) -> jax.Array:
-    """Uniform in [0, 1): the bits fill the mantissa, in float32 as jax.random does it."""
+    """Uniform in [0, 1) for this device's part of `dims`.
+
+    Random bits fill the mantissa, in float32 as `jax.random` does it.
+    """
     digits = min(jnp.finfo(dtype).nmant, 23)
     mantissa = jax.lax.shift_right_logical(bits(loop, key, dims), jnp.uint32(32 - digits))
     return mantissa.astype(dtype) * jnp.asarray(2.0**-digits, dtype)

@@ -12,15 +12,29 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.reshape import rename
 from meshdsl.tensor import Tensor
 
 
-def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
-    """The elements of `x` whose indices along `a` and `b` are equal: the dims of `x` without these, then `new`.
+def _diagonal_example(diagonal: Callable, draw: Draw) -> Case:
+    a, b, c = draw.dims("a", "b", "c")
+    new = Dim("v", min(a.size, b.size))
+    return Case(lambda x: diagonal(x, a, b, new), (draw.tensor(a, c, b),), (a, b))
 
-    The result comes out split as the smaller of `a` and `b` is (of equal ones `a`), without communication where the other is
-    whole. Where the other is split, each device has what falls into its part of both, and the rest is a pending sum.
+
+@op(
+    computes="the elements of the diagonal that it has",
+    moves=("ppermute",),
+    example=_diagonal_example,
+)
+def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
+    """The elements of `x` whose indices along `a` and `b` are equal.
+
+    The result has the dims of `x` without `a` and `b`, then `new`. It comes out split as the
+    smaller of `a` and `b` is (`a`, where they are equal). That takes no communication where the
+    other is whole. Where the other is split, each device has what falls into its part of both,
+    and the result is a pending sum of these.
 
     Raises:
       MeshDSLError: `a` is `b`, or `new` does not have the size of the smaller of them.
@@ -31,7 +45,8 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
         along, across = across, along
     if new.size != along.size:
         raise MeshDSLError(
-            f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; it has {along.size} elements"
+            f"diagonal: {new} instead of {dim_algebra.show((a, b))} in {dim_algebra.show(x.dims)}; "
+            f"it has {along.size} elements"
         )
     rest = dim_algebra.without(x.dims, (a, b))
     dim_algebra.distinct((*rest, new), "diagonal")
@@ -49,17 +64,36 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
     return found if new == along else rename(found, along, new)
 
 
+def _triangle_example(triangle: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    k = draw.integer(-2, 2)
+    return Case(lambda x: triangle(x, a, b, k), (draw.tensor(a, b),), (a, b))
+
+
+@op(
+    computes="its part, by the indices that it has",
+    mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    example=_triangle_example,
+    result="same",
+)
 def tril(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
     """`x` with zeros where the index along `col` is more than `k` beyond that along `row`."""
     return _triangle("tril", x, row, col, lambda i, j: j <= i + k)
 
 
+@op(
+    computes="its part, by the indices that it has",
+    mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    example=_triangle_example,
+    result="same",
+)
 def triu(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
     """`x` with zeros where the index along `col` is less than `k` beyond that along `row`."""
     return _triangle("triu", x, row, col, lambda i, j: j >= i + k)
 
 
 def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Callable) -> Tensor:
+    """`x` with zeros where not `keeps(i, j)`, of the indices along `row` and `col`."""
     row, col = _matrix(name, x, row, col)
 
     def local(loop: DeviceLoop, array):
@@ -70,18 +104,30 @@ def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Calla
 
 
 def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]:
+    """The two dims of `x` that are meant; an error where they are the same."""
     a, b = (dim_algebra.find(name, x.dims, d) for d in (a, b))
     if a == b:
         raise MeshDSLError(f"{name}: needs two dims of {dim_algebra.show(x.dims)}, not {a} twice")
     return a, b
 
 
+def _eye_example(eye: Callable, draw: Draw) -> Case:
+    a, b = draw.dims("a", "b")
+    return Case(lambda x: eye(a, b, like=x), (draw.tensor(a),), (a, b))
+
+
+@op(
+    computes="its part, by the indices that it has",
+    mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
+    example=_eye_example,
+    gradients=False,
+)
 def eye(a: Dim, b: Dim, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None) -> Tensor:
-    """One where the indices along `a` and `b` are equal, zero elsewhere.
+    """The identity matrix: 1 where the indices along `a` and `b` are equal, 0 elsewhere.
 
     Args:
       like: any tensor of the computation. With it each device makes its own part only; see `iota`.
     """
     out = dim_algebra.distinct((a, b), "eye")
-    local = lambda loop: (loop.indices(a)[:, None] == loop.indices(b)).astype(dtype)  # noqa: E731
+    local = lambda loop: (loop.indices(a)[:, None] == loop.indices(b)).astype(dtype)
     return apply_op("eye", local, (), loop=out, out=out, like=like)

@@ -1,8 +1,10 @@
-"""One collective of a program, in the words that jax uses for it.
+"""One collective of a program, described in the words that JAX uses for it.
 
-Three descriptions of a step can be compared because they all end in this record: what the lowering recorded, what the
-jaxpr says (`from_jaxpr`) and what the compiler made of it (`from_hlo`).
+Three accounts of a program end in this description and can therefore be compared: what the lowering
+recorded, what the jaxpr says (`from_jaxpr`), and what the compiler made of it (`from_hlo`).
 """
+
+from __future__ import annotations
 
 import dataclasses
 import re
@@ -15,12 +17,14 @@ _GRADIENT = re.compile(r"(^|/)gradient/")
 class Collective:
     """A collective over mesh axes.
 
-    operation: psum, pmax, pmin, all_gather, psum_scatter, all_to_all or ppermute.
-    axes: mesh axes in the mesh's order. Axes of size 1 move nothing and are left out.
-    count: how often it runs in one call of the program; the lengths of the scans around it are multiplied in.
-    bytes: of one execution on one device: the larger of its operand and its result.
-    dtype: numpy's name, e.g. `bfloat16`.
-    scope: the name stack it was traced in.
+    Attributes:
+      operation: psum, pmax, pmin, all_gather, psum_scatter, all_to_all or ppermute.
+      axes: mesh axes in the mesh's order. Axes of size 1 move nothing and are left out.
+      count: how often it runs in one call of the program; a collective in a scan counts as often as
+        the scan is long.
+      bytes: of one execution on one device: the larger of its operand and its result.
+      dtype: NumPy's name, such as `bfloat16`.
+      scope: the name stack that it was traced in.
     """
 
     operation: str
@@ -42,10 +46,11 @@ class Collective:
 
 
 def phase_of(scope: str) -> str:
-    """The pass that a name stack tells: `forward`, `backward`, or `recompute` for a forward part run again by `jax.checkpoint`.
+    """The pass that the code under a name stack belongs to: `forward`, `recompute` or `backward`.
 
-    Transposed code is named `transpose(...)`, and the sums over devices of whole gradients `gradient`; `jax.checkpoint` names
-    what it runs again `rematted_computation`, which stands inside the transposed scope.
+    `recompute` is a part of the forward pass that `jax.checkpoint` runs again. JAX names transposed
+    code `transpose(...)`; the sums of whole gradients over devices are named `gradient` here. What
+    `jax.checkpoint` runs again is named `rematted_computation`, inside the transposed scope.
     """
     if "rematted_computation" in scope:
         return "recompute"
@@ -53,12 +58,15 @@ def phase_of(scope: str) -> str:
 
 
 def phase_in_step(scope: str) -> str:
-    """As `phase_of`, and `optimizer` for what stands outside of the lowered function; a compiler's own code has no scope and is no optimizer's."""
+    """The phase of a training step: as `phase_of`, or `optimizer` outside of the lowered function.
+
+    Code that a compiler adds has no scope, and does not count as the optimizer's.
+    """
     return "optimizer" if scope and "shard_map" not in scope else phase_of(scope)
 
 
 def live_axes(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The `axes` larger than 1, in the order of the mesh."""
+    """Those of the `axes` that are larger than 1, in the order of the mesh."""
     wanted = set(axes)
     return tuple(axis for axis, size in axis_sizes.items() if axis in wanted and size > 1)
 
@@ -66,7 +74,12 @@ def live_axes(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> tuple[str, 
 def crossed(
     pairs: Iterable[tuple[int, int]], axes: tuple[str, ...], axis_sizes: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """The `axes` along which any of the `pairs` of positions moves, positions counted along `axes` major first."""
+    """Those of the `axes` along which a permutation moves anything, in the order of the mesh.
+
+    Args:
+      pairs: source and target of each move, as positions that count through `axes`, the last axis
+        fastest.
+    """
     found = set()
     for source, target in pairs:
         for axis in reversed(axes):

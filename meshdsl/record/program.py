@@ -1,4 +1,4 @@
-"""Program: what `lower` recorded, together with the collectives that JAX made of it."""
+"""The record of a lowered function: its ops, its jaxpr and its arguments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import jax
 
 from meshdsl.dims import Dims
+from meshdsl.later import imported
 from meshdsl.layout import Layout
 from meshdsl.record.collective import Collective
 from meshdsl.record.jaxpr import from_jaxpr
-from meshdsl.record.recorder import Op, tag_in, where
+from meshdsl.record.recorder import Op, source_of, tag_in
 from meshdsl.tensor import axes_of, is_tensor, notation
 
 
@@ -23,10 +24,11 @@ class Argument:
     """An array that a program is called with.
 
     Attributes:
-      name: its path in the arguments, `params.blocks.layer.mlp.up.weight`.
-      dims, axes: of a Tensor, with the axes that split each dim; empty for an array without names.
+      name: its path in the arguments, such as `params.blocks.layer.mlp.up.weight`.
+      dims: of a Tensor; empty for an array without names.
+      axes: for each of the dims, the axes that split it.
       shape: on one device.
-      dtype: numpy's name.
+      dtype: NumPy's name.
       bytes: on one device.
       role: `parameter`, `optimizer` for the state of an optimizer, or `value` for anything else.
     """
@@ -43,29 +45,34 @@ class Argument:
         return self.name + (notation(self.dims, self.axes) if self.dims else "")
 
 
-def arguments(tree: Any, name: str, role: str | None = None) -> tuple[Argument, ...]:
-    """The arrays of `tree` (`ShapeDtypeStruct`s with shardings will do), in the order in which JAX
-    flattens it.
+def arguments_in(tree: Any, name: str, role: str | None = None) -> tuple[Argument, ...]:
+    """Describes the arrays of `tree`, in the order in which JAX flattens it.
 
     Args:
-      name: of a lone array, which has no path.
+      tree: of arrays and Tensors, or of `ShapeDtypeStruct`s with shardings in their place.
+      name: what a lone array is called, which has no path.
       role: of all of them; by default each Tensor tells its own.
     """
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
         path_name = jax.tree_util.keystr(path, simple=True, separator=".") or name
         for array in jax.tree.leaves(leaf):  # none for a Tensor that an optimizer masked out
-            local = (
-                array.sharding.shard_shape(array.shape)
-                if getattr(array, "sharding", None)
-                else array.shape
-            )
+            sharding = getattr(array, "sharding", None)
+            local = sharding.shard_shape(array.shape) if sharding else array.shape
             named = is_tensor(leaf) and tuple(d.size for d in leaf.dims) == tuple(array.shape)
             dims, axes = (leaf.dims, axes_of(leaf)) if named else ((), ())
-            size = math.prod(local) * array.dtype.itemsize
-            own = role or ("parameter" if is_tensor(leaf) and leaf.role is not None else "value")
-            dtype = array.dtype.name
-            found.append(Argument(path_name, dims, axes, tuple(local), dtype, size, own))
+            parameter = is_tensor(leaf) and leaf.role is not None
+            found.append(
+                Argument(
+                    path_name,
+                    dims,
+                    axes,
+                    tuple(local),
+                    array.dtype.name,
+                    math.prod(local) * array.dtype.itemsize,
+                    role or ("parameter" if parameter else "value"),
+                )
+            )
     return tuple(found)
 
 
@@ -73,12 +80,12 @@ class Program:
     """The record of a lowered function.
 
     Attributes:
-      ops: the ops in program order, each with its loop split, moves and source line.
-      layout: under which it was recorded.
-      axis_sizes: the mesh.
-      jaxpr: the closed jaxpr of one call. What stands in its `shard_map`s is the program of one device.
+      ops: the ops in program order, each with the split of its loop nest, its moves and its source.
+      layout: the layout that it was recorded under.
+      axis_sizes: the mesh, `{axis: size}`.
+      jaxpr: the closed jaxpr of one call. Inside of its `shard_map`s is the program of one device.
       arguments: what it is called with, one for each input of the jaxpr.
-      donated: as many flags: the memory of such an argument is used for results.
+      donated: for each of the arguments, whether its memory is used for results.
     """
 
     def __init__(
@@ -91,15 +98,21 @@ class Program:
         donated: Collection[int] = (),
         optimizer: Collection[int] = (),
     ):
-        """`args` are those that it was traced with; `donated` and `optimizer` are positions: of
-        those that are donated, and of those that are the state of an optimizer.
+        """Makes the record of one trace.
+
+        Args:
+          args: what the function was traced with.
+          donated: positions of the `args` that are donated.
+          optimizer: positions of the `args` that are the state of an optimizer.
         """
         self.ops = list(ops)
         self.layout = layout
         self.axis_sizes = dict(axis_sizes)
         self.jaxpr = jaxpr
-        role = lambda i: "optimizer" if i in optimizer else None  # noqa: E731
-        each = [arguments(arg, f"argument {i}", role(i)) for i, arg in enumerate(args)]
+        each = [
+            arguments_in(arg, f"argument {i}", "optimizer" if i in optimizer else None)
+            for i, arg in enumerate(args)
+        ]
         self.arguments = tuple(argument for one in each for argument in one)
         self.donated = tuple(i in donated for i, one in enumerate(each) for _ in one)
 
@@ -111,17 +124,21 @@ class Program:
             f"mesh {mesh}; .table() lists them>"
         )
 
+    def _repr_html_(self) -> str:
+        """What `explain` says of it, as a notebook draws it."""
+        return imported("meshdsl.report.explain", "explain")(self)._repr_html_()
+
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Every collective of one call, forward and backward, as JAX will hand it to the compiler."""
+        """Every collective of one call, forward and backward, as JAX hands it to the compiler."""
         return from_jaxpr(self.jaxpr, self.axis_sizes)
 
     def op_of(self, collective: Collective) -> Op | None:
-        """The op that a collective belongs to; None for one that nothing recorded explains."""
+        """The op that a collective belongs to; None for one that belongs to no recorded op."""
         return self.op_tagged(tag_in(collective.scope))
 
     def op_tagged(self, tag: str | None) -> Op | None:
-        """The op with this tag; None where there is none."""
+        """The op with this tag; None if there is none."""
         return self._by_tag.get(tag)
 
     @cached_property
@@ -129,10 +146,13 @@ class Program:
         return {op.tag: op for op in self.ops}
 
     def table(self, all_ops: bool = True) -> str:
-        """One line per op: how often it runs, the op with its split loop nest, its moves, and the user's line.
+        """A text with a line for each op, and below it a line for each of its moves.
+
+        The line of an op says how often it runs, its split loop nest, and the lines of the user's
+        code that it comes from.
 
         Args:
-          all_ops: also the ops that move nothing.
+          all_ops: whether ops that move nothing are listed too.
         """
         rows = [("count", "op", "moves", "backward", "bytes", "why", "source")]
         for op in self.ops:
@@ -141,7 +161,7 @@ class Program:
             shown = f"{op.name}{notation(op.dims, op.axes)}" + (
                 f" +{op.waste:.0%} padding" if op.waste else ""
             )
-            rows.append((str(op.count), shown, "", "", "", "", where(op)))
+            rows.append((str(op.count), shown, "", "", "", "", source_of(op)))
             for m in op.moves:
                 axes = ", ".join(m.axes)
                 rows.append(

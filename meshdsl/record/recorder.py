@@ -1,8 +1,8 @@
-"""The record of a lowered program: one entry per op, with the moves that the law asked for.
+"""Records the ops of a program while it is traced, each with the moves that the law asks for.
 
-Ops are recorded while the program is traced. Each collective carries its op's tag (`md.loss.12`) in its JAX name stack,
-through differentiation and compiling, so anything found later in a jaxpr or in HLO leads back to a line of the
-user's code.
+Each op has a tag, such as `md.loss.12`. It stands in the JAX name stack of all that the op computes
+and moves, through differentiation and compiling, so that anything found later in a jaxpr or in HLO
+leads back to the op and to a line of the user's code.
 """
 
 from __future__ import annotations
@@ -11,34 +11,37 @@ import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from meshdsl.dims import Dims
 from meshdsl.tensor import notation
 
 _TAG = re.compile(r"\bmd\.\w+\.\d+\b")
-_USERS = ("meshdsl.layers", "meshdsl.models")
-_OUTSIDE = (
-    "meshdsl.train",
-    "meshdsl.commands",
-    "meshdsl.cli",
-)  # what calls the program; the user's model is inside
-_MACHINERY = ("meshdsl.", "jax.", "jax._src", "contextlib", "functools", "flax.")
-_LINES = 2
+# Whose code a frame of the stack is, by its module. Layers and models are as good as the user's own
+# code. What calls the program stands outside of the user's model: no line of it says anything.
+_USERS = ("meshdsl.layers.", "meshdsl.models.")
+_OUTSIDE = ("meshdsl.train.", "meshdsl.commands.", "meshdsl_cli.")
+_MACHINERY = ("meshdsl.", "jax.", "contextlib.", "functools.", "flax.")
+_LINES = 2  # how many lines an op has: `linear.py` says little without the layer that calls it
 
 
 @dataclass(frozen=True)
 class Move:
-    """A change of split.
+    """A change of split that the law asks for on the way into or out of an op.
 
     Attributes:
-      operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or the free ones `slice`, `vary`,
-        `hold` (a whole copy is at hand) and, into a pending sum, `place` and `mask`.
-      backward: the collective that it is in the backward pass; empty when that is free.
-      bytes: bytes per device of one execution: the larger of what goes in and what comes out.
+      operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or one that
+        moves nothing: `slice`, `vary`, `hold` (a whole copy is at hand), or `place` and `mask`,
+        which make a pending sum.
+      axes: the mesh axes that it goes over.
+      bytes: of one execution on one device: the larger of what goes in and what comes out.
       why: the rule that asked for it.
-      backward_bytes: of the backward pass, where gradients are summed in another dtype; 0 for as many as `bytes`.
+      backward: the collective that it is in the backward pass; empty if that moves nothing.
+      backward_bytes: of the backward pass, where gradients are summed in another dtype; 0 means as
+        many as `bytes`.
     """
 
     operation: str
@@ -52,16 +55,25 @@ class Move:
 _numbers = itertools.count()
 
 
-def op_count() -> int:
+def next_op_number() -> int:
     """A number above those of all ops so far, and below those of all ops to come."""
     return next(_numbers)
 
 
-@dataclass
+@dataclass(slots=True)
 class Op:
-    """One op: its loop nest with the splits of its dims, its moves, the enclosing loops and the user's lines.
+    """One op of a program, in one place of the user's code.
 
-    `lines` are files and lines, the innermost first. `waste` is the work on padding as a fraction of the work on elements: 0 where every dim divides.
+    Attributes:
+      tag: its name in JAX's name stacks.
+      name: such as `einsum`.
+      dims: of its loop nest.
+      axes: for each of the dims, the axes that split it.
+      lines: files and lines of the user's code that it comes from, the innermost first.
+      loops: the loops around it with their lengths, the outermost first: `(("layers", 32),)`.
+      waste: the work on padding as a fraction of the work on elements; 0 if every dim divides.
+      moves: the changes of split that it takes.
+      number: counts through the ops of all recorders, in the order in which they were begun.
     """
 
     tag: str
@@ -72,20 +84,20 @@ class Op:
     loops: tuple[tuple[str, int], ...]
     waste: float = 0.0
     moves: list[Move] = field(default_factory=list)
-    number: int = field(default_factory=lambda: next(_numbers))  # in order over all recorders
+    number: int = field(default_factory=next_op_number)
 
     def aside(self) -> Op:
-        """The same op with a list of moves of its own, for code that runs again or elsewhere."""
+        """A copy with a list of moves of its own, for code of the op that runs more than once."""
         return replace(self, moves=[])
 
     @property
     def source(self) -> tuple[str, int]:
-        """File and line of the user's code, the innermost."""
+        """File and line of the user's code that calls it; the innermost of `lines`."""
         return self.lines[0] if self.lines else ("", 0)
 
     @property
     def count(self) -> int:
-        """How often one call of the program runs this op."""
+        """How often the op runs in one call of the program."""
         total = 1
         for _, n in self.loops:
             total *= n
@@ -96,22 +108,35 @@ class Op:
 
 
 class Recorder:
-    """Collects the ops of one trace. `name` is that of the lowered function; without `lines` nobody will ask for the user's."""
+    """Collects the ops of one trace.
+
+    Attributes:
+      name: of the lowered function; tags contain it.
+      ops: in the order in which they were begun.
+      names: of all dims that appeared in a loop nest.
+
+    Args:
+      lines: whether the lines of the user's code are recorded, which takes time.
+    """
 
     def __init__(self, name: str, *, lines: bool = True):
         self.name = name
         self._lines = lines
         self.ops: list[Op] = []
-        self.names: set[str] = set()  # of every dim seen
+        self.names: set[str] = set()
         self._loops: tuple[tuple[str, int], ...] = ()
+        self._again: Iterator[Op] | None = None  # see `once`
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
+        """Records an op; its moves are added to `Op.moves` as they are made."""
+        if self._again is not None and (again := next(self._again, None)) is not None:
+            return again.aside()
         op = Op(
             f"md.{self.name}.{len(self.ops)}",
             name,
             dims,
             axes,
-            _users_lines() if self._lines else (),
+            _user_lines() if self._lines else (),
             self._loops,
             waste,
         )
@@ -120,12 +145,34 @@ class Recorder:
         return op
 
     def forget(self, since: int) -> None:
-        """Drop the ops recorded after `op_count` gave `since`: they were traced only to be looked at."""
+        """Drops the ops recorded after `next_op_number` gave `since`.
+
+        For what is traced only to learn something of it, and is traced again later.
+        """
         self.ops = [op for op in self.ops if op.number < since]
 
     @contextmanager
+    def once(self, ops: list[Op]):
+        """Records the ops of code once, though JAX may trace it more than once.
+
+        Args:
+          ops: empty at first, and filled with the ops that are recorded inside. Given again, the
+            same ops are handed out again, in their order, and nothing is recorded.
+        """
+        if not ops:
+            start = len(self.ops)
+            yield
+            ops += self.ops[start:]
+            return
+        before, self._again = self._again, iter(ops)
+        try:
+            yield
+        finally:
+            self._again = before
+
+    @contextmanager
     def repeated(self, what: str, count: int):
-        """Ops recorded inside run `count` times for each time that this block does."""
+        """Ops recorded inside of this `with` run `count` times, in a loop that is called `what`."""
         before, self._loops = self._loops, (*self._loops, (what, count))
         try:
             yield
@@ -134,28 +181,41 @@ class Recorder:
 
 
 def tag_in(scope: str) -> str | None:
-    """The tag that stands innermost in a JAX name stack or HLO op_name; None where there is none."""
+    """The innermost tag in a JAX name stack or an `op_name` of HLO; None if there is none."""
     found = _TAG.findall(scope)
     return found[-1] if found else None
 
 
-def where(op: Op) -> str:
-    """The lines of the user's model that an op comes from, the outermost first: `attention.py:53 linear.py:30`."""
+def source_of(op: Op) -> str:
+    """The lines of the user's code that an op comes from: `attention.py:53 linear.py:30`.
+
+    The outermost line is first.
+    """
     return " ".join(f"{os.path.basename(file)}:{line}" for file, line in reversed(op.lines))
 
 
-def _users_lines() -> tuple[tuple[str, int], ...]:
-    """File and line of the innermost frames outside of meshdsl's own machinery, innermost first: of layers, models and the user's code.
+def _user_lines() -> tuple[tuple[str, int], ...]:
+    """File and line of the innermost frames of layers, models and the user's code.
 
-    At most two: a line of `linear.py` says little without the line of the layer that calls it.
+    At most `_LINES` of them, the innermost first.
     """
     found = []
-    frame = sys._getframe(3)
+    frame = sys._getframe(3)  # beyond this function, `Recorder.begin` and what calls it
     while frame is not None and len(found) < _LINES:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith(_USERS) or not module.startswith(_MACHINERY):
+        kind = _kind_of(frame.f_globals.get("__name__", ""))
+        if kind == "user":
             found.append((frame.f_code.co_filename, frame.f_lineno))
-        elif module.startswith(_OUTSIDE):
+        elif kind == "outside":
             break
         frame = frame.f_back
     return tuple(found)
+
+
+@cache
+def _kind_of(module: str) -> str:
+    """Whose code a module is: the `user`'s, `machinery`, or what stands `outside` of programs."""
+    name = f"{module}."
+    if name.startswith(_OUTSIDE):
+        return "outside"
+    is_users = name.startswith(_USERS) or not name.startswith(_MACHINERY)
+    return "user" if is_users else "machinery"

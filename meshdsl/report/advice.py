@@ -1,69 +1,68 @@
-"""Work done more than once: ops whose loop nest leaves a mesh axis unused, and the rule that would use it."""
+"""Work that devices repeat: ops that leave a mesh axis unused, and the rule that would use it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from meshdsl.layout import Layout
+from meshdsl.layout import Layout, Rule
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import Op
 
 
 def idle_axes(op: Op, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes larger than 1 over which the loop nest of `op` is not split: all devices along them do the same."""
+    """The axes larger than 1 over which `op` is not split: all devices along them do the same.
+
+    Args:
+      sizes: the mesh, `{axis: size}`.
+    """
     used = {a for axes in op.axes for a in axes}
     return tuple(a for a, size in sizes.items() if size > 1 and a not in used)
 
 
 def advice(op: Op, idle: tuple[str, ...], program: Program) -> str:
-    """A rule that would use the largest of the `idle` axes: its dim is in the loop, divides, and has the most elements left.
+    """A rule such as `length -> model` that would use the largest of the `idle` axes.
 
-    Dims that no parameter has (batch, length) come first: splitting another one splits what is multiplied with parameters too. Empty where no dim of the
-    loop divides over the axis.
+    Its dim is one of the op's loop nest that divides over the axis, and of those the one of which a
+    device has most elements. Dims that no parameter has (batch, length) come first: splitting
+    another one splits what is multiplied with parameters too. Empty where no dim will do.
     """
     if not idle:
         return ""
     sizes = program.axis_sizes
     axis = max(idle, key=lambda a: sizes[a])
     known = {r.dim for r in program.layout.parsed if r.axis == axis}
-    of_parameters = {
-        d.name
-        for argument in program.arguments
-        if argument.role == "parameter"
-        for d in argument.dims
-    }
+    parameters = (a for a in program.arguments if a.role == "parameter")
+    of_parameters = {d.name for argument in parameters for d in argument.dims}
     fitting = []
     for dim, axes in zip(op.dims, op.axes, strict=True):
-        local = dim.size // math.prod(sizes[a] for a in axes)
-        if (
-            dim.size % math.prod(sizes[a] for a in (*axes, axis)) == 0
-            and local > 1
-            and dim.name not in known
-        ):
-            fitting.append((dim.name not in of_parameters, local, dim.name))
+        parts = math.prod(sizes[a] for a in axes)
+        divides = dim.size % (parts * sizes[axis]) == 0
+        if divides and dim.size // parts > 1 and dim.name not in known:
+            fitting.append((dim.name not in of_parameters, dim.size // parts, dim.name))
     return f"{max(fitting)[2]} -> {axis}" if fitting else ""
 
 
 def unused(program: Program) -> tuple[str, ...]:
-    """What the layout says and the program has no use for: axes that split nothing, and optional rules without their dim."""
-    used = {a for op in program.ops for axes in op.axes for a in axes} | {
-        a for argument in program.arguments for axes in argument.axes for a in axes
-    }
+    """What the layout says and the program has no use for, a sentence each.
+
+    These are axes that split nothing, and optional rules whose dim no tensor has.
+    """
+    split = [*(op.axes for op in program.ops), *(a.axes for a in program.arguments)]
+    used = {axis for one in split for axes in one for axis in axes}
     notes = [
         f"axis `{axis}`={size} splits nothing: all {size} devices along it do the same work"
         for axis, size in program.axis_sizes.items()
         if size > 1 and axis not in used
     ]
-    known = {d.name for op in program.ops for d in op.dims} | {
-        d.name for argument in program.arguments for d in argument.dims
-    }
+    dims = [*(op.dims for op in program.ops), *(a.dims for a in program.arguments)]
+    known = {d.name for one in dims for d in one}
     for rule in program.layout.parsed:
-        if rule.optional and rule.dim not in known and not _spoken_for(rule, program.layout, known):
+        if rule.optional and rule.dim not in known and not _has_other(rule, program.layout, known):
             notes.append(f"{rule}: this model has no dim `{rule.dim}`")
     return tuple(dict.fromkeys(notes))
 
 
-def _spoken_for(rule, layout: Layout, known: set[str]) -> bool:
-    """Whether the same line splits another dim of the model: `heads?, kv_heads? -> model` names alternatives."""
+def _has_other(rule: Rule, layout: Layout, known: set[str]) -> bool:
+    """Whether the rule's line names another `known` dim, as `heads?, kv_heads? -> model`."""
     return any(other.where == rule.where and other.dim in known for other in layout.parsed)

@@ -1,4 +1,4 @@
-"""Layouts side by side: a row for each, the best first."""
+"""Layouts side by side, a row for each and the best first: what `meshdsl compare` prints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ class Row:
     """What one layout on one mesh comes to, on one device and for one step.
 
     Attributes:
-      fits: the peak is below the chip's memory; None where that is not known. peak, capacity: bytes.
-      step, exposed: seconds, and the share of them that waits for collectives; None where the machine has no figures.
-      moved: bytes of collectives by axis.
+      mesh: the mesh in words, `data=16 model=4`.
+      fits: whether the peak is below the chip's memory; None where that is not known.
+      peak, capacity: bytes.
+      step: seconds; None where the machine has no figures.
+      mfu: the share of the machine's FLOPs that the model uses.
+      exposed: the share of the step that waits for collectives.
+      moved: the bytes of collectives by axis.
       by: who judged: `estimate`, or `compiler`.
       unread: instructions of the compiled program that are not understood; the step lacks them.
       error: why the layout cannot be used; then there is nothing else.
@@ -40,7 +44,7 @@ class Row:
 
     @classmethod
     def of(cls, layout: str, sizes: Mapping[str, int], e: Explanation, by: str = "estimate") -> Row:
-        """The row of an explanation."""
+        """The row of an explanation, for a mesh of these `sizes`."""
         return cls(
             layout=layout,
             mesh=_mesh(sizes),
@@ -56,7 +60,7 @@ class Row:
 
     @classmethod
     def compiled(cls, layout: str, sizes: Mapping[str, int], report: CompiledReport) -> Row:
-        """The row of what the compiler made of it."""
+        """The row of what the compiler made of the same step."""
         moved = dict.fromkeys(sizes, 0)
         for row in report.collectives:
             for axis in row.axes:
@@ -77,6 +81,7 @@ class Row:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, strings and numbers: what `--json` prints."""
         return asdict(self) | {"moved": dict(self.moved)}
 
 
@@ -85,43 +90,41 @@ def _mesh(sizes: Mapping[str, int]) -> str:
 
 
 def best_first(rows: Iterable[Row]) -> list[Row]:
-    """What fits by its step time, then what does not by its peak, then what cannot be used at all; what the compiler judged before what is estimated."""
+    """The rows, the best first.
 
-    def order(row: Row):
+    What fits is ordered by its step time, then comes what does not fit by its peak, then what
+    cannot be used at all. What the compiler judged comes before what is estimated.
+    """
+
+    def rank(row: Row):
         step = row.step if row.fits is not False and row.step is not None else math.inf
         return (bool(row.error), row.fits is False, row.by != "compiler", step, row.peak)
 
-    return sorted(rows, key=order)
+    return sorted(rows, key=rank)
+
+
+_HEAD = ("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text; an unusable layout says why."""
-    lines = [
-        ("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")
-    ]
-    for r in rows:
-        if r.error:
-            lines.append((r.layout, r.mesh, "-", *[""] * 5, r.error))
-            continue
-        moved = ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none"
-        fits = (
-            "?"
-            if r.fits is None
-            else "yes"
-            if r.fits
-            else f"no, by {byte_words(r.peak - (r.capacity or 0))}"
-        )
-        lines.append(
-            (
-                r.layout,
-                r.mesh,
-                fits,
-                byte_words(r.peak),
-                time_words(r.step) if r.step is not None else "",
-                f"{r.mfu:.1%}" if r.mfu is not None else "",
-                f"{r.exposed:.0%}" if r.exposed is not None else "",
-                moved,
-                f"{r.by}, {r.unread:,} instructions not understood" if r.unread else r.by,
-            )
-        )
-    return "\n".join(columns(lines, right=(3, 4, 5, 6), indent=0))
+    """The rows as text. Of a layout that cannot be used it says why."""
+    return "\n".join(columns([_HEAD, *map(_cells, rows)], right=(3, 4, 5, 6), indent=0))
+
+
+def _cells(r: Row) -> tuple[str, ...]:
+    if r.error:
+        return (r.layout, r.mesh, "-", *[""] * 5, r.error)
+    fits = "?" if r.fits is None else "yes"
+    if r.fits is False:
+        fits = f"no, by {byte_words(r.peak - (r.capacity or 0))}"
+    return (
+        r.layout,
+        r.mesh,
+        fits,
+        byte_words(r.peak),
+        time_words(r.step) if r.step is not None else "",
+        f"{r.mfu:.1%}" if r.mfu is not None else "",
+        f"{r.exposed:.0%}" if r.exposed is not None else "",
+        ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none",
+        f"{r.by}, {r.unread:,} instructions not understood" if r.unread else r.by,
+    )

@@ -1,4 +1,4 @@
-"""A report on a compiled step as text, for the terminal.
+"""The report on a compiled step as text: what `meshdsl compile` prints.
 
 The verdict comes first, then what could not be read, then surprises, then everything else.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from meshdsl.compiled.match import Absent, Compiled
+from meshdsl.compiled.match import AbsentCollective, CompiledCollective
 from meshdsl.compiled.report import CompiledReport
-from meshdsl.compiled.unread import unread_words
+from meshdsl.compiled.unread import unread_sentence
 from meshdsl.estimate.explanation import TensorView
 from meshdsl.figures import byte_words, columns, time_words
 from meshdsl.record.collective import Collective, summary
 
 
 def describe(report: CompiledReport) -> str:
-    """All of it, a line for each kind of collective."""
+    """The whole report, with a line for each kind of collective."""
     sections = (_head, _unread, _surprises, _memory, _time, _collectives, _absent, _options)
     parts = [section(report) for section in sections]
     if report.notes:
@@ -35,7 +35,8 @@ def _head(r: CompiledReport) -> list[str]:
     lines += [f"  {remedy}" for remedy in r.remedies]
     if r.time:
         lines.append(
-            f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%} (causal attention counted in full: {r.time.mfu_full:.1%}), "
+            f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%} "
+            f"(causal attention counted in full: {r.time.mfu_full:.1%}), "
             f"{r.tokens / (r.time.step or 1.0):,.0f} tokens/s"
         )
     return lines
@@ -57,7 +58,7 @@ def _unread(r: CompiledReport) -> list[str]:
     if not r.unread:
         return []
     cells = [(one.kind, f"{one.count:,} x", one.example) for one in r.unread]
-    return [unread_words(r.unread), *columns(cells, right=(1,))]
+    return [unread_sentence(r.unread), *columns(cells, right=(1,))]
 
 
 def _collectives(r: CompiledReport) -> list[str]:
@@ -81,7 +82,11 @@ def _collectives(r: CompiledReport) -> list[str]:
     return lines
 
 
-def _totals(rows: Iterable[Compiled]) -> list[str]:
+_SUMMED = ("asynchronous", "seconds", "exposed")  # figures of all executions, None if not known
+
+
+def _totals(rows: Iterable[CompiledCollective]) -> list[str]:
+    """Counts and bytes for each operation over each set of axes."""
     found = summary(
         Collective(row.operation, row.axes, row.count, row.bytes, row.dtype) for row in rows
     )
@@ -92,83 +97,57 @@ def _totals(rows: Iterable[Compiled]) -> list[str]:
     return columns(cells, right=(1, 2))
 
 
-def _alike(rows: Iterable[Compiled]) -> list[Compiled]:
+def _alike(rows: Iterable[CompiledCollective]) -> list[CompiledCollective]:
     """Rows that read the same, such as those of q, k and v, as one."""
-    found: dict[Compiled, Compiled] = {}
+    found: dict[CompiledCollective, CompiledCollective] = {}
     for row in rows:
         key = replace(row, tag="", count=0, asynchronous=None, seconds=None, exposed=None)
-        one = found.get(key)
-        found[key] = (
-            row
-            if one is None
-            else replace(
-                one,
-                count=one.count + row.count,
-                **{k: _sum(getattr(one, k), getattr(row, k)) for k in _SUMMED},
-            )
-        )
+        if (one := found.get(key)) is not None:
+            sums = {name: _sum(getattr(one, name), getattr(row, name)) for name in _SUMMED}
+            row = replace(one, count=one.count + row.count, **sums)
+        found[key] = row
     return list(found.values())
-
-
-_SUMMED = ("asynchronous", "seconds", "exposed")
 
 
 def _sum(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
 
 
-def _rows(rows: Iterable[Compiled]) -> list[str]:
+def _rows(rows: Iterable[CompiledCollective]) -> list[str]:
+    """A line for each, with times where they are known."""
     rows = _alike(rows)
     timed = any(row.seconds is not None for row in rows)
-    cells = [
-        (
-            "phase",
-            "collective",
-            "count",
-            "bytes",
-            *(("async", "on the links", "exposed") if timed else ()),
-            "op",
-            "source",
-            "",
-        )
-    ]
-    for row in rows:
-        times = (
-            (
-                f"{row.asynchronous or 0:,}",
-                time_words(row.seconds or 0.0),
-                time_words(row.exposed or 0.0),
-            )
-            if timed
-            else ()
-        )
-        named = f"{row.operation}({', '.join(row.axes)})"
-        cells.append(
-            (
-                row.phase,
-                named,
-                f"{row.count:,} x",
-                byte_words(row.bytes),
-                *times,
-                row.op,
-                row.source,
-                row.how,
-            )
-        )
+    times = ("async", "on the links", "exposed") if timed else ()
+    cells = [("phase", "collective", "count", "bytes", *times, "op", "source", "")]
+    cells += [_cells(row, timed) for row in rows]
     return columns(cells, right=range(2, 7 if timed else 4))
+
+
+def _cells(row: CompiledCollective, timed: bool) -> tuple[str, ...]:
+    seconds, exposed = time_words(row.seconds or 0.0), time_words(row.exposed or 0.0)
+    return (
+        row.phase,
+        f"{row.operation}({', '.join(row.axes)})",
+        f"{row.count:,} x",
+        byte_words(row.bytes),
+        *((f"{row.asynchronous or 0:,}", seconds, exposed) if timed else ()),
+        row.op,
+        row.source,
+        row.how,
+    )
 
 
 def _absent(r: CompiledReport) -> list[str]:
     if not r.absent:
         return []
-    cells = [_missing(row) for row in r.absent]
+    cells = [_absent_cells(row) for row in r.absent]
     return [
         f"recorded and not in the compiled program: {sum(row.count for row in r.absent):,}",
         *columns(cells, right=(2, 3)),
     ]
 
 
-def _missing(row: Absent) -> tuple[str, ...]:
+def _absent_cells(row: AbsentCollective) -> tuple[str, ...]:
     return (
         row.phase,
         f"{row.operation}({', '.join(row.axes)})",
@@ -182,12 +161,10 @@ def _missing(row: Absent) -> tuple[str, ...]:
 
 def _memory(r: CompiledReport) -> list[str]:
     m = r.memory
+    outputs = None if m.outputs is None or m.aliased is None else m.outputs - m.aliased
     known = (
         ("arguments", m.arguments),
-        (
-            "outputs, beside those in the memory of arguments",
-            None if m.outputs is None or m.aliased is None else m.outputs - m.aliased,
-        ),
+        ("outputs, beside those in the memory of arguments", outputs),
         ("temporaries", m.temporaries),
         ("program", m.code),
         ("needed in all", m.needed),
@@ -203,12 +180,12 @@ def _memory(r: CompiledReport) -> list[str]:
     if m.largest:
         lines += [
             "  largest arrays, beside the arguments",
-            *columns([_held(t) for t in m.largest], indent=4, right=(2,)),
+            *columns([_array_cells(t) for t in m.largest], indent=4, right=(2,)),
         ]
     return lines
 
 
-def _held(t: TensorView) -> tuple[str, ...]:
+def _array_cells(t: TensorView) -> tuple[str, ...]:
     return (
         t.notation,
         f"{t.dtype}[{','.join(map(str, t.shape))}]" if t.shape else t.dtype,
@@ -221,13 +198,11 @@ def _time(r: CompiledReport) -> list[str]:
     t = r.time
     if t is None:
         return []
+    exposed = f"{time_words(t.exposed)} ({t.exposed_share:.1%}) waits for collectives"
     rows = [
         ("compute", time_words(t.compute)),
         ("collectives, one after the other", time_words(t.communication)),
-        (
-            "step",
-            f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.1%}) waits for collectives",
-        ),
+        ("step", f"{time_words(t.step)}, of which {exposed}"),
         ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"),
     ]
     how = "its own cycles and the links' stated bandwidth, not measured on hardware"

@@ -1,12 +1,14 @@
 """`explain`: from a recorded program to everything that one step of it will do on one device.
 
-Nothing is run or compiled. The collectives are those of the jaxpr, so they are exact; FLOPs and bytes of what is at rest are exact too. The peak
-of memory and all times are estimates, see `memory` and `timing`.
+Nothing is run or compiled. The collectives are those of the jaxpr, so they are exact; FLOPs and
+bytes of what is at rest are exact too. The peak of memory and all times are estimates, see
+`meshdsl.estimate.memory` and `meshdsl.estimate.time`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from meshdsl.estimate.explanation import (
     AxisView,
@@ -16,22 +18,21 @@ from meshdsl.estimate.explanation import (
     TimeView,
     dim_views,
 )
-from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.kernels import Graph
-from meshdsl.estimate.memory.holdings import memory_view
+from meshdsl.estimate.memory.memory_view import memory_view
 from meshdsl.estimate.remedies import remedies
-from meshdsl.estimate.time.step import estimate, seconds_by_tag
+from meshdsl.estimate.time.step_time import seconds_by_tag, step_time
 from meshdsl.machine import Network, Target, find_target, fit_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op, where
+from meshdsl.record.recorder import Op, source_of
 from meshdsl.report.advice import advice, idle_axes, unused
 from meshdsl.report.explanation_text import describe
+from meshdsl.report.page.document import program_html
 
-_PHASES = {
-    "gradient": "gradient",
-    "gather_updated": "optimizer",
-}  # of ops that stand for a part of the step
+# The phases of ops that stand for a part of the step.
+_PHASES = {"gradient": "gradient", "gather_updated": "optimizer"}
 
 
 class Explained(Explanation):
@@ -41,8 +42,6 @@ class Explained(Explanation):
         return describe(self)
 
     def _repr_html_(self) -> str:
-        from meshdsl.report.page import program_html
-
         return program_html(self)
 
 
@@ -57,10 +56,11 @@ def explain(
     """What one call of `program` does on one device.
 
     Args:
-      title: what was explained, in words.
+      title: what is explained, in words.
       target: the machine, or its name; without one there are no times.
       tokens: of one call, on all devices.
-      model_flops: of the model per device, causal attention counted half, and in full; without them there is no MFU.
+      model_flops: of the model per device, causal attention counted half, and in full; without them
+        there is no MFU.
 
     Raises:
       MeshDSLError: the program's mesh does not fit the target.
@@ -70,8 +70,10 @@ def explain(
     if target is not None:
         fit_mesh(target, sizes, program.layout.name)
     network = Network(target, sizes) if target is not None and target.chip.timed else None
-    graph = build(program)
-    time = estimate(graph, target, network, *(model_flops or (0.0, 0.0))) if network else None
+    graph = kernel_graph(program)
+    time = None
+    if target is not None and network is not None:
+        time = step_time(graph, target, network, *(model_flops or (0.0, 0.0)))
     ops = _ops(program, graph, network, time)
     memory = memory_view(program, graph, target)
     return Explained(
@@ -88,7 +90,7 @@ def explain(
     )
 
 
-def phase_of(collective: Collective, op: Op | None) -> str:
+def _phase(collective: Collective, op: Op | None) -> str:
     """`forward`, `recompute`, `backward`, `gradient` or `optimizer`."""
     return _PHASES.get(op.name if op else "", collective.phase)
 
@@ -96,6 +98,7 @@ def phase_of(collective: Collective, op: Op | None) -> str:
 def _ops(
     program: Program, graph: Graph, network: Network | None, time: TimeView | None
 ) -> tuple[OpView, ...]:
+    """The ops of the program, then the optimizer and what no op asked for."""
     moves: dict[str, list[MoveView]] = defaultdict(list)
     for c in program.collectives:
         op = program.op_of(c)
@@ -116,7 +119,7 @@ def _ops(
                 dims=dim_views(op.dims, op.axes, program.axis_sizes),
                 count=op.count,
                 loops=op.loops,
-                source=where(op),
+                source=source_of(op),
                 flops=dict(flops[op.tag]),
                 moves=_together(moves[op.tag]),
                 seconds=dict(seconds[op.tag]),
@@ -125,29 +128,27 @@ def _ops(
                 waste=op.waste,
             )
         )
-    if work := flops[""].get(
-        "optimizer"
-    ):  # element by element outside of the lowered function, so no op of the model
-        found.append(
-            OpView(
-                "",
-                "optimizer",
-                (),
-                1,
-                (),
-                "",
-                {"optimizer": work},
-                (),
-                seconds={p: t for p, t in seconds[""].items() if p == "optimizer"},
-            )
-        )
+    # Element by element and outside of the lowered function, so the optimizer is no recorded op.
+    if work := flops[""].get("optimizer"):
+        took = {phase: t for phase, t in seconds[""].items() if phase == "optimizer"}
+        found.append(_outside("optimizer", flops={"optimizer": work}, seconds=took))
     if moves[""]:  # asked for by JAX code of the user's own, in `md.local` say
-        found.append(OpView("", "not recorded", (), 1, (), "", {}, _together(moves[""])))
+        found.append(_outside("not recorded", moves=_together(moves[""])))
     return tuple(found)
 
 
+def _outside(
+    name: str,
+    flops: dict[str, float] | None = None,
+    moves: tuple[MoveView, ...] = (),
+    seconds: dict[str, float] | None = None,
+) -> OpView:
+    """Work that belongs to no recorded op."""
+    return OpView("", name, (), 1, (), "", flops or {}, moves, seconds=seconds or {})
+
+
 def _move(c: Collective, op: Op | None, network: Network | None) -> MoveView:
-    phase = phase_of(c, op)
+    phase = _phase(c, op)
     return MoveView(
         operation=c.operation,
         axes=c.axes,
@@ -161,7 +162,7 @@ def _move(c: Collective, op: Op | None, network: Network | None) -> MoveView:
 
 
 def _why(c: Collective, op: Op | None, phase: str) -> str:
-    """The rule behind a collective: that of the recorded move that it is, or whose transpose it is."""
+    """The rule behind a collective, by the recorded move that it is or whose transpose it is."""
     if op is None:
         return ""
     backward = phase == "backward"
@@ -178,9 +179,9 @@ def _together(moves: list[MoveView]) -> tuple[MoveView, ...]:
     """Equal collectives counted together, in the order in which the first of each runs."""
     counts: dict[MoveView, int] = {}
     for move in moves:
-        key = MoveView(**{**vars(move), "count": 0})
+        key = replace(move, count=0)
         counts[key] = counts.get(key, 0) + move.count
-    return tuple(MoveView(**{**vars(key), "count": count}) for key, count in counts.items())
+    return tuple(replace(key, count=count) for key, count in counts.items())
 
 
 def _axes(
@@ -190,18 +191,16 @@ def _axes(
     used = {a for op in program.ops for split in op.axes for a in split}
     for axis, size in program.axis_sizes.items():
         over = [c for c in program.collectives if axis in c.axes]
-        seconds = (
-            sum(c.count * network.seconds(c.operation, c.axes, c.bytes) for c in over)
-            if network
-            else None
-        )
+        seconds = None
+        if network is not None:
+            seconds = sum(c.count * network.seconds(c.operation, c.axes, c.bytes) for c in over)
         views.append(
             AxisView(
                 name=axis,
                 size=size,
                 count=sum(c.count for c in over),
                 bytes=sum(c.total_bytes for c in over),
-                lies=network.words(axis) if network else "",
+                lies=network.describe(axis) if network else "",
                 seconds=seconds,
                 idle=size > 1 and axis not in used,
             )

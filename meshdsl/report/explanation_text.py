@@ -1,9 +1,13 @@
-"""An explanation as text, for the terminal: the verdict first, then axes, ops, memory, time, and what is done more than once."""
+"""An explanation as text: what `meshdsl explain` prints.
+
+The verdict comes first, then axes, ops, work that is done more than once, memory, time and notes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from math import prod
 
 from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView, TensorView
 from meshdsl.figures import byte_words, columns, flop_words, rule_words, time_words
@@ -14,7 +18,7 @@ _MATTERS = 1e-4  # the share of the FLOPs from which on work that is done twice 
 
 
 def describe(explanation: Explanation) -> str:
-    """All of it, a line for each op and each collective."""
+    """The whole explanation, with a line for each op and each collective."""
     parts = [
         _head(explanation),
         _axes(explanation),
@@ -32,26 +36,18 @@ def _head(e: Explanation) -> list[str]:
     mesh = " ".join(f"{a.name}={a.size}" for a in e.axes)
     on = f" on {e.target}" if e.target else ""
     lines = [e.title, f"{e.layout}, mesh {mesh}, {e.devices} device{'s' * (e.devices > 1)}{on}"]
-    if e.memory.capacity is not None:
-        verdict = (
-            "fits"
-            if e.memory.fits
-            else f"does NOT fit, by {byte_words(e.memory.peak - e.memory.capacity)}"
-        )
-        lines.append(
-            f"{verdict}: estimated peak {byte_words(e.memory.peak)} of {byte_words(e.memory.capacity)} per device"
-        )
+    peak, capacity = e.memory.peak, e.memory.capacity
+    if capacity is not None:
+        over = byte_words(peak - capacity)
+        verdict = "fits" if e.memory.fits else f"does NOT fit, by {over}"
+        used = f"{byte_words(peak)} of {byte_words(capacity)}"
+        lines.append(f"{verdict}: estimated peak {used} per device")
     lines += [f"  {remedy}" for remedy in e.remedies]
-    if e.time:
-        lines.append(
-            f"estimated step {time_words(e.time.step)}"
-            + (
-                f", MFU {e.time.mfu:.1%} (causal attention counted in full: {e.time.mfu_full:.1%})"
-                if e.time.model_flops
-                else ""
-            )
-            + (f", {e.tokens_per_second:,.0f} tokens/s" if e.tokens else "")
-        )
+    if t := e.time:
+        full = f"(causal attention counted in full: {t.mfu_full:.1%})"
+        mfu = f", MFU {t.mfu:.1%} {full}" if t.model_flops else ""
+        rate = f", {e.tokens_per_second:,.0f} tokens/s" if e.tokens else ""
+        lines.append(f"estimated step {time_words(t.step)}{mfu}{rate}")
     return lines
 
 
@@ -73,7 +69,7 @@ def _axes(e: Explanation) -> list[str]:
     return ["axes: collectives of one step on one device", *columns(rows, right=(1, 2, 3, 4))]
 
 
-# -- ops ---------------------------------------------------------------------------------------------------------
+# -- ops ---------------------------------------------------------------------------------------
 
 
 def _ops(e: Explanation) -> list[str]:
@@ -87,6 +83,7 @@ def _ops(e: Explanation) -> list[str]:
 
 
 def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
+    """A line for each op, and under it one for each of its collectives."""
     rows = [
         (
             op.notation + (f" +{op.waste:.0%} padding" if op.waste else ""),
@@ -103,7 +100,7 @@ def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
 
 
 def _flops(op: OpView) -> str:
-    """`forward 1.1 TFLOP, backward 2.2 TFLOP`; what is not worth a word is left out."""
+    """`forward 1.1 TFLOP, backward 2.2 TFLOP`, of one execution, for the phases that have any."""
     parts = [
         f"{phase} {flop_words(op.flops[phase] / op.count)}"
         for phase in PHASES
@@ -126,21 +123,21 @@ def _move(m: MoveView, op: OpView, layout: str) -> tuple[str, ...]:
 
 
 def _redundant(e: Explanation) -> list[str]:
-    """The ops whose work is done several times over, those with most work first; without those that are too small to matter."""
+    """The ops whose work is done several times over, those with most work first.
+
+    Those that are too small to matter are left out.
+    """
     sizes = {a.name: a.size for a in e.axes}
-    total = sum(sum(op.flops.values()) for op in e.ops) or 1.0
-    found = sorted(
-        (op for op in e.ops if op.idle and sum(op.flops.values()) > _MATTERS * total),
-        key=lambda op: -sum(op.flops.values()),
-    )
+    work = [(sum(op.flops.values()), op) for op in e.ops]
+    total = sum(flops for flops, _ in work) or 1.0
+    found = [(flops, op) for flops, op in work if op.idle and flops > _MATTERS * total]
     if not found:
         return []
+    found.sort(key=lambda pair: -pair[0])
     rows = []
-    for op in found[:_SHOWN]:
-        copies = 1
-        for axis in op.idle:
-            copies *= sizes[axis]
-        share = sum(op.flops.values()) / total
+    for flops, op in found[:_SHOWN]:
+        copies = prod(sizes[axis] for axis in op.idle)
+        share = flops / total
         rows.append(
             (
                 op.notation,
@@ -158,7 +155,7 @@ def _redundant(e: Explanation) -> list[str]:
     ]
 
 
-# -- memory and time ---------------------------------------------------------------------------------------------
+# -- memory and time ---------------------------------------------------------------------------
 
 
 def _memory(e: Explanation) -> list[str]:
@@ -172,10 +169,11 @@ def _memory(e: Explanation) -> list[str]:
         "memory of one device",
         *columns(rows),
         "  largest at the peak",
-        *columns([_held(t) for t in m.largest], indent=4),
+        *columns([_array_cells(t) for t in m.largest], indent=4),
     ]
     parameters = [t for t in m.at_rest if t.kind == "parameter"]
-    lines += ["  parameters at rest", *columns([_held(t) for t in parameters[:_SHOWN]], indent=4)]
+    cells = [_array_cells(t) for t in parameters[:_SHOWN]]
+    lines += ["  parameters at rest", *columns(cells, indent=4)]
     if len(parameters) > _SHOWN:
         lines.append(f"    and {len(parameters) - _SHOWN} more")
     return lines
@@ -189,7 +187,7 @@ _KINDS = (
 )
 
 
-def _held(t: TensorView) -> tuple[str, ...]:
+def _array_cells(t: TensorView) -> tuple[str, ...]:
     return (t.notation, "x".join(map(str, t.shape)), t.dtype, byte_words(t.bytes), t.source)
 
 
@@ -197,30 +195,21 @@ def _time(e: Explanation) -> list[str]:
     t = e.time
     if t is None:
         return []
+    exposed = f"{time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives"
     rows = [
         ("compute", time_words(t.compute)),
         ("collectives, one after the other", time_words(t.communication)),
         ("step, nothing overlapped", time_words(t.serial)),
-        (
-            "step, overlapped",
-            f"{time_words(t.step)}, of which {time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives",
-        ),
+        ("step, overlapped", f"{time_words(t.step)}, of which {exposed}"),
     ]
     if t.model_flops:
-        rows.append(
-            ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full")
-        )
-    slowest = sorted((op for op in e.ops if op.seconds), key=lambda op: -sum(op.seconds.values()))[
-        :_SLOWEST
-    ]
+        mfu = f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"
+        rows.append(("MFU", mfu))
+    timed = [(sum(op.seconds.values()), op) for op in e.ops if op.seconds]
+    slowest = sorted(timed, key=lambda pair: -pair[0])[:_SLOWEST]
     spent = [
-        (
-            op.notation,
-            time_words(sum(op.seconds.values())),
-            f"{sum(op.seconds.values()) / (t.compute or 1.0):.0%}",
-            op.source,
-        )
-        for op in slowest
+        (op.notation, time_words(seconds), f"{seconds / (t.compute or 1.0):.0%}", op.source)
+        for seconds, op in slowest
     ]
     return [
         "estimated time of one step",

@@ -1,4 +1,4 @@
-"""`show`: how one tensor is split, as a picture in a notebook and as text everywhere else."""
+"""How one tensor is split, as text and in a notebook as a picture: what `md.show` returns."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jax.sharding import AbstractMesh
 
 from meshdsl.errors import MeshDSLError, quote
+from meshdsl.estimate.explanation import DimView, TensorView
 from meshdsl.figures import byte_words, columns
+from meshdsl.report.page.tensor import tensor_html
 from meshdsl.tensor import Tensor, axes_of, is_tensor
 from meshdsl.values import check_shape
 
-if TYPE_CHECKING:  # who only trains should not wait for the explanations to be imported
-    from meshdsl.estimate.explanation import TensorView
-
 _LISTED = 64  # devices of which each is listed with its part
+_Bounds = tuple[tuple[int, int], ...]  # of a part: where it starts and stops along each dim
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What `show` returns: its `repr` is text, and a notebook draws it.
+    """How one tensor is split: its `repr` is text, and a notebook draws it.
 
     Attributes:
       view: the tensor with its dims, bytes of one device.
       mesh: the sizes of the axes of its mesh; empty where it lies on one device.
       pending: axes over which it is a sum that has not been taken yet.
-      parts: each different part, `d_model 0:256, d_ff 0:3584`, with the devices that hold it; empty for more than 64 devices.
+      parts: each different part, `d_model 0:256, d_ff 0:3584`, with the devices that hold it; empty
+        for more than 64 devices.
     """
 
     view: TensorView
@@ -38,41 +38,37 @@ class Shown:
     pending: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        view = self.view
-        rows = [("dim", "whole", "on a device", "split over")]
-        rows += [
-            (
-                d.name,
-                f"{d.size:,}",
-                f"{d.local:,}",
-                ", ".join(f"{a}={self.mesh.get(a, 1)}" for a in d.axes),
+        lines = [self._head()]
+        if self.view.dims:
+            lines += columns(
+                [("dim", "whole", "on a device", "split over"), *self._dims()], right=(1, 2)
             )
-            for d in view.dims
-        ]
-        whole = (
-            math.prod(d.size for d in view.dims)
-            * view.bytes
-            // max(math.prod(d.local for d in view.dims), 1)
-        )
-        lines = [
-            f"{view.notation if view.dims else view.name + '[]'} {view.dtype}, {byte_words(view.bytes)} of {byte_words(whole)} on a device"
-        ]
-        lines += columns(rows, right=(1, 2)) if view.dims else []
         if self.mesh:
-            lines.append(
-                f"  mesh {' '.join(f'{a}={n}' for a, n in self.mesh.items())}: {self._copies()}"
-            )
+            sizes = " ".join(f"{a}={n}" for a, n in self.mesh.items())
+            lines.append(f"  mesh {sizes}: {self._copies()}")
         if self.pending:
             lines.append(
-                f"  every device holds a term of a sum over {' and '.join(self.pending)} that has not been taken yet"
+                "  every device holds a term of a sum over "
+                f"{' and '.join(self.pending)} that has not been taken yet"
             )
         if len(self.parts) > 1:
-            lines += columns(
-                [("part", "on"), *((part, ", ".join(devices)) for part, devices in self.parts)]
-            )
+            lines += columns([("part", "on"), *((p, ", ".join(on)) for p, on in self.parts)])
         return "\n".join(lines)
 
+    def _head(self) -> str:
+        view = self.view
+        name = view.notation if view.dims else f"{view.name}[]"
+        local = max(math.prod(d.local for d in view.dims), 1)
+        in_all = math.prod(d.size for d in view.dims) * view.bytes // local
+        return f"{name} {view.dtype}, {byte_words(view.bytes)} of {byte_words(in_all)} on a device"
+
+    def _dims(self) -> Iterator[tuple[str, ...]]:
+        for d in self.view.dims:
+            over = ", ".join(f"{a}={self.mesh.get(a, 1)}" for a in d.axes)
+            yield d.name, f"{d.size:,}", f"{d.local:,}", over
+
     def _copies(self) -> str:
+        """Into how many parts it is split, and on how many devices each is."""
         devices = math.prod(self.mesh.values())
         parts = math.prod(self.mesh.get(a, 1) for d in self.view.dims for a in d.axes)
         if parts == 1:
@@ -81,23 +77,11 @@ class Shown:
         return f"{parts} parts{each}"
 
     def _repr_html_(self) -> str:
-        from meshdsl.report.page import tensor_html
-
         return tensor_html(self.view, self.mesh, self.parts if len(self.parts) > 1 else ())
 
 
 def show(tensor: Tensor, name: str = "Tensor") -> Shown:
-    """How `tensor` is split: dims with their axes, sizes whole and on one device, and who holds what.
-
-    Args:
-      tensor: outside of a lowering of a sharded array, or of a `ShapeDtypeStruct` with a `NamedSharding`; inside of a lowering as it stands there.
-      name: what to call it.
-
-    Raises:
-      MeshDSLError: it is no Tensor.
-    """
-    from meshdsl.estimate.explanation import DimView, TensorView
-
+    """How `tensor` is split; arguments and errors are those of `md.show` in `meshdsl.later`."""
     if not is_tensor(tensor):
         dims = (
             "; give an array dims with md.tensor(array, dims)" if hasattr(tensor, "shape") else ""
@@ -106,29 +90,31 @@ def show(tensor: Tensor, name: str = "Tensor") -> Shown:
     array = tensor.array
     if not hasattr(array, "dtype"):
         raise MeshDSLError(
-            f"show: this Tensor holds {quote(array)}, not an array; give it an array or a ShapeDtypeStruct"
+            f"show: this Tensor holds {quote(array)}, not an array; "
+            "give it an array or a ShapeDtypeStruct"
         )
     check_shape("show", tensor)
     mesh = _mesh(tensor)
-    whole = tensor.shape
-    local = (
-        tuple(array.shape)
-        if tensor.place
-        else tuple(array.sharding.shard_shape(whole))
-        if getattr(array, "sharding", None)
-        else whole
-    )
+    local = _local_shape(tensor)
     dims = tuple(
         DimView(d.name, d.size, n, tuple(axes))
         for d, n, axes in zip(tensor.dims, local, axes_of(tensor), strict=True)
     )
-    view = TensorView(
-        name, "other", dims, local, str(array.dtype), math.prod(local) * array.dtype.itemsize
-    )
+    size = math.prod(local) * array.dtype.itemsize
+    view = TensorView(name, "other", dims, local, str(array.dtype), size)
     return Shown(view, mesh, _parts(tensor, view, mesh), tensor.pending)
 
 
+def _local_shape(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of what one device has of it."""
+    if tensor.place:  # inside of a lowering the array is that part
+        return tuple(tensor.array.shape)
+    sharding = getattr(tensor.array, "sharding", None)
+    return tuple(sharding.shard_shape(tensor.shape)) if sharding else tensor.shape
+
+
 def _mesh(tensor: Tensor) -> dict[str, int]:
+    """The mesh that it lies on, `{axis: size}`; empty without one."""
     if tensor.place:
         return dict(tensor.place.scope.sizes)
     mesh = getattr(getattr(tensor.array, "sharding", None), "mesh", None)
@@ -138,50 +124,49 @@ def _mesh(tensor: Tensor) -> dict[str, int]:
 def _parts(
     tensor: Tensor, view: TensorView, mesh: dict[str, int]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The different parts in words, in the order of the array, each with those that hold it."""
-    held: dict[tuple, list[str]] = {}
-    for holder, bounds in _holders(tensor, view, mesh):
-        held.setdefault(bounds, []).append(holder)
-    return tuple((_words(view, bounds), tuple(holders)) for bounds, holders in sorted(held.items()))
-
-
-def _words(view: TensorView, bounds) -> str:
-    return (
-        ", ".join(f"{d.name} {a}:{b}" for d, (a, b) in zip(view.dims, bounds, strict=True))
-        or "the whole"
+    """The different parts in words, in the order of the array, each with its devices."""
+    if math.prod(mesh.values()) > _LISTED:
+        return ()
+    holders: dict[_Bounds, list[str]] = {}
+    for device, bounds in _bounds(tensor, view, mesh):
+        holders.setdefault(bounds, []).append(device)
+    return tuple(
+        (_part_words(view, bounds), tuple(devices)) for bounds, devices in sorted(holders.items())
     )
 
 
-def _holders(
+def _part_words(view: TensorView, bounds: _Bounds) -> str:
+    """`d_model 0:256, d_ff 0:3584`."""
+    ranges = (f"{d.name} {a}:{b}" for d, (a, b) in zip(view.dims, bounds, strict=True))
+    return ", ".join(ranges) or "the whole"
+
+
+def _bounds(
     tensor: Tensor, view: TensorView, mesh: dict[str, int]
-) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
-    """Each device, with the bounds of its part along each dim. Where there are no devices yet, its place in the mesh: `data=0 model=3`."""
+) -> Iterator[tuple[str, _Bounds]]:
+    """Each device with the bounds of its part.
+
+    A device is named as JAX names it; where there are none yet, by its coordinates in the mesh:
+    `data=0 model=3`.
+    """
     sharding = getattr(tensor.array, "sharding", None)
-    if math.prod(mesh.values()) > _LISTED:
-        return
-    if (
-        sharding is not None
-        and not tensor.place
-        and not isinstance(getattr(sharding, "mesh", None), AbstractMesh)
-    ):
+    abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+    if sharding is not None and not tensor.place and not abstract:
         for device, index in sharding.devices_indices_map(tuple(d.size for d in view.dims)).items():
-            yield (
-                f"{device.platform} {device.id}",
-                tuple(s.indices(d.size)[:2] for s, d in zip(index, view.dims, strict=True)),
-            )
+            bounds = (s.indices(d.size)[:2] for s, d in zip(index, view.dims, strict=True))
+            yield f"{device.platform} {device.id}", tuple(bounds)
         return
     if not mesh:
         return
-    for position in itertools.product(*(range(n) for n in mesh.values())):
-        at = dict(zip(mesh, position, strict=True))
-        starts = []
-        for dim in view.dims:
-            part = 0
-            for axis in dim.axes:
-                part = part * mesh[axis] + at[axis]
-            starts.append(part * dim.local)
-        bounds = tuple(
-            (min(a, d.size), min(a + d.local, d.size))
-            for a, d in zip(starts, view.dims, strict=True)
-        )
+    for indices in itertools.product(*(range(n) for n in mesh.values())):
+        at = dict(zip(mesh, indices, strict=True))
+        bounds = tuple(_bounds_of_dim(d, at, mesh) for d in view.dims)
         yield " ".join(f"{a}={i}" for a, i in at.items()), bounds
+
+
+def _bounds_of_dim(dim: DimView, at: dict[str, int], mesh: dict[str, int]) -> tuple[int, int]:
+    """Where along `dim` the part of the device with coordinates `at` starts and stops."""
+    part = 0
+    for axis in dim.axes:
+        part = part * mesh[axis] + at[axis]
+    return min(part * dim.local, dim.size), min((part + 1) * dim.local, dim.size)

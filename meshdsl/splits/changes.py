@@ -1,4 +1,4 @@
-"""The changes that lead from one split to another, in the order in which they run; most are one collective.
+"""The changes that lead from one split to another, in the order in which they run.
 
 pending -> split    psum_scatter        split -> whole                  all_gather
 pending -> whole    psum                split of another dim            all_to_all
@@ -31,18 +31,21 @@ def changes(
     pending: tuple[str, ...] = (),
     fits: Callable[[int, tuple[str, ...]], bool] = lambda dim, axes: True,
 ) -> list[Change]:
-    """The steps from the split `now`, with sums pending over `pending`, to the split `then` with nothing pending.
+    """The changes from the split `now`, with sums pending over `pending`, to the split `then`.
 
-    Steps that shrink the array come first (psum_scatter, slice), all_to_all next, psum after that, all_gather last.
-    The axes of a dim nest, major first, so only the innermost can be added or removed: where `then` wants another
-    order, the axes that are wanted are added inside, put in order by one ppermute, and the others gathered.
+    Steps that shrink the array come first (psum_scatter, slice), all_to_all next, psum after
+    that, all_gather last. The axes of a dim nest, major first, so only the innermost can be added
+    or removed: where `then` wants another order, the axes that are wanted are added inside, put
+    in order by one ppermute, and the others gathered.
 
     Args:
       fits: whether a dim may be split over these axes on the way.
     """
-    now = [list(axes) for axes in now]
-    then = [list(axes) for axes in then]
-    pending = list(pending)
+    return _changes([list(axes) for axes in now], [list(axes) for axes in then], [*pending], fits)
+
+
+def _changes(now, then, pending: list[str], fits) -> list[Change]:
+    """As `changes`; `now` and `pending` are what is left to do, and are changed on the way."""
     wanted = {axis for axes in then for axis in axes}
     found: list[Change] = []
     while True:
@@ -65,7 +68,10 @@ def changes(
 def padded_changes(
     dims: Dims, now: Split, then: Split, scope, pending: tuple[str, ...] = ()
 ) -> list[Change]:
-    """The changes from `now` to `then`. Where the padding of a dim differs between the two, the dim is made whole first."""
+    """The changes from `now` to `then`, of a tensor whose dims may be padded.
+
+    Where the padding of a dim differs between the two splits, the dim is made whole first.
+    """
 
     def fits(dim: int, axes: tuple[str, ...]) -> bool:
         return scope.padded(dims[dim], axes) == scope.padded(dims[dim], now[dim])
@@ -113,7 +119,7 @@ def _exchange(now, then) -> Change | None:
 
 
 def _complete(now, then, pending, fits) -> Change | None:
-    """Add the axes that a dim lacks inside those that it has, where these are not the first that it wants."""
+    """Add the axes that a dim lacks inside those that it has, where these should not come first."""
     used = {axis for axes in now for axis in axes}
     for dim, (have, want) in enumerate(zip(now, then, strict=True)):
         missing = [a for a in want if a not in have]
@@ -130,7 +136,7 @@ def _complete(now, then, pending, fits) -> Change | None:
 
 
 def _reorder(now, then, wanted) -> Change | None:
-    """Put the axes of a dim that has all that it wants in the wanted order, and those that leave inside."""
+    """Put the axes of a dim that has all that it wants in order, those that leave innermost."""
     for dim, (have, want) in enumerate(zip(now, then, strict=True)):
         if want and set(want) <= set(have) and have[: len(want)] != want:
             leaving = sorted((a for a in have if a not in want), key=lambda a: a in wanted)

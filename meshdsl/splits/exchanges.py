@@ -1,8 +1,11 @@
-"""In which rounds pieces travel: one `ppermute` each, in which a part sends at most one piece and receives at most one.
+"""Exchanges: the pieces that travel, in groups that one `ppermute` each carries.
 
-All pieces of a round are sent as long as the longest of them, so pieces are cut where that saves something. Together the rounds are
-as long as what the busiest part sends or receives: no schedule is shorter. (Preemptive open-shop scheduling: T. Gonzalez and S. Sahni,
-"Open shop scheduling to minimize finish time", Journal of the ACM 23, 1976.)
+In an exchange a part sends at most one piece and receives at most one.
+
+All pieces of a round are sent as long as the longest of them, so pieces are cut where that saves
+something. Together the rounds are as long as what the busiest part sends or receives: no schedule
+is shorter. (Preemptive open-shop scheduling: T. Gonzalez and S. Sahni, "Open shop scheduling to
+minimize finish time", Journal of the ACM 23, 1976.)
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ Edge = tuple[Node, Node]
 def exchanges(found: Sequence[Piece]) -> list[list[Piece]]:
     """The pieces, some of them cut, in groups of equally long ones that one exchange carries.
 
-    A part that has less to do than the busiest may rest for as long as it has less. With the rests everyone has equally much to
-    do, so there is always a round in which everyone works or rests; it lasts as long as the longest such round can. Of the
-    pieces that could go, those that travel equally far go together.
+    A part that has less to do than the busiest may rest for as long as it has less. With the
+    rests everyone has equally much to do, so there is always a round in which everyone works or
+    rests; it lasts as long as the longest such round can. Of the pieces that could go, those that
+    travel equally far go together.
     """
     waiting: dict[Edge, list[Piece]] = {}
     sends: Counter[int] = Counter()
@@ -91,7 +95,7 @@ def _longest_round(lengths: Mapping[Edge, int]) -> set[Edge]:
 
 
 def _matching(edges: Sequence[Edge]) -> set[Edge]:
-    """As many edges as possible of which no two share a node; earlier ones rather than later ones."""
+    """As many edges as possible of which no two share a node; earlier ones are preferred."""
     others: dict[Node, list[Node]] = {}
     for one, other in edges:
         others.setdefault(one, []).append(other)

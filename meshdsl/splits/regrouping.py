@@ -1,9 +1,11 @@
-"""Splits and merges of dims: which splits they keep, and the cheapest way to one of those. Nothing here touches an array.
+"""Which splits a reshape keeps, and the cheapest way to one of those.
 
-The elements of a group of dims are numbered through, major first. An axis that splits a dim of the group decides one digit of that
-number: where the digit stands, the product of all sizes before it, is what a dim of the result must have too if the axis is to
-split it without any element moving. Where sizes do not allow that but the split is the outermost of its group, each device
-has a run of consecutive numbers and needs another one, most of which it has: the rest comes by `ppermute`.
+The elements of a group of dims are numbered through, major first. An axis that splits a dim of
+the group decides one digit of that number: where the digit stands, the product of all sizes
+before it, is what a dim of the result must have too if the axis is to split it without any
+element moving. Where sizes do not allow that but the split is the outermost of its group, each
+device has a run of consecutive numbers and needs another one, most of which it has: the rest
+comes by `ppermute`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Group(NamedTuple):
 def best_splits(
     now: Split, then: Split, dims: Dims, out: Dims, groups: Sequence[Group], scope
 ) -> tuple[Split, Split]:
-    """The split to bring the operand to, and that in which the result comes out, so that the fewest elements travel in all.
+    """The splits of operand and result with which the fewest elements travel in all.
 
     Args:
       now, then: the splits that the operand has and that the result is to have.
@@ -58,11 +60,12 @@ def best_splits(
             best = price, before, after
         if not any(price):
             break
+    assert best is not None  # the split in which everything is whole is always kept
     return best[1:]
 
 
 def kept(groups: Sequence[Group], before: Placed, wanted: Placed, scope) -> Placed | None:
-    """The split of the result where nothing, or only the ends of runs, moves between devices; None where there is none.
+    """The split of the result if nothing travels, or only the ends of runs; None if there is none.
 
     Args:
       wanted: decides among equal places, which only axes of size 1 have.
@@ -113,14 +116,14 @@ def _places(dims: Dims) -> dict[Dim, tuple[int, int]]:
 
 
 def _ordered(axes: list[str], wanted: Axes, scope) -> Axes:
-    """`axes` with those of size 1 where `wanted` has them, if that leaves the order of the others alone."""
+    """`axes` with those of size 1 where `wanted` has them, if the others keep their order."""
     order = tuple(a for a in wanted if a in axes)
     real = [[a for a in some if scope.sizes[a] > 1] for some in (order, axes)]
     return order if len(order) == len(axes) and real[0] == real[1] else tuple(axes)
 
 
 def _by_runs(group: Group, before: Placed) -> Placed | None:
-    """The axes of the only dim that is split, where it is the outermost, on the outermost of the new ones."""
+    """The axes of the outermost dim, if no other is split, on the outermost of the new dims."""
     old = [d for d in group.old if d.size > 1 or before[d]]
     new = [d for d in group.new if d.size > 1] or group.new[:1]
     if not new or any(before[d] for d in old[1:]):
@@ -129,14 +132,18 @@ def _by_runs(group: Group, before: Placed) -> Placed | None:
 
 
 def runs(group: Group, have: int, want: int, parts: int) -> list[windows.Piece]:
-    """What travels where each part has `have` consecutive elements of the group and needs `want`, and what stays."""
+    """The pieces by which parts with runs of `have` elements of the group get runs of `want`."""
     return windows.pieces([j * want for j in range(parts)], want, have, dim_algebra.size(group.old))
 
 
 def _candidates(
     now: Split, wanted: Placed, dims: Dims, groups: Sequence[Group], scope
 ) -> Iterator[Split]:
-    """Splits that the operand could be brought to: as it is; and every axis left, gathered, or moved to where it may be of use."""
+    """Splits to which the operand could be brought.
+
+    The first is the one that it has. In the others each axis is left, gathered, or moved to a dim
+    where it may be of use.
+    """
     yield now
     regrouped = {d for group in groups for d in group.old}
     outer = [
@@ -169,7 +176,7 @@ def _candidates(
 
 
 def _aims(wanted: Placed, groups: Sequence[Group], scope) -> dict[str, Dim]:
-    """For each axis that the result is to be split over, the dim of the operand in which that digit stands."""
+    """For each axis that is to split the result, the dim of the operand that has its digit."""
     grouped = {d: group for group in groups for d in group.new}
     found = {}
     for dim, axes in wanted.items():
@@ -185,7 +192,7 @@ def _aims(wanted: Placed, groups: Sequence[Group], scope) -> dict[str, Dim]:
 
 
 def _price(dims: Dims, now: Split, then: Split, scope) -> tuple[int, int]:
-    """How many elements each device receives on the way from one split to another, and in how many collectives."""
+    """How many elements a device receives between two splits, and in how many collectives."""
     elements, collectives, split = 0, 0, list(now)
     for step in padded_changes(dims, now, then, scope):
         parts = scope.parts(step.axes)
@@ -211,17 +218,15 @@ def _price_within(
     groups: Sequence[Group], dims: Dims, before: Split, out: Dims, after: Split, scope
 ) -> tuple[int, int]:
     """As `_price`, for what travels where runs end elsewhere."""
-    before, after = dict(zip(dims, before, strict=True)), dict(zip(out, after, strict=True))
+    given, made = dict(zip(dims, before, strict=True)), dict(zip(out, after, strict=True))
     elements, collectives = 0, 0
     for group in groups:
-        have, want = (
-            _elements(group.old, [before[d] for d in group.old], scope),
-            _elements(group.new, [after[d] for d in group.new], scope),
-        )
+        have = _elements(group.old, [given[d] for d in group.old], scope)
+        want = _elements(group.new, [made[d] for d in group.new], scope)
         if have != want:
-            parts = scope.parts([a for d in group.old for a in before[d]])
+            parts = scope.parts([a for d in group.old for a in given[d]])
             travels = exchanges([p for p in runs(group, have, want, parts) if p.source != p.target])
-            others = _elements(dims, [before[d] for d in dims], scope) // have
+            others = _elements(dims, before, scope) // have
             elements += others * sum(max(p.length for p in exchange) for exchange in travels)
             collectives += len(travels)
     return elements, collectives

@@ -1,6 +1,7 @@
-"""Windows: the run of consecutive elements of a split dim that each device needs, and the pieces of it that others hold.
+"""Windows: the run of elements of a split dim that each device needs, and who holds them.
 
-Slices, pads, shifts, concatenations, halos of convolutions and stencils are windows that start at static indices.
+Slices, pads, shifts, concatenations, halos of convolutions and stencils are windows that start at
+static indices.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ class Piece(NamedTuple):
 
 
 def pieces(starts: Sequence[int], length: int, block: int, stop: int) -> list[Piece]:
-    """Every piece of the windows `starts[j] ... starts[j] + length`, cut to 0 ... `stop`, of a dim in blocks of `block`."""
+    """Every piece of the windows `starts[j] ... starts[j] + length` of a dim in parts of `block`.
+
+    Windows are cut to 0 ... `stop`.
+    """
     found = []
     for target, start in enumerate(starts):
         at, end = max(start, 0), min(start + length, stop)

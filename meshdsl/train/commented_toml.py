@@ -1,6 +1,6 @@
-"""A configuration as TOML with comments: what each setting is and which values it may have.
+"""A configuration as TOML with comments, which say what each setting is and may be.
 
-The comments are what the docstrings and fields of the configuration say, see `meshdsl.fields`.
+The comments come from the docstrings and fields of the configuration, see `meshdsl.fields`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import tomli_w
 
 from meshdsl.fields import descriptions, legal, summary
+from meshdsl.train.settings import entry_type
 
 _WIDTH = 100
 
@@ -36,7 +37,7 @@ def _group(config: Any, path: tuple[str, ...]) -> Iterator[str]:
         if dataclasses.is_dataclass(value):
             tables.append(_group(value, (*path, field.name)))
         elif isinstance(value, dict):
-            entry = typing.get_args(kinds[field.name])[-1]
+            entry = entry_type(kinds[field.name])
             tables.append(_table(value, entry, said, (*path, field.name)))
         else:
             yield from ("", *_setting(field, said, value, kinds[field.name]))
@@ -45,6 +46,7 @@ def _group(config: Any, path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iterator[str]:
+    """The lines of one setting: what it is and may be, as a comment, and `key = value`."""
     values = "true or false" if kind is bool else legal(field.metadata)
     yield from _comment(f"{said} Legal: {values}." if values else said)
     plain = list(value) if isinstance(value, tuple) else value
@@ -52,14 +54,19 @@ def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iter
 
 
 def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...]) -> Iterator[str]:
-    """The lines of a field that is a dict: entries by name, or a table that is kept as it is."""
-    if not dataclasses.is_dataclass(entry):
+    """The lines of a field that is a dict.
+
+    Args:
+      entry: the class of its entries; None where it is a table that is shown as it is.
+      said: what the field is.
+    """
+    if entry is None:
         yield from ("", *_comment(said), tomli_w.dumps(_nested(path, values)).rstrip("\n"))
         return
     yield from ("", *_comment(said), _header(path))
     for name, value in values.items():
         yield from _group(value, (*path, name))
-    if not values:  # what an entry would hold, as comments
+    if not values:  # what an entry could have, as comments
         for line in _group(entry(), (*path, "NAME")):
             yield f"# {line}" if line else line
 
@@ -70,10 +77,12 @@ def _comment(text: str) -> list[str]:
 
 
 def _header(path: tuple[str, ...]) -> str:
+    """The header of a table: `[data.sources.web]`."""
     return tomli_w.dumps(_nested(path, {})).splitlines()[-1]
 
 
 def _nested(path: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
+    """`values` in nested dicts, by the names in `path`."""
     for name in reversed(path):
         values = {name: values}
     return values

@@ -1,9 +1,18 @@
 """The settings of a training run, as typed dataclasses with their defaults.
 
 They are the only list of settings: the command line, the file of a run and the error messages all
-read it from here, see `meshdsl.train.settings`. A key is the path of a field: `model.d_model`,
-`data.sources.web.weight`. What a docstring says of a field is what `meshdsl train --print-config`
-writes above it, with the values that the field may have.
+read it from here, see `meshdsl.train.settings`. The key of a setting is the path of its field:
+`model.d_model`, `data.sources.web.weight`.
+
+To add a setting, add a field to the dataclass of its group, `Guard` say, and an entry for it to the
+`Attributes:` of the docstring. `bounded`, `chosen` and `listed` say which values it may have:
+
+    grace: float = bounded(5.0, least=0.0)
+
+That is all: `guard.grace=3` is a setting. `meshdsl train --print-config` writes the entry of the
+docstring above it, followed by the values that it may have. A condition on several settings
+together is checked in `__post_init__`. A setting that the compiled step depends on is also named in
+`meshdsl.train.job`, `_OF_STEP`, so that a saved step of another value is refused.
 """
 
 from __future__ import annotations
@@ -126,13 +135,15 @@ class Precision:
     def __post_init__(self) -> None:
         if self.loss_scale not in ("none", "dynamic") and not _positive(self.loss_scale):
             raise MeshDSLError(
-                f"precision.loss_scale={self.loss_scale}: expected none, dynamic, or a number above 0"
+                f"precision.loss_scale={self.loss_scale}: "
+                "expected none, dynamic, or a number above 0"
             )
         if self.stochastic_rounding and self.params != "bfloat16":
             raise MeshDSLError("precision.stochastic_rounding: is for precision.params=bfloat16")
 
 
 def _positive(text: str | float) -> bool:
+    """Whether `text` is a number above 0, or spells one."""
     try:
         return 0 < float(text) < math.inf
     except ValueError:

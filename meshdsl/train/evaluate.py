@@ -1,4 +1,7 @@
-"""The loss on held-out text, exact: the mean over every target of a dataset, however its batches are split or filled up."""
+"""The loss on held-out text: the mean over every target of a dataset.
+
+It is exact however the batches are split over devices, and however the last one is filled up.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.models.transformer import Transformer
-from meshdsl.train.data.device_batches import place
+from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.precision import cast
 
 
 class Evaluator:
-    """Losses of a job's model under its layout, computed in the dtypes that its steps compute in, without dropout."""
+    """Measures losses of a job's model under its layout.
+
+    They are computed in the dtypes that the job's steps compute in, and without dropout.
+    """
 
     def __init__(self, job: Job):
         self._like = job.held_out
@@ -31,15 +37,19 @@ class Evaluator:
         self._sums = jax.jit(lambda params, batch: lowered(cast(params, precision.compute), batch))
 
     def losses(self, params: Any, datasets: Mapping[str, Iterable[Arrays]]) -> dict[str, float]:
-        """For each dataset the mean cross-entropy in nats per token, over all targets in its batches that are not -1.
+        """The mean cross-entropy of each dataset in nats per token.
 
         Args:
           params: the model, split as the job splits it.
-          datasets: batches as `job.held_out`, of each the rows that this process reads. NaN for one without any target.
+          datasets: by name, batches like `job.held_out`: of each the rows that this process reads.
+            A target of -1 does not count.
+
+        Returns:
+          The loss by the name of the dataset; NaN for a dataset without any target.
         """
-        # Every batch is on its way before the first result is waited for.
+        # All batches are sent to the devices before the first result is waited for.
         found = {
-            name: [self._sums(params, place(batch, self._like)) for batch in batches]
+            name: [self._sums(params, put_on_devices(batch, self._like)) for batch in batches]
             for name, batches in datasets.items()
         }
         return {

@@ -1,9 +1,15 @@
-"""The folder of a run: `config.toml`, `metrics.jsonl`, `checkpoints/` and what else it writes. One run has one folder, and one process group at a time."""
+"""The folder of a run: its `config.toml`, `metrics.jsonl`, `checkpoints/` and what else it writes.
+
+One folder has one run, and the processes of one command work on it at a time: a lock keeps others
+out.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +17,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.figures import byte_words
 from meshdsl.train import settings
 from meshdsl.train.config import Config
 
 _LOCK, _PART = "lock", "config.part"
-_LEFT = (_LOCK, _PART)  # by a run that never began
+_LEFTOVERS = (_LOCK, _PART)  # what a run that never began may leave in its folder
 _SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The folder at `path`, which need not exist yet, and the files that a run keeps there."""
+
     path: Path
 
     @property
@@ -37,7 +46,7 @@ class RunFolder:
 
     @classmethod
     def unused(cls, root: Path, name: str) -> RunFolder:
-        """A folder in `root` that does not exist yet, named by the time and `name`."""
+        """A folder in `root` that does not exist yet, named by the time and by `name`."""
         base = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
         names = [base, *(f"{base}-{i}" for i in range(2, 100))]
         return cls(next(root / each for each in names if not (root / each).exists()))
@@ -58,30 +67,37 @@ class RunFolder:
             raise MeshDSLError(f"--out {self.path}: is a file")
         if self.config.exists():
             raise MeshDSLError(
-                f"--out {self.path}: holds a run; go on with it by --resume, or choose another folder"
+                f"--out {self.path}: holds a run; "
+                "go on with it by --resume, or choose another folder"
             )
-        if self.path.exists() and any(path.name not in _LEFT for path in self.path.iterdir()):
+        if self.path.exists() and any(path.name not in _LEFTOVERS for path in self.path.iterdir()):
             raise MeshDSLError(f"--out {self.path}: is not empty; choose another folder")
 
-    def begin(self, config: Config) -> None:
-        """Make the folder, and write the configuration into it, whole or not at all."""
+    def write_config(self, config: Config) -> None:
+        """Make the folder, and write the configuration into it, completely or not at all.
+
+        Raises:
+          MeshDSLError: it cannot be written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             part = self.path / _PART
-            part.write_text(settings.to_toml(_with_whole_paths(config)), encoding="utf-8")
+            part.write_text(settings.to_toml(_with_absolute_paths(config)), encoding="utf-8")
             part.replace(self.config)
         except OSError as error:
             raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
 
     @contextmanager
-    def held(self) -> Iterator[str]:
-        """Keeps every other run out of the folder. The system lets go of it when the process ends, however it ends.
+    def locked(self) -> Iterator[str]:
+        """A context in which no other command can lock the folder, which is made if need be.
+
+        The system releases the lock when the process ends, however it ends.
 
         Yields:
-          What stands in the folder as long, for `token`.
+          A random token, which stands in the folder while it is locked; see `wait_for_token`.
 
         Raises:
-          MeshDSLError: another run holds it, or nothing can be written here.
+          MeshDSLError: another process has locked the folder, or it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -93,10 +109,11 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise MeshDSLError(
-                    f"--out {self.path}: another process is running this run; wait for it, or choose another folder"
+                    f"--out {self.path}: another process is running this run; "
+                    "wait for it, or choose another folder"
                 ) from None
             except OSError:
-                pass  # a file system without locks
+                pass  # the file system has no locks
             token = secrets.token_hex(8)
             try:
                 lock.truncate(0)
@@ -106,8 +123,12 @@ class RunFolder:
                 raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
             yield token
 
-    def token(self, wanted: str) -> str:
-        """What stands in the folder as this process sees it: `wanted`, as soon as it is seen, or something else after a minute."""
+    def wait_for_token(self, wanted: str) -> str:
+        """The token in the folder as this process sees it: `wanted`, as soon as it is seen.
+
+        If it is not seen within a minute, the result is what stands there instead, or `absent`.
+        Processes that compare the results find out whether they share one folder.
+        """
         until = time.monotonic() + _SHARED
         while True:
             try:
@@ -119,19 +140,43 @@ class RunFolder:
             time.sleep(0.5)
 
 
-def _with_whole_paths(config: Config) -> Config:
-    """`config` as it is kept with the run: its paths hold from any folder."""
-    whole = lambda path: str(Path(path).absolute()) if path else ""  # noqa: E731
+def _with_absolute_paths(config: Config) -> Config:
+    """`config` as it is kept with the run: with paths that are right from any working directory."""
+    data = config.data
     sources = {
         name: replace(
-            each, paths=tuple(map(whole, each.paths)), validation=tuple(map(whole, each.validation))
+            source,
+            paths=tuple(map(_absolute, source.paths)),
+            validation=tuple(map(_absolute, source.validation)),
         )
-        for name, each in config.data.sources.items()
+        for name, source in data.sources.items()
     }
-    tokenizer = (
-        config.data.tokenizer if config.data.tokenizer == "bytes" else whole(config.data.tokenizer)
-    )
-    data = replace(
-        config.data, sources=sources, tokenizer=tokenizer, cache=whole(config.data.cache)
-    )
-    return replace(config, data=data, warm_start=whole(config.warm_start))
+    tokenizer = data.tokenizer if data.tokenizer == "bytes" else _absolute(data.tokenizer)
+    data = replace(data, sources=sources, tokenizer=tokenizer, cache=_absolute(data.cache))
+    return replace(config, data=data, warm_start=_absolute(config.warm_start))
+
+
+def _absolute(path: str) -> str:
+    """`path` from the root; "" stays "", which stands for no path."""
+    return str(Path(path).absolute()) if path else ""
+
+
+def check_folder(path: Path, needed_bytes: int) -> None:
+    """Raise a MeshDSLError if no file can be made in a folder, or so many bytes have no room there.
+
+    The folder need not exist: what counts is the nearest folder above it that does.
+    """
+    at = path
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    try:
+        with tempfile.TemporaryFile(dir=at):
+            pass
+        free = shutil.disk_usage(at).free
+    except OSError as error:
+        raise MeshDSLError(f"{path}: cannot be written: {at}: {error.strerror}") from None
+    if needed_bytes > free:
+        raise MeshDSLError(
+            f"{path}: the checkpoints that are kept there need {byte_words(needed_bytes)}, "
+            f"and {byte_words(free)} are free; set less checkpoint.keep, or choose another folder"
+        )

@@ -1,7 +1,14 @@
-"""SIGTERM (a scheduler that takes the machine back) and Ctrl-C, as wishes that the loop sees between two steps, so that a run can save its step.
+"""SIGTERM (a scheduler takes the machine back) and Ctrl-C stop a run between two steps.
 
-Processes that train together must stop after the same step: all of them take part in its collectives, and in saving it. Whoever got a signal
-leaves the wish in the store that the processes share (`meshdsl.hosts`). All wait for one there, in a thread of their own, tell which step they have begun, and stop after the first step that none of them has passed. A step asks nothing of the network; meanwhile the loop waits, at its next step.
+So the run can save its step. A signal is taken as a wish to stop, which the training loop asks for
+after each step.
+
+Processes that train together must stop after the same step, because all of them take part in its
+collectives and in saving it. A process that gets a signal puts the wish into the store that the
+processes share (`meshdsl.hosts`). In each process a thread waits for a wish in the store. When one
+comes, each process says which step it has begun, and all stop after the first step that none of
+them has passed. While they find out, the loop waits at its next step; where there is no wish, a
+step asks nothing of the network.
 """
 
 from __future__ import annotations
@@ -16,79 +23,95 @@ from queue import SimpleQueue
 from meshdsl.hosts import store
 from meshdsl.hosts.signals import REASONS, heard
 
-_AGREEMENT = (
-    600.0  # seconds in which all processes have told where they are; one may still be compiling
-)
+# Seconds in which all processes have said which step they have begun; one may still be compiling.
+_AGREEMENT = 600.0
 _OVER = "over"  # in place of a wish, where the run came to its end before one
-_number = counter()  # of runs in this process; the same in all of them
+_run_numbers = counter()  # of the runs in this process: the same in all processes
 
 
 class Stopping:
-    """What the loop asks after each step."""
+    """Whether a run is to stop, and why: what the training loop asks after each step.
+
+    Attributes:
+      wish: the reason of the signal that this process got, "preempted" or "interrupted"; None where
+        it got none.
+    """
 
     def __init__(self) -> None:
-        self.wish: str | None = None  # of this process
-        self._reason: str | None = None  # of all
-        self._last: int | None = None  # the step after which all stop
-        self._step = 0
-        self._telling = threading.Lock()  # while the processes agree, none goes on
+        self.wish: str | None = None
+        self._reason: str | None = None  # what all processes stop for
+        self._last: int | None = None  # the step after which all processes stop
+        self._step = 0  # the one that this process has begun
+        self._agreeing = threading.Lock()  # kept while the processes agree: none goes on meanwhile
         self._wishes: SimpleQueue[str] = SimpleQueue()
 
-    def at(self, step: int) -> str | None:
-        """Why the run stops after `step`, counted from 1: "preempted", "interrupted", or None: it goes on."""
+    def reason_to_stop(self, step: int) -> str | None:
+        """Why the run stops after `step`, counted from 1.
+
+        "preempted" or "interrupted"; None where it goes on.
+        """
         if store.count() == 1:
             return self.wish
-        with self._telling:
+        with self._agreeing:
             self._step = step
             return self._reason if self._last is not None and step >= self._last else None
 
     def take(self, number: int) -> bool:
-        """Take a signal as a wish, but not a second Ctrl-C."""
+        """Take a signal as a wish; returns False for a second Ctrl-C, which is not taken."""
         if self.wish == "interrupted":
             return number != signal.SIGINT
         self.wish = REASONS[signal.Signals(number)]
         self._wishes.put(self.wish)
         return True
 
-    def tell(self, key: str) -> None:
-        """Pass on the first wish of this process, or that the run is over, unless there is a wish: then all agree, also those at their end."""
+    def put_wish(self, key: str) -> None:
+        """Put the first wish of this process into the store, or that its run is over.
+
+        If another process has put one there before, nothing changes. So if there is a wish, all
+        processes agree on it, also those whose run is over.
+        """
         with suppress(RuntimeError):  # the store is gone, and JAX ends the process
             store.put(f"{key}/wish", self._wishes.get())
 
-    def watch(self, key: str) -> None:
-        """Learn the wish of any process, until there is one or the run is over."""
+    def follow_wish(self, key: str) -> None:
+        """Wait until a process has a wish, and agree on the last step; or until the run is over."""
         with suppress(RuntimeError):
             if (reason := store.wait_for(f"{key}/wish")) != _OVER:
                 self._agree(key, reason)
 
     def _agree(self, key: str, reason: str) -> None:
-        with self._telling:
+        """Settle the step after which all processes stop."""
+        with self._agreeing:
             store.put(f"{key}/steps/{store.index()}", str(self._step))
-            store.meet(f"{key}/told", _AGREEMENT)
+            store.wait_for_all(f"{key}/told", _AGREEMENT)
             if store.first():
-                store.put(
-                    f"{key}/last", str(1 + max(map(int, store.folder(f"{key}/steps").values())))
-                )
+                begun = map(int, store.values_below(f"{key}/steps").values())
+                store.put(f"{key}/last", str(1 + max(begun)))
             self._last, self._reason = int(store.wait_for(f"{key}/last")), reason
 
-    def over(self) -> None:
+    def end(self) -> None:
+        """Say that the run is over, which ends the threads."""
         self._wishes.put(_OVER)
 
 
 @contextmanager
 def stopping() -> Iterator[Stopping]:
-    """SIGTERM and the first Ctrl-C are wishes in here; a second Ctrl-C ends the program at once."""
+    """A context in which SIGTERM and the first Ctrl-C are wishes to stop, which its value tells.
+
+    A second Ctrl-C ends the program at once.
+    """
     stop = Stopping()
-    key = f"stop/{next(_number)}"
-    works = (stop.tell, stop.watch) if store.count() > 1 else ()
-    how = {"args": (key,), "name": "meshdsl stopping", "daemon": True}
-    threads = [threading.Thread(target=work, **how) for work in works]
+    key = f"stop/{next(_run_numbers)}"
+    threads = [
+        threading.Thread(target=work, args=(key,), name="meshdsl stopping", daemon=True)
+        for work in ((stop.put_wish, stop.follow_wish) if store.count() > 1 else ())
+    ]
     with heard(*REASONS, by=stop.take):
         for thread in threads:
             thread.start()
         try:
             yield stop
         finally:
-            stop.over()
+            stop.end()
             for thread in threads:
                 thread.join()

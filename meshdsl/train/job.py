@@ -1,6 +1,7 @@
 """What a configuration trains: the model, its optimizer and its step, under one layout on one mesh.
 
-Nothing is allocated here until a state is asked for, so the same object serves to check a layout and to train by it.
+Nothing is allocated until a state is asked for. So the same object serves to check a layout, to
+explain or compile a step for devices that are not at hand, and to train.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from meshdsl.compiled import saved
 from meshdsl.models.transformer import Transformer
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config
-from meshdsl.train.data.device_batches import place
+from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep
 
-_OF_STEP = (
-    "steps",
-    "batch",
-    "microbatches",
-    "offload",
-    "guard.nonfinite",
-    "data.separate",
-)  # settings that the compiled step depends on,
-_GROUPS_OF_STEP = ("model.", "optimizer.", "schedule.", "precision.")  # and groups of such
-Arrays = dict[str, np.ndarray]  # see `Job.batch`; each int32 [rows, length]
+# The settings that the compiled step depends on: some by name, and groups of them.
+_OF_STEP = ("steps", "batch", "microbatches", "offload", "guard.nonfinite", "data.separate")
+_GROUPS_OF_STEP = ("model.", "optimizer.", "schedule.", "precision.")
+# What one process reads of a batch, by the names in `Job.batch`: each int32 [rows, length].
+Arrays = dict[str, np.ndarray]
 
 
 class Job:
     """A step of training, and what is needed to feed it.
 
+    Attributes:
+      step: the model's `TrainStep`.
+      dims: the dims that a layout for this model may speak of.
+
     Raises:
-      MeshDSLError: the layout does not fit the model: a dim that nothing has, or a size that does not divide.
+      MeshDSLError: the layout does not fit the model: it names a dim that nothing has, or splits a
+        size that does not divide.
     """
 
     def __init__(self, config: Config, layout: md.Layout, mesh: jax.sharding.Mesh):
@@ -66,9 +67,8 @@ class Job:
     def _loss(
         self, model: Transformer, batch: dict[str, md.Tensor], key: Any
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
-        key = (
-            key.array if isinstance(key, md.Tensor) else key
-        )  # each microbatch has a key of its own
+        if isinstance(key, md.Tensor):  # with microbatches, each of which has a key of its own
+            key = key.array
         return model.loss(
             **batch,
             key=key,
@@ -83,40 +83,42 @@ class Job:
 
     @property
     def state(self) -> State:
-        """The state in the abstract: `ShapeDtypeStruct`s with shardings."""
+        """The state as `ShapeDtypeStruct`s with shardings, without arrays."""
         return self.step.abstract
 
     @cached_property
     def batch(self) -> dict[str, md.Tensor]:
-        """A training batch in the abstract: `tokens` and `targets`, and what tells documents apart where they are kept separate."""
-        return self._abstract(self.step.microbatches)
+        """A training batch without arrays: Tensors of `ShapeDtypeStruct`s with shardings.
+
+        It has `tokens` and `targets`, and with `data.separate` also `segments` and `positions`.
+        """
+        return self._abstract_batch(self.step.microbatches)
 
     @cached_property
     def held_out(self) -> dict[str, md.Tensor]:
-        """A batch of validation in the abstract, of as many rows as a microbatch."""
-        return self._abstract(None)
+        """A batch of validation without arrays, of as many rows as a microbatch has."""
+        return self._abstract_batch(None)
 
-    def _abstract(self, microbatches: md.Dim | None) -> dict[str, md.Tensor]:
+    def _abstract_batch(self, microbatches: md.Dim | None) -> dict[str, md.Tensor]:
         leading = () if microbatches is None else (microbatches,)
         dims = (*leading, md.Dim("batch", self.rows), self.config.model.dims["length"])
-        tensor = md.tensor(jax.ShapeDtypeStruct([dim.size for dim in dims], np.int32), dims)
-        sharding = md.shardings(tensor, self.layout, self.mesh)
-        tensor = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tensor, sharding
+        whole = md.tensor(jax.ShapeDtypeStruct([dim.size for dim in dims], np.int32), dims)
+        tensor: md.Tensor = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            whole,
+            md.shardings(whole, self.layout, self.mesh),
         )
-        names = (
-            "tokens",
-            "targets",
-            *(("segments", "positions") if self.config.data.separate else ()),
-        )
+        names = ["tokens", "targets"]
+        if self.config.data.separate:
+            names += ["segments", "positions"]
         return dict.fromkeys(names, tensor)
 
     def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
-        """A training batch on the devices, split by the law, from the rows that this process has to read."""
-        return place(arrays, self.batch)
+        """A training batch on the devices, split by the law, from the rows of this process."""
+        return put_on_devices(arrays, self.batch)
 
     def program(self) -> Program:
-        """The record of one step: every op with its split and moves, every collective."""
+        """The recorded program of one step: every op with its split, and every collective."""
         return self.step.program(self.state, self.batch)
 
     @cached_property
@@ -125,23 +127,30 @@ class Job:
         return self.step.lower(self.state, self.batch)
 
     def save(self, executable: jax.stages.Compiled, path: Path, options: Mapping[str, str]) -> int:
-        """Writes the compiled step to a file that `load` reads; returns its bytes. `options`: of the compiler."""
+        """Write the compiled step to a file that `load` reads.
+
+        Args:
+          options: those that the compiler got.
+
+        Returns:
+          The size of the file in bytes.
+        """
         return saved.save(path, executable, self.lowered, self._made(options))
 
     def load(self, path: Path) -> Callable:
-        """The compiled step in a file, of this configuration, layout and mesh.
+        """Read the compiled step from a file that `save` wrote.
 
         Raises:
-          MeshDSLError: the file is of something else, or damaged.
+          MeshDSLError: the file is damaged, or is of another configuration, layout or mesh.
         """
         return saved.load(path, self._made({}), lambda: self.lowered, self.mesh)
 
-    def _made(self, options: Mapping[str, str]) -> saved.Made:
-        return saved.Made.of(self.mesh, self._settings, options)
+    def _made(self, options: Mapping[str, str]) -> saved.Provenance:
+        return saved.Provenance.of(self.mesh, self._settings, options)
 
     @property
     def _settings(self) -> dict[str, str]:
-        """Everything that the step is made from, as texts."""
+        """All settings that the step is made from, those of the layout too, as texts by name."""
         config = replace(
             self.config,
             optimizer=replace(self.config.optimizer, learning_rate=peak(self.config.optimizer)),
@@ -155,11 +164,9 @@ class Job:
             f"layout {rule.level} rule {i}": rule.text
             for i, rule in enumerate(self.layout.parsed, 1)
         }
-        return (
-            of_step
-            | rules
-            | {
-                "layout uneven": str([rule.pads for rule in self.layout.parsed]),
-                "layout gather": self.layout.gather,
-            }
-        )
+        return {
+            **of_step,
+            **rules,
+            "layout uneven": str([rule.pads for rule in self.layout.parsed]),
+            "layout gather": self.layout.gather,
+        }

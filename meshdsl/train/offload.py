@@ -1,4 +1,4 @@
-"""Memory of the host: what waits there while the devices do not use it."""
+"""Offloading: arrays wait in the memory of the host while the devices do not use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ DEVICE, HOST = "device", "pinned_host"
 
 
 def check_host_memory(mesh: Mesh, offload: Iterable[str]) -> None:
-    """Raise a MeshDSLError where something is to be offloaded and the devices of `mesh` cannot reach memory of the host."""
+    """Raise a MeshDSLError if the devices of `mesh` cannot reach the memory of the host.
+
+    Args:
+      offload: what is to be offloaded; where that is nothing, there is no error. There is none
+        either for a mesh without devices, of which nothing is known.
+    """
     offload = tuple(offload)
     if not offload or isinstance(mesh, AbstractMesh):
         return
@@ -23,11 +28,20 @@ def check_host_memory(mesh: Mesh, offload: Iterable[str]) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
         raise MeshDSLError(
-            f"offload={', '.join(offload)}: needs {HOST} memory, and a device of kind {device.device_kind} has {', '.join(kinds)}"
+            f"offload={', '.join(offload)}: needs {HOST} memory, "
+            f"and a device of kind {device.device_kind} has {', '.join(kinds)}"
         )
 
 
 def in_memory(shardings: Any, kind: str) -> Any:
-    """A tree of shardings with those of Tensors in memory of a kind; counters stay with the device, which reads them."""
-    move = lambda t: jax.tree.map(lambda s: s.with_memory_kind(kind), t) if is_tensor(t) else t
-    return jax.tree.map(move, shardings, is_leaf=is_tensor)
+    """A tree of shardings, with those of Tensors in memory of the given kind: DEVICE or HOST.
+
+    What is no Tensor, such as the counters of an optimizer, stays with the device, which reads it.
+    """
+
+    def with_kind(node):
+        if not is_tensor(node):
+            return node
+        return jax.tree.map(lambda sharding: sharding.with_memory_kind(kind), node)
+
+    return jax.tree.map(with_kind, shardings, is_leaf=is_tensor)

@@ -1,8 +1,9 @@
-"""Optax optimizers by name, with one schedule, and weight decay on matrices only.
+"""Optax optimizers by name, with the schedule of the learning rate, and weight decay of matrices.
 
-Which parameters are matrices is not guessed from ranks: a parameter Tensor says which of its dims it contracts
-(`role.ins`), so layers that are stacked over a `layers` dim are what they are. Optax's own muon rule (rank 2) would
-leave every stacked weight to adam.
+Other parameters do not decay. Which parameters are matrices is not guessed from their ranks: a
+parameter Tensor says which of its dims it contracts (`role.ins`), so a weight that is stacked over
+a `layers` dim is still known to be a matrix. Optax's own rule for muon (rank 2) would leave every
+stacked weight to adam.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from meshdsl.tensor import Tensor
 from meshdsl.train.config import Optimizer
 from meshdsl.train.config import Schedule as ScheduleSettings
 
+# Called with the number of a step, counted from 0; returns the learning rate.
 Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
 
 
 def is_matrix(parameter: Tensor) -> bool:
+    """Whether the parameter is one that an einsum contracts with its input."""
     return bool(parameter.role and parameter.role.ins)
 
 
@@ -32,18 +35,19 @@ def matrices(parameters: Any) -> Any:
 
 
 def dimension_numbers(parameters: Any) -> Any:
-    """A tree prefix of `parameters`: muon's dimension numbers of each matrix, None elsewhere.
+    """A tree prefix of `parameters`: muon's dimension numbers of each matrix, else None.
 
-    The dims that a weight contracts are the rows, the dims that it makes the columns; all others are batch dims.
+    The dims that a weight contracts are its rows, the dims that it makes are its columns, and all
+    others are batch dims.
     """
 
     def numbers(parameter: Tensor) -> MuonDimensionNumbers | None:
         if not is_matrix(parameter):
             return None
-        at = {dim.name: index for index, dim in enumerate(parameter.dims)}
+        position = {dim.name: index for index, dim in enumerate(parameter.dims)}
         role = parameter.role
         return MuonDimensionNumbers(
-            tuple(at[name] for name in role.ins), tuple(at[name] for name in role.outs)
+            tuple(position[name] for name in role.ins), tuple(position[name] for name in role.outs)
         )
 
     return jax.tree.map(numbers, parameters, is_leaf=_is_tensor)
@@ -60,7 +64,8 @@ def _sgd(rate: Schedule, decay: float) -> optax.GradientTransformation:
 
 
 def _adafactor(rate: Schedule, decay: float) -> optax.GradientTransformation:
-    # Optax's adafactor decays by the rate it is given, not times the learning rate: chained as adamw does it instead.
+    # Optax's adafactor takes the decay as it is, not times the learning rate. So the decay is
+    # chained between the update and the rate, as adamw has it.
     return optax.chain(
         optax.adafactor(
             None,
@@ -73,7 +78,8 @@ def _adafactor(rate: Schedule, decay: float) -> optax.GradientTransformation:
     )
 
 
-# name -> (the usual peak learning rate, the transformation of a schedule and a weight decay)
+# By name: the usual peak learning rate, and what makes the transformation from a schedule and a
+# weight decay. The names are those of `config.OPTIMIZERS`.
 TABLE: dict[str, tuple[float, Callable[[Schedule, float], optax.GradientTransformation]]] = {
     "adamw": (
         1e-3,
@@ -89,7 +95,8 @@ TABLE: dict[str, tuple[float, Callable[[Schedule, float], optax.GradientTransfor
             weight_decay=decay,
             adam_weight_decay=0.0,
             muon_weight_dimension_numbers=dimension_numbers,
-            consistent_rms=0.2,  # updates of adamw's size, so both kinds of parameters share one learning rate
+            # Updates have the size of adamw's, so both kinds of parameters share one learning rate.
+            consistent_rms=0.2,
         ),
     ),
 }
@@ -102,7 +109,10 @@ def peak(settings: Optimizer) -> float:
 
 
 def make_schedule(settings: ScheduleSettings, top: float, steps: int) -> Schedule:
-    """A linear warmup to the rate `top`, then the shape of `settings` to the end of `steps`; no step has a rate of 0."""
+    """A linear warmup to the rate `top`, then the shape of `settings` to the end of `steps`.
+
+    No step has a rate of 0, neither the first nor the last.
+    """
     warmup = min(settings.warmup, steps - 1)
     rise = optax.linear_schedule(top / (warmup + 1), top, warmup)
     return optax.join_schedules(
@@ -111,13 +121,15 @@ def make_schedule(settings: ScheduleSettings, top: float, steps: int) -> Schedul
 
 
 def _wsd(settings: ScheduleSettings, top: float, steps: int) -> Schedule:
+    """Warmup-stable-decay (Hu et al., 2024): stay at `top`, then fall linearly at the end."""
     falling = max(1, round(settings.decay * steps))
     return optax.linear_schedule(
         top, top * settings.final, falling, transition_begin=steps - falling
     )
 
 
-# shape -> the schedule after the warmup, over so many steps
+# By the name of the shape: what makes the schedule after the warmup, from the settings, the rate at
+# the peak and the number of steps that are left. The names are those of `config.Schedule.shape`.
 _SHAPES: dict[str, Callable[[ScheduleSettings, float, int], Schedule]] = {
     "cosine": lambda settings, top, steps: optax.cosine_decay_schedule(top, steps, settings.final),
     "linear": lambda settings, top, steps: optax.linear_schedule(top, top * settings.final, steps),
@@ -132,7 +144,7 @@ def make_optimizer(
     """The optimizer that `settings` name, over a run of `steps`.
 
     Raises:
-        MeshDSLError: unknown name; the text lists the known ones.
+      MeshDSLError: the name is unknown; the text lists the known ones.
     """
     _, make = _entry(settings.name)
     return make(make_schedule(schedule, peak(settings), steps), settings.weight_decay)

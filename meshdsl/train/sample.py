@@ -1,4 +1,4 @@
-"""Text that a trained model writes, under any layout, token by token as it comes."""
+"""Generating: the text that a trained model writes, under any layout, token by token."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from meshdsl.train.precision import cast
 
 
 def sample_text(job: Job, params: Transformer, tokenizer: Tokenizer) -> str:
-    """What the model writes after the configured prompt, the prompt included, under the layout of `job`. A long prompt is cut."""
+    """The configured prompt, and what the model writes after it, under the layout of `job`.
+
+    Of a prompt that is longer than the model, only the beginning is used.
+    """
     config, length = job.config, job.config.model.length
-    prompt = [int(token) for token in tokenizer.encode(config.sample.prompt)][: length - 1] or [
-        tokenizer.separator
-    ]
+    encoded = [int(token) for token in tokenizer.encode(config.sample.prompt)]
+    prompt = encoded[: length - 1] or [tokenizer.separator]
     count = min(config.sample.tokens, length - len(prompt))
     how = Sampling(config.sample.temperature)
     model = in_dtype(params, config.precision.compute)
@@ -42,12 +44,12 @@ def sample_text(job: Job, params: Transformer, tokenizer: Tokenizer) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would obey."""
+    """`text` with a mark in place of each character that a terminal would obey, not print."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def in_dtype(params: Any, dtype: str) -> Any:
-    """`params` in the dtype that they are used in, split as they are."""
+    """`params` with all floats in `dtype`; they stay split as they are."""
     return jax.jit(lambda params: cast(params, dtype))(params)
 
 
@@ -59,11 +61,15 @@ def open_model(
     step: int | None,
     report: Callable[[str], Any],
 ) -> tuple[int, Transformer]:
-    """The model of a run under any layout, in the dtype that the run computes in, and the step of the checkpoint that it is of.
+    """Read the model of a run from a checkpoint, under any layout.
 
     Args:
-      step: of the checkpoint, None for the newest good one.
+      config: of the run.
+      step: of the checkpoint; None for the newest good one.
       report: called with a line on each damaged checkpoint that is passed over.
+
+    Returns:
+      The step of the checkpoint, and the model in the dtype that the run computes in.
 
     Raises:
       MeshDSLError: there is no such checkpoint, or it is of another model.
@@ -90,38 +96,20 @@ def continuations(
     layout: md.Layout,
     mesh: Mesh,
 ) -> Iterator[np.ndarray]:
-    """The next token of every prompt, int32 [prompts], `count` times or until all have ended.
+    """Continue the prompts: yields the next token of each, int32 [prompts], `count` times.
 
-    Every process of a run calls this, with the same prompts, and gets all tokens.
+    It ends earlier where all of them have reached the end of their text. With several processes,
+    each calls this with the same prompts, and gets all tokens.
 
     Args:
       model: split as `layout` says, in the dtype that it is to compute in.
-      prompts: tokens of each, at least one; with `count` more no longer than the model.
+      prompts: the tokens of each, at least one; with `count` more no longer than the model.
+      key: of the random draws.
+      how: temperature, which tokens may be drawn, and which one ends a text.
     """
     if count < 1:
         return
-    longest = max(map(len, prompts))
-    batch = md.Dim("batch", _fitting(len(prompts), "batch", layout, mesh))
-    length = md.Dim("length", _fitting(longest, "length", layout, mesh))
-    memory = md.Dim("memory", _fitting(max(longest + count, length.size), "memory", layout, mesh))
-    tokens, sizes = np.zeros((batch.size, length.size), np.int32), np.ones(batch.size, np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)], sizes[row] = prompt, len(prompt)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    dims = [*model.config.dims, "batch"]
-
-    def lowered(fn, **how_compiled):
-        fn = md.lower(fn, layout, mesh, dims=dims)
-
-        def step(*args):
-            progress = fn(*args)
-            return (
-                progress.cache,
-                progress.replace(cache=None),
-                jax.lax.with_sharding_constraint(progress.token.array, everywhere),
-            )
-
-        return jax.jit(step, **how_compiled)
+    tokens, sizes, memory = _placed_prompts(prompts, count, layout, mesh)
 
     def first(model: Transformer, prompts: md.Tensor, sizes: md.Tensor, key) -> Progress:
         return generate.start(model, prompts, sizes, memory, key, how)
@@ -129,16 +117,14 @@ def continuations(
     def after(model: Transformer, cache, rest: Progress, key) -> Progress:
         return generate.advance(model, rest.replace(cache=cache), key, how)
 
-    placed = [
-        _placed(array, dims, layout, mesh)
-        for array, dims in ((tokens, (batch, length)), (sizes, (batch,)))
-    ]
-    cache, rest, token = lowered(first)(model, *placed, key)
-    advance = lowered(after, donate_argnums=1)
+    dims = [*model.config.dims, "batch"]
+    start = jax.jit(_cache_rest_and_token(first, layout, mesh, dims))
+    advance = jax.jit(_cache_rest_and_token(after, layout, mesh, dims), donate_argnums=1)
+    cache, rest, token = start(model, tokens, sizes, key)
     ended = np.zeros(len(prompts), bool)
     for left in reversed(range(count)):
         shown = token
-        if left:  # on its way while the token before it is looked at
+        if left:  # the devices compute the next token while this one is looked at
             cache, rest, token = advance(model, cache, rest, key)
         row = np.asarray(shown)[: len(prompts)]
         yield row
@@ -147,13 +133,56 @@ def continuations(
             return
 
 
-def _fitting(size: int, dim: str, layout: md.Layout, mesh: Mesh) -> int:
-    """The least size from `size` on that divides over all axes that the layout may split `dim` over."""
-    parts = (
-        1
-        if dim in layout.padded
-        else math.prod(mesh.shape[axis] for axis in layout.value_axes.get(dim, ()))
+def _placed_prompts(
+    prompts: Sequence[Sequence[int]], count: int, layout: md.Layout, mesh: Mesh
+) -> tuple[md.Tensor, md.Tensor, md.Dim]:
+    """The prompts on the devices.
+
+    Returns:
+      Their tokens, [batch, length], and how many tokens each has, [batch], where both dims are
+      filled up to sizes that divide over the mesh; and the dim of a cache for the prompts and
+      `count` tokens more.
+    """
+    longest = max(map(len, prompts))
+    batch = md.Dim("batch", _divisible(len(prompts), "batch", layout, mesh))
+    length = md.Dim("length", _divisible(longest, "length", layout, mesh))
+    memory = md.Dim("memory", _divisible(max(longest + count, length.size), "memory", layout, mesh))
+    tokens, sizes = np.zeros((batch.size, length.size), np.int32), np.ones(batch.size, np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)], sizes[row] = prompt, len(prompt)
+    return (
+        _placed(tokens, (batch, length), layout, mesh),
+        _placed(sizes, (batch,), layout, mesh),
+        memory,
     )
+
+
+def _cache_rest_and_token(
+    fn: Callable[..., Progress], layout: md.Layout, mesh: Mesh, dims: Sequence[md.Dim | str]
+) -> Callable:
+    """`fn`, lowered, with its `Progress` in three parts.
+
+    They are the cache, which the call for the next token may overwrite, the rest of it, and the
+    tokens as an array that every device has.
+    """
+    lowered = md.lower(fn, layout, mesh, dims=dims)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def step(*args):
+        progress = lowered(*args)
+        return (
+            progress.cache,
+            progress.replace(cache=None),
+            jax.lax.with_sharding_constraint(progress.token.array, everywhere),
+        )
+
+    return step
+
+
+def _divisible(size: int, dim: str, layout: md.Layout, mesh: Mesh) -> int:
+    """The least size, not below `size`, that divides over all axes that may split `dim`."""
+    axes = () if dim in layout.padded else layout.value_axes.get(dim, ())
+    parts = math.prod(mesh.shape[axis] for axis in axes)
     return -(-size // parts) * parts
 
 

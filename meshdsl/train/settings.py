@@ -1,8 +1,13 @@
-"""Settings of a dataclass by dotted key: parsed from `key=value` texts and from TOML, checked, and written back.
+"""Settings by dotted key: parsed from `key=value` texts and from TOML, checked, and written back.
 
-A field may be text, a number, a boolean, a tuple of texts, another dataclass, or a dict of dataclasses by name, which grows where a
-new name is set (`data.sources.web.paths=web/`). What else a field says about its values is in its
-metadata, see `meshdsl.fields`.
+The settings themselves are declared elsewhere, as fields of dataclasses (`meshdsl.train.config`).
+This file works for any such dataclass: a setting that is added there needs nothing here.
+
+    override(Config(), ["model.d_model=256", "data.sources.web.paths=web/"])
+
+A field may be text, a number, a boolean, a tuple of texts, another dataclass, or a dict of
+dataclasses by name, which gets an entry where an unknown name is set, such as `web` above. The type
+of a field says how its text is parsed, its metadata which values it may have (`meshdsl.fields`).
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +30,18 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
-    """`config` with other values; all are applied together, so only the result has to be consistent.
+    """`config` with other values.
+
+    All are applied together, so only the result has to be consistent.
 
     Args:
       config: a dataclass, whose nested dataclasses are addressed by dots.
-      settings: texts such as `optimizer.name=lion`; of two for one key the last holds.
-      values: Python values by dotted key. Settings go before them.
+      settings: texts such as `optimizer.name=lion`; of two for one key the last one counts.
+      values: Python values by dotted key; where a text sets the same key, the text counts.
 
     Raises:
-      MeshDSLError: for a setting without `=`, an unknown key (with the nearest known one), or a value that is not of
-        the field's type or bounds.
+      MeshDSLError: a setting has no `=`, a key is unknown (the text names the nearest known one),
+        or a value is not of the field's type or not within its bounds.
     """
     values = {key: _typed(key, value, _field(config, key)[0]) for key, value in values.items()}
     for setting in settings:
@@ -47,7 +54,7 @@ def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
     return _applied(config, values)
 
 
-def _field(config: Any, key: str) -> tuple[Any, Any]:
+def _field(config: Any, key: str) -> tuple[Any, Mapping[str, Any]]:
     """Type and metadata of the field at a dotted `key`.
 
     Raises:
@@ -55,33 +62,18 @@ def _field(config: Any, key: str) -> tuple[Any, Any]:
     """
     inside, names = config, key.split(".")
     for depth, name in enumerate(names):
-        fields = (
-            {f.name: f for f in dataclasses.fields(inside)}
-            if dataclasses.is_dataclass(inside)
-            else {}
-        )
-        before = ".".join(names[:depth])
+        fields = _fields(inside)
         if name not in fields:
-            close = nearest(key, _keys(config))
-            raise MeshDSLError(
-                f"no setting `{key}`{close if 'did you mean' in close else '; `meshdsl train --print-config` shows all'}"
+            close = nearest(key, [each for each, _ in leaves(config)])
+            hint = (
+                close if "did you mean" in close else "; `meshdsl train --print-config` shows all"
             )
+            raise MeshDSLError(f"no setting `{key}`{hint}")
         kind = typing.get_type_hints(type(inside))[name]
-        value, last = getattr(inside, name), depth == len(names) - 1
-        if isinstance(value, dict) and dataclasses.is_dataclass(entry := typing.get_args(kind)[-1]):
-            path = f"{before}.{name}".lstrip(".")
-            if len(names) - depth != 3 or not names[depth + 1]:
-                raise MeshDSLError(
-                    f"`{key}` is a table of settings by name; set `{path}.NAME.{dataclasses.fields(entry)[0].name}`, say"
-                )
-            item, leaf = value.get(names[depth + 1], entry()), names[depth + 2]
-            known = {f.name: f for f in dataclasses.fields(item)}
-            if leaf not in known:
-                raise MeshDSLError(
-                    f"no setting `{key}`{nearest(key, [f'{path}.{names[depth + 1]}.{each}' for each in known])}"
-                )
-            return typing.get_type_hints(entry)[leaf], known[leaf].metadata
-        if last:
+        value = getattr(inside, name)
+        if entry := entry_type(kind):
+            return _field_of_entry(key, value, entry, names[: depth + 1], names[depth + 1 :])
+        if depth == len(names) - 1:
             if dataclasses.is_dataclass(value):
                 group = [f"`{key}.{each}`" for each, _ in leaves(value)]
                 raise MeshDSLError(f"`{key}` is a group of settings; set one of {', '.join(group)}")
@@ -90,40 +82,76 @@ def _field(config: Any, key: str) -> tuple[Any, Any]:
     raise AssertionError(key)
 
 
-def _keys(config: Any) -> list[str]:
-    return [key for key, _ in leaves(config)]
+def _field_of_entry(
+    key: str, table: Mapping[str, Any], entry: Any, above: list[str], below: list[str]
+) -> tuple[Any, Mapping[str, Any]]:
+    """Type and metadata of the field at `key`, in an entry of a dict of dataclasses.
+
+    Args:
+      table: the dict.
+      entry: the class of its entries.
+      above: the parts of the key down to the dict.
+      below: the parts after that, which should be the name of an entry and that of a field.
+
+    Raises:
+      MeshDSLError: there is no such field.
+    """
+    path = ".".join(above)
+    if len(below) != 2 or not below[0]:
+        example = f"{path}.NAME.{dataclasses.fields(entry)[0].name}"
+        raise MeshDSLError(f"`{key}` is a table of settings by name; set `{example}`, say")
+    name, leaf = below
+    known = _fields(table.get(name, entry()))
+    if leaf not in known:
+        close = nearest(key, [f"{path}.{name}.{each}" for each in known])
+        raise MeshDSLError(f"no setting `{key}`{close}")
+    return typing.get_type_hints(entry)[leaf], known[leaf].metadata
 
 
-def _applied(config: Any, values: dict[str, Any]) -> Any:
-    changes: dict[str, Any] = {}
-    for group in {key.partition(".")[0] for key in values if "." in key}:
-        inside = {
-            key.partition(".")[2]: value
-            for key, value in values.items()
-            if key.startswith(group + ".")
-        }
-        changes[group] = (
-            _grown(config, group, inside)
-            if isinstance(getattr(config, group), dict)
-            else _applied(getattr(config, group), inside)
-        )
-    return dataclasses.replace(
-        config, **changes, **{key: value for key, value in values.items() if "." not in key}
-    )
+def _fields(value: Any) -> dict[str, dataclasses.Field]:
+    """The fields of a dataclass by name; none of anything else."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {field.name: field for field in fields}
 
 
-def _grown(config: Any, field: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The dict `field` of `config` with other values, and with an entry for each new name."""
-    entry = typing.get_args(typing.get_type_hints(type(config))[field])[-1]
+def entry_type(kind: Any) -> Any:
+    """The class of the entries of a field of type `kind`, if that is a dict of dataclasses by name.
+
+    `Source` for `dict[str, Source]`, and None for all other types.
+    """
+    arguments = typing.get_args(kind)
+    return arguments[-1] if arguments and dataclasses.is_dataclass(arguments[-1]) else None
+
+
+def _applied(config: Any, values: Mapping[str, Any]) -> Any:
+    """`config` with `values`, which are by dotted key, and checked."""
+    changes = {key: value for key, value in values.items() if "." not in key}
+    for group, inside in _by_first_part(values).items():
+        value = getattr(config, group)
+        if isinstance(value, dict):
+            changes[group] = _with_entries(config, group, inside)
+        else:
+            changes[group] = _applied(value, inside)
+    return dataclasses.replace(config, **changes)
+
+
+def _with_entries(config: Any, field: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The dict `field` of `config` with other values, and with an entry for each unknown name."""
+    entry = entry_type(typing.get_type_hints(type(config))[field])
     table = dict(getattr(config, field))
-    for name in dict.fromkeys(key.partition(".")[0] for key in values):
-        inside = {
-            key.partition(".")[2]: value
-            for key, value in values.items()
-            if key.startswith(name + ".")
-        }
+    for name, inside in _by_first_part(values).items():
         table[name] = _applied(table.get(name, entry()), inside)
     return table
+
+
+def _by_first_part(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values by dotted key, grouped by the first part of the key; those without a dot left out."""
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        first, dot, rest = key.partition(".")
+        if dot:
+            groups.setdefault(first, {})[rest] = value
+    return groups
 
 
 def _parse(key: str, text: str, kind: Any) -> Any:
@@ -131,9 +159,9 @@ def _parse(key: str, text: str, kind: Any) -> Any:
     many = typing.get_origin(kind) is tuple
     if many and not text.startswith("["):
         return tuple(part for part in text.split(",") if part)
-    kind = kind if many else _first(kind)
+    kind = kind if many else _plain_type(kind)
     try:
-        if many:  # as a TOML file has it
+        if many:  # a list as in a TOML file
             return _typed(key, tomllib.loads(f"list = {text}")["list"], kind)
         return _BOOLEANS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
@@ -141,15 +169,19 @@ def _parse(key: str, text: str, kind: Any) -> Any:
 
 
 def _typed(key: str, value: Any, kind: Any) -> Any:
-    """`value`, as a TOML file or a flag gave it, as a field of type `kind` holds it."""
+    """`value`, which a TOML file or a flag gave, as a field of type `kind` has it.
+
+    Raises:
+      MeshDSLError: it is of another type.
+    """
     if typing.get_origin(kind) is tuple:
         if not (isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)):
             raise _mistyped(key, value, kind)
         return tuple(value)
-    several = typing.get_args(kind)  # types that the field may have
+    several = typing.get_args(kind)  # the types of a field that may have several
     if type(value) in several:
         return value
-    kind = float if float in several and type(value) is int else _first(kind)
+    kind = float if float in several and type(value) is int else _plain_type(kind)
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
@@ -157,8 +189,8 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _first(kind: Any) -> Any:
-    """The type of a field that may be a table too: what it is otherwise."""
+def _plain_type(kind: Any) -> Any:
+    """`kind`; where a field may have several types, as `str | dict`, the first of them."""
     return typing.get_args(kind)[0] if isinstance(kind, types.UnionType) else kind
 
 
@@ -166,22 +198,22 @@ def _mistyped(key: str, value: Any, kind: Any) -> MeshDSLError:
     return MeshDSLError(f"{key}={value}: expected {_WORDS.get(kind, 'a list of texts')}")
 
 
-def _check(key: str, value: Any, says: Any) -> None:
-    """Raise a MeshDSLError unless `value` is one that the metadata `says` allow."""
-    if known := says.get("known"):
-        if value not in known:
-            close = nearest(value, known)
-            hint = close if "did you mean" in close else ""
-            raise MeshDSLError(f"{key}={value}: expected {legal(says)}{hint}")
-    if bound := crossed(value, says):
-        raise MeshDSLError(f"{key}={value}: must be {BOUNDS[bound]} {says[bound]}")
+def _check(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    """Raise a MeshDSLError unless `value` is one that the metadata of its field allows."""
+    known = metadata.get("known")
+    if known and value not in known:
+        close = nearest(value, known)
+        hint = close if "did you mean" in close else ""
+        raise MeshDSLError(f"{key}={value}: expected {legal(metadata)}{hint}")
+    if bound := crossed(value, metadata):
+        raise MeshDSLError(f"{key}={value}: must be {BOUNDS[bound]} {metadata[bound]}")
 
 
-# -- as a table --------------------------------------------------------------------------------------------------
+# -- as a table ------------------------------------------------------------------------------------
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """`config` as nested dicts of what TOML holds: tuples as lists."""
+    """`config` as nested dicts of what TOML can hold; its tuples become lists."""
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
@@ -194,7 +226,7 @@ def _plain(value: Any) -> Any:
 
 
 def leaves(config: Any) -> Iterator[tuple[str, Any]]:
-    """Every setting of `config`: (dotted key, value)."""
+    """Every setting of `config` with its dotted key; its tuples become lists."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -218,7 +250,7 @@ def read(path: Path, config: Any) -> Any:
     """`config` with the values in a TOML file.
 
     Raises:
-      MeshDSLError: the file cannot be read, or holds what is no setting.
+      MeshDSLError: the file cannot be read, or has something that is not a setting.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -227,40 +259,45 @@ def read(path: Path, config: Any) -> Any:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MeshDSLError(f"{path}: not TOML: {error}") from None
     try:
-        return override(_with_named(values, config), **dict(_walk(values, config)))
+        return override(_with_tables(values, config), **dict(_settings_in(values, config)))
     except MeshDSLError as error:
         raise MeshDSLError(f"{path}: {error}") from None
 
 
-def _with_named(values: dict[str, Any], config: Any) -> Any:
-    """`config` with an entry for each table by name in `values`, also for one that says nothing.
+def _with_tables(values: dict[str, Any], config: Any) -> Any:
+    """`config` with an entry for each table by name in `values`, also for a table that is empty.
 
     Raises:
-      MeshDSLError: an empty table that is no group of settings; others are found by their keys.
+      MeshDSLError: an empty table is not a group of settings. In one that is not empty, its keys
+        are found to be unknown later.
     """
-    hints, changes = typing.get_type_hints(type(config)), {}
+    hints = typing.get_type_hints(type(config))
+    changes: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(value, dict):
             continue
-        kind, inside = typing.get_args(hints.get(key)), getattr(config, key, None)
-        if dataclasses.is_dataclass(inside):
-            changes[key] = _with_named(value, inside)
-        elif kind and dataclasses.is_dataclass(entry := kind[-1]):
-            changes[key] = inside | {
-                name: inside.get(name, entry())
-                for name, each in value.items()
-                if isinstance(each, dict)
-            }
-        elif not value and dict not in kind:
+        kind = hints.get(key)
+        if dataclasses.is_dataclass(inside := getattr(config, key, None)):
+            changes[key] = _with_tables(value, inside)
+        elif entry := entry_type(kind):
+            table = getattr(config, key)
+            names = [name for name, each in value.items() if isinstance(each, dict)]
+            changes[key] = table | {name: table.get(name, entry()) for name in names}
+        elif not value and dict not in typing.get_args(kind):
             raise MeshDSLError(f"no table `{key}`{nearest(key, hints)}")
     return dataclasses.replace(config, **changes) if changes else config
 
 
-def _walk(values: dict[str, Any], config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of each leaf. A table that a field holds as it is is a leaf."""
+def _settings_in(
+    values: dict[str, Any], config: Any, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of each setting in nested dicts.
+
+    Where a field may be a table itself, as `layout` may, the table is its value.
+    """
     hints = typing.get_type_hints(type(config)) if dataclasses.is_dataclass(config) else {}
     for key, value in values.items():
         if isinstance(value, dict) and dict not in typing.get_args(hints.get(key)):
-            yield from _walk(value, getattr(config, key, None), f"{prefix}{key}.")
+            yield from _settings_in(value, getattr(config, key, None), f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
@@ -16,13 +15,12 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from meshdsl.ops.component import FUNCTIONS, LAX, NN, NUMPY
+from meshdsl.ops.functions import FUNCTIONS, KIND, LAX, NN, NUMPY
 from meshdsl.record.program import Program
 from meshdsl.report.show import Shown
 from tests.catalogue.read import families
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
-STUB = Path(md.__file__).parent / "_functions.pyi"
 HEAD = """# Every public name
 
 Generated from the code by `python -m tests.catalogue`; a test keeps it current. Each name is an
@@ -30,9 +28,10 @@ attribute of `md` (`import meshdsl as md`); `help(md.einsum)` shows the argument
 function. What each op moves between devices is in [ops](ops.md).
 
 In signatures, a dim of a tensor is given as a `Dim` or by its name. `Which` is one of these, a
-tuple of them, or `None` for all dims; `Over` is a mapping from dims of the input to dims of the kernel,
-or to names; `Dims` is a tuple of `Dim`s; `...` stands for what JAX's function of that name takes
-beside. Python's operators (`+ - * / // % ** & | ^ ~`, comparisons, `abs`) do what the functions do.
+tuple of them, or `None` for all dims; `Over` is a mapping from dims of the input to dims of the
+kernel, or to names; `Dims` is a tuple of `Dim`s; `...` stands for what JAX's function of that
+name takes beside. Python's operators (`+ - * / // % ** & | ^ ~`, comparisons, `abs`) do what the
+functions do.
 """
 TYPES = {"Dim": md.Dim, "Tensor": md.Tensor, "Layout": md.Layout}
 GIVEN = {
@@ -49,9 +48,9 @@ OPERANDS = {
 PROTOCOLS = {"tree_flatten", "tree_flatten_with_keys", "tree_unflatten"}  # which JAX asks for
 
 
-def page(titles: Mapping[str, str]) -> str:
-    """The text of the page; `titles` are those of the families of ops."""
-    named = {name: [e.op for e in entries] for name, entries in families().items()}
+def page() -> str:
+    """The text of docs/api.md."""
+    named = {title: [d.name for d in found] for title, found in families().items()}
     ops = {op for names in named.values() for op in names}
     rest = [n for n in md.__all__ if inspect.isfunction(getattr(md, n)) and n not in ops]
     parts = [HEAD, "\n## Tensors, layouts and programs\n", *map(_function, sorted(rest))]
@@ -60,24 +59,24 @@ def page(titles: Mapping[str, str]) -> str:
         parts += [f"\n### {name}\n", *_class(name, cls)]
     for name, (cls, how) in GIVEN.items():
         parts += [f"\n### {name}\n\n{how} {_summary(cls)}\n", *_class(name, cls, made=False)]
-    for family, names in named.items():
-        parts += [f"\n## {titles[family]}\n"]
-        parts += _component_wise() if family == "component" else []
+    for title, names in named.items():
+        parts += [f"\n## {title}\n"]
+        parts += _component_wise() if title == "Component-wise" else []
         parts += [_function(name) for name in sorted(set(names)) if name not in FUNCTIONS]
     return "\n".join(line for part in parts for line in _wrapped(part)) + "\n"
 
 
 def _wrapped(part: str) -> list[str]:
-    """A part of the page, its list items in lines that an editor shows whole."""
-    if not part.startswith("- "):
-        return [part]
-    return textwrap.wrap(
-        part, 98, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    """A part of the page, its list items and long lines broken into lines of an editor's width."""
+    item = part.startswith("- ")
+    how = {"break_long_words": False, "break_on_hyphens": False}
+    lines = [part] if item else part.split("\n")
+    wrapped = (textwrap.wrap(x, 98, subsequent_indent="  " if item else "", **how) for x in lines)
+    return [broken for line in wrapped for broken in line or [""]]
 
 
 def _function(name: str) -> str:
-    found = md
+    found: Any = md
     for part in name.split("."):
         found = getattr(found, part)
     return f"- `{name}{signature(found)}`: {_summary(found)}"
@@ -85,11 +84,11 @@ def _function(name: str) -> str:
 
 def _component_wise() -> Iterator[str]:
     """The functions that follow JAX's, a line for those of one module with operands alike."""
-    stub = ast.parse(STUB.read_text()).body
-    kinds = {node.target.id: node.annotation.id for node in stub if isinstance(node, ast.AnnAssign)}
     for module, names in ((jnp, NUMPY), (jax.nn, NN), (jax.lax, LAX)):
         for kind, operands in OPERANDS.items():
-            found = [f"`{name}({operands})`" for name in sorted(names) if kinds[name] == kind]
+            found = [
+                f"`{name}({operands})`" for name in sorted(names) if KIND.get(name, "Unary") == kind
+            ]
             if found:
                 yield f"- {', '.join(found)}: component-wise, as in `{module.__name__}`; see `map`."
 

@@ -1,27 +1,19 @@
-"""All entries, and what a lowering of an example moves."""
+"""What the ops of an example move between devices, by a recording of it under a layout."""
 
 from __future__ import annotations
-
-import importlib
-import pkgutil
 
 import jax
 
 import meshdsl as md
-import tests.catalogue
+from meshdsl.ops.declare import Case, Declaration
+from meshdsl.ops.families import FAMILIES, declared
 from meshdsl.record.recorder import Move, Op
 from meshdsl.tensor import is_tensor
-from tests.catalogue import Case, Entry
-
-NOT_FAMILIES = {"__main__", "api", "read"}
 
 
-def families() -> dict[str, list[Entry]]:
-    """The entries of each module of the catalogue."""
-    names = sorted(
-        m.name for m in pkgutil.iter_modules(tests.catalogue.__path__) if m.name not in NOT_FAMILIES
-    )
-    return {name: importlib.import_module(f"tests.catalogue.{name}").ENTRIES for name in names}
+def families() -> dict[str, list[Declaration]]:
+    """All declarations of ops, by the title of their family."""
+    return {title: declared(title) for title in FAMILIES}
 
 
 def is_the_ops_own(op: Op, move: Move) -> bool:
@@ -38,8 +30,18 @@ def own_moves(ops: list[Op]) -> set[str]:
     return {m.operation for op in ops for m in op.moves if is_the_ops_own(op, m)} - free
 
 
+def sums_at_the_end(ops: list[Op]) -> set[str]:
+    """`{"psum"}` where a sum was pending and had to be taken, else nothing."""
+    moves = [m.operation for op in ops if op.name == "settle" for m in op.moves]
+    return {"psum"} & set(moves)
+
+
 def lowered_moves(case: Case, layout: md.Layout, dims) -> tuple[set[str], bool]:
-    """What the ops of an example ask for forward, under a layout, and whether a result leaves a sum pending."""
+    """What the ops of an example ask for forward under a layout.
+
+    Returns:
+      The operations of these moves, and whether a result leaves a sum pending.
+    """
     seen, pending = set(), []
 
     def run(*args):
@@ -48,18 +50,8 @@ def lowered_moves(case: Case, layout: md.Layout, dims) -> tuple[set[str], bool]:
         pending.extend(t.pending for t in placed)
         if placed:
             ops = placed[0].place.scope.recorder.ops
-            seen.update(
-                own_moves(ops),
-                {
-                    m.operation
-                    for op in ops
-                    if op.name == "settle"
-                    for m in op.moves
-                    if m.operation == "psum"
-                },
-            )
+            seen.update(own_moves(ops), sums_at_the_end(ops))
         return result
 
-    lowered = md.lower(run, layout, dims=dims)
-    lowered.trace(*case.args)
+    md.lower(run, layout, dims=dims).trace(*case.args)
     return seen, any(pending)

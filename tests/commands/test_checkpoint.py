@@ -1,4 +1,4 @@
-"""`meshdsl checkpoint`."""
+"""`meshdsl checkpoint`: what its parts print, and that they leave checkpoints as they are."""
 
 import errno
 import os
@@ -10,11 +10,11 @@ import jax
 import pytest
 import safetensors
 
-from meshdsl import cli
 from meshdsl.models.transformer import Transformer
 from meshdsl.train.checkpoints import transfer
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override, to_toml
+from meshdsl_cli import main
 from tests.train.checkpoints.states import contents, saved
 
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16"]
@@ -37,10 +37,10 @@ def run(original, tmp_path):
 
 @pytest.fixture
 def said(capsys):
-    """What a command prints, and its exit code."""
+    """Runs `meshdsl checkpoint` and returns its exit code and the lines that it prints."""
 
     def ask(*words):
-        code = cli.main(["checkpoint", *map(str, words)])
+        code = main(["checkpoint", *map(str, words)])
         printed = capsys.readouterr()
         return code, (printed.out + printed.err).splitlines()
 
@@ -94,7 +94,7 @@ def test_export_and_import_give_a_run_to_begin_with(run, said, tmp_path):
         [f"wrote {tmp_path}/x.safetensors"],
     )
     with safetensors.safe_open(tmp_path / "x.safetensors", framework="np") as file:
-        assert "blocks.layer.mlp.up.weight" in file.keys()  # noqa: SIM118 - it is no dict
+        assert "blocks.layer.mlp.up.weight" in file.keys()
         assert file.metadata()["config"] == (run / "config.toml").read_text()
     for like in (run, run / "config.toml"):
         out = tmp_path / f"from-{like.name}"
@@ -113,17 +113,8 @@ def test_the_folder_of_the_checkpoints_stands_for_the_run(run, said, tmp_path, m
     for name, folder in (("a", run / "checkpoints"), ("b", Path())):
         assert said("verify", folder) == (0, ["step 3: good", "step 6: good"])
         assert said("export", folder, "--out", tmp_path / f"{name}.safetensors")[0] == 0
-        assert (
-            said(
-                "import",
-                tmp_path / f"{name}.safetensors",
-                "--like",
-                folder,
-                "--out",
-                tmp_path / name,
-            )[0]
-            == 0
-        )
+        taken = ("import", tmp_path / f"{name}.safetensors", "--like", folder)
+        assert said(*taken, "--out", tmp_path / name)[0] == 0
 
 
 def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_path, monkeypatch):
@@ -152,7 +143,8 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_p
         assert said(*take, out) == (
             2,
             [
-                f"meshdsl checkpoint: {out}/checkpoints cannot be written: RESOURCE_EXHAUSTED: No space left on device"
+                f"meshdsl checkpoint: {out}/checkpoints cannot be written: RESOURCE_EXHAUSTED: "
+                "No space left on device"
             ],
         )
     with monkeypatch.context() as patch:
@@ -230,7 +222,8 @@ def test_an_import_never_touches_a_run(run, said, tmp_path):
     assert (code, lines) == (
         2,
         [
-            f"meshdsl checkpoint: --out {run}: holds a run; go on with it by --resume, or choose another folder"
+            f"meshdsl checkpoint: --out {run}: holds a run; go on with it by --resume, or choose "
+            "another folder"
         ],
     )
     assert contents(run) == before

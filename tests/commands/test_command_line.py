@@ -5,13 +5,17 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 import meshdsl
-from meshdsl import cli
+from meshdsl.commands import layouts
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.layout import Layout
+from meshdsl_cli import main
+from meshdsl_cli.commands import COMMANDS
+from meshdsl_cli.parser import parse
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -35,12 +39,8 @@ def data(tmp_path_factory):
 def run(data, tmp_path_factory):
     """The folder of a finished run of three steps."""
     out = tmp_path_factory.mktemp("runs") / "a"
-    assert (
-        cli.main(
-            ["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data, *TINY]
-        )
-        == 0
-    )
+    words = ["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data]
+    assert main([*words, *TINY]) == 0
     return out
 
 
@@ -54,10 +54,7 @@ def contents(folder):
 
 def refused(capsys, *words):
     """The one line with which a command is refused."""
-    try:
-        code = cli.main(words)
-    except SystemExit as exit:
-        code = exit.code
+    code = main(words)
     captured = capsys.readouterr()
     assert code == 2
     assert captured.out == ""
@@ -78,7 +75,8 @@ def refused(capsys, *words):
         ("train model.heads=7", "d_model=128 does not divide into heads=7"),
         (
             "train optimizer.name=adam",
-            "optimizer.name=adam: expected adamw, adafactor, lion, sgd or muon; did you mean `adamw`?",
+            "optimizer.name=adam: expected adamw, adafactor, lion, sgd or muon; did you mean "
+            "`adamw`?",
         ),
         ("train --layout fspd", "no shipped layout of that name; did you mean `fsdp`?"),
         (
@@ -102,7 +100,10 @@ def refused(capsys, *words):
         ("layouts check absent", "no such file, and no shipped layout of that name"),
         ("layouts check fsdp --model gpt3", "no model `gpt3`; did you mean `gpt2`?"),
         ("layouts check tensor --devices 3", "`heads`=8 does not divide over `model`=3"),
-        ("layouts steps=3", "settings belong to `check`"),
+        ("layouts steps=3", "meshdsl layouts: `steps=3`: settings belong to `check`"),
+        ("models steps=3", "meshdsl models: `steps=3`: `models` has no settings"),
+        ("tokenizer train a.txt --vocab 300 --out b.json a=b", "`tokenizer` has no settings"),
+        ("plot a=b runs/a", "plot takes no settings; a folder of that name is written ./a=b"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, data, words, text):
@@ -143,24 +144,22 @@ def test_an_existing_run_is_never_overwritten(run, capsys, data):
     assert "is at step 3 of 3; set more --steps" in refused(
         capsys, "train", "--out", str(run), "--resume"
     )
-    assert cli.main(["train", "--out", str(run), "--resume", "--steps", "5", "seed=1"]) == 2
+    assert main(["train", "--out", str(run), "--resume", "--steps", "5", "seed=1"]) == 2
     assert "this run began with other data: the seed was 0 and is 1" in capsys.readouterr().err
-    assert cli.main(["train", "--out", str(run), "--resume", "auto"]) == 0
+    assert main(["train", "--out", str(run), "--resume", "auto"]) == 0
     assert f"{run} is finished, at step 3 of 3" in capsys.readouterr().out
     assert contents(run) == before
 
 
 def test_the_version_is_said_once(capsys):
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
-    assert ended.value.code == 0
+    assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"meshdsl {declared}\n"
     assert meshdsl.__version__ == declared
 
 
 def test_layouts_are_listed_with_what_they_are(capsys):
-    assert cli.main(["layouts"]) == 0
+    assert main(["layouts"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(list((ROOT / "layouts").glob("*.toml")))
     assert any(line.startswith("fsdp  ") and "FSDP (ZeRO-3)" in line for line in lines)
@@ -168,7 +167,7 @@ def test_layouts_are_listed_with_what_they_are(capsys):
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_a_checked_layout_is_described(capsys, model):
-    assert cli.main(["layouts", "check", "fsdp-tensor", "--model", model, "model.layers=1"]) == 0
+    assert main(["layouts", "check", "fsdp-tensor", "--model", model, "model.layers=1"]) == 0
     out = capsys.readouterr().out
     assert "mesh data=4 model=2 on 8 devices" in out
     assert "mlp.up.weight[layers, d_model_data, d_ff_model]" in out
@@ -187,22 +186,127 @@ def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     inside = {
         ".".join(path.parent.relative_to(ROOT).parts)
-        for path in (ROOT / "meshdsl").rglob("__init__.py")
+        for package in ("meshdsl", "meshdsl_cli")
+        for path in (ROOT / package).rglob("__init__.py")
     }
     assert set(listed) == inside | {"meshdsl.layers", "meshdsl.models", "meshdsl.layouts"}
 
 
+def with_parts(commands):
+    for command in commands:
+        yield command
+        yield from with_parts(command.parts)
+
+
+def test_every_command_names_a_function_that_exists():
+    for command in with_parts(COMMANDS):
+        assert callable(resolve_name(command.function)) if command.function else command.parts
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--help", 0),
+        ("--version", 0),
+        ("train --help", 0),
+        ("checkpoint export --help", 0),
+        ("train --steps -1", 2),
+        ("train --bogus", 2),
+        ("plot a=b", 2),
+        ("compare fsdp", 2),
+    ],
+)
+def test_help_and_mistakes_in_flags_need_neither_jax_nor_the_library(words, code):
+    program = f"""
+import sys
+from meshdsl_cli import main
+from meshdsl_cli.commands import COMMANDS
+from meshdsl_cli.parser import parse
+assert main({words.split()}) == {code}
+assert not [name for name in sys.modules if name.partition(".")[0] in ("jax", "meshdsl")]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_usage_of_a_command_is_what_its_flags_declare(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["generate", "--help"]) == 0
+    assert capsys.readouterr().out.startswith(
+        """\
+usage: meshdsl generate RUN [--prompt TEXT | --prompts FILE] [--tokens N]
+                        [--temperature T] [--top-k K] [--top-p P] [--seed N]
+                        [--layout FILE|NAME] [--devices N] [--step N] [--json]
+                        [--coordinator HOST:PORT --processes N --process-id I]
+
+Write texts with a trained model.
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "settings"),
+    [
+        ("train steps=3 --data a.txt seed=1", {"data": ["a.txt"]}, ["steps=3", "seed=1"]),
+        ("explain --mesh data=4 batch=8", {"mesh": "data=4"}, ["batch=8"]),
+        ("compile --target cpu:8 --option a=b --option c=d", {"option": ["a=b", "c=d"]}, []),
+        ("generate runs/a --prompt --json --prompt x=1", {"prompt": ["--json", "x=1"]}, []),
+        (
+            "launch --processes 2 -- explain --mesh data=4 batch=8",
+            {"words": ["--", "explain", "--mesh=data=4"]},
+            ["batch=8"],
+        ),
+    ],
+)
+def test_settings_stand_anywhere_but_where_a_flag_takes_any_text(words, flags, settings):
+    found = vars(parse(words.split()).arguments)
+    assert {name: found[name] for name in flags} == flags
+    assert found["settings"] == settings
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["when it is flushed", "when it is printed"])
+def test_an_output_that_cannot_be_written_is_one_line(monkeypatch, capsys, size):
+    monkeypatch.setattr(layouts, "_summary", lambda path: "x" * size)
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main(["layouts"]) == 2
+    told = "meshdsl layouts: the output cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == told
+
+
+def test_the_program_says_that_its_output_cannot_be_written():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "meshdsl_cli", "layouts"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "meshdsl layouts: the output cannot be written: No space left on device\n"
+    )
+
+
+def test_an_error_that_has_nothing_to_do_with_the_output_is_not_hidden(monkeypatch):
+    def fails(path):
+        raise OSError("of the code")
+
+    monkeypatch.setattr(layouts, "_summary", fails)
+    with pytest.raises(OSError, match="of the code"):
+        main(["layouts"])
+
+
 def test_a_layout_is_checked_for_devices_that_are_not_there():
-    words = "layouts check data --devices 3 batch=6 model.layers=1".split()
+    words = ["layouts", "check", "data", "--devices", "3", "batch=6", "model.layers=1"]
     done = subprocess.run(
-        [sys.executable, "-m", "meshdsl.cli", *words], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "meshdsl_cli", *words], capture_output=True, text=True, cwd=ROOT
     )
     assert "mesh data=3 on 3 devices" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(("words", "code"), [("--help", 0), ("trian", 2), ("train --resume", 2)])
 def test_the_program_ends_with_the_code_of_its_command(words, code):
-    command = [sys.executable, "-m", "meshdsl_start", *words.split()]
+    command = [sys.executable, "-m", "meshdsl_cli", *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == code
     assert bool(done.stdout) == (code == 0) and done.stderr.count("\n") == bool(code)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from meshdsl import cli
-
+from meshdsl_cli import main
 
 TINY = [
     "model.d_model=16",
@@ -29,20 +28,8 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
     file, page = tmp_path / "step", tmp_path / "page.html"
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
-    compiled = [
-        "compile",
-        "--target",
-        "cpu:8",
-        "--layout",
-        "fsdp",
-        "--save",
-        str(file),
-        "--html",
-        str(page),
-        "schedule.warmup=2",
-        *TINY,
-    ]
-    assert cli.main(compiled) == 0
+    words = ["compile", "--target", "cpu:8", "--layout", "fsdp", "schedule.warmup=2", *TINY]
+    assert main([*words, "--save", str(file), "--html", str(page)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].startswith("layout fsdp.toml, mesh data=8, compiled for cpu:8 in ")
     assert (
@@ -51,32 +38,26 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
     )
     assert "compiled for cpu:8" in page.read_text()
     train = ["train", "--layout", "fsdp", "--devices", "8", "--data", str(text), *RUN, *TINY]
-    assert cli.main([*train, "--out", str(tmp_path / "loaded"), "--executable", str(file)]) == 0
+    assert main([*train, "--out", str(tmp_path / "loaded"), "--executable", str(file)]) == 0
     assert f"the compiled step is that of {file}" in "".join(capsys.readouterr().out.splitlines())
-    assert cli.main([*train, "--out", str(tmp_path / "own")]) == 0
+    assert main([*train, "--out", str(tmp_path / "own")]) == 0
     assert losses(tmp_path / "loaded") == losses(tmp_path / "own")
     capsys.readouterr()
-    assert (
-        cli.main(
-            [*train, "--out", str(tmp_path / "other"), "--executable", str(file), "model.d_ff=32"]
-        )
-        == 2
-    )
-    assert (
-        capsys.readouterr().err
-        == f"meshdsl train: executable {file}: was compiled with model.d_ff=16, and this run has model.d_ff=32\n"
+    other = [*train, "--out", str(tmp_path / "other"), "--executable", str(file)]
+    assert main([*other, "model.d_ff=32"]) == 2
+    assert capsys.readouterr().err == (
+        f"meshdsl train: executable {file}: was compiled with model.d_ff=16, and this run has "
+        "model.d_ff=32\n"
     )
     assert not (tmp_path / "other").exists()
 
 
 def test_what_cannot_be_compiled_for_is_one_line(capsys):
-    assert cli.main(["compile", "--target", "cpu:16", "--layout", "fsdp", *TINY]) == 2
+    assert main(["compile", "--target", "cpu:16", "--layout", "fsdp", *TINY]) == 2
     assert (
         "there are 8 CPU devices, and no more can be made once JAX has begun to compute"
         in capsys.readouterr().err
     )
-    assert (
-        cli.main(["compile", "--target", "cpu:8", "--layout", "fsdp", "--option", "xla_x", *TINY])
-        == 2
-    )
+    words = ["compile", "--target", "cpu:8", "--layout", "fsdp", "--option", "xla_x", *TINY]
+    assert main(words) == 2
     assert "option `xla_x`: expected KEY=VALUE" in capsys.readouterr().err

@@ -1,8 +1,8 @@
 """Ctrl-C ends every command at any moment, with exit code 130 and one line, and is never lost.
 
-A few moments that matter by default, each held still while the signal comes. With
-HYPOTHESIS_PROFILE=nightly also 40 signals at random moments of a whole run of `meshdsl train`,
-and 20 of one in two processes.
+By default the signal comes at a few moments that matter, at each of which the program is made to
+wait for it. With HYPOTHESIS_PROFILE=nightly also 40 signals come at random moments of a whole run
+of `meshdsl train`, and 20 at those of one in two processes.
 """
 
 import os
@@ -23,7 +23,8 @@ TINY = [
     "batch=8", "schedule.warmup=2", "validation.batches=1", "sample.tokens=4",
     "checkpoint.every=200", "checkpoint.keep=2",
 ]  # fmt: skip
-# What is held still says so, and stays in C, as a compiler does: for minutes, or some rounds.
+# A call that is held prints a line and then stays in C, as a compiler does: for hours, or for so
+# many rounds of a hash.
 HOLD = """
 import hashlib, os, signal, sys, time
 
@@ -57,16 +58,18 @@ WRITING = """
 from meshdsl.commands import layouts
 layouts._summary = lambda path: print("here", flush=True) or "more than a pipe holds " * 10**5
 """
-COMPILING = "from meshdsl.train.loop import Run; hold(Run, '_compiled')\n"
+COMPILING = (
+    "from meshdsl.train.training_loop import TrainingLoop; hold(TrainingLoop, '_compiled')\n"
+)
 IN_A_STEP = "from meshdsl.train.job import Job; hold(Job, 'place', call=3)\n"
 IN_THE_LAST = "from meshdsl.train.job import Job; hold(Job, 'place', 4 * 10**6, call=3)\n"
-ENDING = "import meshdsl_start; hold(meshdsl_start, '_leave')\n"
-START = "import meshdsl_start; meshdsl_start.run()\n"
+ENDING = "from meshdsl_cli import program; hold(program, '_leave')\n"
+START = "import meshdsl_cli; meshdsl_cli.start()\n"
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Starts the program, or some code that starts it; one that trains reads a little text."""
+    """A function that starts the program, or code that starts it; training reads a little text."""
     shared = tmp_path_factory.mktemp("shared")
     text = shared / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
@@ -87,8 +90,8 @@ def start(tmp_path_factory):
     return run
 
 
-def held(start, moment, words, out=None):
-    """The program, once it is at the moment."""
+def paused(start, moment, words, out=None):
+    """The program, once it has come to the moment."""
     process = start(["-c", HOLD + moment + START], words, out, compiles=False)
     while process.stdout.readline() != "here\n":
         assert process.poll() is None, process.stderr.read()
@@ -118,14 +121,14 @@ def ended(process, seconds=60.0):
 def test_where_there_is_no_step_to_save_ctrl_c_ends_a_program_at_once(
     start, tmp_path, moment, words
 ):
-    process = held(start, moment, words, tmp_path / "run" if words[0] == "train" else None)
+    process = paused(start, moment, words, tmp_path / "run" if words[0] == "train" else None)
     process.send_signal(signal.SIGINT)
     code, _, reported = ended(process, 10)
     assert (code, reported) == (130, INTERRUPTED)
 
 
 def test_the_second_ctrl_c_ends_a_step_that_hangs(start, tmp_path):
-    process = held(
+    process = paused(
         start, IN_A_STEP, ["train", "--layout", "single", "--steps", "5"], tmp_path / "run"
     )
     process.send_signal(signal.SIGINT)
@@ -137,7 +140,7 @@ def test_the_second_ctrl_c_ends_a_step_that_hangs(start, tmp_path):
 
 
 def test_ctrl_c_with_the_last_step_is_heard_too(start, tmp_path):
-    process = held(
+    process = paused(
         start, IN_THE_LAST, ["train", "--layout", "single", "--steps", "3"], tmp_path / "run"
     )
     process.send_signal(signal.SIGINT)
@@ -153,7 +156,7 @@ def test_an_import_of_the_library_leaves_signals_alone():
     code = """
 import signal, threading
 before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-import meshdsl, meshdsl.cli, meshdsl_start
+import meshdsl, meshdsl_cli
 assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 assert signal.set_wakeup_fd(-1) == -1
 """
@@ -173,7 +176,7 @@ def test_none_is_lost_at_random_moments(start, tmp_path, processes, steps, signa
         """Whether a run still goes after so many seconds, and whether the signal then ends it."""
         with (tmp_path / "stdout").open("w+") as out, (tmp_path / "stderr").open("w+") as err:
             how = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            process = start(["-m", "meshdsl_start"], words, tmp_path / name, **how)
+            process = start(["-m", "meshdsl_cli"], words, tmp_path / name, **how)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after)
             running = process.poll() is None
@@ -187,7 +190,7 @@ def test_none_is_lost_at_random_moments(start, tmp_path, processes, steps, signa
         print(f"{after:6.2f} s, {running=}: {code=}, {lines} on stderr, {took:.2f} s: {last}")
         lines += "\ninterrupted after step" in printed
         # Python itself, before it comes to the program: a signal may be ahead of every line of it.
-        starting = code in (1, -signal.SIGINT) and not printed and "in run" not in reported
+        starting = code in (1, -signal.SIGINT) and not printed and "in start" not in reported
         return running, starting or (code, lines) == (130, 1)
 
     begin = time.monotonic()

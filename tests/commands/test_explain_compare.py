@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from meshdsl import cli
+from meshdsl_cli import main
 from tests.commands.test_command_line import refused
 
 SMALL = ["--model", "llama", "model.layers=2", "model.d_model=64", "model.length=32"]
 
 
 def printed(capsys, *words, code=0):
-    assert cli.main(words) == code
+    assert main(words) == code
     return capsys.readouterr().out
 
 
@@ -80,8 +80,8 @@ def test_json_is_the_whole_explanation(capsys):
 
 
 def test_the_page_is_one_file(capsys, tmp_path):
-    printed(capsys, "explain", "--layout", "fsdp", "--html", str(tmp_path / "plan.html"), *SMALL)
-    text = (tmp_path / "plan.html").read_text()
+    printed(capsys, "explain", "--layout", "fsdp", "--html", str(tmp_path / "page.html"), *SMALL)
+    text = (tmp_path / "page.html").read_text()
     assert (
         text.startswith("<!doctype html>")
         and "http://" not in text.replace("http://www.w3.org", "")
@@ -166,14 +166,14 @@ def test_compare_tries_every_mesh(capsys):
     } == {"data=8model=2", "data=4model=4"}
 
 
-def test_a_plan_needs_no_machine_and_says_nothing_on_stderr():
-    """Also where libtpu is installed, which complains on stderr where it finds no TPU."""
+def test_an_analysis_needs_no_machine_and_says_nothing_on_stderr():
+    """Also where libtpu is installed, which complains on stderr if it finds no TPU."""
     clean = {
         key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "TPU_"))
     }
     for command in (["explain"], ["layouts", "check", "data"]):
         done = subprocess.run(
-            [sys.executable, "-m", "meshdsl.cli", *command, "model.layers=1"],
+            [sys.executable, "-m", "meshdsl_cli", *command, "model.layers=1"],
             capture_output=True,
             text=True,
             env=clean,
@@ -192,7 +192,8 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("explain --model llama3-8", "no model `llama3-8`; did you mean `llama3-8b`?"),
         (
             "explain --target v7x:2x2",
-            "unknown chip `v7x`; known: `v4`, `v5e`, `v5p`, `v6e`, `tpu7x`, `a100`, `h100`, `h200`, `b200`, `cpu`",
+            "unknown chip `v7x`; known: `v4`, `v5e`, `v5p`, `v6e`, `tpu7x`, `a100`, `h100`, "
+            "`h200`, `b200`, `cpu`",
         ),
         ("explain --target v5p:4x4", "v5p has no topology 4x4; legal are 3 dims"),
         (
@@ -213,7 +214,7 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ),
         ("explain --mesh data", "--mesh data: expected sizes of axes such as data=16,model=4"),
         ("explain --target v5e:4x4 --devices 8", "the target says how many devices there are"),
-        ("explain --html absent/plan.html", "absent/plan.html: No such file or directory"),
+        ("explain --html absent/page.html", "absent/page.html: No such file or directory"),
         ("explain --hardware absent.toml --target v5e:4x4", "absent.toml"),
         ("explain model.layer=3", "no setting `model.layer`; did you mean `model.layers`?"),
         ("compare fsdp", "say for which machine, with --target"),

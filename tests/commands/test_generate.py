@@ -10,9 +10,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from meshdsl import cli
-from meshdsl.commands.generate import _print_as_it_comes
 from meshdsl.commands.lookup import find_layout
+from meshdsl.commands.printed_texts import print_as_it_comes
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Checkpoint, Config
@@ -20,7 +19,7 @@ from meshdsl.train.data.tokenizer import Bytes
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
-
+from meshdsl_cli import main
 
 TINY = [
     "model.d_model=16",
@@ -34,11 +33,11 @@ TINY = [
 
 
 def make_run(path, *settings) -> RunFolder:
-    """The folder of a run that was saved after no step, twice."""
+    """A run with checkpoints of steps 0 and 5, both with parameters that nothing has trained."""
     config, folder = override(Config(layout="fsdp"), [*TINY, *settings]), RunFolder(path)
     layout = find_layout("fsdp")
     job = Job(config, layout, make_mesh(layout, jax.devices()))
-    folder.begin(config)
+    folder.write_config(config)
     checkpoints = Checkpoints(folder.checkpoints, Checkpoint(keep=2))
     for step in (0, 5):
         checkpoints.save(step, job.step.init(jax.random.key(step)), {})
@@ -70,11 +69,11 @@ def tokenized(tmp_path_factory):
 
 
 def said(capsys, *words: str) -> str:
-    assert cli.main(["generate", *words]) == 0
+    assert main(["generate", *words]) == 0
     return capsys.readouterr().out
 
 
-def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_not_by_every_checkpoint(
+def test_prompts_are_continued_in_turn_alike_under_every_layout_but_not_by_every_checkpoint(
     run, capsys, tmp_path
 ):
     (tmp_path / "prompts").write_text("def f\na\n")
@@ -85,20 +84,8 @@ def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_no
         ("a", 5, 0, False),
     ]
     assert [len(each["tokens"]) for each in found] == [6, 6]
-    text = said(
-        capsys,
-        run,
-        "--prompt",
-        "def f",
-        "--prompt",
-        "a",
-        "--tokens",
-        "6",
-        "--layout",
-        "tensor",
-        "--devices",
-        "4",
-    )
+    both_again = ("--prompt", "def f", "--prompt", "a", "--tokens", "6")
+    text = said(capsys, run, *both_again, "--layout", "tensor", "--devices", "4")
     first, second = text.removeprefix("--- 1 of 2 ---\n").split("\n--- 2 of 2 ---\n")
     assert (first[:5], second[:1]) == ("def f", "a")
     printable = [
@@ -107,9 +94,8 @@ def test_prompts_are_continued_one_after_another_alike_under_every_layout_but_no
     ]
     assert [first[5:], second[1:].removesuffix("\n")] == printable
     older = [json.loads(line) for line in said(capsys, run, *both, "--step", "0").splitlines()]
-    assert [each["tokens"] for each in older] != [each["tokens"] for each in found] and older[0][
-        "step"
-    ] == 0
+    assert [each["tokens"] for each in older] != [each["tokens"] for each in found]
+    assert older[0]["step"] == 0
 
 
 def test_the_standard_input_is_a_prompt_and_a_tokenizer_file_is_the_runs_own(
@@ -127,12 +113,8 @@ def test_the_standard_input_is_a_prompt_and_a_tokenizer_file_is_the_runs_own(
 
 
 def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_their_turn(capsys):
-    rows = [
-        [0xC3, *b"x"],
-        [0xA9, *b"y"],
-        [0, *b"z"],
-        [*b"qw"],
-    ]  # an é in two bytes, then the end of the first text
+    # The first text: an é in two bytes, then its end.
+    rows = [[0xC3, *b"x"], [0xA9, *b"y"], [0, *b"z"], [*b"qw"]]
     seen = []
 
     def coming():
@@ -140,7 +122,7 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
             seen.append(capsys.readouterr().out)
             yield row
 
-    _print_as_it_comes(coming(), ["one ", "two "], Bytes())
+    print_as_it_comes(coming(), ["one ", "two "], Bytes())
     assert [*seen, capsys.readouterr().out] == [
         "--- 1 of 2 ---\none ",
         "",
@@ -167,7 +149,8 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
         ),
         (
             "{run} --prompt a --tokens 24",
-            "--tokens 24: the prompt has 1 token, and the model's length is 24; at most 23 more fit",
+            "--tokens 24: the prompt has 1 token, and the model's length is 24; at most 23 more "
+            "fit",
         ),
         (
             "{run} --prompt a --prompt " + 30 * "b",
@@ -179,7 +162,7 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
 )
 def test_a_mistake_is_one_line(run, capsys, monkeypatch, words, text):
     monkeypatch.setattr("sys.stdin", None)
-    assert cli.main(["generate", *words.format(run=run).split()]) == 2
+    assert main(["generate", *words.format(run=run).split()]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and text in err
 
@@ -188,11 +171,13 @@ def test_a_run_without_a_checkpoint_and_one_with_another_tokenizer_are_refused(
     run, tokenized, capsys, tmp_path
 ):
     begun = RunFolder(tmp_path / "begun")
-    begun.begin(RunFolder(Path(run)).stored_config())
-    assert cli.main(["generate", str(begun.path), "--prompt", "a"]) == 2
+    begun.write_config(RunFolder(Path(run)).stored_config())
+    assert main(["generate", str(begun.path), "--prompt", "a"]) == 2
     assert "there is no checkpoint" in capsys.readouterr().err
     config = RunFolder(Path(tokenized)).stored_config()
     small = RunFolder(tmp_path / "small")
-    small.begin(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=256)))
-    assert cli.main(["generate", str(small.path), "--prompt", "a"]) == 2
+    small.write_config(
+        dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=256))
+    )
+    assert main(["generate", str(small.path), "--prompt", "a"]) == 2
     assert "has 269 tokens, and the model has 256" in capsys.readouterr().err

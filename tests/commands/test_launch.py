@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from meshdsl import MeshDSLError
-from meshdsl.cli import main
 from meshdsl.commands import launch as command
 from meshdsl.commands.launch import devices_of_each, launch
 from meshdsl.hosts.ending import FOLLOWED
-from meshdsl.train.safeguards import HUNG
+from meshdsl.train.watchdog import HUNG
+from meshdsl_cli import main
 from tests.train.test_kill_matrix import alive
 
 ME = """
@@ -28,7 +28,7 @@ BEGUN = "open(f'FOLDER/{me}', 'w').close()\n"
 
 @pytest.fixture
 def run(monkeypatch):
-    """Launches a program of a few lines, which knows its number as `me`, in two processes."""
+    """Launches a program of a few lines in two processes; each knows its number as `me`."""
     monkeypatch.setattr(command, "PROGRAM", (sys.executable, "-c"))
     return lambda code, processes=2: launch(
         [ME + code], devices_of_each(processes, 4, ()), port=1234
@@ -36,23 +36,39 @@ def run(monkeypatch):
 
 
 def test_process_0_has_the_terminal_and_each_knows_its_place(run, capfd):
-    assert (
-        run(
-            "print(me, *(os.environ[f'MESHDSL_{name}'] for name in ('COORDINATOR', 'PROCESSES')), os.environ['JAX_NUM_CPU_DEVICES'])"
-        )
-        == 0
-    )
+    names = ("MESHDSL_COORDINATOR", "MESHDSL_PROCESSES", "JAX_NUM_CPU_DEVICES")
+    assert run(f"print(me, *(os.environ[name] for name in {names}))") == 0
     assert capfd.readouterr() == ("0 localhost:1234 2 4\n", "")
 
 
-@pytest.mark.parametrize("code, expected, printed", [
-    ("if me: print('no disk', file=sys.stderr); sys.exit(3)\ntime.sleep(60)", 3, "process 1: no disk\n"),
-    ("if me == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)", 137, "process 1: ended by SIGKILL\n"),
-    (f"if me == 1: print('process 1: no disk'); sys.exit(2)\ntime.sleep(0.3); print('after it', file=sys.stderr); sys.exit({FOLLOWED})", 2,
-     "after it\nprocess 1: no disk\n"),
-    (f"if me: print('nothing has come'); sys.exit({HUNG})\ntime.sleep(60)", HUNG, "process 1: nothing has come\n"),
-    ("print('no such command', file=sys.stderr); sys.exit(2)", 2, "no such command\n"),
-], ids=["error", "killed", "told the others", "hung", "before they met"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "expected", "printed"),
+    [
+        (
+            "if me: print('no disk', file=sys.stderr); sys.exit(3)\ntime.sleep(60)",
+            3,
+            "process 1: no disk\n",
+        ),
+        (
+            "if me == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)",
+            137,
+            "process 1: ended by SIGKILL\n",
+        ),
+        (
+            "if me == 1: print('process 1: no disk'); sys.exit(2)\n"
+            f"time.sleep(0.3); print('after it', file=sys.stderr); sys.exit({FOLLOWED})",
+            2,
+            "after it\nprocess 1: no disk\n",
+        ),
+        (
+            f"if me: print('nothing has come'); sys.exit({HUNG})\ntime.sleep(60)",
+            HUNG,
+            "process 1: nothing has come\n",
+        ),
+        ("print('no such command', file=sys.stderr); sys.exit(2)", 2, "no such command\n"),
+    ],
+    ids=["error", "killed", "told the others", "hung", "before they met"],
+)
 def test_when_one_fails_all_end_and_it_is_shown_by_its_number(
     run, monkeypatch, capfd, code, expected, printed
 ):
@@ -62,16 +78,30 @@ def test_when_one_fails_all_end_and_it_is_shown_by_its_number(
     assert capfd.readouterr().err == printed and time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("number, code, expected", [
-    (signal.SIGTERM, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n", 0),
-    (signal.SIGINT, "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n", 130),
-    (signal.SIGTERM, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({FOLLOWED} if me else 0))\n", 0),
-    (signal.SIGINT, f"signal.signal(signal.SIGINT, lambda *_: sys.exit(130 if me else {FOLLOWED}))\n", 130),
-    (signal.SIGTERM, "", 143),
-    (signal.SIGINT, f"{BEGUN}time.sleep(1)\n"
-     "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\nready()\n", 130),
-], ids=["preempted", "interrupted", "preempted before a step", "interrupted before a step",
-        "preempted before it is ready", "interrupted before it is ready"])  # fmt: skip
+def ends(number, code):
+    """A line of a program, which ends with this code when the signal comes."""
+    return f"signal.signal(signal.{number.name}, lambda *_: sys.exit({code}))\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "expected"),
+    [
+        (signal.SIGTERM, ends(signal.SIGTERM, 0), 0),
+        (signal.SIGINT, ends(signal.SIGINT, 130), 130),
+        (signal.SIGTERM, ends(signal.SIGTERM, f"{FOLLOWED} if me else 0"), 0),
+        (signal.SIGINT, ends(signal.SIGINT, f"130 if me else {FOLLOWED}"), 130),
+        (signal.SIGTERM, "", 143),
+        (signal.SIGINT, f"{BEGUN}time.sleep(1)\n{ends(signal.SIGINT, 130)}ready()\n", 130),
+    ],
+    ids=[
+        "preempted",
+        "interrupted",
+        "preempted before a step",
+        "interrupted before a step",
+        "preempted before it is ready",
+        "interrupted before it is ready",
+    ],
+)
 def test_signals_reach_every_process_once(run, capfd, tmp_path, number, code, expected):
     here = signal.getsignal(number)
 

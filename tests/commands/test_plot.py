@@ -1,6 +1,5 @@
 """Curves of runs that can be compared."""
 
-import argparse
 import itertools
 import json
 import math
@@ -11,11 +10,12 @@ import numpy as np
 import pytest
 
 from meshdsl import MeshDSLError
-from meshdsl.commands import plot
+from meshdsl.commands.plot import plot_runs
 from meshdsl.train.watch.curves import Points, panels, read_runs, smoothed, thin
 from meshdsl.train.watch.curves_page import page
-from meshdsl.train.watch.style import COLOURS, mark_sizes, pieces
+from meshdsl.train.watch.style import COLOURS, interleaved_dashes, mark_sizes
 from meshdsl.train.watch.units import UNITS, unit
+from meshdsl_cli.parser import parse
 
 
 def write_run(folder, steps=20, seconds=0.5, validation="validation_loss"):
@@ -34,10 +34,7 @@ def write_run(folder, steps=20, seconds=0.5, validation="validation_loss"):
 
 def run(words):
     """`meshdsl plot` with these words."""
-    parser = argparse.ArgumentParser()
-    plot.add(parser.add_subparsers())
-    arguments = parser.parse_args(["plot", *map(str, words)])
-    return arguments.command(arguments, [])
+    return plot_runs(parse(["plot", *map(str, words)]).arguments)
 
 
 def test_a_page_needs_nothing_else_and_says_everything_without_its_script(tmp_path, capsys):
@@ -170,7 +167,7 @@ def test_identical_runs_are_both_seen(tmp_path):
 
 def test_pieces_of_curves_that_coincide_cover_them_in_turn_and_hide_none():
     for curves in range(2, 7):
-        found = [pieces(place, curves) for place in range(curves)]
+        found = [interleaved_dashes(place, curves) for place in range(curves)]
         dash, gap, _ = found[0]
         period = dash + gap
         assert {(d, g) for d, g, _ in found} == {(dash, gap)} and period == curves * dash
@@ -189,7 +186,9 @@ def test_a_page_draws_pieces_of_every_run_where_there_are_several(tmp_path):
     text = page(panels(read_runs(runs), ["loss"], "step", 1))
     how = r'class="line piece" stroke-dasharray="(\S+) (\S+)" stroke-dashoffset="(\S+)"'
     dashes = re.findall(how, text)
-    assert [tuple(map(float, each)) for each in dashes] == [pieces(place, 3) for place in range(3)]
+    assert [tuple(map(float, each)) for each in dashes] == [
+        interleaved_dashes(place, 3) for place in range(3)
+    ]
     assert text.count("scale(2)") == text.count("scale(1.5)") == 2  # both marks of two runs
     alone = page(panels(read_runs(runs[:1]), ["loss"], "step", 1))
     assert "piece" not in alone.partition("<body")[2]

@@ -29,7 +29,7 @@ class Links:
     def seconds(self, operation, axes, bytes):
         return bytes * US
 
-    def lay(self, axes):
+    def axes(self, names):
         return SimpleNamespace(levels=(SimpleNamespace(kind=self.kind),))
 
 

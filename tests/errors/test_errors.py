@@ -23,7 +23,7 @@ def caught(tmp_path_factory):
     for name, (fn, _) in ERRORS.items():
         try:
             fn()
-        except Exception as e:  # noqa: BLE001
+        except Exception as e:
             found[name] = e
     return found
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.kernels import Graph
 from meshdsl.record.program import Program
 from tests.helpers import layout
@@ -24,7 +24,7 @@ def graph(function, *args, donated=(), mesh=None) -> Graph:
     """The kernels of a JAX function that was not made by `lower`."""
     traced = jax.jit(function).trace(*args)
     sizes = dict(mesh.shape) if mesh else {"data": 1}
-    return build(Program([], traced.jaxpr, layout(mesh=sizes), sizes, args, donated))
+    return kernel_graph(Program([], traced.jaxpr, layout(mesh=sizes), sizes, args, donated))
 
 
 def names(graph_or_kernels) -> list[str]:

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshdsl.estimate.fusion.build import build
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.memory.peak import peak
 from meshdsl.mesh import abstract_mesh
 from meshdsl.models.sizes import size
@@ -190,7 +190,7 @@ def test_shapes_are_local_inside_and_outside_of_shard_map():
 def test_a_train_step_has_its_collectives_as_kernels_and_its_flops_by_op(name):
     step, _, args = train_step(name)
     program = step.program(*args)
-    made = build(program)
+    made = kernel_graph(program)
     assert [k.collective for k, _ in made.walk() if k.collective] == program.collectives
     products = {
         (tag, phase): n
@@ -220,7 +220,7 @@ def test_more_layers_and_devices_are_no_more_kernels():
             common.load("fsdp-sequence"),
             abstract_mesh(mesh),
         )
-        graph = build(job.program())
+        graph = kernel_graph(job.program())
         assert peak(graph).bytes > 0
         return len(list(graph.walk()))
 

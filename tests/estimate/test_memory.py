@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.estimate.fusion.build import build
-from meshdsl.estimate.memory.lifetimes import late
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.memory.peak import argument_bytes, peak
+from meshdsl.estimate.memory.schedule import delayed
 from meshdsl.estimate.memory.tiles import padded_bytes
 from meshdsl.machine import chips
 from meshdsl.mesh import abstract_mesh
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_bef
         *(over(mesh, array(*shape), P("data")) for shape in ((512, 2048), (8, 256, 256), (8, 256))),
         mesh=mesh,
     )
-    kinds = ["scan" if k.loop else "product" for k in late(made.kernels) if k.loop or k.dots]
+    kinds = ["scan" if k.loop else "product" for k in delayed(made.kernels) if k.loop or k.dots]
     assert kinds == order
 
 
@@ -170,7 +170,7 @@ def test_arguments_are_what_the_compiler_counts(name):
 def test_the_largest_at_the_peak_lead_to_arguments_and_ops():
     made, args = step(abstract_mesh(RULES.mesh))
     program = made.program(*args)
-    reached = peak(build(program), V5P)
+    reached = peak(kernel_graph(program), V5P)
     assert {b.name for b in reached.largest} >= {"params.up", "opt_state.0.mu.up", "x"}
     unnamed = [b for b in reached.largest if not b.name and b.bytes > 2**20]
     assert unnamed and all(program.op_tagged(tag_in(b.scope)) for b in unnamed)
@@ -239,4 +239,4 @@ def test_a_step_takes_the_memory_that_libtpu_says(libtpu):
     made, args = step(abstract_mesh(RULES.mesh))
     program = made.program(*args)
     assert argument_bytes(program, V5P) == libtpu["step"]["arguments"]
-    assert peak(build(program), V5P).bytes == pytest.approx(libtpu["step"]["peak"], rel=0.1)
+    assert peak(kernel_graph(program), V5P).bytes == pytest.approx(libtpu["step"]["peak"], rel=0.1)

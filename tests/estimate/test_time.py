@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from meshdsl.estimate.kernels import Buffer, Dot, Graph, Kernel, Loop
-from meshdsl.estimate.time.collectives import movement
-from meshdsl.estimate.time.kernels import padded_flops, seconds
-from meshdsl.estimate.time.step import estimate, seconds_by_tag
+from meshdsl.estimate.time.collective_timing import collective_timing
+from meshdsl.estimate.time.kernel_time import kernel_seconds, padded_flops
+from meshdsl.estimate.time.step_time import seconds_by_tag, step_time
 from meshdsl.record.collective import Collective
 
 US = 1e-6
@@ -35,7 +35,7 @@ class Links:
     def seconds(self, operation, axes, bytes):
         return (2 if operation == "psum" else 1) * bytes * US
 
-    def lay(self, axes):
+    def axes(self, axes):
         return self.on
 
 
@@ -60,7 +60,7 @@ def move(count, reads, writes, axis="data", operation="all_gather"):
 
 def run(kernels, links=None):
     target = SimpleNamespace(chip=CHIP)
-    return estimate(Graph(kernels, [], [], ()), target, links or Links(), 25.0, 50.0)
+    return step_time(Graph(kernels, [], [], ()), target, links or Links(), 25.0, 50.0)
 
 
 def times(view):
@@ -156,8 +156,8 @@ def test_an_optimizers_kernels_are_its_phase():
 def test_how_a_collective_runs_depends_on_the_chip_and_the_torus_under_its_axis(
     operation, links, expected
 ):
-    how = movement(Collective(operation, ("data",), 1, 10, "bool"), links)
-    assert (how.seconds, how.asynchronous, how.filled) == (
+    how = collective_timing(Collective(operation, ("data",), 1, 10, "bool"), links)
+    assert (how.seconds, how.asynchronous, how.zero_filled) == (
         pytest.approx(expected[0] * US),
         *expected[1:],
     )
@@ -214,7 +214,7 @@ def test_a_short_contraction_takes_as_long_as_its_result():
             dots=[dot(1, 8192, k, 4096)],
             traffic=2 * (8192 * k + k * 4096 + 8192 * 4096),
         )
-        return seconds(kernel, machine) * 1.75e9
+        return kernel_seconds(kernel, machine) * 1.75e9
 
     # What the TPU compiler says for v5p, in cycles.
     compiled = {128: 179_556, 256: 183_616, 512: 197_012, 1024: 280_296, 4096: 1_078_890}
@@ -225,7 +225,9 @@ def test_a_short_contraction_takes_as_long_as_its_result():
 @pytest.mark.parametrize("kind, times", [("tpu", 1.58), ("gpu", 2.0)])
 def test_products_of_float32_take_longer(kind, times):
     one, other = (
-        seconds(Kernel("dot_general", "", dots=[dot(1, 256, 256, 256, dtype)]), chip(kind=kind))
+        kernel_seconds(
+            Kernel("dot_general", "", dots=[dot(1, 256, 256, 256, dtype)]), chip(kind=kind)
+        )
         for dtype in ("float32", "bfloat16")
     )
     assert one == pytest.approx(times * other)
@@ -235,19 +237,19 @@ def test_what_a_product_is_fused_with_comes_on_top():
     own = 8 * (4 + 4 + 4)
     alone = Kernel("dot_general", "", dots=[Dot(1, 4, 4, 4, 128, "int8")], traffic=48)
     fused = Kernel("dot_general", "", dots=[Dot(1, 4, 4, 4, 128, "int8")], traffic=48 + own)
-    assert seconds(alone, chip()) == pytest.approx(
+    assert kernel_seconds(alone, chip()) == pytest.approx(
         1e-6 * 256
     )  # of which the matrix unit, its rows padded to 8
-    assert seconds(fused, chip()) == pytest.approx(1e-6 * (256 + own))
+    assert kernel_seconds(fused, chip()) == pytest.approx(1e-6 * (256 + own))
 
 
 def test_a_kernel_takes_a_microsecond_at_least():
     fast = chip(flops=1e15, hbm_bandwidth=1e12)
-    assert seconds(Kernel("add", "", traffic=5000), fast) == 1e-6
-    assert seconds(Kernel("add", "", traffic=8), fast) < 1e-9  # scalars
+    assert kernel_seconds(Kernel("add", "", traffic=5000), fast) == 1e-6
+    assert kernel_seconds(Kernel("add", "", traffic=8), fast) < 1e-9  # scalars
 
 
 def test_a_gather_counts_what_it_takes():
     table, rows = Buffer((1000, 10), "int8", 10_000), Buffer((5, 10), "int8", 50)
     kernel = Kernel("gather", "", [table], [rows], traffic=100)
-    assert seconds(kernel, chip(vector_rate=1e6)) == pytest.approx(1e-6 * (100 + 100))
+    assert kernel_seconds(kernel, chip(vector_rate=1e6)) == pytest.approx(1e-6 * (100 + 100))

@@ -125,7 +125,7 @@ def test_two_processes_agree_or_all_hear_who_differs():
     "fault, code, told",
     [
         (
-            "sys.exit(hosts.ended('meshdsl train: no such file', 2))",
+            "sys.exit(hosts.report_and_end('meshdsl train: no such file', 2))",
             2,
             "process 1: meshdsl train: no such file",
         ),
@@ -152,13 +152,14 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
 @pytest.mark.slow
 def test_when_nobody_reads_on_all_end_quietly():
     prints = """
-    from meshdsl import cli
-    def work(*_):
+    from meshdsl.commands import train
+    from meshdsl_cli import main
+    def work(arguments):
         while True:
             hosts.console().print("a step")
             time.sleep(0.01)
-    cli._parse = lambda words: (type("Arguments", (), {"command": staticmethod(work)}), [])
-    sys.exit(cli.main(["train"]))
+    train.train_model = work
+    sys.exit(main(["train"]))
     """
     both = begin(JOINED, prints)
     assert both[0].stdout.readline() == "a step\n"
@@ -175,7 +176,7 @@ def test_all_stop_after_the_same_step_whoever_got_the_signal():
             total(ones).block_until_ready()
             if step == 3:
                 print("running", flush=True)
-            if why := stop.at(step):
+            if why := stop.reason_to_stop(step):
                 break
             time.sleep(0.01 * (1 + me))
     print(why, step)
@@ -232,7 +233,7 @@ def test_one_process_agrees_with_itself():
 
 
 def test_an_error_of_one_process_is_printed_as_it_is(capsys):
-    assert hosts.ended("meshdsl train: no such file", 2) == 2
+    assert hosts.report_and_end("meshdsl train: no such file", 2) == 2
     assert capsys.readouterr().err == "meshdsl train: no such file\n"
 
 

@@ -117,19 +117,19 @@ USES = {
 def test_parameters_may_be_used_in_every_way(rules):
     run = lambda w, x, v: {
         name: fn(w if i % 2 else v, x) for i, (name, fn) in enumerate(USES.items())
-    }  # noqa: E731
+    }
     assert_same(run, W, X, weight(D, C, seed=5), layout=rules, dims=("micro",), tolerance=1e-3)
 
 
 def test_parameters_that_are_closed_over_have_gradients_too():
     rules = LAYOUTS["zero1"]
-    run = lambda x: md.value_and_grad(lambda w, x: md.mean(md.einsum(x, w, out=(BATCH, C))))(W, x)  # noqa: E731
+    run = lambda x: md.value_and_grad(lambda w, x: md.mean(md.einsum(x, w, out=(BATCH, C))))(W, x)
     assert_equal(md.lower(run, rules)(X), run(X))
 
 
 @pytest.mark.parametrize("name", ["data", "fsdp", "tensor"])
 def test_second_derivatives_are_the_same_lowered_and_recorded(name):
-    value = lambda w, x: md.mean(md.square(md.tanh(md.einsum(x, w, out=(BATCH, C)))))  # noqa: E731
+    value = lambda w, x: md.mean(md.square(md.tanh(md.einsum(x, w, out=(BATCH, C)))))
     assert_same(
         lambda x, w: md.value_and_grad(value)(w, x)[1],
         X,

@@ -15,7 +15,7 @@ BATCH, LENGTH, D, FF, HEADS, KEY, LAYERS, MICRO = dims(
 X = data(BATCH, LENGTH, D)
 UP, DOWN = weight(D, FF, ins=(D,), seed=1), weight(FF, D, ins=(FF,), seed=2)
 Q, K, V = (weight(D, HEADS, KEY, ins=(D,), seed=i) for i in (3, 4, 5))
-O = weight(HEADS, KEY, D, ins=(HEADS, KEY), seed=6)  # noqa: E741
+O = weight(HEADS, KEY, D, ins=(HEADS, KEY), seed=6)
 WEIGHTS, ATTENTION = (UP, DOWN), (Q, K, V, O)
 STACK = (weight(LAYERS, D, FF, ins=(D,), seed=1), weight(LAYERS, FF, D, ins=(FF,), seed=2))
 
@@ -99,7 +99,7 @@ def test_zero1_scatters_gradients_and_gathers_updates():
 def test_tensor_parallel_sums_once_forward_and_once_backward_per_pair_of_matrices():
     assert without_scalars(mlp, WEIGHTS, X, layout=TENSOR) == {("psum", ("model",)): 1}
     assert without_scalars(attention, ATTENTION, X, layout=TENSOR) == {("psum", ("model",)): 1}
-    grad = lambda x, *w: md.value_and_grad(lambda x: md.mean(md.square(mlp(w, x))))(x)  # noqa: E731
+    grad = lambda x, *w: md.value_and_grad(lambda x: md.mean(md.square(mlp(w, x))))(x)
     assert without_scalars(grad, X, *WEIGHTS, layout=TENSOR) == {("psum", ("model",)): 2}
 
 
@@ -107,7 +107,7 @@ def test_sequence_parallel_gathers_once_for_q_k_and_v():
     expected = {("all_gather", ("model",)): 1, ("psum_scatter", ("model",)): 1}
     assert without_scalars(attention, ATTENTION, X, layout=SEQUENCE) == expected
     assert without_scalars(mlp, WEIGHTS, X, layout=SEQUENCE) == expected
-    grad = lambda x, *w: md.value_and_grad(lambda x: md.mean(md.square(attention(w, x))))(x)  # noqa: E731
+    grad = lambda x, *w: md.value_and_grad(lambda x: md.mean(md.square(attention(w, x))))(x)
     twice = {key: 2 * n for key, n in expected.items()}
     assert without_scalars(grad, X, *ATTENTION, layout=SEQUENCE) == twice
 
@@ -126,9 +126,9 @@ def test_hybrid_reduces_over_replicas_on_the_shard():
 
 
 def test_sum_of_two_pending_costs_one_reduction():
-    run = lambda w, a, x: x + mlp(w, x) + attention(a, x)  # noqa: E731
+    run = lambda w, a, x: x + mlp(w, x) + attention(a, x)
     assert without_scalars(run, WEIGHTS, ATTENTION, X, layout=TENSOR) == {("psum", ("model",)): 2}
-    run = lambda w, a, x: x + (mlp(w, x) + attention(a, x))  # noqa: E731
+    run = lambda w, a, x: x + (mlp(w, x) + attention(a, x))
     assert without_scalars(run, WEIGHTS, ATTENTION, X, layout=TENSOR) == {("psum", ("model",)): 1}
 
 
@@ -146,7 +146,7 @@ def test_accumulation_reduces_once_per_step(rules, operation):
 
 
 def test_parameters_follow_at_rest_split_through_cast():
-    run = lambda w, x: mlp([md.cast(p, jnp.bfloat16) for p in w], md.cast(x, jnp.bfloat16))  # noqa: E731
+    run = lambda w, x: mlp([md.cast(p, jnp.bfloat16) for p in w], md.cast(x, jnp.bfloat16))
     program = md.lower(run, FSDP).program(WEIGHTS, X)
     gathers = [c for c in program.collectives if c.operation == "all_gather"]
     assert [(c.dtype, c.bytes) for c in gathers] == 2 * [("bfloat16", UP.size * 2)]
@@ -154,7 +154,7 @@ def test_parameters_follow_at_rest_split_through_cast():
 
 def test_a_moved_tensor_is_shared_by_every_op_that_wants_it_so():
     rules = layout("d_ff -> model", "length -> model", mesh={"model": 4})
-    twice = lambda w, x: mlp(w, x) + md.einsum(x, w[0], w[0], out=x.dims)  # noqa: E731
+    twice = lambda w, x: mlp(w, x) + md.einsum(x, w[0], w[0], out=x.dims)
     assert without_scalars(twice, WEIGHTS, X, layout=rules)["all_gather", ("model",)] == 1
 
 
@@ -166,7 +166,7 @@ def test_context_parallel_gathers_keys_and_values_and_nothing_else():
 
 
 def test_upper_rules_win_and_strict_makes_that_an_error():
-    run = lambda x: md.square(x)  # noqa: E731
+    run = lambda x: md.square(x)
     rules = layout("length -> m", "batch -> m", mesh={"m": 4})
     assert md.lower(run, rules)(X).split == {LENGTH: ("m",)}
     with pytest.raises(md.MeshDSLError, match="`batch` and `length` both want axis `m`"):

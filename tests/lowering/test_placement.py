@@ -66,7 +66,7 @@ BETWEEN = {
 
 def of_mesh(*strategies):
     """A layout on one of the meshes, and what each of `strategies` draws for that mesh."""
-    both = lambda mesh: st.tuples(layouts(mesh), *[draw(mesh) for draw in strategies])  # noqa: E731
+    both = lambda mesh: st.tuples(layouts(mesh), *[draw(mesh) for draw in strategies])
     return st.sampled_from(MESHES).flatmap(both)
 
 
@@ -137,7 +137,7 @@ def along(x, w, how, run):
         return x
     dim = x.dims[pick % len(x.dims)]
     shared = [w] if dim in w.dims else []  # one element of the parameter too, where it has the dim
-    fn = lambda x, *own: taken(x, own[0] if own else w, steps)  # noqa: E731
+    fn = lambda x, *own: taken(x, own[0] if own else w, steps)
     return run(fn, dim, batch, x, *shared)
 
 

@@ -115,7 +115,7 @@ def test_sums_in_the_dtype_at_rest_are_not_rounded_to_that_of_use():
     x = md.tensor(jnp.array([1.0, 2.0**-12]), (batch,))
     for rules in (dict(), dict(parameters=["d -> m"]), dict(gradients=["d -> m"])):
         how = layout("batch -> m", mesh={"m": 2}, **rules)
-        value = lambda w, x: md.sum(md.einsum(md.cast(x, w.dtype), w, out=()))  # noqa: E731
+        value = lambda w, x: md.sum(md.einsum(md.cast(x, w.dtype), w, out=()))
         run = md.lower(md.value_and_grad(value, compute=jnp.bfloat16), how, dims=["d"])
         _, grad = run(weight(md.Dim("d", 4)), x)
         assert (grad.array == 1 + 2.0**-12).all()

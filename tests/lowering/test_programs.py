@@ -69,7 +69,7 @@ def added(x, y, dim):
 
 
 def looped(x, dim):
-    step = lambda carry, x: (md.tanh(carry + x), carry * 0.5)  # noqa: E731
+    step = lambda carry, x: (md.tanh(carry + x), carry * 0.5)
     last, all_of_them = md.scan(step, md.sum(x, dim) * 0.1, x, dim=dim)
     return all_of_them + last
 

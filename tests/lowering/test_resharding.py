@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import collectives
-from meshdsl.lowering.resharding import perform
+from meshdsl.lowering.resharding import reshard_array
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
 from meshdsl.splits.changes import Change, changes
@@ -114,7 +114,7 @@ def test_steps_move_real_data_exactly(start, then):
         x = contributions(x, pending, scope) if pending else x
         op = scope.recorder.begin("move", DIMS, split)
         how = dict(dims=DIMS, now=split, then=then)
-        return perform(
+        return reshard_array(
             x, changes(split, then, pending), scope, op, **how, varies=frozenset(), why=str
         )
 

@@ -180,7 +180,7 @@ def test_a_dim_that_divides_over_some_of_its_axes_only_is_whole_at_rest():
 
 
 def test_random_draws_do_not_change():
-    draw = lambda x: md.random.normal(jax.random.key(0), (BATCH, LENGTH), like=x)  # noqa: E731
+    draw = lambda x: md.random.normal(jax.random.key(0), (BATCH, LENGTH), like=x)
     expected = draw(None)
     for rules in LAYOUTS.values():
         found = md.lower(lambda x: draw(x) + x * 0, rules, dims=["vocab", "heads", "d"])(

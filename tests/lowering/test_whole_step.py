@@ -82,7 +82,7 @@ def test_three_steps_of_optax(layout, optimizer):
     layout, step = LAYOUTS[layout], step_of(optimizer)
     lowered = md.lower(step, layout, optimizer_argnums=1, donate_argnums=(0, 1))
     expected = PARAMS, optimizer.init(PARAMS)
-    held = lambda tree, level=None: shardings(tree, layout, lowered.mesh, level)  # noqa: E731
+    held = lambda tree, level=None: shardings(tree, layout, lowered.mesh, level)
     found = tuple(
         jax.device_put(jax.tree.map(jnp.copy, tree), held(tree, level))
         for tree, level in zip(expected, (None, "optimizer"), strict=True)

@@ -144,7 +144,7 @@ def test_an_aux_result_of_parameters_alone_is_no_gradient(rules):
 
 def test_what_only_parameters_make_has_a_whole_copy_too():
     """A parameter times two is one, and nothing is gathered to have it whole."""
-    doubled = lambda w, x: mlp([2.0 * w[0], w[1]], x)  # noqa: E731
+    doubled = lambda w, x: mlp([2.0 * w[0], w[1]], x)
     assert without_scalars(step(doubled), WEIGHTS, X, layout=ZERO2) == {
         ("psum_scatter", ("data",)): 2
     }
@@ -153,8 +153,8 @@ def test_what_only_parameters_make_has_a_whole_copy_too():
 
 def test_derivatives_of_derivatives_see_every_path():
     """Of a gradient by what is held twice: forwards over backwards, and backwards twice."""
-    value = lambda w: md.mean(md.square(md.tanh(mlp((w, WEIGHTS[1]), X))))  # noqa: E731
-    gradient = lambda w: md.value_and_grad(value)(w)[1]  # noqa: E731
+    value = lambda w: md.mean(md.square(md.tanh(mlp((w, WEIGHTS[1]), X))))
+    gradient = lambda w: md.value_and_grad(value)(w)[1]
     for run in (
         lambda w: md.jvp(gradient, (w,), (w,))[1],
         lambda w: md.value_and_grad(lambda w: md.sum(md.square(gradient(w))))(w)[1],

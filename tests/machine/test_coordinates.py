@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshdsl.machine import find_target
-from meshdsl.machine.coordinates import places
+from meshdsl.machine.coordinates import device_coordinates
 
 CASES = [
     ("v4:2x2x2", 1, {"a": 2, "b": 4}),
@@ -68,7 +68,9 @@ def test_meshes_lie_where_they_lie_on_the_real_topology(real, case):
     text, slices, sizes = CASES[case]
     target = find_target(text, slices=slices)
     assert real["places"][case]["kind"] == target.chip.device_kind
-    assert places(target, sizes).reshape(-1, 5).tolist() == real["places"][case]["places"]
+    assert (
+        device_coordinates(target, sizes).reshape(-1, 5).tolist() == real["places"][case]["places"]
+    )
 
 
 def test_meshes_are_those_of_jax_where_it_makes_them(real):
@@ -85,5 +87,5 @@ def test_the_compiler_uses_several_dims_for_sums_of_whole_dims_only(real):
 
 
 def test_thousands_of_devices_each_have_a_place():
-    found = places(find_target("v5p:16x16x32"), {"replica": 4, "data": 256, "model": 8})
+    found = device_coordinates(find_target("v5p:16x16x32"), {"replica": 4, "data": 256, "model": 8})
     assert len(np.unique(found.reshape(-1, 5), axis=0)) == 8192

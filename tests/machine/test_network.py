@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshdsl.machine import Network, find_target
-from meshdsl.machine.coordinates import places
+from meshdsl.machine.coordinates import device_coordinates
 
 MB = 1e6
 
@@ -118,12 +118,20 @@ def network(text, slices=1, **sizes):
     ],
 )
 def test_words(text, slices, sizes, axis, words):
-    assert network(text, slices, **sizes).words(axis) == words
+    assert network(text, slices, **sizes).describe(axis) == words
 
 
-def test_lay_of_an_axis():
-    lay = network("v5p:4x4x4", data=16, model=4).axis("model")
-    assert (lay.size, lay.kind, lay.links, lay.gbytes_one_way, lay.gbytes, lay.wraps, lay.hops) == (
+def test_network_of_an_axis():
+    found = network("v5p:4x4x4", data=16, model=4).axis("model")
+    assert (
+        found.size,
+        found.kind,
+        found.links,
+        found.gbytes_one_way,
+        found.gbytes,
+        found.wraps,
+        found.hops,
+    ) == (
         4,
         "ring",
         2,
@@ -139,7 +147,7 @@ def test_lay_of_an_axis():
 def test_axes_that_fill_a_dim_together_are_a_ring():
     parts = network("v6e:16x16", a=4, b=4, c=16)
     assert parts.axis("a").wraps and parts.axis("b").kind == "line"
-    assert parts.lay(("a", "b")) == network("v6e:16x16", a=16, c=16).axis("a")
+    assert parts.axes(("a", "b")) == network("v6e:16x16", a=16, c=16).axis("a")
 
 
 RING, FAST = (
@@ -247,7 +255,7 @@ def test_more_bytes_and_more_axes_never_take_less():
 def test_all_to_all_is_the_load_of_the_busiest_link(text, sizes, axes):
     target, size = find_target(text), 64 * MB
     busiest = max(loads(target, sizes, axes, size).values())
-    latency = Network(target, sizes).lay(axes).hops * target.chip.link_latency
+    latency = Network(target, sizes).axes(axes).hops * target.chip.link_latency
     expected = busiest / (target.chip.link_bandwidth * target.chip.link_efficiency) + latency
     assert Network(target, sizes).seconds("all_to_all", axes, size) == pytest.approx(
         expected, rel=0.03
@@ -260,7 +268,9 @@ def loads(target, sizes, axes, size):
         i for i, axis in enumerate(sizes) if axis in axes
     ]
     n = math.prod(sizes[axis] for axis in axes)
-    groups = places(target, sizes).transpose(*order, len(order)).reshape(-1, n, 5)[..., 1:4]
+    groups = (
+        device_coordinates(target, sizes).transpose(*order, len(order)).reshape(-1, n, 5)[..., 1:4]
+    )
     shape, found = (*target.shape, 1)[:3], Counter()
     for group in groups:
         for a in group:

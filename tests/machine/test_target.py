@@ -5,7 +5,7 @@ import math
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.machine import find_target, fit_mesh, propose
+from meshdsl.machine import find_target, fit_mesh, propose_meshes
 
 LEGAL_V5P = "3 dims, all multiples of 4 where one is above it, x and y even, at most 8,960 chips, such as `v5p:2x2x1`; or one chip, `v5p:1x1x1`"
 
@@ -137,5 +137,5 @@ def test_a_layout_without_a_mesh_fits_one_device():
 
 @pytest.mark.parametrize("devices", [1, 7, 64, 96, 8192])
 def test_proposed_meshes_are_of_the_right_size(devices):
-    proposed = propose({"replica": 1, "data": 8, "model": 4}, devices)
+    proposed = propose_meshes({"replica": 1, "data": 8, "model": 4}, devices)
     assert proposed and all(math.prod(mesh.values()) == devices for mesh in proposed)

@@ -26,7 +26,7 @@ CUTS = (
     (2, 4),
     (11, 12),
 )  # where the documents of each row end, but for the last
-LAYOUTS = {name: None for name in (*common.LAYOUTS[1:], *common.STAGES)} | {
+LAYOUTS = dict.fromkeys((*common.LAYOUTS[1:], *common.STAGES)) | {
     "context": md.Layout(["batch -> data", "length -> context"], mesh={"data": 2, "context": 4}),
     "context of keys": md.Layout(
         ["batch -> data", "length, memory -> context"], mesh={"data": 2, "context": 4}

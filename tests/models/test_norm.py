@@ -89,7 +89,7 @@ def logits(model, tokens, epsilon):
 
 
 def norms(model):
-    is_norm = lambda part: isinstance(part, tuple(NORMS.values()))  # noqa: E731
+    is_norm = lambda part: isinstance(part, tuple(NORMS.values()))
     return [part for part in jax.tree.leaves(model, is_leaf=is_norm) if is_norm(part)]
 
 

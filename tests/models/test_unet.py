@@ -93,7 +93,7 @@ def halo_bytes(config: Config, size: int, batch: int, rows: int, cols: int) -> t
             level < config.levels
         )
         passes = sum(n * (1 if level == i == 0 else 2) for i, n in enumerate(ins))
-        sides = lambda parts: 1 if parts == 2 else 2  # noqa: E731  of two parts each has one neighbour
+        sides = lambda parts: 1 if parts == 2 else 2
         over_rows += passes * sides(rows) * width * batch * 4
         over_cols += passes * sides(cols) * (height + 2) * batch * 4
     return over_rows, over_cols

@@ -82,7 +82,7 @@ def test_loss_and_every_gradient_equal_one_device(style, name):
 
 def step_under(layout, optimizer):
     config = CONFIGS["gpt2"]
-    init = lambda key: common.Transformer.init(key, config)  # noqa: E731
+    init = lambda key: common.Transformer.init(key, config)
     return TrainStep(init, common.loss, optimizer, layout, md.make_mesh(layout), clip=1.0)
 
 

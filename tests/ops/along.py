@@ -40,5 +40,5 @@ def assert_as_numpy(ops) -> None:
 
 def assert_all_same(ops, sizes, rules, **how) -> None:
     """All of the ops at once, lowered under `rules`, of a tensor whose padding holds something else than zeros."""
-    run = lambda x: {name: ours(md.cos(x), *sizes) for name, (ours, _) in ops.items()}  # noqa: E731
+    run = lambda x: {name: ours(md.cos(x), *sizes) for name, (ours, _) in ops.items()}
     assert_same(run, data(*sizes), layout=rules, dims=("b", "v", "w"), **how)

@@ -66,7 +66,7 @@ def test_forward_derivatives_are_the_same_lowered(rules):
             jvp(md.square, (x,), (w_like(x),)),
         )
 
-    w_like = lambda x: md.transpose(md.sin(x), (B, A))  # noqa: E731
+    w_like = lambda x: md.transpose(md.sin(x), (B, A))
     assert_same(run, MIX, SCALE, X, V, ROW, layout=rules, dims=NAMES, gradients=False)
 
 
@@ -99,7 +99,7 @@ def test_backward_derivatives_are_the_same_lowered_and_split_as_gradients_are(ru
 
 
 def test_a_gradient_by_vjp_is_summed_over_devices_once():
-    step = lambda w, x: lambda h, _: (h + md.sum(md.einsum(x, w, out=(A, E)) * h, E), ())  # noqa: E731
+    step = lambda w, x: lambda h, _: (h + md.sum(md.einsum(x, w, out=(A, E)) * h, E), ())
 
     def ours(w, x):
         return vjp(lambda w: md.sum(md.scan(step(w, x), md.sum(x, B), (), dim=T)[0]), w)[1](ONE)
@@ -111,7 +111,7 @@ def test_a_gradient_by_vjp_is_summed_over_devices_once():
 
 @RULES
 def test_hessian_vector_products_are_the_same_lowered(rules):
-    run = lambda w, s, x, v: hvp(loss, (params(w, s), x), (params(v, md.sum(v, B)), md.cos(x)))  # noqa: E731
+    run = lambda w, s, x, v: hvp(loss, (params(w, s), x), (params(v, md.sum(v, B)), md.cos(x)))
     assert_same(
         run,
         MIX,
@@ -126,8 +126,8 @@ def test_hessian_vector_products_are_the_same_lowered(rules):
 
 
 def test_derivatives_are_those_of_jax():
-    f = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)  # noqa: E731
-    ours = lambda w, x: md.sum(md.square(md.tanh(md.einsum(x, w, out=(A, E)))))  # noqa: E731
+    f = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
+    ours = lambda w, x: md.sum(md.square(md.tanh(md.einsum(x, w, out=(A, E)))))
     arrays, tangents = (MIX.array, X.array), (V.array, jnp.sin(X.array))
     given = (V, md.sin(X))
     for found, expected in zip(
@@ -167,7 +167,7 @@ def w_sum(w):
 
 @RULES
 def test_derivatives_can_be_differentiated(rules):
-    run = lambda w, x, v: {name: fn(w, x, v) for name, fn in INSIDE.items()}  # noqa: E731
+    run = lambda w, x, v: {name: fn(w, x, v) for name, fn in INSIDE.items()}
     assert_same(run, MIX, X, V, layout=rules, dims=NAMES)
 
 
@@ -202,7 +202,7 @@ def several(tree, ids, row):
         {"x": md.transpose(md.broadcast(ct["sum"], (A, B)), (B, A)) * 3.0},
         None,
         None,
-    )  # noqa: E731
+    )
     return out, back
 
 
@@ -224,7 +224,7 @@ CUSTOM = {
 
 @RULES
 def test_custom_gradients_are_the_same_lowered(rules):
-    run = lambda x, w, r: {name: fn(x, w, r) for name, fn in CUSTOM.items()}  # noqa: E731
+    run = lambda x, w, r: {name: fn(x, w, r) for name, fn in CUSTOM.items()}
     assert_same(run, X, MIX, ROW, layout=rules, dims=NAMES)
 
 

@@ -28,7 +28,7 @@ RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("policy", ["full", "dots", "gathers"])
 def test_checkpoint_changes_nothing_but_what_is_kept(policy):
     def run(x, xs, w):
-        step = lambda h, x: (md.tanh(md.rename(md.einsum(h, w, out=(A, E)), E, B) + x), ())  # noqa: E731
+        step = lambda h, x: (md.tanh(md.rename(md.einsum(h, w, out=(A, E)), E, B) + x), ())
         h, _ = md.scan(md.checkpoint(step, policy), x, xs, dim=T)
         return md.checkpoint(lambda h: md.softmax(h, B) * md.max(h, A), policy)(h)
 
@@ -41,7 +41,7 @@ def test_checkpoint_changes_nothing_but_what_is_kept(policy):
 @pytest.mark.parametrize("policy, times", [("full", 4), ("gathers", 3), ("dots", 3), (None, 1)])
 def test_gathered_weights_are_gathered_again_where_recomputed(policy, times):
     def run(w, x):
-        fn = lambda w, x: md.rename(md.tanh(md.einsum(x, w, out=(A, E))), E, B)  # noqa: E731
+        fn = lambda w, x: md.rename(md.tanh(md.einsum(x, w, out=(A, E))), E, B)
         fn = md.checkpoint(fn, policy) if policy else fn
         return md.value_and_grad(lambda w, x: md.sum(fn(w, fn(w, x))))(w, x)
 
@@ -97,7 +97,7 @@ def test_a_sum_that_is_kept_is_not_taken_again():
     run = lambda how: (
         lambda x: md.value_and_grad(
             lambda x: md.sum(
-                checkpoint(  # noqa: E731
+                checkpoint(
                     lambda x: md.sin(md.exp(checkpoint_name(md.sum(md.square(x), B), "sum"))), **how
                 )(x)
             )
@@ -110,9 +110,7 @@ def test_a_sum_that_is_kept_is_not_taken_again():
 def test_what_is_offloaded_lies_on_the_host():
     run = lambda x, w: md.value_and_grad(
         lambda w: md.sum(
-            md.scan(  # noqa: E731
-                checkpoint(lambda h, _: (layer(h, w), ()), offload="hidden"), x, (), dim=T
-            )[0]
+            md.scan(checkpoint(lambda h, _: (layer(h, w), ()), offload="hidden"), x, (), dim=T)[0]
         )
     )(w)[1]
     jaxpr = str(md.lower(run, LAYOUTS["data"]).trace(X, MIX).jaxpr)

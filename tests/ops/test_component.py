@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.ops.component import FUNCTIONS, LAX, NN, NUMPY
+from meshdsl.ops.functions import FUNCTIONS, LAX, NN, NUMPY
 from tests.helpers import (
     assert_equal,
     assert_same,
@@ -159,14 +159,14 @@ def test_operands_broadcast_by_name_whatever_their_order():
 
 
 def test_map_takes_any_component_wise_function():
-    fn = lambda x, y, *, scale: jnp.sin(x) * y * scale  # noqa: E731
+    fn = lambda x, y, *, scale: jnp.sin(x) * y * scale
     assert_same(lambda x, y: md.map(fn, x, y, scale=3.0), X, Y, layout=SPLIT)
     assert_same(lambda x: md.map(lambda x, n: x + n, x, 4), X, layout=SPLIT)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int32, jnp.bool_])
 def test_cast_gives_the_dtype(dtype):
-    fn = lambda x: md.cast(md.cast(x, dtype), jnp.float32)  # noqa: E731
+    fn = lambda x: md.cast(md.cast(x, dtype), jnp.float32)
     assert md.cast(X, dtype).dtype == dtype
     assert_same(fn, X, layout=SPLIT)
 
@@ -223,6 +223,6 @@ def test_linear_ops_keep_sums_pending_and_others_take_them(name):
 
 def test_sums_pending_over_different_axes_are_taken_before_they_meet():
     rules = layout("a -> m", "b -> n", mesh={"m": 2, "n": 4})
-    run = lambda x: md.sum(x, (A, B)) + md.sum(md.sum(x, A), B)  # noqa: E731
+    run = lambda x: md.sum(x, (A, B)) + md.sum(md.sum(x, A), B)
     assert_same(run, X, layout=rules)
     assert collectives(run, X, layout=rules) == {("psum", ("m", "n")): 1}

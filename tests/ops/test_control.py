@@ -5,12 +5,12 @@ import pytest
 
 import meshdsl as md
 from tests.helpers import (
-    every,
     assert_equal,
     assert_same,
     collectives,
     data,
     dims,
+    every,
     integers,
     layout,
     weight,
@@ -40,7 +40,7 @@ def recurrent(start, mix, xs):
 
 
 def nested(x):
-    inner = lambda h: md.scan(lambda g, _: (md.sin(g + md.sum(x, A)), md.max(g)), h, (), dim=S)  # noqa: E731
+    inner = lambda h: md.scan(lambda g, _: (md.sin(g + md.sum(x, A)), md.max(g)), h, (), dim=S)
     return md.scan(lambda h, _: inner(h), ZERO, (), dim=T)
 
 
@@ -94,7 +94,7 @@ SCANS = {
 @pytest.mark.parametrize("half", [0, 1])
 def test_scans_are_the_same_lowered(rules, half):
     some = dict(list(SCANS.items())[half::2])
-    run = lambda *args: {name: fn(*args) for name, fn in some.items()}  # noqa: E731
+    run = lambda *args: {name: fn(*args) for name, fn in some.items()}
     assert_same(run, X, XS, ROW, START, MIX, layout=rules)
 
 
@@ -159,7 +159,7 @@ CONDS = {
 )
 @pytest.mark.parametrize("choice", [True, False])
 def test_conds_are_the_same_lowered(rules, choice):
-    run = lambda p, x, w: {name: fn(p, x, w) for name, fn in CONDS.items()}  # noqa: E731
+    run = lambda p, x, w: {name: fn(p, x, w) for name, fn in CONDS.items()}
     _, (found, _) = assert_same(run, md.tensor(choice, ()), X, MIX, layout=rules)
     assert_equal(found["pending"], md.sum(X, A) if choice else md.max(X, A) * 2.0)
 
@@ -193,5 +193,5 @@ def test_local_functions_are_the_same_lowered(rules):
 
 def test_carries_of_integers_are_the_same_lowered():
     ids = integers(A, T, below=9)
-    run = lambda x, i: md.scan(lambda n, i: (md.maximum(n, i), n), md.max(i, T), i, dim=T)  # noqa: E731
+    run = lambda x, i: md.scan(lambda n, i: (md.maximum(n, i), n), md.max(i, T), i, dim=T)
     assert_same(run, X, ids, layout=LAYOUTS["data"], dims=("b",))

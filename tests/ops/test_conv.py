@@ -13,13 +13,13 @@ from meshdsl import conv, conv_transpose
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.record import summary
 from tests.helpers import (
-    every,
     assert_equal,
     assert_same,
     collectives,
     data,
     dims,
     distance,
+    every,
     integers,
     layout,
     weight,
@@ -88,7 +88,7 @@ def test_conv_is_that_of_jax_and_conv_transpose_its_transpose(ours, theirs):
 
 @every(LAYOUTS, "columns, minor first", "rows over both", "channels out", "groups")
 def test_every_setting_is_the_same_lowered(rules):
-    run = lambda x, k: {name: there_and_back(x, k, ours) for name, (ours, _) in SETTINGS.items()}  # noqa: E731
+    run = lambda x, k: {name: there_and_back(x, k, ours) for name, (ours, _) in SETTINGS.items()}
     assert_same(run, X, K, layout=rules)
 
 
@@ -117,7 +117,7 @@ def by_taps(x, k, over, out, stride=1, dilation=1, padding=None):
     letters = {
         name: chr(ord("a") + i) for i, name in enumerate({d.name: 0 for d in (*x.dims, *k.dims)})
     }
-    term = lambda names: "".join(letters[d.name] for d in names)  # noqa: E731
+    term = lambda names: "".join(letters[d.name] for d in names)
     array, weights, total = np.asarray(x.array, np.float64), np.asarray(k.array, np.float64), 0
     for d, t in over.items():
         reach = (t.size - 1) * dilation
@@ -146,7 +146,7 @@ def test_names_say_what_is_batch_group_and_channel(name):
 
 @pytest.mark.parametrize("name", ["batch and rows", "channels in", "groups", "three axes"])
 def test_every_part_is_the_same_lowered(name):
-    run = lambda *args: {name: fn(*args) for name, fn in PARTS.items()}  # noqa: E731
+    run = lambda *args: {name: fn(*args) for name, fn in PARTS.items()}
     assert_same(run, MANY, GROUPED, TAPS, layout=LAYOUTS[name])
 
 
@@ -214,7 +214,7 @@ def test_one_dim_is_the_same_lowered_for_any_window_and_any_number_of_parts(draw
 def test_three_spatial_dims_split_over_three_axes():
     depth, z = dims(depth=4, z=3)
     volume, kernel = data(depth, C, H, W), weight(z, P, Q, C, G)
-    fn = lambda x, k: conv(x, k, {"depth": "z", "h": "p", "w": "q"}, out=(..., G), stride={"h": 2})  # noqa: E731
+    fn = lambda x, k: conv(x, k, {"depth": "z", "h": "p", "w": "q"}, out=(..., G), stride={"h": 2})
     expected = lax.conv_general_dilated(
         volume.array[None],
         kernel.array,
@@ -251,7 +251,7 @@ def step(over, **how):
 def test_a_split_over_rows_and_columns_moves_the_rim_of_the_tiles_forward_and_backward():
     rules = layout("h -> m", "w -> s", mesh={"m": 4, "s": 2})
     rows, cols = H.size // 4, W.size // 2
-    bytes_of = lambda elements: N.size * C.size * 4 * elements  # noqa: E731
+    bytes_of = lambda elements: N.size * C.size * 4 * elements
     # Two rows of neighbours, up and down; then two columns on each side, with those rows in them. With two parts the left
     # one sends right and the right one left at once.
     forward = {
@@ -305,13 +305,13 @@ def test_a_halo_is_what_the_windows_look_at_and_no_more(taps, how, sizes):
 
 def test_upsampling_by_the_stride_moves_nothing():
     t = md.Dim("t", 2)
-    fn = lambda x, k: conv_transpose(x, k, {W: t}, out=(..., O), stride=2)  # noqa: E731
+    fn = lambda x, k: conv_transpose(x, k, {W: t}, out=(..., O), stride=2)
     assert fn(X, weight(t, C, O)).dim("w").size == 32
     assert moved(fn, X, weight(t, C, O), rules=layout("w -> s", mesh={"s": 4}))[0] == {}
 
 
 def test_channels_in_leave_a_pending_sum_and_channels_out_nothing():
-    fn = lambda x, k: conv(x, k, OVER, out=(..., O))  # noqa: E731
+    fn = lambda x, k: conv(x, k, OVER, out=(..., O))
     assert collectives(fn, X, K, layout=layout("c -> s", mesh={"s": 4})) == {("psum", ("s",)): 1}
     assert collectives(fn, X, K, layout=layout("o -> s", mesh={"s": 4})) == {}
     assert collectives(fn, X, K, layout=layout("o -> s", "c -> s", mesh={"s": 4})) == {
@@ -320,17 +320,17 @@ def test_channels_in_leave_a_pending_sum_and_channels_out_nothing():
     assert collectives(fn, X, K, layout=layout("c -> s", "o -> s", mesh={"s": 4})) == {
         ("psum_scatter", ("s",)): 1
     }
-    both = lambda x, k: conv(x, k, OVER, out=(..., O)) + conv(x * 2, k, OVER, out=(..., O))  # noqa: E731
+    both = lambda x, k: conv(x, k, OVER, out=(..., O)) + conv(x * 2, k, OVER, out=(..., O))
     assert collectives(both, X, K, layout=layout("c -> s", mesh={"s": 4})) == {("psum", ("s",)): 1}
 
 
 def test_depthwise_channels_may_be_split_for_nothing():
-    fn = lambda x, k: conv(x, k, {H: P, W: Q}, out=(..., C))  # noqa: E731
+    fn = lambda x, k: conv(x, k, {H: P, W: Q}, out=(..., C))
     assert collectives(fn, X, weight(P, Q, C), layout=layout("c -> s", mesh={"s": 4})) == {}
 
 
 def test_dtypes_are_those_of_an_einsum():
-    run = lambda x, k, i: [  # noqa: E731
+    run = lambda x, k, i: [
         conv(
             md.cast(x, jnp.bfloat16),
             md.cast(k, jnp.bfloat16),
@@ -344,7 +344,7 @@ def test_dtypes_are_those_of_an_einsum():
         ),
         conv(i, md.cast(k * 9, jnp.int32), OVER, out=(..., O)),
     ]
-    I = integers(N, H, W, C, below=9)  # noqa: E741
+    I = integers(N, H, W, C, below=9)
     assert [t.dtype for t in run(X, K, I)] == [jnp.float32, jnp.float32, jnp.float16, jnp.int32]
     wide = conv(md.cast(X, jnp.bfloat16), md.cast(K, jnp.bfloat16), OVER, out=(..., O))
     assert_equal(md.cast(wide, jnp.float32), run(X, K, I)[0], tolerance=1e-2)

@@ -111,7 +111,7 @@ def test_a_logsumexp_of_nothing_has_no_gradient_and_no_nan():
 
 def test_infinities_only_reach_what_comes_after():
     for rules in (SPLIT, UNEVENLY):
-        run = lambda x: [op(name)(x, N) for name in NUMPY]  # noqa: E731
+        run = lambda x: [op(name)(x, N) for name in NUMPY]
         _, (found, _) = assert_same(run, line(1, 2, 1, 1, 2, np.inf), layout=rules, gradients=False)
         assert all(np.isfinite(t.array[:5]).all() for t in found)
 
@@ -124,7 +124,7 @@ def test_large_numbers_do_not_overflow_a_logsumexp():
 
 def test_a_second_derivative_is_that_of_one_device():
     def run(x):
-        slope = lambda x: md.value_and_grad(lambda x: md.sum(md.sin(md.cumprod(x, N))))(x)[1]  # noqa: E731
+        slope = lambda x: md.value_and_grad(lambda x: md.sum(md.sin(md.cumprod(x, N))))(x)[1]
         return md.value_and_grad(lambda x: md.sum(slope(x) * slope(x)))(x)
 
     assert_same(run, line(0.5, 1.5, 1), layout=SPLIT, gradients=False)
@@ -134,7 +134,7 @@ def test_scans_of_other_dtypes_are_the_same_lowered():
     run = lambda x: {
         t: [op(name)(md.cast(x, t), N) for name in NUMPY]
         for t in ("int8", "int32", "bool", "float16", "bfloat16")
-    }  # noqa: E731
+    }
     x = line(1, 0, 2, 1, -1, 1)
     found = jax.eval_shape(run, x)
     assert [t.dtype for t in found["bool"]] == [jnp.int32] * 4 + [jnp.float32]

@@ -32,7 +32,7 @@ def numbers(*of, dtype):
 def test_sums_over_devices_keep_dtype_and_value(rules, dtype):
     """Of bools they are whether any is true, and integers wrap around, as in jax.numpy."""
     x, y = numbers(A, B, dtype=dtype), numbers(B, C, dtype=dtype)
-    product = lambda x, y: md.einsum(x, y, out=(A, C))  # noqa: E731
+    product = lambda x, y: md.einsum(x, y, out=(A, C))
     assert_same(product, x, y, layout=rules)
     expected = jnp.einsum("ab,bc->ac", x.array, y.array)
     assert product(x, y).dtype == expected.dtype
@@ -60,7 +60,7 @@ def test_sums_that_wait_are_taken_before_what_is_not_linear_in_them(dtype):
 
 def test_what_is_looked_up_in_bools_is_bool():
     x, ids = numbers(A, B, dtype=bool), numbers(C, dtype=np.int8)
-    run = lambda x, ids: [md.take(x, ids, B), md.diagonal(x, A, B, md.Dim("v", 4))]  # noqa: E731
+    run = lambda x, ids: [md.take(x, ids, B), md.diagonal(x, A, B, md.Dim("v", 4))]
     assert_same(run, x, ids, layout=SPLIT["contracted"])
     assert [t.dtype for t in run(x, ids)] == [bool, bool]
     assert set(collectives(run, x, ids, layout=SPLIT["contracted"])) == {("psum", ("m",))}
@@ -96,15 +96,15 @@ def test_ops_on_complex_numbers_are_those_of_jax():
 @pytest.mark.parametrize("devices", [4, 3])
 def test_complex_numbers_are_the_same_where_their_dim_is_split(devices):
     rules = layout("b, a -> m", mesh={"m": devices}, uneven="pad")
-    run = lambda z: {name: ours(z, B) for name, (ours, _) in ORDERED.items()}  # noqa: E731
+    run = lambda z: {name: ours(z, B) for name, (ours, _) in ORDERED.items()}
     assert_same(run, Z, layout=rules, tolerance=2e-5)
-    ties = lambda z: [md.max(z, B), md.min(z, B), md.sort(z, B, descending=True)]  # noqa: E731
+    ties = lambda z: [md.max(z, B), md.min(z, B), md.sort(z, B, descending=True)]
     assert_same(ties, TIED, layout=rules)
 
 
 @pytest.mark.parametrize("how", ["add", "max", "min", "set"])
 def test_complex_numbers_are_scattered_by_several_devices(how):
-    run = lambda x, u: md.scatter(x, md.iota(C) % 3, u, A, how=how)  # noqa: E731
+    run = lambda x, u: md.scatter(x, md.iota(C) % 3, u, A, how=how)
     updates = md.rename(TIED, {A: "d", B: "c"})
     x = md.cast(data(A, updates.dim("d")), jnp.complex64)
     assert_same(run, x, updates, layout=layout("c -> m", mesh={"m": 4}))
@@ -112,7 +112,7 @@ def test_complex_numbers_are_scattered_by_several_devices(how):
 
 def test_a_nan_is_above_every_complex_number():
     z = md.tensor(Z.array.at[0, 3].set(complex(0, np.nan)).at[1, 5].set(np.nan), (A, B))
-    largest = lambda z: md.max(z, B)  # noqa: E731
+    largest = lambda z: md.max(z, B)
     _, (result, _) = assert_same(largest, z, layout=SPLIT["contracted"], gradients=False)
     assert np.isnan(result.array).tolist() == [True, True, False, False]
 
@@ -139,7 +139,7 @@ def test_what_has_no_order_of_complex_numbers_refuses_them_alike(name):
 
 
 def test_component_wise_functions_refuse_dtypes_in_our_words():
-    floor = lambda z: md.floor(z)  # noqa: E731
+    floor = lambda z: md.floor(z)
     for run in (floor, md.lower(floor, SPLIT["contracted"])):
         with pytest.raises(
             md.MeshDSLError, match=r"^floor: is not defined for \[a=4, b=8\] of complex64"

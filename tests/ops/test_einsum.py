@@ -127,7 +127,7 @@ def test_scalars_multiply():
 
 
 def test_preferred_element_type_is_that_of_the_result():
-    run = lambda x, y: md.einsum(  # noqa: E731
+    run = lambda x, y: md.einsum(
         md.cast(x, jnp.bfloat16),
         md.cast(y, jnp.bfloat16),
         out=(A, D),
@@ -141,7 +141,7 @@ def test_a_product_with_parameters_is_the_same_lowered():
     rules = layout(
         "a -> m", "d -> n", mesh={"m": 2, "n": 4}, parameters=["b -> m"], optimizer=["d -> m"]
     )
-    run = lambda x, w, v: md.einsum(x, w, md.cast(v, jnp.float32), out=(..., D))  # noqa: E731
+    run = lambda x, w, v: md.einsum(x, w, md.cast(v, jnp.float32), out=(..., D))
     assert_same(run, X, weight(B, C, D, ins=(B, C)), weight(B), layout=rules)
 
 
@@ -155,7 +155,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_product_costs_what_the_law_says(name):
-    run = lambda x, y: md.einsum(x, y, out=(A, D))  # noqa: E731
+    run = lambda x, y: md.einsum(x, y, out=(A, D))
     assert collectives(run, X, Y, layout=LAYOUTS[name]) == COUNTS[name]
 
 
@@ -178,7 +178,7 @@ def test_the_order_of_contraction_is_the_best_for_what_a_device_has():
     """Of [a, b] [b, c] [c, d]: from the right as a whole, with a = 32; from the left on a device that has 4 of a."""
     p, q, r, s = dims(p=32, q=8, r=7, s=8)
     operands = data(p, q), data(q, r, seed=2), data(r, s, seed=3)
-    run = lambda *xs: md.einsum(*xs, out=(p, s))  # noqa: E731
+    run = lambda *xs: md.einsum(*xs, out=(p, s))
     assert dots(run, *operands, layout=layout(mesh={"m": 8})) == [(8, 8), (8, 32)]
     rules = layout("p -> m", mesh={"m": 8})
     assert dots(run, *operands, layout=rules) == [(4, 7), (4, 8)]
@@ -189,7 +189,7 @@ def test_many_operands_make_nothing_larger_than_they_need():
     chain = dims(**{f"n{i}": 4 for i in range(8)})
     operands = [data(*pair, seed=i) for i, pair in enumerate(zip(chain, chain[1:], strict=False))]
     rules = layout("n3 -> m", "n0 -> m", mesh={"m": 4})
-    run = lambda *xs: md.einsum(*xs, out=(chain[0], chain[-1]))  # noqa: E731
+    run = lambda *xs: md.einsum(*xs, out=(chain[0], chain[-1]))
     assert max(map(len, dots(run, *operands, layout=rules))) == 2
     assert_same(run, *operands, layout=rules)
 
@@ -224,6 +224,6 @@ def test_uneven_dims_contract_exactly():
 
 
 def test_precision_is_handed_on():
-    run = lambda x, y: md.einsum(x, y, out=(A, D), precision=jax.lax.Precision.HIGHEST)  # noqa: E731
+    run = lambda x, y: md.einsum(x, y, out=(A, D), precision=jax.lax.Precision.HIGHEST)
     assert "HIGHEST" in str(md.lower(run, LAYOUTS["contracted"], dims=("c",)).trace(X, Y).jaxpr)
     assert_same(run, X, Y, layout=LAYOUTS["contracted"])

@@ -56,7 +56,7 @@ OPS = {
 
 @every_layout
 def test_ops_along_an_empty_dim_are_the_same_under_every_layout(rules):
-    run = lambda x: {name: op(md.sin(x)) for name, (op, _) in OPS.items()}  # noqa: E731
+    run = lambda x: {name: op(md.sin(x)) for name, (op, _) in OPS.items()}
     assert_same(run, X, layout=rules, dims=("a", "b", "v"))
 
 
@@ -78,7 +78,7 @@ def test_along_an_empty_dim_nothing_travels():
 
 @every_layout
 def test_a_dim_beside_an_empty_one_is_worked_along(rules):
-    run = lambda x: [  # noqa: E731
+    run = lambda x: [
         md.max(x, B), md.argmax(x, B), md.sort(x, B), md.top_k(x, B, 4), md.softmax(x, B),
         md.flip(x, B),
         md.nth_largest(x, B, 2), md.slice(x, B, 2, 4), md.cumsum(x, B), md.max_pool(x, {B: 2}),
@@ -100,14 +100,14 @@ def test_joined_with_one_that_has_elements(rules):
 
 @every_layout
 def test_cut_to_nothing(rules):
-    run = lambda y: [md.slice(y, B, 3, 0), md.split(y, B, [0, 8]), md.top_k(y, B, 0)]  # noqa: E731
+    run = lambda y: [md.slice(y, B, 3, 0), md.split(y, B, [0, 8]), md.top_k(y, B, 0)]
     assert_same(run, Y, layout=rules, dims=("a", "b", "v"))
 
 
 @pytest.mark.parametrize("how", ["add", "max", "set"])
 def test_scattered_into_or_by_nothing(how):
-    into = lambda x, y: md.scatter(x, PICKED, y, NONE, how=how)  # noqa: E731
-    by = lambda y: md.scatter(y, NO_IDS, md.sum(X, NONE), C, how=how)  # noqa: E731
+    into = lambda x, y: md.scatter(x, PICKED, y, NONE, how=how)
+    by = lambda y: md.scatter(y, NO_IDS, md.sum(X, NONE), C, how=how)
     assert_same(into, X, Y, layout=ALONG)
     assert_same(by, Y, layout=layout("c -> m", mesh={"m": 4}))
     np.testing.assert_array_equal(by(Y).array, Y.array)
@@ -115,7 +115,7 @@ def test_scattered_into_or_by_nothing(how):
 
 def test_a_split_result_of_arguments_without_elements():
     """XLA makes constants of them all, and a program needs something to begin with."""
-    fn = lambda x, y: md.einsum(y, x, out=(B,))  # noqa: E731
+    fn = lambda x, y: md.einsum(y, x, out=(B,))
     assert_same(fn, X, data(NONE), layout=layout("b -> m", mesh={"m": 4}))
 
 

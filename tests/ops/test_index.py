@@ -46,7 +46,7 @@ def test_take_is_indexing():
 
 @every(LAYOUTS, "none", "other dim", "the dim")
 def test_takes_are_the_same_lowered(rules):
-    run = lambda *args: {name: fn(*args) for name, fn in TAKES.items()}  # noqa: E731
+    run = lambda *args: {name: fn(*args) for name, fn in TAKES.items()}
     assert_same(run, TABLE, IDS, ROWS, PICKS, layout=rules)
 
 
@@ -89,7 +89,7 @@ def test_numbered_elements_are_the_same_lowered(rules):
 
 
 def test_take_of_booleans_stays_boolean():
-    run = lambda x, ids: md.take(x > 0, ids, "a")  # noqa: E731
+    run = lambda x, ids: md.take(x > 0, ids, "a")
     a, b, c = dims(a=8, b=4, c=3)
     assert run(data(a, b), integers(c, below=8)).dtype == bool
     assert_same(run, data(a, b), integers(c, below=8), layout=layout("a -> m", mesh={"m": 4}))

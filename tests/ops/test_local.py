@@ -56,7 +56,7 @@ def test_the_kernel_of_the_documentation():
         return _call(lambda x, scale, o: o.__setitem__(..., x[...] * scale[...]), x, scale)
 
     kernel = jax.custom_vjp(scaled)
-    backward = lambda saved, ct: (ct * saved[1], (ct * saved[0]).sum(0))  # noqa: E731
+    backward = lambda saved, ct: (ct * saved[1], (ct * saved[0]).sum(0))
     kernel.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), backward)
     program, _ = assert_same(
         lambda x, scale: md.local(kernel, x, scale, out=(A, B)),
@@ -73,7 +73,7 @@ def test_a_kernel_inside_over_checkpoint_and_scan():
     def fn(x, w):
         each = md.over(A, lambda row: md.local(product, row, row, out=(B,)))(x)
         kept = md.checkpoint(lambda t: md.local(product, t, w, out=(A, B)))(each)
-        step = lambda total, row: (total + md.local(product, row, row, out=(B,)), ())  # noqa: E731
+        step = lambda total, row: (total + md.local(product, row, row, out=(B,)), ())
         return md.scan(step, md.sum(kept, A), x, dim=A)[0]
 
     assert_same(

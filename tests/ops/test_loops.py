@@ -70,7 +70,7 @@ WHILES = {
 @RULES
 def test_while_loops_are_the_same_lowered(rules):
     def run(x, w):
-        floats = lambda tree: [t for t in jax.tree.leaves(tree, is_leaf=is_tensor) if is_float(t)]  # noqa: E731
+        floats = lambda tree: [t for t in jax.tree.leaves(tree, is_leaf=is_tensor) if is_float(t)]
         tangents = [
             jvp(lambda x, w, fn=fn: floats(fn(x, w)), (x, w), (md.sin(x), w))[1]
             for fn in WHILES.values()
@@ -122,7 +122,7 @@ SWITCHES = {
 
 @RULES
 def test_switches_are_the_same_lowered(rules):
-    run = lambda i, x, w: {name: fn(i, x, w) for name, fn in SWITCHES.items()}  # noqa: E731
+    run = lambda i, x, w: {name: fn(i, x, w) for name, fn in SWITCHES.items()}
     _, (found, _) = assert_same(run, md.tensor(2, ()), X, MIX, layout=rules, dims=("t",))
     assert_equal(found["pending"], md.mean(X, A))
 
@@ -154,7 +154,7 @@ MAPS = {
 
 @RULES
 def test_maps_are_the_same_lowered(rules):
-    run = lambda *args: {name: fn(*args) for name, fn in MAPS.items()}  # noqa: E731
+    run = lambda *args: {name: fn(*args) for name, fn in MAPS.items()}
     assert_same(run, XS, X, MIX, layout=rules)
 
 
@@ -175,7 +175,7 @@ BATCHED = {
 def test_maps_in_batches_are_the_same_lowered(rules):
     run = lambda xs, x, w: {
         name: [fn(xs, x, w, batch) for batch in (3, 7)] for name, fn in BATCHED.items()
-    }  # noqa: E731
+    }
     _, (found, _) = assert_same(run, XS, X, MIX, layout=rules)
     for name, fn in BATCHED.items():
         for result in found[name]:
@@ -188,7 +188,7 @@ def test_a_batched_map_over_a_parameter_that_lies_split_along_the_mapped_dim(bat
     n, o, k = dims(n=3, o=3, k=2)
     rules = layout("o? -> y", mesh={"y": 2}, uneven="pad")
     for fn in (md.relu, md.replicate):
-        run = lambda w, fn=fn: map_over(fn, w, dim=k, batch=batch)  # noqa: E731
+        run = lambda w, fn=fn: map_over(fn, w, dim=k, batch=batch)
         assert_same(run, weight(n, o, k), layout=rules)
 
 
@@ -198,8 +198,8 @@ def test_a_choice_by_a_parameter_in_a_map_and_parameters_in_its_branches(batch):
 
     def run(scores, w):
         def one(v):
-            square = lambda: md.einsum(w * w, out=())  # noqa: E731
-            mean = lambda: md.mean(md.broadcast(w, (E, B)))  # noqa: E731
+            square = lambda: md.einsum(w * w, out=())
+            mean = lambda: md.mean(md.broadcast(w, (E, B)))
             return md.cond(md.sum(v) > 0, square, mean) + md.softplus(w)
 
         return map_over(one, scores, dim=T, batch=batch)

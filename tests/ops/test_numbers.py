@@ -124,10 +124,10 @@ def on_the_host(tree):
 def test_every_op_takes_arrays_of_numpy_as_those_of_jax(family):
     """Traced without arguments, so that the arrays are what they are."""
     for entry in families()[family]:
-        case = entry.example(Fixed())
-        of_jax = jax.eval_shape(lambda: case.fn(*case.args))  # noqa: B023
-        of_numpy = jax.eval_shape(lambda: case.fn(*on_the_host(case.args)))  # noqa: B023
-        assert kinds(of_numpy) == kinds(of_jax), entry.op
+        case = entry.case(Fixed())
+        of_jax = jax.eval_shape(lambda: case.fn(*case.args))
+        of_numpy = jax.eval_shape(lambda: case.fn(*on_the_host(case.args)))
+        assert kinds(of_numpy) == kinds(of_jax), entry.name
 
 
 def kinds(tree):
@@ -156,7 +156,7 @@ def test_the_dtype_is_that_in_which_ops_compute():
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_is_computed_of_a_constant_alone_is_as_jax_has_it(alone):
-    third = lambda *_: md.tensor(np.arange(4, dtype=np.int32), A) / 3  # noqa: E731
+    third = lambda *_: md.tensor(np.arange(4, dtype=np.int32), A) / 3
     x = md.tensor(np.ones(4, np.float32), A)
     found = third() if alone else md.lower(lambda x: third() + x * 0, SPLIT)(x)
     assert found.dtype == jnp.float32 and np.array_equal(

@@ -82,7 +82,7 @@ OVERS = {
 
 @RULES
 def test_mapped_functions_are_the_same_lowered(rules):
-    run = lambda *args: {name: fn(*args) for name, fn in OVERS.items()}  # noqa: E731
+    run = lambda *args: {name: fn(*args) for name, fn in OVERS.items()}
     assert_same(run, X, ROW, COLUMN, MIX, TABLE, layout=rules, dims=NAMES)
 
 
@@ -128,7 +128,7 @@ CONTROL = {
 
 @SOME
 def test_control_flow_inside_is_the_same_lowered(rules):
-    run = lambda *args: {name: fn(*args) for name, fn in CONTROL.items()}  # noqa: E731
+    run = lambda *args: {name: fn(*args) for name, fn in CONTROL.items()}
     assert_same(run, X, MIX, layout=rules, dims=NAMES)
 
 
@@ -155,7 +155,7 @@ def test_elements_that_loop_for_different_times_wait_for_each_other(rules):
 
 @SOME
 def test_each_element_has_a_gradient_of_its_own(rules):
-    loss = lambda w, x: md.sum(md.square(md.tanh(md.einsum(x, w, out=(E,)))))  # noqa: E731
+    loss = lambda w, x: md.sum(md.square(md.tanh(md.einsum(x, w, out=(E,)))))
 
     def run(x, w):
         values, gradients = over(A, lambda x: md.value_and_grad(loss)(w, x))(x)
@@ -229,12 +229,12 @@ def test_padding_of_the_dim_behaves_like_an_element():
     """Else it would make gradients of what is shared infinite, or loop for ever."""
     rules = LAYOUTS["uneven"]
     positive = md.abs(X) + 1.0
-    run = lambda x, r: over(A, lambda x: md.sum(r / md.sum(x)) + md.sum(md.log(x) * r))(x)  # noqa: E731
+    run = lambda x, r: over(A, lambda x: md.sum(r / md.sum(x)) + md.sum(md.log(x) * r))(x)
     assert_same(run, positive, weight(B, seed=6), layout=rules, dims=NAMES)
-    odd = lambda n: md.equal(md.mod(n, 2), 1)  # noqa: E731
+    odd = lambda n: md.equal(md.mod(n, 2), 1)
     collatz = lambda n: while_loop(
         lambda n: n != 1, lambda n: md.where(odd(n), n * 3 + 1, n // 2), n
-    )  # noqa: E731
+    )
     counts, yes = (
         md.tensor(jnp.array([3, 6, 7, 9, 1, 2]), (A,)),
         md.tensor(jnp.arange(6) % 2 == 0, (A,)),
@@ -258,7 +258,7 @@ def test_parts_that_are_all_padding_travel_with_the_others(mesh):
 
 def test_keys_may_be_mapped():
     keys = md.tensor(jax.random.split(jax.random.key(3), A.size), (A,))
-    run = lambda x, keys: over(A, lambda x, key: md.dropout(x, 0.5, key))(x, keys)  # noqa: E731
+    run = lambda x, keys: over(A, lambda x, key: md.dropout(x, 0.5, key))(x, keys)
     for name in ("none", "both"):
         _, (found, _) = assert_same(run, X, keys, layout=LAYOUTS[name], dims=NAMES, gradients=False)
     for i in range(A.size):
@@ -269,5 +269,5 @@ def test_keys_may_be_mapped():
 
 def test_typed_keys_of_an_uneven_dim():
     keys = md.tensor(jax.random.split(jax.random.key(0), A.size), (A,))
-    run = lambda keys, x: over(A, lambda key, x: x * md.random.normal(key, (B,)))(keys, x)  # noqa: E731
+    run = lambda keys, x: over(A, lambda key, x: x * md.random.normal(key, (B,)))(keys, x)
     assert_same(run, keys, X, layout=LAYOUTS["uneven"], dims=NAMES, gradients=False)

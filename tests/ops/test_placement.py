@@ -167,13 +167,13 @@ def test_several_axes_move_by_as_few_collectives(name):
 
 
 def test_a_replica_is_cut_again_for_free_and_ops_keep_to_the_law():
-    run = lambda x: md.tanh(replicate(md.tanh(x)))  # noqa: E731
+    run = lambda x: md.tanh(replicate(md.tanh(x)))
     assert forward(run, X, rules=["a -> q"]) == {"all_gather": 1}
     assert_same(run, X, layout=layout("a -> q", mesh=MESH))
 
 
 def test_a_dim_that_does_not_divide_is_padded_where_the_layout_lets_it():
-    run = lambda x: reshard(x, {"c": ["p", "q"]}) * 2  # noqa: E731
+    run = lambda x: reshard(x, {"c": ["p", "q"]}) * 2
     x = data(*dims(c=5, a=8))
     rules = layout("a -> q", {"rule": "c -> p", "uneven": "pad"}, mesh=MESH)
     assert_same(run, x, layout=rules)
@@ -216,7 +216,7 @@ UNNESTED = {
 @pytest.mark.parametrize("name", UNNESTED)
 def test_a_sum_is_made_pending_of_parts_that_do_not_lie_within_each_other(name):
     split, pending, sizes, rule, moves = UNNESTED[name]
-    run = lambda x: reshard(md.sin(x), split, pending=pending)  # noqa: E731
+    run = lambda x: reshard(md.sin(x), split, pending=pending)
     program, _ = assert_same(run, data(*sizes), layout=layout(rule, mesh=SQUARE, uneven="pad"))
     assert [m.operation for op in program.ops if op.name == "reshard" for m in op.moves] == moves
 

@@ -103,14 +103,14 @@ def test_any_window_over_any_number_of_parts_is_the_same_lowered(n, size, stride
 def test_the_first_of_equal_elements_has_the_gradient_wherever_it_lies():
     ties = md.tensor(jnp.ones((16, 2)), (W, md.Dim("c", 2)))
     rules = layout("w -> s", mesh={"s": 4})
-    run = lambda x: max_pool(x, {"w": 3}, stride=2, padding="SAME")  # noqa: E731
+    run = lambda x: max_pool(x, {"w": 3}, stride=2, padding="SAME")
     assert_same(run, ties, layout=rules)
     lost = md.tensor(jnp.full((16, 2), -jnp.inf), ties.dims)
     assert_same(run, lost, layout=rules)
 
 
 def test_other_dtypes_are_the_same_lowered():
-    run = lambda x, i: [  # noqa: E731
+    run = lambda x, i: [
         max_pool(md.cast(x, jnp.bfloat16), {"w": 3}, padding="SAME"),
         mean_pool(md.cast(x, jnp.bfloat16), {"w": 3}, padding="SAME"),
         max_pool(i, {"w": 3}, padding="SAME"),
@@ -140,8 +140,8 @@ def test_other_dtypes_are_the_same_lowered():
 
 def test_a_pool_moves_the_halo_and_no_more():
     rules, row = layout("w -> s", mesh={"s": 4}), N.size * H.size * C.size * 4
-    side_by_side = lambda x: max_pool(x, {"w": 4})  # noqa: E731
+    side_by_side = lambda x: max_pool(x, {"w": 4})
     assert collectives(side_by_side, X, layout=rules) == {}
-    overlapping = lambda x: mean_pool(x, {"w": 5}, stride=1, padding="SAME")  # noqa: E731
+    overlapping = lambda x: mean_pool(x, {"w": 5}, stride=1, padding="SAME")
     program = md.lower(overlapping, rules).program(X)
     assert [(c.operation, c.bytes) for c in program.collectives] == [("ppermute", 2 * row)] * 2

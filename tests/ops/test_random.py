@@ -111,7 +111,7 @@ def test_draws_are_the_same_bits_lowered_and_fused_with_anything(rules):
 
 
 def test_draws_take_no_communication():
-    run = lambda key, x: [draw(key, DIMS, like=x) for draw, _ in DRAWS.values()]  # noqa: E731
+    run = lambda key, x: [draw(key, DIMS, like=x) for draw, _ in DRAWS.values()]
     for rules in LAYOUTS[:3]:  # where dims do not divide, results move as they leave
         assert collectives(run, KEY, X, layout=rules) == {}
 
@@ -122,7 +122,7 @@ def test_dropout_drops_the_same_elements_lowered(rules):
         md.dropout(x, 0.4, key),
         md.dropout(md.sum(x, A), 0.4, key),
         md.dropout(x, 0.0, key),
-    ]  # noqa: E731
+    ]
     _, (found, _) = assert_same(run, KEY, X, layout=rules, dims=("c",))
     kept = jax.random.uniform(KEY, (4, 8)) >= 0.4
     np.testing.assert_allclose(found[0].array, np.where(kept, X.array / 0.6, 0), rtol=1e-6)

@@ -113,10 +113,10 @@ def test_padding_does_not_tie_with_what_is_infinite(rules):
         md.argmax(x, "a"),
         md.argmin(-x, "a"),
         md.logsumexp(x, "a"),
-    ]  # noqa: E731
+    ]
     assert_same(run, low, layout=rules, gradients=False)
     kept = md.tensor(ODD.array.at[:, 0].set(-jnp.inf), ODD.dims)
-    grad = lambda x: md.value_and_grad(lambda x: md.sum(md.max(x, "a")))(x)[1]  # noqa: E731
+    grad = lambda x: md.value_and_grad(lambda x: md.sum(md.max(x, "a")))(x)[1]
     assert_same(grad, kept, layout=rules, gradients=False, level="optimizer")
     assert np.allclose(grad(kept).array[:, 0], 1 / 5)
 
@@ -125,7 +125,7 @@ def test_padding_does_not_tie_with_what_is_infinite(rules):
 def test_equal_elements_share_the_gradient_and_the_first_is_the_arg(rules):
     ties = md.cast(integers(A, B, below=3), jnp.float32)
     flat = md.tensor(jnp.ones((A.size, B.size)), (A, B))
-    run = lambda x, y: [f(t, B) for f in (md.max, md.min, md.argmax, md.argmin) for t in (x, y)]  # noqa: E731
+    run = lambda x, y: [f(t, B) for f in (md.max, md.min, md.argmax, md.argmin) for t in (x, y)]
     assert_same(run, ties, flat, layout=rules, dims=("c",))
     for ours, theirs in ((md.max, jnp.max), (md.min, jnp.min)):
         grad = jax.grad(lambda x, f=ours: md.sum(f(x, B)).array)(ties)
@@ -139,7 +139,7 @@ def test_values_that_are_not_finite_stay_what_they_are(rules):
     array[1, 3] = np.inf
     array[2, 5] = np.nan
     array[3, :7] = -np.inf
-    run = lambda x: [f(x, B) for f in (md.logsumexp, md.max, md.min, md.sum, md.argmax, md.argmin)]  # noqa: E731
+    run = lambda x: [f(x, B) for f in (md.logsumexp, md.max, md.min, md.sum, md.argmax, md.argmin)]
     program, (found, _) = assert_same(
         run, md.tensor(array, (A, B)), layout=rules, dims=("c",), gradients=False
     )
@@ -155,7 +155,7 @@ def test_masked_softmax_gives_no_weight_and_no_gradient_to_what_is_masked():
     mask = md.iota(B) < 3
     run = lambda x: (
         md.softmax(md.where(mask, x, -1e30), B) * x + md.softmax(md.where(mask, x, -jnp.inf), B)
-    )  # noqa: E731
+    )
     for rules in LAYOUTS.values():
         assert_same(run, X, layout=rules)
 

@@ -137,7 +137,7 @@ def test_regrouping_is_free_where_the_split_can_stay(name):
 
 def test_a_rename_that_moves_the_split_is_one_all_to_all():
     rules = layout("a -> m", "memory -> m", mesh={"m": 4})
-    run = lambda x: md.rename(x, {"a": "whole", "b": "memory"})  # noqa: E731
+    run = lambda x: md.rename(x, {"a": "whole", "b": "memory"})
     assert collectives(run, X, layout=rules) == {("all_to_all", ("m",)): 1}
 
 
@@ -193,7 +193,7 @@ def test_runs_that_end_elsewhere_only_exchange_their_ends():
     """33 rows of 8 over two devices are 17 and 16; as 264 elements they are 132 each, of which the second lacks 4."""
     p, q = dims(p=33, q=8)
     rules = layout("p, z -> m", mesh={"m": 2}, uneven="pad")
-    run = lambda x: md.tanh(md.reshape(md.cos(x), (md.Dim("z", 264),)))  # noqa: E731
+    run = lambda x: md.tanh(md.reshape(md.cos(x), (md.Dim("z", 264),)))
     program, _ = assert_same(run, data(p, q), layout=rules)
     assert [c.bytes for c in program.collectives if c.operation == "ppermute"] == [
         4 * 4,

@@ -131,7 +131,7 @@ def test_a_nucleus_of_ties_and_of_minus_infinity():
 
 def test_a_split_dim_of_categories_is_never_gathered():
     rules = layout("vocab -> m", mesh={"m": 4})
-    draw = lambda how: lambda key, x: categorical(key, x, V, **how)  # noqa: E731
+    draw = lambda how: lambda key, x: categorical(key, x, V, **how)
     found = {
         name: collectives(draw(how), KEY, LOGITS, layout=rules, dims=("a",))
         for name, how in HOWS.items()

@@ -8,11 +8,11 @@ import pytest
 import meshdsl as md
 from meshdsl.ops.scatter import bincount, scatter, segment_sum
 from tests.helpers import (
-    every,
     assert_same,
     collectives,
     data,
     dims,
+    every,
     in_a_row,
     integers,
     layout,
@@ -98,7 +98,7 @@ def test_every_collective_of_a_gradient_is_in_a_row_of_the_record():
     """Six indices lie split over `p` alone at rest; cut over both, they come back by a gather."""
     a, b, c = dims(a=5, b=6, c=3)
     args = data(a, c), integers(b, below=5), data(b, c, seed=2)
-    run = lambda x, ids, updates: scatter(x, ids, updates, a, how="max")  # noqa: E731
+    run = lambda x, ids, updates: scatter(x, ids, updates, a, how="max")
     rules = layout("b -> p, q", mesh={"p": 2, "q": 4}, uneven="pad")
     program, _ = assert_same(run, *args, layout=rules)
     assert not [found for found in program.collectives if not in_a_row(program, found)]
@@ -145,7 +145,7 @@ def test_a_nan_stays_in_a_maximum():
     v, i = dims(v=2, i=2)
     nan, rules = md.tensor(jnp.array([jnp.nan, 1.0]), (v,)), layout("i -> m", mesh={"m": 2})
     for how in ("max", "min"):
-        run = lambda x, u, how=how: scatter(x, md.iota(i), u, v, how=how)  # noqa: E731
+        run = lambda x, u, how=how: scatter(x, md.iota(i), u, v, how=how)
         for x, u in (
             (nan, md.tensor(jnp.zeros(2), (i,))),
             (md.tensor(jnp.zeros(2), (v,)), md.rename(nan, v, "i")),
@@ -175,7 +175,7 @@ def test_take_undoes_a_scatter():
     rows = data(i, C)
     run = lambda rows: md.take(
         scatter(md.tensor(jnp.zeros((16, 2)), (v, C)), ids, rows, v, how="set"), ids, v
-    )  # noqa: E731
+    )
     assert np.array_equal(run(rows).array, rows.array)
 
 
@@ -197,7 +197,7 @@ def test_only_what_updates_come_to_travels(rule, expected):
     v, i = dims(v=8, i=8)
     x, ids, updates = data(v, C), integers(i, below=8), data(i, C)
     for how, counts in expected.items():
-        run = lambda x, ids, u, how=how: scatter(x, ids, u, v, how=how)  # noqa: E731
+        run = lambda x, ids, u, how=how: scatter(x, ids, u, v, how=how)
         assert collectives(run, x, ids, updates, layout=layout(rule, mesh={"m": 4})) == counts
     spread = layout("i -> m", "v -> m", mesh={"m": 4})
     assert collectives(lambda x, ids, u: scatter(x, ids, u, v), x, ids, updates, layout=spread) == {
@@ -223,7 +223,7 @@ def test_an_index_without_dims_puts_one_element():
     v = md.Dim("v", 8)
     run = lambda x, u: [
         scatter(x, md.tensor(jnp.array(i), ()), u, v, how=how) for how in HOW for i in (5, 8)
-    ]  # noqa: E731
+    ]
     found = run(data(v, C), data(C, seed=2))
     assert np.array_equal(
         found[6].array, data(v, C).array.at[5].set(data(C, seed=2).array)

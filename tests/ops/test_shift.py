@@ -56,8 +56,8 @@ def test_elements_move_the_same_lowered(sizes, rules):
 
 def test_other_dtypes_move_the_same_lowered():
     (b,) = dims(b=13)
-    moved = lambda y: (md.roll(y, b, 3), md.shift(y, b, -4, 1), md.flip(y, b))  # noqa: E731
-    run = lambda x: [moved(md.cast(x * 9, t)) for t in (jnp.bool_, jnp.int8, jnp.bfloat16)]  # noqa: E731
+    moved = lambda y: (md.roll(y, b, 3), md.shift(y, b, -4, 1), md.flip(y, b))
+    run = lambda x: [moved(md.cast(x * 9, t)) for t in (jnp.bool_, jnp.int8, jnp.bfloat16)]
     assert_same(run, data(b), layout=layout("b -> m", mesh={"m": 4}, uneven="pad"), gradients=False)
 
 

@@ -95,7 +95,7 @@ def test_cuts_under_the_dim_s_own_name_are_the_same_lowered():
 
 def test_concat_puts_together_tensors_whose_dims_lie_differently():
     a, b, c = dims(a=8, b=16, c=4)
-    run = lambda x, y: md.concat([x, md.transpose(y, (b, c, a)), md.slice(y, b, 0, 8)], "b")  # noqa: E731
+    run = lambda x, y: md.concat([x, md.transpose(y, (b, c, a)), md.slice(y, b, 0, 8)], "b")
     x, y = data(a, b, c), data(a, b, c, seed=9)
     assert np.array_equal(run(x, y).array[:, 16:32], y.array)
     for rules in (
@@ -206,7 +206,7 @@ def test_a_slice_that_is_whole_gathers_the_slice_and_never_the_dim():
 
 
 def test_elements_of_a_split_dim_come_by_one_gather_or_pass_their_axis_on():
-    run = lambda x: [t * 2 for t in md.unstack(x, B)]  # noqa: E731
+    run = lambda x: [t * 2 for t in md.unstack(x, B)]
     assert collectives(run, X, layout=layout("b -> m", mesh={"m": 4})) == {
         ("all_gather", ("m",)): 1
     }

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops import sorting
-from meshdsl.ops.sorting import _rounds
+from meshdsl.ops.sorting import _merge_partners
 from tests.helpers import assert_same, collectives, data, dims, layout
 
 A, B, C, K = dims(a=2, b=13, c=3, k=4)
@@ -56,7 +56,7 @@ def by_numpy(a):
     up, places = np.sort(a, 1), np.argsort(a, 1, kind="stable")
     last_first = np.argsort(a[:, ::-1], 1, kind="stable")[:, ::-1]
     down = 12 - last_first
-    top = lambda k: (up[:, ::-1][:, :k], down[:, :k])  # noqa: E731
+    top = lambda k: (up[:, ::-1][:, :k], down[:, :k])
     return {
         "sort": up,
         "descending": up[:, ::-1],
@@ -97,7 +97,7 @@ def test_order_is_the_same_lowered(rules):
 @pytest.mark.parametrize("rules", list(LAYOUTS.values())[1:], ids=list(LAYOUTS)[1:])
 def test_one_row_is_sorted_the_same_lowered(rules):
     """Too few rows to share out: the parts are merged in pairs."""
-    run = lambda x: [sorting.sort(x, B), sorting.argsort(x, B), sorting.top_k(x, B, 13)]  # noqa: E731
+    run = lambda x: [sorting.sort(x, B), sorting.argsort(x, B), sorting.top_k(x, B, 13)]
     for x in (
         (TIES, ODD) if rules is LAYOUTS["the dim, with parts that are padding only"] else (TIES,)
     ):
@@ -148,7 +148,7 @@ def test_order_of_other_dtypes_is_the_same_lowered():
         sorting.argsort(x, B, descending=True),
         sorting.top_k(x, B, K),
         sorting.nth_smallest(x, B, 7),
-    ]  # noqa: E731
+    ]
     assert_same(
         lambda *xs: [few(x) for x in xs], *OTHERS, layout=LAYOUTS["the dim"], gradients=False
     )
@@ -157,13 +157,13 @@ def test_order_of_other_dtypes_is_the_same_lowered():
 def test_an_element_that_is_chosen_gets_its_gradient_and_of_equal_ones_the_first():
     x = md.tensor(jnp.array([1.0, 3.0, 2.0, 3.0, 3.0]), (md.Dim("b", 5),))
     weights = md.tensor(jnp.array([10.0, 1.0]), (md.Dim("k", 2),))
-    top = lambda x: md.sum(sorting.top_k(x, "b", md.Dim("k", 2))[0] * weights).array  # noqa: E731
+    top = lambda x: md.sum(sorting.top_k(x, "b", md.Dim("k", 2))[0] * weights).array
     assert jax.grad(top)(x).array.tolist() == [0, 10, 0, 1, 0]
     numbered = lambda x: (
         md.sum(sorting.sort(x, "b", descending=True) * (md.iota(md.Dim("b", 5)) + 1)).array
-    )  # noqa: E731
+    )
     assert jax.grad(numbered)(x).array.tolist() == [5, 1, 4, 2, 3]
-    third = lambda x: sorting.nth_largest(x, "b", 3).array  # noqa: E731
+    third = lambda x: sorting.nth_largest(x, "b", 3).array
     np.testing.assert_allclose(jax.grad(third)(x).array, [0, 1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-6)
 
 
@@ -223,7 +223,7 @@ def test_the_network_sorts_any_number_of_parts(parts):
         bits = rng.integers(
             0, 2, parts
         ).tolist()  # a network that sorts zeros and ones sorts everything
-        for partners in _rounds(parts):
+        for partners in _merge_partners(parts):
             assert [partners[p] for p in partners] == list(range(parts))
             bits = [
                 min(bits[i], bits[p]) if i < p else max(bits[i], bits[p])
@@ -255,7 +255,7 @@ def test_top_k_of_more_than_a_part_gathers_the_parts_without_indices():
 
 
 def test_the_gradient_of_top_k_moves_nothing():
-    loss = lambda x: md.sum(sorting.top_k(x, LONG, FEW)[0] * 2.0)  # noqa: E731
+    loss = lambda x: md.sum(sorting.top_k(x, LONG, FEW)[0] * 2.0)
     assert set(collectives(md.value_and_grad(loss), ROWS, layout=SPLIT)) == {("all_gather", ("m",))}
 
 

@@ -69,7 +69,7 @@ def test_matrices_are_the_same_lowered(rules):
         {name: ours(x) for name, (ours, _) in MATRIX.items()},
         diagonal(y, "a", "d", W),
         diagonal(y, "a", "d", y.dims[1]),
-    ]  # noqa: E731
+    ]
     assert_same(run, X, SQUARE, layout=rules)
 
 

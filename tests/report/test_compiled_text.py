@@ -3,12 +3,12 @@
 import json
 from dataclasses import replace
 
-from meshdsl.compiled.match import Absent, Compiled
+from meshdsl.compiled.match import AbsentCollective, CompiledCollective
 from meshdsl.compiled.report import ChipMemory, CompiledReport
 from meshdsl.estimate.explanation import Explanation, MemoryView, Span, TensorView, TimeView
 from meshdsl.report.compiled_text import describe
 
-GATHER = Compiled(
+GATHER = CompiledCollective(
     "all_gather",
     ("data",),
     64,
@@ -31,7 +31,7 @@ CHANGED = replace(
     how="an all-reduce of the whole instead of all_gather",
     phase="backward",
 )
-SURPRISE = Compiled(
+SURPRISE = CompiledCollective(
     "all_to_all",
     ("data", "model"),
     3,
@@ -62,7 +62,7 @@ REPORT = CompiledReport(
     tokens=1024,
     collectives=(SURPRISE, CHANGED, GATHER),
     absent=(
-        Absent(
+        AbsentCollective(
             "psum", ("data",), 1, 4, "forward", "settle[]", "loss.py:9", "left out by the compiler"
         ),
     ),

@@ -12,7 +12,7 @@ from meshdsl.mesh import abstract_mesh
 from meshdsl.record.collective import summary
 from meshdsl.report import explain
 from meshdsl.report.explanation_text import describe
-from meshdsl.train.report import device_bytes
+from meshdsl.train.overview import device_bytes
 from meshdsl.train.step import TrainStep
 from tests.models import common
 

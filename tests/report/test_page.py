@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.cli import main
 from meshdsl.estimate.explanation import AxisView, DimView, MoveView, Span, TensorView
 from meshdsl.report.page import page, program_html, tensor_html
-from meshdsl.report.page.axes import STYLES, Axes
+from meshdsl.report.page.axis_styles import COLOURS, AxisStyles
 from meshdsl.report.page.links import link_picture
 from meshdsl.report.page.mesh import mesh_picture
 from meshdsl.report.page.timeline import Clock, Loop
+from meshdsl_cli import main
 from tests.report.sample import sample, too_large, without_target
 
 VOID = {"meta", "input", "br", "wbr", "hr"}
@@ -224,12 +224,12 @@ def test_mesh_of_thousands_is_a_small_picture():
         {"data": 1},
         {},
     ):
-        picture = mesh_picture(Axes(sizes))
+        picture = mesh_picture(AxisStyles(sizes))
         assert picture.count("<rect") < 300
         Tree(picture)
     assert (
         "a mesh of 16,384 devices; each exchanges data with groups of 64 over data"
-        in mesh_picture(Axes({"pod": 4, "stage": 8, "data": 64, "model": 8}))
+        in mesh_picture(AxisStyles({"pod": 4, "stage": 8, "data": 64, "model": 8}))
     )
 
 
@@ -249,10 +249,10 @@ def test_axis_is_drawn_as_it_lies(words, kind):
 
 
 def test_axes_are_told_by_letters_and_patterns_too():
-    axes = Axes({"data": 2, "depth": 2, "model": 2})
+    axes = AxisStyles({"data": 2, "depth": 2, "model": 2})
     assert [axes.letters(name) for name in axes.sizes] == ["Da", "De", "M"]
     assert len({axes.fill(name) for name in axes.sizes}) == 3
-    assert Axes({str(i): 2 for i in range(9)}).index("8") == 8 % STYLES
+    assert AxisStyles({str(i): 2 for i in range(9)}).index("8") == 8 % COLOURS
 
 
 def test_a_dim_split_by_two_axes_is_cut_twice():

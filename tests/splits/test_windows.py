@@ -118,7 +118,7 @@ def fetched(axes, mesh, whole, size, starts, length, stop, fill=-1):
     (dim,) = dims(x=size)
     op = scope.recorder.begin("fetch", (dim,), (axes,))
     loop = DeviceLoop({dim: axes}, scope, op)
-    fetch = lambda x: loop.fetch(x, 1, dim, starts, length, stop=stop, fill=fill)  # noqa: E731
+    fetch = lambda x: loop.fetch(x, 1, dim, starts, length, stop=stop, fill=fill)
     spec = partition_spec(((), axes))
     found = jax.jit(jax.shard_map(fetch, mesh=devices, in_specs=spec, out_specs=spec))(whole)
     return np.asarray(found).reshape(len(whole), -1, length).swapaxes(0, 1), op.moves

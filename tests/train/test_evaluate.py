@@ -13,7 +13,6 @@ from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
-
 TINY = [
     "model.d_model=16",
     "model.layers=1",

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshdsl import cli
+import meshdsl_cli as cli
 from meshdsl.train.folder import RunFolder
 
 TINY = [
@@ -258,7 +258,7 @@ def refused(words, capsys, *texts):
 
 
 def test_two_runs_in_one_folder(trained, capsys):
-    with chdir(trained), RunFolder(Path("run")).held():
+    with chdir(trained), RunFolder(Path("run")).locked():
         refused(
             AGAIN,
             capsys,

@@ -11,7 +11,7 @@ from meshdsl.train.settings import override
 def test_a_folder_that_a_run_has_is_refused_to_another(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "a")
     folder.refuse_used()
-    folder.begin(Config(steps=7))
+    folder.write_config(Config(steps=7))
     assert folder.stored_config() == Config(steps=7)
     with pytest.raises(
         MeshDSLError, match="holds a run; go on with it by --resume, or choose another folder"
@@ -35,7 +35,7 @@ def test_a_path_that_cannot_be_a_new_run_is_refused_with(tmp_path, make, text):
 def test_a_folder_below_a_file_is_one_error(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(MeshDSLError, match="Not a directory"):
-        RunFolder(tmp_path / "file" / "a").begin(Config())
+        RunFolder(tmp_path / "file" / "a").write_config(Config())
 
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
@@ -45,20 +45,20 @@ def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
 
 def test_unused_folders_are_distinct(tmp_path):
     first = RunFolder.unused(tmp_path, "fsdp")
-    first.begin(Config())
+    first.write_config(Config())
     second = RunFolder.unused(tmp_path, "fsdp")
     assert first.path.name.endswith("-fsdp") and second.path != first.path
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path):
     folder = RunFolder(tmp_path / "a")
-    with folder.held():
-        with (
-            pytest.raises(MeshDSLError, match="another process is running this run"),
-            folder.held(),
-        ):
-            pass
-    with folder.held():
+    with (
+        folder.locked(),
+        pytest.raises(MeshDSLError, match="another process is running this run"),
+        folder.locked(),
+    ):
+        pass
+    with folder.locked():
         folder.refuse_used()
 
 
@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(MeshDSLError, match="Not a directory"),
-        RunFolder(tmp_path / "file" / "a").held(),
+        RunFolder(tmp_path / "file" / "a").locked(),
     ):
         pass
 
@@ -74,9 +74,11 @@ def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
 def test_the_paths_of_a_kept_configuration_hold_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path / "a")
-    folder.begin(override(Config(), ["data.sources.web.paths=web,more", "data.tokenizer=t.json"]))
+    folder.write_config(
+        override(Config(), ["data.sources.web.paths=web,more", "data.tokenizer=t.json"])
+    )
     kept = folder.stored_config().data
     assert kept.sources["web"].paths == (str(tmp_path / "web"), str(tmp_path / "more"))
     assert kept.tokenizer == str(tmp_path / "t.json")
-    folder.begin(Config())
+    folder.write_config(Config())
     assert folder.stored_config() == Config()

@@ -13,8 +13,8 @@ from meshdsl.train.interrupt import stopping
 def stopped(stop, step, why):
     """Wait until the signal has gone its way through another thread."""
     until = time.monotonic() + 20
-    while stop.at(step) != why:
-        assert time.monotonic() < until, stop.at(step)
+    while stop.reason_to_stop(step) != why:
+        assert time.monotonic() < until, stop.reason_to_stop(step)
         time.sleep(0.001)
     return True
 
@@ -25,7 +25,7 @@ def stopped(stop, step, why):
 def test_a_signal_is_a_wish_that_is_seen_after_the_step(number, why):
     before = signal.getsignal(number)
     with stopping() as stop:
-        assert stop.at(1) is None
+        assert stop.reason_to_stop(1) is None
         signal.raise_signal(number)
         assert stopped(stop, 2, why)
     assert signal.getsignal(number) is before and signal.set_wakeup_fd(-1) == -1
@@ -35,7 +35,7 @@ def test_ctrl_c_counts_more_than_sigterm_and_a_second_one_is_not_taken():
     with stopping() as stop:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             assert stop.take(number)
-        assert stop.at(1) == "interrupted"
+        assert stop.reason_to_stop(1) == "interrupted"
         assert not stop.take(signal.SIGINT)
 
 

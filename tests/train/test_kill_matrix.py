@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from meshdsl.train.checkpoints import folders
-from meshdsl.train.checkpoints.arrays import verify
+from meshdsl.train.checkpoints.saved_arrays import verify
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TINY = [
@@ -80,7 +80,7 @@ def start(tmp_path_factory):
         words = [*LAUNCHED, *words] if processes > 1 else [*words, "--devices", "2"]
         with (shared / "printed").open("a") as printed:
             return subprocess.Popen(
-                [sys.executable, "-m", "meshdsl.cli", *words],
+                [sys.executable, "-m", "meshdsl_cli", *words],
                 env=os.environ | environment,
                 stdout=printed,
                 stderr=printed,
@@ -147,7 +147,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start,
     assert start(whole, 1, steps).wait() == 0, start.printed.read_text()
     for number in range(kills):
         moment = MOMENTS[number % len(MOMENTS)]
-        before = max(folders.steps(out / "checkpoints"), default=0)
+        before = max(folders.saved_steps(out / "checkpoints"), default=0)
         process = start(out, processes_for(number), steps)
         if moment == "starting":
             time.sleep(draw.uniform(0, 4))
@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start,
                 time.sleep(0.0005)
         time.sleep(draw.choice([0.0, 0.002, 0.02, 0.1]) * draw.random())
         assert kill(process, draw.randrange(3)), start.printed.read_text()
-        for step in folders.steps(out / "checkpoints"):
+        for step in folders.saved_steps(out / "checkpoints"):
             assert not verify(out / "checkpoints" / str(step)), f"kill {number}, {moment}"
     assert start(out, 1, steps).wait() == 0, start.printed.read_text()
     assert losses(out, steps) == losses(whole, steps)

@@ -7,10 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from meshdsl import cli
+import meshdsl_cli as cli
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
-
 
 TINY = [
     "model.d_model=16",

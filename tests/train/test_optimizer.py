@@ -17,7 +17,6 @@ from meshdsl.tensor import parameter
 from meshdsl.train.config import Optimizer, Schedule
 from meshdsl.train.optimizer import TABLE, make_optimizer, make_schedule
 
-
 LAYERS, ROWS, COLUMNS = Dim("layers", 2), Dim("rows", 4), Dim("columns", 6)
 
 

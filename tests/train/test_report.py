@@ -13,7 +13,7 @@ from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.tensor import parameter
-from meshdsl.train.report import describe
+from meshdsl.train.overview import describe
 
 REPORT = """\
 layout mixed, mesh data=4 model=2 on 8 cpu devices

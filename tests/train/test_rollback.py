@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshdsl import cli
+import meshdsl_cli as cli
 from meshdsl.train.job import Job
-from meshdsl.train.loop import Run
 from meshdsl.train.step import TrainStep
-
+from meshdsl.train.training_loop import TrainingLoop
 
 TINY = [
     "model.d_model=16",
@@ -50,18 +49,18 @@ def placed(monkeypatch):
 def compiled_once():
     """The runs differ in nothing that is compiled but what a step does where it is not finite."""
     jax.devices()  # all of them: a run that is the first to ask for some gets no more, and so do the tests after it
-    steps, first, compiled = {}, [], Run._compiled
+    steps, first, compiled = {}, [], TrainingLoop._compiled
 
     def step(run):
         policy = run.job.config.guard.nonfinite == "skip"
         return steps.get(policy) or steps.setdefault(policy, compiled(run))
 
     def init(self, key):
-        first[:] = first or [jax.jit(self._start, out_shardings=self.shardings)]
+        first[:] = first or [jax.jit(self._first_state, out_shardings=self.shardings)]
         return first[0](key)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "_compiled", step)
+        patch.setattr(TrainingLoop, "_compiled", step)
         patch.setattr(TrainStep, "init", init)
         yield
 
@@ -69,7 +68,7 @@ def compiled_once():
 @pytest.fixture
 def poison(monkeypatch):
     """Makes the parameters NaN that the compiled step gets in the given ones of its calls."""
-    compiled = Run._compiled
+    compiled = TrainingLoop._compiled
 
     def at(*numbers):
         def poisoned(run):
@@ -89,7 +88,7 @@ def poison(monkeypatch):
 
             return call
 
-        monkeypatch.setattr(Run, "_compiled", poisoned)
+        monkeypatch.setattr(TrainingLoop, "_compiled", poisoned)
 
     return at
 

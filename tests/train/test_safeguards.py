@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from meshdsl import MeshDSLError, hosts
-from meshdsl.train import safeguards
+from meshdsl.train import watchdog
 from meshdsl.train.config import Guard
-from meshdsl.train.safeguards import HUNG, Nonfinite, Watchdog, check_folder
+from meshdsl.train.folder import check_folder
+from meshdsl.train.nonfinite import NonfiniteGuard
+from meshdsl.train.watchdog import HUNG, Watchdog
 
 # -- the folder --------------------------------------------------------------------------------------------------
 
@@ -57,7 +59,7 @@ def step(weight, batch):
 
 def run(path, bad, steps=6, **settings):
     """Train with a bad batch at the steps `bad`; returns the verdicts, each one step late as in the loop."""
-    judge = Nonfinite(Guard(**settings), path)
+    judge = NonfiniteGuard(Guard(**settings), path)
     weight, record, verdicts = jnp.float32(1.0), None, []
     for number in range(1, steps + 1):
         tokens = np.full((2, 4), -1 if number in bad else number, np.int32)
@@ -100,7 +102,9 @@ def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_sav
 
 def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path):
     with pytest.raises(MeshDSLError, match=r"step 3: loss 1, gradient norm nan; to go on"):
-        Nonfinite(Guard(), tmp_path).judge({"step": 3, "loss": 1.0, "gradient_norm": float("nan")})
+        NonfiniteGuard(Guard(), tmp_path).judge(
+            {"step": 3, "loss": 1.0, "gradient_norm": float("nan")}
+        )
 
 
 def test_a_roll_back_passes_over_the_batch(tmp_path):
@@ -147,7 +151,7 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
     ("dynamic", "saved"), [(True, []), (False, ["nonfinite-1.npz", "nonfinite-2.npz"])]
 )
 def test_only_a_loss_scale_that_is_looked_for_saves_no_batches(dynamic, saved, tmp_path):
-    judge = Nonfinite(Guard(nonfinite="skip"), tmp_path, dynamic)
+    judge = NonfiniteGuard(Guard(nonfinite="skip"), tmp_path, dynamic)
     for number in (1, 2):
         judge.keep(number, {"tokens": np.zeros((1, 1), np.int32)})
         assert (
@@ -181,7 +185,7 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
         f"""
         import time
         from pathlib import Path
-        from meshdsl.train.safeguards import Watchdog
+        from meshdsl.train.watchdog import Watchdog
 
         def a_step_that_hangs():
             time.sleep(60)
@@ -208,7 +212,7 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
 def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
-    monkeypatch.setattr(safeguards, "_FIRST", factor)
+    monkeypatch.setattr(watchdog, "_FIRST", factor)
     with Watchdog(0.4 / 60, tmp_path) as dog:
         assert ended.wait(0.7) == ends
         if not ends:
@@ -219,7 +223,7 @@ def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path,
 def test_a_first_beat_shortens_the_patience_at_once(tmp_path, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
-    monkeypatch.setattr(safeguards, "_FIRST", 1000)
+    monkeypatch.setattr(watchdog, "_FIRST", 1000)
     with Watchdog(0.1 / 60, tmp_path) as dog:
         dog.beat(1)
         assert ended.wait(5)
@@ -238,7 +242,7 @@ def exits(monkeypatch):
     """The exit codes of the processes that a watchdog ends."""
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(safeguards, "_TELLING", 0.3)
+    monkeypatch.setattr(watchdog, "_TELLING", 0.3)
     return codes
 
 

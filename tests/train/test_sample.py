@@ -16,7 +16,6 @@ from meshdsl.train.job import Job
 from meshdsl.train.sample import continuations, in_dtype, printable, sample_text
 from meshdsl.train.settings import override
 
-
 TINY = [
     "model.d_model=16",
     "model.layers=1",

@@ -20,7 +20,6 @@ from meshdsl.train.config import Precision
 from meshdsl.train.offload import check_host_memory
 from meshdsl.train.step import TrainStep
 
-
 PARTS, BATCH, INNER, OUTER = (
     md.Dim("parts", 2),
     md.Dim("batch", 8),

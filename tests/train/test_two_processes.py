@@ -12,10 +12,9 @@ import time
 
 import pytest
 
-from meshdsl.cli import main
+from meshdsl_cli import main
 from tests.helpers import only
 from tests.hosts.test_hosts import ROOT, free_port
-
 
 LAYOUTS = ("data", "fsdp-tensor", "sequence")
 TINY = [
@@ -32,7 +31,7 @@ TINY = [
     "sample.tokens=0",
 ]
 TRAIN = """
-from meshdsl.cli import main
+from meshdsl_cli import main
 code = main(["train", "--layout", "{layout}", "--steps", "3", "--out", "{out}", *{settings}])
 assert code == 0, code
 """
@@ -113,7 +112,7 @@ def test_two_processes_have_the_losses_of_one_and_their_checkpoint_goes_on_in_it
 def test_a_launched_run_that_is_preempted_saves_its_step_and_exits_with_0(settings, tmp_path):
     words = [
         "-m",
-        "meshdsl.cli",
+        "meshdsl_cli",
         "launch",
         "--processes",
         "2",

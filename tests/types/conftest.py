@@ -42,7 +42,7 @@ def reports(tmp_path_factory):
 
 
 def _pyright(root: Path) -> list:
-    copy = lambda source, target: shutil.copytree(  # noqa: E731
+    copy = lambda source, target: shutil.copytree(
         ROOT / source,
         root / target,
         ignore=shutil.ignore_patterns("__pycache__"),

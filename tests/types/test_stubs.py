@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.ops import component
-from meshdsl.ops.component import FUNCTIONS
+from meshdsl.ops import operators
+from meshdsl.ops.functions import FUNCTIONS
+from tests.catalogue import stubs
 
 PACKAGE = Path(md.__file__).parent
 ARITY = {"Unary": 1, "Tuned": 1, "Binary": 2, "Ternary": 3}
@@ -107,9 +108,14 @@ def misfit(overload: list[Parameter], whole: list[Parameter]) -> str | None:
 
 def test_the_stub_has_exactly_what_is_exported():
     assert not set(md.__all__) - set(STUB), (
-        "exported and without a type; write it into meshdsl/__init__.pyi"
+        "exported and without a type; run `python -m tests.catalogue`"
     )
     assert not set(STUB) - set(md.__all__), "typed and not exported; see meshdsl/__init__.py"
+
+
+@pytest.mark.parametrize("path", stubs.files(), ids=lambda path: path.name)
+def test_what_is_generated_of_the_stubs_is_current(path):
+    assert path.read_text() == stubs.files()[path], "run `python -m tests.catalogue`"
 
 
 def test_the_stub_of_random_has_exactly_what_is_in_it():
@@ -167,15 +173,15 @@ def test_classes_have_the_members_that_they_have(cls):
     assert not {n for n in vars(cls) if not n.startswith("_")} - set(members)
     for name, functions in members.items():
         function = inspect.getattr_static(cls, name)
-        if not callable(function) or name.startswith("__") and name != "__init__":
+        if not callable(function) or (name.startswith("__") and name != "__init__"):
             continue
         assert not [why for f in functions if (why := misfit(stated(f), actual(function)))], name
 
 
 def test_every_operator_of_a_tensor_is_typed():
     names = {name for item in STUB["Tensor"][0].body for name in _assigned(item)}
-    both = [*component._OPERATORS, *(f"r{name}" for name in component._OPERATORS)]
-    assert {f"__{name}__" for name in (*both, *component._COMPARISONS, *component._UNARY)} <= names
+    both = [*operators._OPERATORS, *(f"r{name}" for name in operators._OPERATORS)]
+    assert {f"__{name}__" for name in (*both, *operators._COMPARISONS, *operators._UNARY)} <= names
 
 
 def _assigned(item) -> list[str]:

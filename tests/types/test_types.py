@@ -71,7 +71,7 @@ def test_right_programs_run_with_the_dims_that_were_inferred(monkeypatch):
 
     monkeypatch.setattr(typing, "reveal_type", reveal_type)
     program = compile(RIGHT.read_text(), str(RIGHT), "exec")
-    jax.eval_shape(lambda: exec(program, {"__name__": "right"}))  # noqa: S102
+    jax.eval_shape(lambda: exec(program, {"__name__": "right"}))
     expected = comments(RIGHT, "")
     assert sorted(values) == sorted(expected)
     false = {
@@ -91,12 +91,12 @@ def test_wrong_programs_raise_errors():
         code = compile(ast.Module([statement], []), str(WRONG), "exec")
         if statement.lineno in errors:
             try:
-                exec(code, names)  # noqa: S102
+                exec(code, names)
             except (md.MeshDSLError, TypeError, AttributeError):
                 continue
             silent.append(statement.lineno)
         elif statement.lineno not in claims:
-            exec(code, names)  # noqa: S102
+            exec(code, names)
     assert not silent
 
 
@@ -131,7 +131,7 @@ def test_the_stubs_have_no_errors_of_their_own(reports):
 
 @PYRIGHT
 def test_the_stubs_refuse_nothing_of_layers_models_and_examples(reports):
-    kinds = lambda said: sorted((severity, rule) for severity, _, rule in said)  # noqa: E731
+    kinds = lambda said: sorted((severity, rule) for severity, _, rule in said)
     refused = [
         f"{file}:{n}: {said}"
         for tree, file in (name.split("/", 1) for name in list(reports))

@@ -1,1 +1,1 @@
-"""From the equations of a jaxpr to the kernels that a compiler would make of them."""
+"""From the equations of a jaxpr to the kernels that a compiler makes of them."""

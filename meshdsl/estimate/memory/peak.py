@@ -1,18 +1,18 @@
-"""How much memory a program needs on one device, and what holds it when that is most.
+"""How much memory a program needs on one device, and what holds it at the peak.
 
-`argument_bytes` is what the compiler counts as the arguments (`argument_size_in_bytes`), to the byte. `peak` is an estimate of its `peak_memory_in_bytes`,
-which includes the arguments.
+`argument_bytes` equals what the compiler counts as arguments (`argument_size_in_bytes`), to the
+byte. `peak` is an estimate of its `peak_memory_in_bytes`, which includes the arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import jax
 
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel
-from meshdsl.estimate.memory.lifetimes import late, until
+from meshdsl.estimate.memory.schedule import delayed, runs_until
 from meshdsl.estimate.memory.tiles import padded_bytes
 from meshdsl.machine import Chip
 from meshdsl.record.program import Program
@@ -20,11 +20,11 @@ from meshdsl.record.program import Program
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment at which most memory is held.
+    """The moment at which the most memory is taken.
 
     Attributes:
       bytes: with the arguments, padded to the chip's tiles.
-      largest: the buffers that live then, largest first.
+      largest: all buffers that live then, the largest first.
       where: the scope of the kernel that runs then.
     """
 
@@ -34,52 +34,58 @@ class Peak:
 
 
 def argument_bytes(program: Program, chip: Chip | None = None) -> int:
-    """Bytes of all arguments on one device, padded as `chip` does; without one, not padded. What lies on the host is not counted."""
+    """Bytes of all arguments in the memory of one device.
+
+    They are padded to the chip's tiles; without a chip they are not. Arguments in the memory of the
+    host are not counted.
+    """
+    kind = chip.kind if chip else "cpu"
     total = 0
     for var, argument in zip(program.jaxpr.jaxpr.invars, program.arguments, strict=True):
         if getattr(var.aval, "memory_space", None) == jax.memory.Space.Host:
             continue
-        words = argument.dtype.startswith("key<")  # random keys: so many words each
-        shape = (*argument.shape, var.aval.dtype.itemsize // 4) if words else argument.shape
-        total += padded_bytes(
-            shape, "uint32" if words else argument.dtype, chip.kind if chip else "cpu"
-        )
+        shape, dtype = argument.shape, argument.dtype
+        if dtype.startswith("key<"):  # random keys, of several words each
+            shape, dtype = (*shape, var.aval.dtype.itemsize // 4), "uint32"
+        total += padded_bytes(shape, dtype, kind)
     return total
 
 
 def peak(graph: Graph, chip: Chip | None = None) -> Peak:
-    """The most that lives at once.
+    """The moment at which the most memory is taken.
 
-    A buffer lives from the kernel that makes it to the last that reads it. Results take the memory of donated arguments, what a loop carries and stacks is
-    updated in place, and element-wise code may write over an operand that it goes over in step. Nothing is added for safety, nor for the holes that an allocator leaves;
-    and nothing is taken off for what a TPU keeps in its vector memory (128 MiB), which makes the estimate too high for small programs.
+    A buffer lives from the kernel that makes it to the last that reads it. Results take the memory
+    of donated arguments, what a loop carries and stacks is updated in place, and element-wise code
+    may write over an operand whose elements it goes over in the same order.
+
+    Nothing is added for safety, nor for the holes that an allocator leaves. Nothing is taken off
+    for what a TPU keeps in its vector memory (128 MiB), so that the estimate is too high for small
+    programs.
     """
     free = {id(b) for b in graph.arguments} | {id(graph.results[i]) for i in graph.aliases}
-    life = _Life(
-        chip.kind if chip else "cpu",
-        free,
-        {axis for axis, size in graph.axis_sizes.items() if size > 1},
-    )
-    moment = life.run(graph.kernels, {id(b) for b in graph.results})
-    largest = sorted([*graph.arguments, *moment.live], key=life.size, reverse=True)
-    return Peak(
-        sum(life.size(b) for b in graph.arguments) + moment.bytes, tuple(largest), moment.where
-    )
+    axes = {axis for axis, size in graph.axis_sizes.items() if size > 1}
+    lifetimes = _Lifetimes(chip.kind if chip else "cpu", free, axes)
+    fullest = lifetimes.fullest_moment(graph.kernels, {id(b) for b in graph.results})
+    largest = sorted([*graph.arguments, *fullest.live], key=lifetimes.size, reverse=True)
+    arguments = sum(lifetimes.size(b) for b in graph.arguments)
+    return Peak(arguments + fullest.bytes, tuple(largest), fullest.where)
 
 
 @dataclass
 class _Moment:
+    """What lives beside the arguments while a kernel runs."""
+
     bytes: int
     live: list[Buffer]
     where: str
 
 
-class _Life:
-    """Follows what lives through kernels.
+class _Lifetimes:
+    """Follows through kernels what lives, and in which memory.
 
     Args:
       kind: of the chip.
-      free: ids of buffers that cost nothing: arguments, and results that take the memory of one.
+      free: ids of buffers that take no memory: arguments, and results that take that of one.
       axes: of the mesh, those larger than 1.
     """
 
@@ -87,80 +93,101 @@ class _Life:
         self._kind, self._free, self._axes = kind, free, axes
 
     def size(self, buffer: Buffer) -> int:
+        """The bytes that a buffer takes in the device's memory."""
         return 0 if buffer.host else padded_bytes(buffer.shape, buffer.dtype, self._kind)
 
-    def run(
+    def fullest_moment(
         self,
         kernels: list[Kernel],
         kept: set[int],
-        carries: list[tuple[Buffer, Buffer]] = (),
+        carries: Sequence[tuple[Buffer, Buffer]] = (),
         placed: Iterable[Buffer] = (),
     ) -> _Moment:
-        """The moment of the most memory beyond what lived before; `kept` lives to the end, and `placed` lived before."""
-        kernels = late(kernels)
+        """The moment at which `kernels` take the most memory beyond what is taken before them.
+
+        Args:
+          kept: ids of buffers that live to the end.
+          carries: of a loop's body, see `Loop.carries`.
+          placed: buffers whose memory is taken before.
+        """
+        kernels = delayed(kernels)
         spans = self._spans(kernels, kept, carries, {id(b) for b in placed})
         change = [0] * (len(kernels) + 1)
         for buffer, begin, end in spans:
             change[begin] += self.size(buffer)
             change[end + 1] -= self.size(buffer)
-        best, at, inside, held = -1, 0, _Moment(0, [], ""), 0
+        most, at, inside, taken = -1, 0, _Moment(0, [], ""), 0
         for i, kernel in enumerate(kernels):
-            held += change[i]
-            inner = self._inside(kernel)
-            if held + inner.bytes > best:
-                best, at, inside = held + inner.bytes, i, inner
+            taken += change[i]
+            inner = self._fullest_inside(kernel)
+            if taken + inner.bytes > most:
+                most, at, inside = taken + inner.bytes, i, inner
         live = [buffer for buffer, begin, end in spans if begin <= at <= end]
         where = inside.where or (kernels[at].scope if kernels else "")
-        return _Moment(max(best, 0), live + inside.live, where)
+        return _Moment(max(most, 0), live + inside.live, where)
 
     def _spans(
-        self, kernels: list[Kernel], kept: set[int], carries, placed: set[int]
+        self,
+        kernels: list[Kernel],
+        kept: set[int],
+        carries: Sequence[tuple[Buffer, Buffer]],
+        placed: set[int],
     ) -> list[tuple[Buffer, int, int]]:
-        """Each buffer with the places of the first and last kernel at which it takes memory."""
-        last = {id(b): i for i, kernel in enumerate(kernels) for b in kernel.reads}
-        beside = {
-            i: until(kernels, i)
-            for i, kernel in enumerate(kernels)
-            if kernel.collective is not None
-        }
-        for i, j in beside.items():
-            last.update({id(b): max(last[id(b)], j) for b in kernels[i].reads})
-        last.update(dict.fromkeys(kept, len(kernels) - 1))
-        start_of = {id(end): start for start, end in carries}
+        """Each buffer, with the positions of the first and last kernel at which it takes memory."""
+        collectives = (i for i, kernel in enumerate(kernels) if kernel.collective is not None)
+        ends = {i: runs_until(kernels, i) for i in collectives}
+        last = self._last_uses(kernels, kept, ends)
+        starts = {id(end): start for start, end in carries}
         free = self._free | placed | {id(start) for start, _ in carries}
         spans: dict[int, tuple[Buffer, int, int]] = {}
         for i, kernel in enumerate(kernels):
             for b in kernel.writes:
                 if b.within is not None or id(b) in free:
                     continue
-                taken = next(
-                    (
-                        a
-                        for a, into in kernel.steps
-                        if into is b and last.get(id(a)) == i and self.size(a) == self.size(b)
-                    ),
-                    None,
-                )
-                start = start_of.get(id(b))
+                taken = self._overwritten(kernel, b, last, i)
+                start = starts.get(id(b))
                 if start is not None and (last.get(id(start), -1) < i or taken is start):
-                    free.add(
-                        id(b)
-                    )  # carried to the next turn in the memory of what was carried to this one
+                    free.add(id(b))  # what is carried to the next turn takes the memory of the last
                     continue
                 if taken is not None and id(taken) in spans and spans[id(taken)][2] == i:
                     spans[id(taken)] = (taken, spans[id(taken)][1], i - 1)
                 spans[id(b)] = (b, i, last.get(id(b), i))
-            if i in beside and self._reduced_whole(kernel):
+            if self._scatters_as_sum(kernel):
                 whole = kernel.reads[0]
-                spans[id(kernel)] = (
-                    Buffer(whole.shape, whole.dtype, whole.bytes, scope=kernel.scope),
-                    i,
-                    beside[i],
-                )
+                summed = Buffer(whole.shape, whole.dtype, whole.bytes, scope=kernel.scope)
+                spans[id(kernel)] = (summed, i, ends[i])
         return list(spans.values())
 
-    def _reduced_whole(self, kernel: Kernel) -> bool:
-        """libtpu makes an all-reduce and a slice of a reduce-scatter over all devices."""
+    @staticmethod
+    def _last_uses(kernels: list[Kernel], kept: set[int], ends: dict[int, int]) -> dict[int, int]:
+        """For the id of a buffer the position of the last kernel at which it is needed.
+
+        `ends` has, for the position of a collective, that of the kernel beside which it runs.
+        """
+        last = {id(b): i for i, kernel in enumerate(kernels) for b in kernel.reads}
+        for i, end in ends.items():
+            last.update({id(b): max(last[id(b)], end) for b in kernels[i].reads})
+        last.update(dict.fromkeys(kept, len(kernels) - 1))
+        return last
+
+    def _overwritten(
+        self, kernel: Kernel, result: Buffer, last: dict[int, int], i: int
+    ) -> Buffer | None:
+        """The operand whose memory a result of the kernel at `i` takes, if there is one."""
+        for operand, into in kernel.in_place:
+            if (
+                into is result
+                and last.get(id(operand)) == i
+                and self.size(operand) == self.size(result)
+            ):
+                return operand
+        return None
+
+    def _scatters_as_sum(self, kernel: Kernel) -> bool:
+        """Whether libtpu makes an all-reduce and a slice of a kernel.
+
+        It does so with a reduce-scatter over all devices, and the sum needs memory of its own.
+        """
         collective = kernel.collective
         return (
             self._kind == "tpu"
@@ -169,17 +196,14 @@ class _Life:
             and set(collective.axes) == self._axes
         )
 
-    def _inside(self, kernel: Kernel) -> _Moment:
-        """Of the body of a loop, or of the branch that takes most."""
+    def _fullest_inside(self, kernel: Kernel) -> _Moment:
+        """The fullest moment in the body of a loop, or in the branch that takes the most memory."""
         moments = [
-            self.run(list(branch), set(), placed=kernel.writes) for branch in kernel.branches
+            self.fullest_moment(list(branch), set(), placed=kernel.writes)
+            for branch in kernel.branches
         ]
         if kernel.loop is not None:
-            moments.append(
-                self.run(
-                    kernel.loop.kernels,
-                    {id(end) for _, end in kernel.loop.carries},
-                    kernel.loop.carries,
-                )
-            )
+            carries = kernel.loop.carries
+            kept = {id(end) for _, end in carries}
+            moments.append(self.fullest_moment(kernel.loop.kernels, kept, carries))
         return max(moments, key=lambda m: m.bytes, default=_Moment(0, [], ""))

@@ -1,8 +1,12 @@
 """The memory that an array takes on a chip.
 
-A TPU keeps arrays in tiles: the fastest dim in lanes of 128, the next in rows of 8, or of 1, 2 or 4 where that dim has no more; several elements narrower than
-32 bits share a row's word. libtpu lays an array out so that the padding is least, whichever dims that makes the fastest two; a result or argument of one dim
-is a row of up to 1024. Derived from the entry layouts of programs that libtpu compiled, and equal to them for 1096 shapes and types.
+A TPU keeps arrays in tiles: the fastest dim in lanes of 128, the next in rows of 8, or of 1, 2 or 4
+if that dim has no more. Elements narrower than 32 bits share a word of a row. libtpu chooses the
+two fastest dims so that the padding is least. An argument or result of one dim is a row of up to
+1024.
+
+This was derived from the entry layouts of programs that libtpu compiled, and is equal to them for
+1096 shapes and types.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ _ROW = 1024  # elements of the widest tile of an array with one dim
 
 
 def padded_bytes(shape: tuple[int, ...], dtype: str, kind: str) -> int:
-    """Bytes of an array on a chip of this kind: `tpu`, `gpu` or `cpu`; only a TPU pads."""
+    """Bytes of an array on a chip of a kind: `tpu`, `gpu` or `cpu`. Only a TPU pads."""
     size = _itemsize(dtype)
     return _tiled(shape, size) if kind == "tpu" else math.prod(shape) * size
 
 
 @lru_cache(maxsize=4096)
 def _tiled(shape: tuple[int, ...], size: int) -> int:
+    """Bytes of an array in tiles; `size` is that of an element."""
     packed = max(1, 4 // size)  # elements in a word of 32 bits
     if len(shape) < 2:
         length = math.prod(shape)
@@ -45,7 +50,7 @@ def _tiled(shape: tuple[int, ...], size: int) -> int:
 
 
 def _rows(n: int, least: int, most: int) -> int:
-    """The smallest power of two times `least` that holds `n`, up to `most`."""
+    """The smallest power of two times `least` that holds `n`, but at most `most`."""
     rows = least
     while rows < n and rows < most:
         rows *= 2
@@ -53,15 +58,13 @@ def _rows(n: int, least: int, most: int) -> int:
 
 
 def round_up(n: int, multiple: int) -> int:
+    """The next multiple from `n` on."""
     return -(-n // multiple) * multiple
 
 
 @lru_cache(maxsize=64)
 def _itemsize(dtype: str) -> int:
-    return (
-        2
-        if dtype == "bfloat16"
-        else 1
-        if dtype.startswith(("float8", "int4", "uint4"))
-        else np.dtype(dtype).itemsize
-    )
+    """Bytes of an element. Four bits count as a byte; NumPy does not know JAX's own types."""
+    if dtype == "bfloat16":
+        return 2
+    return 1 if dtype.startswith(("float8", "int4", "uint4")) else np.dtype(dtype).itemsize

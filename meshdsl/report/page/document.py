@@ -1,4 +1,4 @@
-"""The page: one HTML file that shows an Explanation and needs nothing else, neither network nor script."""
+"""The page: one HTML file that shows an Explanation and needs neither network nor script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshdsl.estimate.explanation import Explanation
 from meshdsl.report.page import header as top
 from meshdsl.report.page import tables
 from meshdsl.report.page.assets import asset
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.flow import flow
 from meshdsl.report.page.markup import Markup, tag
 from meshdsl.report.page.memory import arrays, gauge
@@ -16,20 +16,22 @@ from meshdsl.report.page.mesh import mesh_picture
 from meshdsl.report.page.tensors import tensors
 from meshdsl.report.page.timeline import timeline
 
-# Heading, what the section shows, in words for the margin.
 _FOOTER = (
     "Figures are per device and for one step. Sizes are in powers of 1024 (1 GiB is 1.074 GB), "
     "rates of links (GB/s) in powers of 1000."
 )
+# For each section its heading, and the words in the margin that say what it shows.
 _SECTIONS = {
     "mesh": (
         "Mesh",
-        "The axes of the machine. One device is marked; those it exchanges data with over an axis wear its colour, here and everywhere below.",
+        "The axes of the machine. One device is marked; those it exchanges data with over an axis "
+        "wear its colour, here and everywhere below.",
     ),
     "flow": (
         "Step",
-        "Ops from top to bottom, filled by their FLOPs. Collectives on the edges: width is the square root of the bytes, a band opens where data "
-        + "is gathered and closes where it is scattered. Open an op for its loop nest, the rules and its line.",
+        "Ops from top to bottom, filled by their FLOPs. Collectives on the edges: width is the "
+        "square root of the bytes, a band opens where data is gathered and closes where it is "
+        "scattered. Open an op for its loop nest, the rules and its line.",
     ),
     "timeline": (
         "Timeline",
@@ -41,7 +43,8 @@ _SECTIONS = {
     ),
     "tensors": (
         "Parameters",
-        "Each parameter as a block, cut by the axes that split it. The filled piece is what one device holds at rest. Lengths are not to scale.",
+        "Each parameter as a block, cut by the axes that split it. The filled piece is what one "
+        "device holds at rest. Lengths are not to scale.",
     ),
     "collectives": (
         "Collectives",
@@ -52,9 +55,12 @@ _SECTIONS = {
 
 
 def page(explanation: Explanation) -> str:
-    """One self-contained HTML file: mesh, flow, timeline, memory, parameters and collectives of `explanation`."""
-    axes = Axes.of(explanation.axes)
-    parts = _parts(explanation, axes)
+    """One HTML file that needs nothing else, as text.
+
+    It shows mesh, flow, timeline, memory, parameters and collectives of `explanation`.
+    """
+    styles = AxisStyles.of(explanation.axes)
+    parts = _parts(explanation, styles)
     links = [tag("li", tag("a", _SECTIONS[name][0], href=f"#{name}")) for name in parts]
     nav = tag(
         "nav",
@@ -64,8 +70,8 @@ def page(explanation: Explanation) -> str:
     )
     body = [
         tag("a", "Skip to the figures", href="#main", class_="skip"),
-        axes.patterns(),
-        tag("div", top.header(explanation, axes), class_="hold"),
+        styles.patterns(),
+        tag("div", top.header(explanation, styles), class_="hold"),
         nav,
         tag(
             "main",
@@ -87,29 +93,29 @@ def page(explanation: Explanation) -> str:
     return f"<!doctype html>\n{document}\n"
 
 
-def _parts(explanation: Explanation, axes: Axes) -> dict[str, Markup | list]:
-    """The contents of the sections that have any."""
+def _parts(explanation: Explanation, styles: AxisStyles) -> dict[str, Markup | list]:
+    """The contents of the sections that have any, by the names in `_SECTIONS`."""
     parameters = [view for view in explanation.memory.at_rest if view.kind == "parameter"]
     parts: dict[str, Markup | list] = {
         "mesh": [
             tag(
                 "div",
-                mesh_picture(axes),
+                mesh_picture(styles),
                 class_="scroll mesh-picture",
                 tabindex="0",
                 role="region",
                 aria_label="the mesh",
             ),
-            tables.axis_cards(explanation, axes),
+            tables.axis_cards(explanation, styles),
         ],
-        "flow": [tables.redundant(explanation), flow(explanation, axes)],
+        "flow": [tables.redundant(explanation), flow(explanation, styles)],
     }
     if explanation.time is not None and explanation.time.spans:
-        parts["timeline"] = timeline(explanation, axes)
-    parts["memory"] = [gauge(explanation.memory), arrays(explanation, axes)]
+        parts["timeline"] = timeline(explanation, styles)
+    parts["memory"] = [gauge(explanation.memory), arrays(explanation, styles)]
     if parameters:
-        parts["tensors"] = tensors(parameters, axes)
-    parts["collectives"] = tables.collectives(explanation, axes)
+        parts["tensors"] = tensors(parameters, styles)
+    parts["collectives"] = tables.collectives(explanation, styles)
     if explanation.notes:
         parts["notes"] = tag("ul", [tag("li", note) for note in explanation.notes], class_="notes")
     return parts
@@ -128,13 +134,16 @@ def _section(name: str, content: Markup | list) -> Markup:
 
 
 def program_html(explanation: Explanation) -> str:
-    """A fragment for a notebook: the verdict, the mesh, the flow and the memory, in a style that touches nothing outside of it."""
+    """A fragment for a notebook: the verdict, the mesh, the flow and the memory.
+
+    Its style touches nothing outside of it.
+    """
     prefix = "f" + hashlib.sha256(repr(explanation).encode()).hexdigest()[:8]
-    axes = Axes.of(explanation.axes, prefix)
+    styles = AxisStyles.of(explanation.axes, prefix)
     return tag(
         "div",
         tag("style", Markup(asset("base.css"))),
-        axes.patterns(),
+        styles.patterns(),
         tag(
             "p",
             tag("b", explanation.title),
@@ -145,20 +154,20 @@ def program_html(explanation: Explanation) -> str:
         top.verdict(explanation),
         top.remedies(explanation),
         gauge(explanation.memory),
-        tag("div", mesh_picture(axes), class_="scroll mesh-picture"),
-        tables.axis_cards(explanation, axes),
+        tag("div", mesh_picture(styles), class_="scroll mesh-picture"),
+        tables.axis_cards(explanation, styles),
         tables.redundant(explanation),
-        tag("details", tag("summary", "Op by op"), flow(explanation, axes), class_="more"),
+        tag("details", tag("summary", "Op by op"), flow(explanation, styles), class_="more"),
         tag(
             "details",
             tag("summary", "Memory, array by array"),
-            arrays(explanation, axes),
+            arrays(explanation, styles),
             class_="more",
         ),
         tag(
             "details",
             tag("summary", "Collectives"),
-            tables.collectives(explanation, axes),
+            tables.collectives(explanation, styles),
             class_="more",
         ),
         class_="mdsl fragment",

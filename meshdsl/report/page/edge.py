@@ -1,6 +1,7 @@
 """The edges of the flow: a collective as a band, as wide as the square root of its bytes.
 
-A gather opens downwards, a scatter closes, a sum has a waist, an exchange crosses: the shape says what a label would have to.
+A gather opens downwards, a scatter closes, a sum has a waist, an exchange crosses: the shape says
+what a label would have to.
 """
 
 from __future__ import annotations
@@ -10,23 +11,27 @@ from math import prod, sqrt
 
 from meshdsl.estimate.explanation import MoveView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, svg, tag
 
-_SPINE, _EDGE, _WIDEST = (
-    132,
-    34,
-    58,
-)  # pixels: the column of the flow, the height of an edge, half the width of the widest edge
-_SAID = {
-    "all_gather": "gathers", "psum_scatter": "sums and scatters", "psum": "sums", "pmax": "takes the largest", "pmin": "takes the smallest",
-    "all_to_all": "exchanges", "ppermute": "passes on",
-}  # fmt: skip
+# Pixels: the width of the column of the flow, the height of an edge, half the width of the widest.
+_SPINE, _EDGE, _WIDEST = 132, 34, 58
+_VERBS = {
+    "all_gather": "gathers",
+    "psum_scatter": "sums and scatters",
+    "psum": "sums",
+    "pmax": "takes the largest",
+    "pmin": "takes the smallest",
+    "all_to_all": "exchanges",
+    "ppermute": "passes on",
+}
+# Collectives whose result and operand differ in size by the number of devices.
+_NARROW = ("all_gather", "psum_scatter")
 
 
 def legend(used: Collection[str]) -> Markup | None:
-    """The shapes of the collectives that this step uses."""
-    shapes = [(name, what) for name, what in _SAID.items() if name in used]
+    """A key to the shapes of the collectives that are `used`; None without any."""
+    shapes = [(name, what) for name, what in _VERBS.items() if name in used]
     width = 40
     items = [
         tag(
@@ -53,17 +58,20 @@ def legend(used: Collection[str]) -> Markup | None:
 
 
 def line() -> Markup:
+    """An edge over which nothing is moved."""
     return tag("div", tag("span", class_="line"), class_="edge plain", aria_hidden="true")
 
 
-# Collectives whose result and operand differ in size by the number of devices.
-_NARROW = ("all_gather", "psum_scatter")
+def edge(move: MoveView, widest: int, styles: AxisStyles) -> Markup:
+    """An edge with a collective on it.
 
+    Each end is as wide as the square root of the bytes there.
 
-def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
-    """A collective: half as wide at either end as the square root of the bytes there, against the `widest` of the page."""
+    Args:
+      widest: the bytes of the largest collective of the page, which has the full width.
+    """
     wide = 2 + _WIDEST * sqrt(move.bytes / max(widest, 1))
-    parts = prod(axes.sizes.get(axis, 1) for axis in move.axes)
+    parts = prod(styles.sizes.get(axis, 1) for axis in move.axes)
     narrow = (
         2 + _WIDEST * sqrt(move.bytes / parts / max(widest, 1))
         if move.operation in _NARROW
@@ -72,7 +80,7 @@ def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
     d = _shape(move.operation, _SPINE / 2, _EDGE, wide, narrow)
     band = [
         tag("path", d=d, class_="band"),
-        *(tag("path", d=d, fill=axes.fill(axis)) for axis in move.axes),
+        *(tag("path", d=d, fill=styles.fill(axis)) for axis in move.axes),
     ]
     said = f"{move.operation} over {' and '.join(move.axes)}, {page_figures.size(move.bytes)}"
     picture = svg(
@@ -80,14 +88,14 @@ def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
         _SPINE,
         _EDGE,
         band,
-        class_=f"band-picture {axes.css(move.axes)}",
+        class_=f"band-picture {styles.css(move.axes)}",
         preserveAspectRatio="none",
     )
     times = f"{move.count:,}\u00a0\u00d7 " if move.count > 1 else ""
     seconds = f", {page_figures.time(move.seconds)}" if move.seconds else ""
     label = tag(
         "span",
-        axes.chips(move.axes),
+        styles.chips(move.axes),
         " ",
         tag("code", move.operation),
         " ",
@@ -98,11 +106,19 @@ def edge(move: MoveView, widest: int, axes: Axes) -> Markup:
 
 
 def _shape(operation: str, x: float, h: float, wide: float, narrow: float) -> str:
-    """A band from above to below: opening for a gather, closing for a scatter, with a waist for a sum, crossed for an exchange."""
+    """The path of a band of height `h` around `x`, from above to below.
+
+    It opens for a gather, closes for a scatter, has a waist for a sum and crosses for an exchange.
+
+    Args:
+      wide, narrow: half of the width at either end.
+    """
     a, b, m = (narrow, wide, h / 2) if operation == "all_gather" else (wide, narrow, h / 2)
 
-    def right(u, v, y0, y1, shift=0.0):
-        return f"C{x + u:.1f} {(y0 + y1) / 2:.1f} {x + v + shift:.1f} {(y0 + y1) / 2:.1f} {x + v + shift:.1f} {y1:.1f}"
+    def right(u: float, v: float, y0: float, y1: float) -> str:
+        """A curve from `u` to `v` on the right of `x`."""
+        middle = (y0 + y1) / 2
+        return f"C{x + u:.1f} {middle:.1f} {x + v:.1f} {middle:.1f} {x + v:.1f} {y1:.1f}"
 
     if operation in ("psum", "pmax", "pmin"):
         waist = max(1.0, wide * 0.35)

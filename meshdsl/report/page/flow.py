@@ -1,7 +1,7 @@
-"""The step as a flow: ops from top to bottom, and on the edges between them the collectives, as wide as their bytes.
+"""The step as a flow: ops from top to bottom, and the collectives on the edges between them.
 
-One panel for each phase. The panels are switched by radio buttons, which need no script. An op opens to show its loop nest, the
-rules that moved something, its FLOPs and the user's line.
+There is one panel for each phase. The panels are switched by radio buttons, which need no script.
+An op opens to show its loop nest, the rules that moved something, its FLOPs and the user's line.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from itertools import groupby
 from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView
 from meshdsl.figures import rule_words
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.edge import edge, legend, line
 from meshdsl.report.page.markup import Markup, join, tag
+from meshdsl.report.page.tensors import dims_table
 
 _NAMES = {
     "forward": "forward",
@@ -24,47 +25,42 @@ _NAMES = {
     "gradient": "gradients",
     "optimizer": "optimizer",
 }
-_SMALL = 0.002  # an op without moves and with less than this share of the FLOPs of its phase is folded with its neighbours
+# An op without moves and with less than this share of the FLOPs of its phase is folded with its
+# neighbours.
+_SMALL = 0.002
 REPEATED = 0.001  # repeated work below this share of all is not worth a word
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What the pictures of one phase share: its FLOPs, those of its largest op, and the bytes of the largest collective of all phases."""
+    """What the pictures of one phase share.
+
+    Attributes:
+      flops: of the phase.
+      most: those of its largest op.
+      widest: the bytes of the largest collective of all phases.
+    """
 
     phase: str
     flops: float
     most: float
     widest: int
     layout: str
-    axes: Axes
+    styles: AxisStyles
 
     @property
-    def turned(self) -> bool:
+    def from_the_loss(self) -> bool:
+        """Whether it runs against the order of the program."""
         return self.phase == "backward"
 
 
-def flow(explanation: Explanation, axes: Axes) -> Markup:
-    """The panels with their switch."""
+def flow(explanation: Explanation, styles: AxisStyles) -> Markup:
+    """The panels of all phases that have any work, with their switch."""
     moves = [move for op in explanation.ops for move in op.moves]
-    widest = max((move.bytes for move in moves), default=1)
-    panels = []
-    for phase in PHASES:
-        ops = [
-            op
-            for op in explanation.ops
-            if op.flops.get(phase)
-            or any(move.phase == phase for move in op.moves)
-            or _touched(op, phase)
-        ]
-        work = [op.flops.get(phase, 0.0) for op in ops]
-        if any(work) or any(move.phase == phase for op in ops for move in op.moves):
-            panels.append(
-                (Panel(phase, sum(work), max(work), widest, explanation.layout, axes), ops)
-            )
+    panels = list(_panels(explanation, styles))
     if not panels:
         return tag("p", "No op does any work.", class_="quiet")
-    name = f"{axes.prefix}-phase"
+    name = f"{styles.prefix}-phase"
     switch = [
         join(
             [
@@ -101,12 +97,31 @@ def flow(explanation: Explanation, axes: Axes) -> Markup:
     )
 
 
-def _touched(op: OpView, phase: str) -> bool:
-    """Whether an op without FLOPs stands in a phase: views and constants, which only the forward pass shows."""
+def _panels(
+    explanation: Explanation, styles: AxisStyles
+) -> Iterator[tuple[Panel, Sequence[OpView]]]:
+    """Each phase that has any work, with its ops."""
+    moves = [move for op in explanation.ops for move in op.moves]
+    widest = max((move.bytes for move in moves), default=1)
+    for phase in PHASES:
+        ops = [op for op in explanation.ops if _stands_in(op, phase)]
+        work = [op.flops.get(phase, 0.0) for op in ops]
+        if any(work) or any(move.phase == phase for op in ops for move in op.moves):
+            yield Panel(phase, sum(work), max(work), widest, explanation.layout, styles), ops
+
+
+def _stands_in(op: OpView, phase: str) -> bool:
+    """Whether an op is shown in a phase: it computes or moves something there.
+
+    Views and constants do neither in any; they are shown in the forward pass only.
+    """
+    if op.flops.get(phase) or any(move.phase == phase for move in op.moves):
+        return True
     return phase == "forward" and not op.flops and not op.moves
 
 
 def _summary(panel: Panel, ops: Sequence[OpView]) -> Markup:
+    """What a phase computes and moves in all, in a sentence."""
     moves = [move for op in ops for move in op.moves if move.phase == panel.phase]
     total = sum(move.count * move.bytes for move in moves)
     said = [tag("b", page_figures.work(panel.flops))] if panel.flops else []
@@ -122,15 +137,19 @@ def _summary(panel: Panel, ops: Sequence[OpView]) -> Markup:
         "p",
         said,
         " on each device, ",
-        "from the loss back" if panel.turned else "in the order of the program",
+        "from the loss back" if panel.from_the_loss else "in the order of the program",
         ".",
         class_="said",
     )
 
 
 def _rows(panel: Panel, ops: Sequence[OpView], depth: int = 0) -> Iterator[Markup]:
-    """Ops of the same loop stand in one frame."""
-    ordered = list(reversed(ops)) if panel.turned and depth == 0 else list(ops)
+    """The ops of a panel; those of the same loop stand in one frame.
+
+    Args:
+      depth: how many loops are around all `ops`, and are framed already.
+    """
+    ordered = list(reversed(ops)) if panel.from_the_loss and depth == 0 else list(ops)
     for loop, group in groupby(
         ordered, key=lambda op: op.loops[depth] if len(op.loops) > depth else None
     ):
@@ -158,6 +177,7 @@ def _rows(panel: Panel, ops: Sequence[OpView], depth: int = 0) -> Iterator[Marku
 
 
 def _chain(panel: Panel, ops: Sequence[OpView]) -> Iterator[Markup]:
+    """Ops in a row, neighbours that are small folded into one."""
     for folded, group in groupby(ops, key=lambda op: _small(op, panel)):
         group = list(group)
         if folded and len(group) > 1:
@@ -167,6 +187,7 @@ def _chain(panel: Panel, ops: Sequence[OpView]) -> Iterator[Markup]:
 
 
 def _small(op: OpView, panel: Panel) -> bool:
+    """Whether an op moves nothing and computes little."""
     return (
         not _moves(op, panel)
         and not op.waste
@@ -179,7 +200,7 @@ def _moves(op: OpView, panel: Panel) -> list[MoveView]:
 
 
 def _folded(panel: Panel, ops: Sequence[OpView]) -> Markup:
-    """Neighbours that move nothing and compute little."""
+    """Small neighbours as one node, which opens to list them."""
     names = list(dict.fromkeys(op.name for op in ops))
     flops = sum(op.flops.get(panel.phase, 0.0) for op in ops)
     head = tag(
@@ -203,11 +224,11 @@ def _folded(panel: Panel, ops: Sequence[OpView]) -> Markup:
     lines = [
         tag(
             "li",
-            panel.axes.notation(op.name, op.dims),
+            panel.styles.notation(op.name, op.dims),
             " ",
             tag("span", op.source, class_="source"),
             _idle(op, panel),
-            id=anchor(op.tag, panel.phase, panel.axes),
+            id=anchor(op.tag, panel.phase, panel.styles),
             tabindex="-1",
         )
         for op in ops
@@ -221,9 +242,10 @@ def _folded(panel: Panel, ops: Sequence[OpView]) -> Markup:
 
 
 def _op(panel: Panel, op: OpView) -> Markup:
+    """An op with the edges of its collectives, before it or, from the loss back, after it."""
     flops = op.flops.get(panel.phase, 0.0)
     moves = _moves(op, panel)
-    edges = [edge(move, panel.widest, panel.axes) for move in moves] or [line()]
+    edges = [edge(move, panel.widest, panel.styles) for move in moves] or [line()]
     bar = (
         tag("span", class_="bar", style=f"width:{100 * flops / panel.most:.1f}%") if flops else None
     )
@@ -253,7 +275,7 @@ def _op(panel: Panel, op: OpView) -> Markup:
         ),
         tag(
             "span",
-            tag("span", panel.axes.nest(op.dims), facts, class_="said-of"),
+            tag("span", panel.styles.nest(op.dims), facts, class_="said-of"),
             tag("span", op.source, class_="source"),
             class_="what",
         ),
@@ -263,44 +285,36 @@ def _op(panel: Panel, op: OpView) -> Markup:
         head,
         tag("div", _details(op, panel), class_="inside"),
         class_="op",
-        id=anchor(op.tag, panel.phase, panel.axes),
+        id=anchor(op.tag, panel.phase, panel.styles),
     )
-    return tag("li", [line(), box, edges] if panel.turned and moves else [edges, box], class_="row")
+    return tag(
+        "li", [line(), box, edges] if panel.from_the_loss and moves else [edges, box], class_="row"
+    )
 
 
-def anchor(op_tag: str, phase: str, axes: Axes) -> str:
-    return f"{axes.prefix}-{phase}-{op_tag}"
+def anchor(op_tag: str, phase: str, styles: AxisStyles) -> str:
+    """The id of an op in a phase, for links to it."""
+    return f"{styles.prefix}-{phase}-{op_tag}"
 
 
 def _idle(op: OpView, panel: Panel) -> Markup | None:
+    """A badge for an op that devices repeat; None where that is too little to matter."""
     if not op.idle or op.flops.get(panel.phase, 0.0) <= REPEATED * panel.flops:
         return None
     return tag("span", f"repeated over {', '.join(op.idle)}", class_="badge")
 
 
 def _details(op: OpView, panel: Panel) -> list[Markup | None]:
-    axes = panel.axes
-    nest = [
-        tag(
-            "tr",
-            tag("th", axes.dim(dim), scope="row"),
-            tag("td", f"{dim.size:,}"),
-            tag("td", f"{dim.local:,}"),
-            tag("td", axes.chips(dim.axes)),
-        )
-        for dim in op.dims
-    ]
-    head = tag(
-        "tr",
-        [tag("th", name, scope="col") for name in ("dim", "whole", "on a device", "split over")],
-    )
+    """What an op shows when it is opened: its loop nest, the rules behind its moves, and facts."""
+    styles = panel.styles
+    nest = dims_table(op.dims, styles, [styles.dim(dim) for dim in op.dims])
     flops = ", ".join(
         f"{_NAMES.get(phase, phase)} {page_figures.work(n)}" for phase, n in op.flops.items() if n
     )
     rules = [
         tag(
             "li",
-            axes.chips(move.axes),
+            styles.chips(move.axes),
             " ",
             tag("code", move.operation),
             f": {rule_words(move.why, panel.layout)}" if move.why else "",
@@ -312,20 +326,11 @@ def _details(op: OpView, panel: Panel) -> list[Markup | None]:
         ("runs", f"{op.count:,} times a step" if op.count != 1 else "once a step"),
     ]
     facts += [("FLOPs", flops)] if flops else []
-    facts += (
-        [("could use", f"{', '.join(op.idle)} with the rule {op.advice}")]
-        if op.idle and op.advice
-        else []
-    )
+    if op.idle and op.advice:
+        facts.append(("could use", f"{', '.join(op.idle)} with the rule {op.advice}"))
     facts.append(("tag", tag("code", op.tag)))
     return [
-        tag(
-            "div",
-            tag("table", tag("thead", head), tag("tbody", nest), class_="nest"),
-            class_="scroll",
-        )
-        if nest
-        else None,
+        tag("div", nest, class_="scroll") if op.dims else None,
         tag("ul", rules, class_="rules") if rules else None,
         tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in facts], class_="facts"),
     ]

@@ -1,14 +1,15 @@
-"""The verdict: does it fit, how long is a step, how much of the machine is used."""
+"""The head of the page: does it fit, how long is a step, how much of the machine is used."""
 
 from __future__ import annotations
 
 from meshdsl.estimate.explanation import Explanation, MemoryView, TimeView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, tag
 
 
-def header(explanation: Explanation, axes: Axes) -> Markup:
+def header(explanation: Explanation, styles: AxisStyles) -> Markup:
+    """What is explained, the verdict with remedies, the figures, and memory and time as bars."""
     said = [explanation.layout, f"on {explanation.target}" if explanation.target else None]
     return tag(
         "header",
@@ -20,7 +21,7 @@ def header(explanation: Explanation, axes: Axes) -> Markup:
                 "span",
                 " ",
                 [
-                    tag("span", axes.chip(v.name), f" {v.size:,} ", class_="nowrap")
+                    tag("span", styles.chip(v.name), f" {v.size:,} ", class_="nowrap")
                     for v in explanation.axes
                 ],
                 class_="axes-line",
@@ -42,6 +43,7 @@ def header(explanation: Explanation, axes: Axes) -> Markup:
 
 
 def verdict(explanation: Explanation) -> Markup:
+    """Whether it fits, in a sentence."""
     memory, devices = explanation.memory, page_figures.plural(explanation.devices, "device")
     word, css, rest = _fits(memory)
     mark = tag("span", word, class_=f"word {css}") if word else None
@@ -56,7 +58,7 @@ def verdict(explanation: Explanation) -> Markup:
 
 
 def remedies(explanation: Explanation) -> Markup | None:
-    """What would make it fit."""
+    """What would make it fit; None where nothing is needed."""
     return (
         tag("ul", [tag("li", text) for text in explanation.remedies], class_="remedies")
         if explanation.remedies
@@ -65,6 +67,7 @@ def remedies(explanation: Explanation) -> Markup | None:
 
 
 def _fits(memory: MemoryView) -> tuple[str, str, str]:
+    """The verdict in a word or two, its CSS class, and the figures behind it."""
     if memory.capacity is None:
         return "", "", f"{page_figures.size(memory.peak)} at the peak"
     used = f"{page_figures.size(memory.peak)} of {page_figures.size(memory.capacity)}"
@@ -78,7 +81,10 @@ def _fits(memory: MemoryView) -> tuple[str, str, str]:
 
 
 def figures(explanation: Explanation) -> Markup:
-    """The figures that people compare. Without a target there are no times, and the last one says how to get them."""
+    """The figures that people compare.
+
+    Without a target there are no times, and one of the figures says how to get them.
+    """
     memory, time = explanation.memory, explanation.time
     if time is None:
         shown = [
@@ -136,7 +142,7 @@ def figures(explanation: Explanation) -> Markup:
 
 
 def memory_bar(memory: MemoryView) -> Markup:
-    """The peak as what the step is called with and what it needs beside, against the capacity."""
+    """The peak against the capacity: the arguments of the step, and what it needs beside them."""
     scale = max(memory.peak, memory.capacity or 0, 1)
     parts = [
         ("parameter", "arguments", memory.arguments),
@@ -175,7 +181,7 @@ def memory_bar(memory: MemoryView) -> Markup:
 
 
 def time_bar(time: TimeView) -> Markup:
-    """The step as compute and exposed communication."""
+    """The step as the time that it computes and the time that it waits for collectives."""
     busy = max(time.step - time.exposed, 0.0)
     hidden = max(time.communication - time.exposed, 0.0)
     parts = [("compute", busy), ("exposed", time.exposed)]

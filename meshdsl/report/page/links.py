@@ -1,4 +1,4 @@
-"""How a mesh axis lies on the machine, as a small picture beside the words."""
+"""How a mesh axis lies on the machine, as a small picture beside the words that say it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from meshdsl.report.page.markup import Markup, svg, tag
 
 
 def link_picture(words: str, size: int) -> Markup | None:
-    """How an axis lies on the machine, as `words` (of `Network.words`) begin: a ring, a line, a block of the torus, or a switch."""
+    """A ring, a line, a block of the torus or a switch that joins devices; None for other links.
+
+    Args:
+      words: how the axis lies on the machine, as `Network.words` tells it; their beginning decides.
+      size: of the axis. At most 16 devices are drawn.
+    """
     first = words.partition(";")[0]
     kind = next((kind for word, kind in _KINDS if word in first), None)
     if kind is None or size < 2:

@@ -1,4 +1,4 @@
-"""HTML and SVG from Python, escaped unless it already is markup."""
+"""HTML and SVG from Python; text is escaped, unless it already is markup."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class Markup(str):
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """An element.
+    """An element: `tag("p", "a < b", class_="quiet")` is `<p class="quiet">a &lt; b</p>`.
 
     Args:
-      children: Markup, text (escaped), numbers, or iterables of them; None is left out.
-      attributes: `class_` is written `class`, `aria_label` as `aria-label`; None and False leave an attribute out, True writes it bare.
+      children: Markup, text (which is escaped), whole numbers, or iterables of them; None is left
+        out.
+      attributes: `class_` is written `class`, and `aria_label` as `aria-label`. None and False
+        leave an attribute out, True writes it without a value.
     """
     text = "".join(
         _attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
@@ -34,7 +36,7 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
 
 
 def join(children: Iterable[Any], between: str = "") -> Markup:
-    """Everything in `children`, one after the other."""
+    """Everything in `children`, one after the other, with `between` in between as it is."""
     return Markup(between.join(_each(child) for child in children))
 
 

@@ -1,4 +1,4 @@
-"""The memory of one device: at rest by kind and by name, and what lives at the peak, against what the chip has."""
+"""The memory of one device: what lives at the peak, and what is at rest by kind and by name."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from collections.abc import Sequence
 
 from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, tag
 
 KINDS = ("parameter", "optimizer", "gradient", "batch", "other", "activation")
-_WORDS = {
-    "parameter": "parameters", "optimizer": "optimizer state", "gradient": "gradients", "batch": "batch", "other": "other", "activation": "activations",
-}  # fmt: skip
-_LISTED = 60
+_KIND_NAMES = {
+    "parameter": "parameters",
+    "optimizer": "optimizer state",
+    "gradient": "gradients",
+    "batch": "batch",
+    "other": "other",
+    "activation": "activations",
+}
+_LISTED = 60  # arrays of a kind that are listed by name
 
 
-def arrays(explanation: Explanation, axes: Axes) -> list[Markup | None]:
+def arrays(explanation: Explanation, styles: AxisStyles) -> list[Markup | None]:
     """The largest arrays at the peak, and those at rest by kind."""
-    return [_peak(explanation.memory, axes), _at_rest(explanation.memory, axes)]
+    return [_peak(explanation.memory, styles), _at_rest(explanation.memory, styles)]
 
 
 def gauge(view: MemoryView) -> Markup:
-    """Arguments and the rest of the peak in one bar, with the capacity as a line."""
+    """The arguments by kind and the rest of the peak in one bar, with the capacity as a line."""
     scale = max(view.peak, view.arguments, view.capacity or 0, 1)
     parts = [(kind, view.total(kind)) for kind in KINDS if kind != "gradient" and view.total(kind)]
     rest = max(view.peak - sum(n for _, n in parts), 0)
@@ -32,7 +37,7 @@ def gauge(view: MemoryView) -> Markup:
             "span",
             class_=f"part {kind}",
             style=f"width:{100 * n / scale:.3f}%",
-            title=f"{_peak_words(kind)}: {page_figures.size(n)}",
+            title=f"{_legend_name(kind)}: {page_figures.size(n)}",
         )
         for kind, n in parts
         if n
@@ -49,7 +54,7 @@ def gauge(view: MemoryView) -> Markup:
         tag(
             "li",
             tag("span", class_=f"part {kind}"),
-            _peak_words(kind),
+            _legend_name(kind),
             " ",
             tag("b", page_figures.size(n)),
         )
@@ -79,11 +84,13 @@ def gauge(view: MemoryView) -> Markup:
     return tag("div", bar, tag("ul", items, class_="legend"), class_="gauge")
 
 
-def _peak_words(kind: str) -> str:
-    return "gradients and activations at the peak" if kind == "activation" else _WORDS[kind]
+def _legend_name(kind: str) -> str:
+    """What the gauge calls a kind: its rest of the peak stands under `activation`."""
+    return "gradients and activations at the peak" if kind == "activation" else _KIND_NAMES[kind]
 
 
-def _peak(view: MemoryView, axes: Axes) -> Markup | None:
+def _peak(view: MemoryView, styles: AxisStyles) -> Markup | None:
+    """The largest arrays at the peak; None where they are not known."""
     if not view.largest:
         return None
     at = [" It is reached in ", tag("code", view.at_peak), "."] if view.at_peak else []
@@ -99,12 +106,13 @@ def _peak(view: MemoryView, axes: Axes) -> Markup | None:
             " The largest arrays then:",
             class_="said",
         ),
-        _bars(view.largest, view.largest[0].bytes, axes, detailed=True),
+        _bars(view.largest, view.largest[0].bytes, styles, detailed=True),
         class_="arrays",
     )
 
 
-def _at_rest(view: MemoryView, axes: Axes) -> Markup:
+def _at_rest(view: MemoryView, styles: AxisStyles) -> Markup:
+    """The arrays at rest, a folded list for each kind."""
     kinds = [kind for kind in KINDS if view.total(kind)]
     largest = max((t.bytes for t in view.at_rest), default=1)
     groups = []
@@ -112,24 +120,20 @@ def _at_rest(view: MemoryView, axes: Axes) -> Markup:
         arrays = sorted((t for t in view.at_rest if t.kind == kind), key=lambda t: -t.bytes)
         head = [
             tag("span", class_=f"part {kind}"),
-            tag("b", _WORDS[kind]),
+            tag("b", _KIND_NAMES[kind]),
             " ",
             page_figures.size(view.total(kind)),
             tag("span", f" in {page_figures.plural(len(arrays), 'array')}", class_="quiet"),
         ]
         more = arrays[_LISTED:]
+        count = page_figures.plural(len(more), "smaller array")
+        size = page_figures.size(sum(t.bytes for t in more))
         groups.append(
             tag(
                 "details",
                 tag("summary", head),
-                _bars(arrays[:_LISTED], largest, axes),
-                tag(
-                    "p",
-                    f"and {page_figures.plural(len(more), 'smaller array')} of {page_figures.size(sum(t.bytes for t in more))}",
-                    class_="quiet",
-                )
-                if more
-                else None,
+                _bars(arrays[:_LISTED], largest, styles),
+                tag("p", f"and {count} of {size}", class_="quiet") if more else None,
                 class_="more kind",
                 open=kind == "parameter",
             )
@@ -149,9 +153,14 @@ def _at_rest(view: MemoryView, axes: Axes) -> Markup:
 
 
 def _bars(
-    arrays: Sequence[TensorView], largest: int, axes: Axes, *, detailed: bool = False
+    arrays: Sequence[TensorView], largest: int, styles: AxisStyles, *, detailed: bool = False
 ) -> Markup:
-    """A bar for each array; `detailed` says below it what it is."""
+    """A bar for each array.
+
+    Args:
+      largest: the bytes of a bar of the full width.
+      detailed: below each bar it says what the array is.
+    """
     rows = []
     for array in arrays:
         bar = tag(
@@ -165,12 +174,12 @@ def _bars(
         )
         below = tag(
             "span",
-            _WORDS.get(array.kind, array.kind),
+            _KIND_NAMES.get(array.kind, array.kind),
             f", {page_figures.product(array.shape)} {array.dtype} ",
             tag("span", array.source, class_="source"),
             class_="below quiet",
         )
-        name = axes.notation(array.name, array.dims, bare=True)
+        name = styles.notation(array.name, array.dims, bare=True)
         rows.append(
             tag(
                 "li",

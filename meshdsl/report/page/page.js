@@ -1,4 +1,5 @@
-// Everything can be read without this script. It adds sorting, zooming, arrow keys, links that open what they point to, and the choice of dark or light.
+// Everything can be read without this script. It adds sorting, zooming, arrow keys, links that open
+// what they point to, and the choice of dark or light.
 (() => {
   "use strict";
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -7,7 +8,9 @@
   // Dark or light: the system's choice until the button says otherwise.
   const theme = document.querySelector(".theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const stored = () => { try { return localStorage.getItem("meshdsl-theme"); } catch { return null; } };
+  const stored = () => {
+    try { return localStorage.getItem("meshdsl-theme"); } catch { return null; }
+  };
   const isDark = () => (root.dataset.theme || (dark.matches ? "dark" : "light")) === "dark";
   const show = () => {
     theme.textContent = isDark() ? "Light" : "Dark";
@@ -17,7 +20,9 @@
   theme.hidden = false;
   theme.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("meshdsl-theme", root.dataset.theme); } catch { /* a file may not store */ }
+    try {
+      localStorage.setItem("meshdsl-theme", root.dataset.theme);
+    } catch { /* a file may not store */ }
     show();
   });
   dark.addEventListener("change", show);
@@ -36,9 +41,13 @@
   };
   document.addEventListener("click", (event) => {
     const link = event.target.closest(".data a[href^='#']");
-    if (link && reveal(link.hash.slice(1))) { event.preventDefault(); history.replaceState(null, "", link.hash); }
+    if (link && reveal(link.hash.slice(1))) {
+      event.preventDefault();
+      history.replaceState(null, "", link.hash);
+    }
   });
-  if (location.hash && document.getElementById(location.hash.slice(1))?.closest(".panel")) reveal(location.hash.slice(1));
+  const linked = location.hash.slice(1);
+  if (linked && document.getElementById(linked)?.closest(".panel")) reveal(linked);
 
   // Arrow keys move from op to op, Escape closes.
   document.addEventListener("keydown", (event) => {
@@ -56,7 +65,9 @@
     const zoomed = timeline.querySelector(".zoomed");
     const frame = timeline.querySelector(".scroll");
     const picked = timeline.querySelector(".picked");
-    const lanes = all(".lane:not(.clock)", timeline).map((lane) => all(".block", lane)).filter((lane) => lane.length);
+    const lanes = all(".lane:not(.clock)", timeline)
+      .map((lane) => all(".block", lane))
+      .filter((lane) => lane.length);
     const blocks = lanes.flat();
     let zoom = 1;
     const set = (value) => {
@@ -68,7 +79,12 @@
     };
     const bar = document.createElement("div");
     bar.className = "zoom";
-    for (const [text, label, change] of [["+", "zoom in", () => zoom * 2], ["\u2212", "zoom out", () => zoom / 2], ["Whole step", "show the whole step", () => 1]]) {
+    const zooms = [
+      ["+", "zoom in", () => zoom * 2],
+      ["\u2212", "zoom out", () => zoom / 2],
+      ["Whole step", "show the whole step", () => 1],
+    ];
+    for (const [text, label, change] of zooms) {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = text;
@@ -78,9 +94,13 @@
     }
     timeline.prepend(bar);
     const pick = (block, focus) => {
-      blocks.forEach((other) => { other.tabIndex = other === block ? 0 : -1; other.classList.toggle("on", other === block); });
+      blocks.forEach((other) => {
+        other.tabIndex = other === block ? 0 : -1;
+        other.classList.toggle("on", other === block);
+      });
       picked.textContent = block.dataset.said;
-      const target = block.dataset.op && all(`[id$="-${block.dataset.phase}-${block.dataset.op}"]`)[0];
+      const { op, phase } = block.dataset;
+      const target = op && all(`[id$="-${phase}-${op}"]`)[0];
       if (target) {
         const link = document.createElement("a");
         link.href = `#${target.id}`;
@@ -96,8 +116,13 @@
       block.setAttribute("aria-label", block.title);
       block.tabIndex = i ? -1 : 0;
     });
-    timeline.addEventListener("click", (event) => { const block = event.target.closest(".track .block"); if (block) pick(block, true); });
-    timeline.addEventListener("focusin", (event) => { if (blocks.includes(event.target)) pick(event.target, false); });
+    timeline.addEventListener("click", (event) => {
+      const block = event.target.closest(".track .block");
+      if (block) pick(block, true);
+    });
+    timeline.addEventListener("focusin", (event) => {
+      if (blocks.includes(event.target)) pick(event.target, false);
+    });
     timeline.addEventListener("keydown", (event) => {
       if (event.key === "+" || event.key === "=") return set(zoom * 2);
       if (event.key === "-") return set(zoom / 2);
@@ -105,9 +130,17 @@
       if (!block) return;
       const row = lanes.findIndex((lane) => lane.includes(block));
       const at = lanes[row].indexOf(block);
-      const nearest = (lane) => lane && lane.reduce((best, other) => Math.abs(other.offsetLeft - block.offsetLeft) < Math.abs(best.offsetLeft - block.offsetLeft) ? other : best);
-      const to = { ArrowRight: lanes[row][at + 1], ArrowLeft: lanes[row][at - 1], ArrowDown: nearest(lanes[row + 1]), ArrowUp: nearest(lanes[row - 1]),
-        Home: lanes[row][0], End: lanes[row].at(-1) };
+      const away = (other) => Math.abs(other.offsetLeft - block.offsetLeft);
+      const nearest = (lane) =>
+        lane && lane.reduce((best, other) => (away(other) < away(best) ? other : best));
+      const to = {
+        ArrowRight: lanes[row][at + 1],
+        ArrowLeft: lanes[row][at - 1],
+        ArrowDown: nearest(lanes[row + 1]),
+        ArrowUp: nearest(lanes[row - 1]),
+        Home: lanes[row][0],
+        End: lanes[row].at(-1),
+      };
       if (event.key in to) { event.preventDefault(); if (to[event.key]) pick(to[event.key], true); }
     });
   }
@@ -124,12 +157,17 @@
       button.addEventListener("click", () => {
         const numbers = head.classList.contains("figure");
         const first = numbers ? "descending" : "ascending";
-        const order = head.getAttribute("aria-sort") === first ? (numbers ? "ascending" : "descending") : first;
+        const second = numbers ? "ascending" : "descending";
+        const order = head.getAttribute("aria-sort") === first ? second : first;
         all("thead th", table).forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", order);
-        const key = (row) => numbers ? Number(row.cells[column].dataset.value || 0) : row.cells[column].textContent;
+        const key = (row) => {
+          const cell = row.cells[column];
+          return numbers ? Number(cell.dataset.value || 0) : cell.textContent;
+        };
         const compare = (a, b) => numbers ? key(a) - key(b) : key(a).localeCompare(key(b));
-        body.append(...[...body.rows].sort((a, b) => (order === "ascending" ? 1 : -1) * compare(a, b)));
+        const sign = order === "ascending" ? 1 : -1;
+        body.append(...[...body.rows].sort((a, b) => sign * compare(a, b)));
       });
     });
   }
@@ -137,7 +175,10 @@
   // The section in view, in the navigation.
   const links = all("nav a");
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) links.forEach((link) => link.toggleAttribute("aria-current", link.hash === `#${entry.target.id}`));
+    for (const entry of entries.filter((one) => one.isIntersecting)) {
+      const hash = `#${entry.target.id}`;
+      links.forEach((link) => link.toggleAttribute("aria-current", link.hash === hash));
+    }
   }, { rootMargin: "-30% 0px -60% 0px" });
   all("main > section").forEach((section) => seen.observe(section));
 })();

@@ -1,17 +1,17 @@
-"""The tables: what each axis carries, every collective, and work that devices repeat."""
+"""Tables and cards: what each axis carries, every collective, and work that devices repeat."""
 
 from __future__ import annotations
 
 from meshdsl.estimate.explanation import Explanation, MoveView, OpView
 from meshdsl.figures import rule_words
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.flow import REPEATED, anchor
 from meshdsl.report.page.links import link_picture
 from meshdsl.report.page.markup import Markup, tag
 
 
-def axis_cards(explanation: Explanation, axes: Axes) -> Markup:
+def axis_cards(explanation: Explanation, styles: AxisStyles) -> Markup:
     """Each axis: its size, how it lies on the machine, and what it carries in one step."""
     cards = []
     for view in explanation.axes:
@@ -35,7 +35,7 @@ def axis_cards(explanation: Explanation, axes: Axes) -> Markup:
                 "li",
                 tag(
                     "div",
-                    tag("h3", axes.chip(view.name), tag("span", f"{view.size:,}", class_="size")),
+                    tag("h3", styles.chip(view.name), tag("span", f"{view.size:,}", class_="size")),
                     class_="head",
                 ),
                 link_picture(view.lies, view.size),
@@ -49,25 +49,28 @@ def axis_cards(explanation: Explanation, axes: Axes) -> Markup:
                 )
                 if view.idle and view.size > 1
                 else None,
-                class_=f"card {axes.css((view.name,))}",
+                class_=f"card {styles.css((view.name,))}",
             )
         )
     return tag("ul", cards, class_="cards")
 
 
 def redundant(explanation: Explanation) -> Markup | None:
-    """Work that every device along an axis does again, with the rule that would share it; None where there is none."""
+    """Work that every device along an axis repeats, with the rule that would share it.
+
+    None where there is none that matters.
+    """
     groups: dict[tuple[tuple[str, ...], str], list[OpView]] = {}
     for op in explanation.ops:
         if op.idle and sum(op.flops.values()):
             groups.setdefault((op.idle, op.advice), []).append(op)
-    whole = sum(sum(op.flops.values()) for op in explanation.ops)
+    total = sum(sum(op.flops.values()) for op in explanation.ops)
     rows = []
     for (idle, advice), ops in sorted(
         groups.items(), key=lambda item: -sum(sum(op.flops.values()) for op in item[1])
     ):
         flops = sum(sum(op.flops.values()) for op in ops)
-        if flops < REPEATED * whole:
+        if flops < REPEATED * total:
             continue
         names = list(
             dict.fromkeys(
@@ -80,7 +83,7 @@ def redundant(explanation: Explanation) -> Markup | None:
         rows.append(
             tag(
                 "li",
-                tag("b", page_figures.share(flops, whole)),
+                tag("b", page_figures.share(flops, total)),
                 f" of the FLOPs are repeated by every device along {' and '.join(idle)}: {shown}.",
                 rule,
             )
@@ -99,12 +102,18 @@ def redundant(explanation: Explanation) -> Markup | None:
 
 
 _COLUMNS = (
-    ("collective", "text"), ("over", "text"), ("pass", "text"), ("times", "figure"), ("each", "figure"), ("in all", "figure"),
-    ("time", "figure"), ("op and rule", "text"),
-)  # fmt: skip
+    ("collective", "text"),
+    ("over", "text"),
+    ("pass", "text"),
+    ("times", "figure"),
+    ("each", "figure"),
+    ("in all", "figure"),
+    ("time", "figure"),
+    ("op and rule", "text"),
+)
 
 
-def collectives(explanation: Explanation, axes: Axes) -> Markup:
+def collectives(explanation: Explanation, styles: AxisStyles) -> Markup:
     """Every collective of the step, the most bytes first; a script makes the headings sort."""
     found = sorted(
         ((move, op) for op in explanation.ops for move in op.moves),
@@ -127,7 +136,8 @@ def collectives(explanation: Explanation, axes: Axes) -> Markup:
         for name, kind in columns
     ]
     rows = [
-        _row(move, op, timed, rule_words(move.why, explanation.layout), axes) for move, op in found
+        _row(move, op, timed, rule_words(move.why, explanation.layout), styles)
+        for move, op in found
     ]
     total = sum(move.count * move.bytes for move, _ in found)
     count = sum(move.count for move, _ in found)
@@ -149,15 +159,15 @@ def collectives(explanation: Explanation, axes: Axes) -> Markup:
     )
 
 
-def _row(move: MoveView, op: OpView, timed: bool, rule: str, axes: Axes) -> Markup:
+def _row(move: MoveView, op: OpView, timed: bool, rule: str, styles: AxisStyles) -> Markup:
     seconds = move.count * (move.seconds or 0.0)
     link = tag(
-        "a", tag("code", op.name), href=f"#{anchor(op.tag, move.phase, axes)}", title=op.notation
+        "a", tag("code", op.name), href=f"#{anchor(op.tag, move.phase, styles)}", title=op.notation
     )
     return tag(
         "tr",
         tag("td", tag("code", move.operation)),
-        tag("td", axes.chips(move.axes)),
+        tag("td", styles.chips(move.axes)),
         tag("td", move.phase),
         _figure(f"{move.count:,}", move.count),
         _figure(page_figures.size(move.bytes), move.bytes),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from meshdsl.estimate.explanation import TensorView
 from meshdsl.report.page import page_figures
 from meshdsl.report.page.assets import asset
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.block import block_picture
 from meshdsl.report.page.markup import Markup, tag
 from meshdsl.report.page.tensors import dims_table, size_words
@@ -21,12 +21,13 @@ def tensor_html(
 
     Args:
       view: the array, its bytes on one device.
-      mesh: the sizes of the axes.
-      parts: each different part in words, with the names of the devices that hold it.
+      mesh: `{axis: size}`; empty where the array lies on one device.
+      parts: each different part in words, with the names of the devices that hold it; without any
+        they are not listed.
     """
     prefix = "t" + hashlib.sha256(repr((view, mesh, parts)).encode()).hexdigest()[:8]
-    axes = Axes(dict(mesh), prefix)
-    held = [
+    styles = AxisStyles(dict(mesh), prefix)
+    rows = [
         tag("tr", tag("th", part, scope="row"), tag("td", ", ".join(devices)))
         for part, devices in parts
     ]
@@ -34,18 +35,20 @@ def tensor_html(
     table = tag(
         "details",
         tag("summary", "Which device holds what"),
-        tag("table", tag("thead", head), tag("tbody", held), class_="nest"),
+        tag("table", tag("thead", head), tag("tbody", rows), class_="nest"),
         class_="more",
     )
     return tag(
         "div",
         tag("style", Markup(asset("base.css"))),
-        axes.patterns(),
-        tag("p", axes.notation(view.name, view.dims), " ", tag("span", view.dtype, class_="quiet")),
+        styles.patterns(),
+        tag(
+            "p", styles.notation(view.name, view.dims), " ", tag("span", view.dtype, class_="quiet")
+        ),
         tag(
             "div",
-            block_picture(view.name, view.dims, axes),
-            dims_table(view.dims, axes) if view.dims else None,
+            block_picture(view.name, view.dims, styles),
+            dims_table(view.dims, styles) if view.dims else None,
             class_="side-by-side",
         ),
         tag(

@@ -1,4 +1,4 @@
-"""Tensors as blocks, with their sizes whole and on one device."""
+"""Tensors as blocks, with their sizes in all and on one device."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from math import prod
 
 from meshdsl.estimate.explanation import DimView, TensorView
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.block import block_picture
 from meshdsl.report.page.markup import Markup, tag
 
-_SHOWN = 18  # cards before the rest is folded
+_SHOWN = 18  # tensors before the rest is folded
 
 
-def tensors(views: Sequence[TensorView], axes: Axes) -> Markup:
-    """A card for each, the largest first; many more than a screen shows are folded."""
+def tensors(views: Sequence[TensorView], styles: AxisStyles) -> Markup:
+    """A card for each tensor, the largest first; those that no screen would show are folded."""
     ordered = sorted(views, key=lambda view: -view.bytes)
     first, more = ordered[:_SHOWN], ordered[_SHOWN:]
-    cards = tag("ul", [card(view, axes) for view in first], class_="blocks")
+    cards = tag("ul", [card(view, styles) for view in first], class_="blocks")
     if not more:
         return cards
-    head = tag(
-        "summary",
-        f"{page_figures.plural(len(more), 'smaller parameter')}, {page_figures.size(sum(view.bytes for view in more))} on a device",
-    )
+    count = page_figures.plural(len(more), "smaller parameter")
+    size = page_figures.size(sum(view.bytes for view in more))
+    head = tag("summary", f"{count}, {size} on a device")
     return tag(
         "div",
         cards,
         tag(
             "details",
             head,
-            tag("ul", [card(view, axes) for view in more], class_="blocks"),
+            tag("ul", [card(view, styles) for view in more], class_="blocks"),
             class_="more",
         ),
     )
 
 
-def card(view: TensorView, axes: Axes) -> Markup:
+def card(view: TensorView, styles: AxisStyles) -> Markup:
+    """One tensor: its name, its block, its sizes and its dims."""
     return tag(
         "li",
-        tag("p", axes.notation(view.name, view.dims, bare=True), class_="of"),
-        block_picture(view.name, view.dims, axes),
+        tag("p", styles.notation(view.name, view.dims, bare=True), class_="of"),
+        block_picture(view.name, view.dims, styles),
         tag("p", size_words(view), class_="said"),
-        dims_table(view.dims, axes),
+        dims_table(view.dims, styles),
         class_="tensor",
         tabindex="0",
     )
@@ -51,32 +51,31 @@ def card(view: TensorView, axes: Axes) -> Markup:
 
 def size_words(view: TensorView) -> list[Markup | str]:
     """`112.0 MiB of 7.00 GiB on a device`."""
-    whole = (
-        view.bytes
-        * prod(dim.size for dim in view.dims)
-        // max(prod(dim.local for dim in view.dims), 1)
-    )
-    return [
-        tag("b", page_figures.size(view.bytes)),
-        f" of {page_figures.size(whole)} on a device"
-        if whole != view.bytes
-        else " whole on every device",
-    ]
+    local = max(prod(dim.local for dim in view.dims), 1)
+    in_all = view.bytes * prod(dim.size for dim in view.dims) // local
+    split = in_all != view.bytes
+    rest = f" of {page_figures.size(in_all)} on a device" if split else " whole on every device"
+    return [tag("b", page_figures.size(view.bytes)), rest]
 
 
-def dims_table(dims: Sequence[DimView], axes: Axes) -> Markup:
+def dims_table(
+    dims: Sequence[DimView], styles: AxisStyles, names: Sequence[Markup] | None = None
+) -> Markup:
+    """A table of dims: sizes in all and on a device, and the axes that split each.
+
+    Args:
+      names: what to call each; its name, if not given.
+    """
     rows = [
         tag(
             "tr",
-            tag("th", dim.name, scope="row"),
+            tag("th", name, scope="row"),
             tag("td", f"{dim.size:,}"),
             tag("td", f"{dim.local:,}"),
-            tag("td", axes.chips(dim.axes)),
+            tag("td", styles.chips(dim.axes)),
         )
-        for dim in dims
+        for dim, name in zip(dims, names or [dim.name for dim in dims], strict=True)
     ]
-    head = tag(
-        "tr",
-        [tag("th", name, scope="col") for name in ("dim", "whole", "on a device", "split over")],
-    )
+    headings = ("dim", "whole", "on a device", "split over")
+    head = tag("tr", [tag("th", heading, scope="col") for heading in headings])
     return tag("table", tag("thead", head), tag("tbody", rows), class_="nest")

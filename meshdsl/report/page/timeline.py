@@ -1,7 +1,8 @@
-"""The timeline: one row for each stream, what runs on it from left to right.
+"""The timeline: one row for each stream, and what runs on it from left to right.
 
-A loop of 32 layers would leave each layer a few pixels. So its first turn is drawn in full and the other turns are squeezed into one
-hatched block: the clock below jumps there. A bar above shows the whole step to scale.
+A loop of 32 layers would leave each layer a few pixels. So its first turn is drawn in full, and the
+other turns are squeezed into one hatched block: the clock below jumps there. A bar above shows the
+whole step to scale.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import pairwise
 
 from meshdsl.estimate.explanation import Explanation, OpView, Span
 from meshdsl.report.page import page_figures
-from meshdsl.report.page.axes import Axes
+from meshdsl.report.page.axis_styles import AxisStyles
 from meshdsl.report.page.markup import Markup, tag
 
 _SQUEEZED = 0.035  # of the width, for the further turns of a loop
@@ -21,7 +22,13 @@ _SHORTEST = 1e-9  # seconds; what takes less is not drawn
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of the timeline: from `start` to `end`, its first turn until `first`, and how many `turns` it has."""
+    """A loop of the timeline.
+
+    Attributes:
+      start, end: of all turns, in seconds.
+      first: the end of the first turn.
+      turns: how many there are.
+    """
 
     name: str
     phase: str
@@ -32,50 +39,54 @@ class Loop:
 
     @classmethod
     def of(cls, span: Span, spans: Sequence[Span], ops: Mapping[str, OpView]) -> Loop:
-        """What stands inside of its span is its first turn, and runs as many times more often as the loop has turns."""
+        """The loop of a span on the stream `loops`.
+
+        The spans inside of it show its first turn. What they show is repeated as many times more
+        often as the loop has turns.
+
+        Args:
+          ops: by tag; they know what the loop is over.
+        """
         within = [
             other
             for other in spans
             if other is not span and span.start <= other.start and other.end <= span.end
         ]
-        inside = [
-            other for other in within if other.repeats > span.repeats
-        ]  # not what was started before the loop and ends in it
+        # Not what was started before the loop and ends in it.
+        inside = [other for other in within if other.repeats > span.repeats]
         turns = min((other.repeats for other in inside), default=span.repeats) // span.repeats
-        loops = next(
-            (ops[other.tag].loops for other in inside if other.tag in ops and ops[other.tag].loops),
-            (),
-        )
-        name = next((what for what, count in loops if count == turns), span.name)
+        around = (ops[other.tag].loops for other in inside if other.tag in ops)
+        loops = next((loops for loops in around if loops), ())
         return cls(
-            name,
-            span.phase,
-            span.start,
-            max((other.end for other in inside), default=span.end),
-            span.end,
-            turns,
+            name=next((what for what, count in loops if count == turns), span.name),
+            phase=span.phase,
+            start=span.start,
+            first=max((other.end for other in inside), default=span.end),
+            end=span.end,
+            turns=turns,
         )
 
 
 @dataclass(frozen=True)
 class Clock:
-    """From seconds to percents of the width. `rests` are the further turns of the loops: (start, end, turns)."""
+    """The way from seconds of a step to percents of the width.
+
+    Attributes:
+      end: of the step, in seconds.
+      rests: the further turns of the loops, which are squeezed: `(start, end, turns)`.
+    """
 
     end: float
     rests: tuple[tuple[float, float, int], ...] = ()
 
     @classmethod
     def of(cls, loops: Sequence[Loop], end: float) -> Clock:
-        return cls(
-            end,
-            tuple(
-                (loop.first, loop.end, loop.turns - 1)
-                for loop in loops
-                if loop.turns > 1 and loop.first < loop.end
-            ),
-        )
+        """The clock of a step with these loops."""
+        long = (loop for loop in loops if loop.turns > 1 and loop.first < loop.end)
+        return cls(end, tuple((loop.first, loop.end, loop.turns - 1) for loop in long))
 
     def at(self, seconds: float) -> float:
+        """How far from the left a moment is, in percents."""
         squeezed = sum(end - start for start, end, _ in self.rests)
         per_second = 100 * (1 - _SQUEEZED * len(self.rests)) / max(self.end - squeezed, 1e-12)
         x = seconds * per_second
@@ -84,12 +95,13 @@ class Clock:
             x += inside * (100 * _SQUEEZED / (end - start) - per_second)
         return min(100.0, x)
 
-    def place(self, start: float, end: float) -> str:
+    def css(self, start: float, end: float) -> str:
+        """The position and width of what runs from `start` to `end`."""
         left = self.at(start)
         return f"left:{left:.3f}%;width:{max(self.at(end) - left, 0.02):.3f}%"
 
 
-def timeline(explanation: Explanation, axes: Axes) -> Markup:
+def timeline(explanation: Explanation, styles: AxisStyles) -> Markup:
     """The timeline of the step, a key to it, and the same as a table."""
     time = explanation.time
     assert time is not None
@@ -100,56 +112,24 @@ def timeline(explanation: Explanation, axes: Axes) -> Markup:
     )
     loops = [Loop.of(span, spans, ops) for span in spans if span.stream == "loops"]
     clock = Clock.of(loops, max([time.step, *(span.end for span in spans)]))
-    streams = list(
-        dict.fromkeys(["compute", *(span.stream for span in spans if span.stream != "loops")])
-    )
-    lanes = [_lane("loops", [_loop(loop, clock) for loop in loops], axes)] if loops else []
-    lanes += [
-        _lane(
-            stream,
-            [
-                _block(span, clock, axes, ops.get(span.tag))
-                for span in spans
-                if span.stream == stream
-            ],
-            axes,
-        )
-        for stream in streams
-    ]
     rests = [
-        tag("span", tag("b", f"{turns:,}\u00a0more"), class_="rest", style=clock.place(start, end))
+        tag("span", tag("b", f"{turns:,}\u00a0more"), class_="rest", style=clock.css(start, end))
         for start, end, turns in clock.rests
     ]
-    ticks = [
-        tag(
-            "span",
-            page_figures.time(t),
-            style=f"left:{clock.at(t):.2f}%",
-            class_="tick" + (" last" if clock.at(t) > 94 else ""),
-        )
-        for t in _ticks(clock)
-    ]
-    scale = tag(
+    zoomed = tag(
         "div",
-        tag("div", class_="stream"),
-        tag("div", ticks, class_="track"),
-        class_="lane clock",
-        aria_hidden="true",
-    )
-    inner = tag(
-        "div",
-        lanes,
-        scale,
+        _lanes(spans, loops, clock, ops, styles),
+        _scale(clock),
         tag("div", rests, class_="rests", aria_hidden="true"),
         class_="zoomed",
         data_zoom="1",
     )
     return tag(
         "div",
-        _whole(loops, Clock(clock.end)) if loops else None,
+        _overview(loops, Clock(clock.end)) if loops else None,
         tag(
             "div",
-            inner,
+            zoomed,
             class_="scroll",
             tabindex="0",
             role="region",
@@ -169,20 +149,52 @@ def timeline(explanation: Explanation, axes: Axes) -> Markup:
     )
 
 
-def _whole(loops: Sequence[Loop], clock: Clock) -> Markup:
-    """The whole step to scale, loops as blocks."""
-    blocks = [
+def _lanes(
+    spans: Sequence[Span],
+    loops: Sequence[Loop],
+    clock: Clock,
+    ops: Mapping[str, OpView],
+    styles: AxisStyles,
+) -> list[Markup]:
+    """A lane for the loops, if there are any, and one for each stream."""
+    blocks: dict[str, list[Markup]] = {"compute": []}
+    for span in spans:
+        if span.stream != "loops":
+            block = _span_block(span, clock, styles, ops.get(span.tag))
+            blocks.setdefault(span.stream, []).append(block)
+    lanes = [_lane("loops", [_loop_block(loop, clock) for loop in loops], styles)] if loops else []
+    return lanes + [_lane(stream, found, styles) for stream, found in blocks.items()]
+
+
+def _scale(clock: Clock) -> Markup:
+    """The clock below the lanes."""
+    ticks = [
         tag(
             "span",
-            tag(
-                "span",
-                f"{loop.turns:,}\u00a0\u00d7 {loop.name}, {loop.phase}, {page_figures.time(loop.end - loop.start)}",
-            ),
-            class_=f"block compute {loop.phase}",
-            style=clock.place(loop.start, loop.end),
+            page_figures.time(t),
+            style=f"left:{clock.at(t):.2f}%",
+            class_="tick" + (" last" if clock.at(t) > 94 else ""),
         )
-        for loop in loops
+        for t in _ticks(clock)
     ]
+    return tag(
+        "div",
+        tag("div", class_="stream"),
+        tag("div", ticks, class_="track"),
+        class_="lane clock",
+        aria_hidden="true",
+    )
+
+
+def _overview(loops: Sequence[Loop], clock: Clock) -> Markup:
+    """The whole step to scale, loops as blocks."""
+    blocks = []
+    for loop in loops:
+        took = page_figures.time(loop.end - loop.start)
+        said = f"{loop.turns:,}\u00a0\u00d7 {loop.name}, {loop.phase}, {took}"
+        css = f"block compute {loop.phase}"
+        style = clock.css(loop.start, loop.end)
+        blocks.append(tag("span", tag("span", said), class_=css, style=style))
     label = f"the whole step of {page_figures.time(clock.end)} to scale"
     return tag(
         "div",
@@ -192,9 +204,10 @@ def _whole(loops: Sequence[Loop], clock: Clock) -> Markup:
     )
 
 
-def _lane(stream: str, blocks: list[Markup], axes: Axes) -> Markup:
-    names = [name for name in stream.split(", ") if name in axes.sizes]
-    label = axes.chips(names) if names else stream
+def _lane(stream: str, blocks: list[Markup], styles: AxisStyles) -> Markup:
+    """The row of a stream; that of collectives is named by the axes that they go over."""
+    names = [name for name in stream.split(", ") if name in styles.sizes]
+    label = styles.chips(names) if names else stream
     return tag(
         "div",
         tag("div", label, class_="stream"),
@@ -203,35 +216,37 @@ def _lane(stream: str, blocks: list[Markup], axes: Axes) -> Markup:
     )
 
 
-def _loop(loop: Loop, clock: Clock) -> Markup:
+def _loop_block(loop: Loop, clock: Clock) -> Markup:
     took = loop.end - loop.start
-    said = f"{loop.turns:,} \u00d7 {loop.name}, {loop.phase}: {page_figures.time(took)}, {page_figures.time(took / loop.turns)} each"
+    each = page_figures.time(took / loop.turns)
+    what = f"{loop.turns:,} \u00d7 {loop.name}, {loop.phase}"
+    said = f"{what}: {page_figures.time(took)}, {each} each"
     return tag(
         "span",
         tag("span", tag("b", f"{loop.turns:,}\u00a0\u00d7"), f" {loop.name}"),
         class_="block",
-        style=clock.place(loop.start, loop.end),
+        style=clock.css(loop.start, loop.end),
         title=said,
     )
 
 
-def _block(span: Span, clock: Clock, axes: Axes, op: OpView | None) -> Markup:
-    names = [name for name in span.stream.split(", ") if name in axes.sizes]
+def _span_block(span: Span, clock: Clock, styles: AxisStyles, op: OpView | None) -> Markup:
+    names = [name for name in span.stream.split(", ") if name in styles.sizes]
+    what = span.name
+    if op is not None:
+        part = f"{span.name} of " if span.name != op.name else ""
+        what = f"{part}{op.name} at {op.source}"
+    took, start = page_figures.time(span.end - span.start), page_figures.time(span.start)
     times = f", {span.repeats:,} times" if span.repeats > 1 else ""
-    of = (
-        f"{f'{span.name} of ' if span.name != op.name else ''}{op.name} at {op.source}"
-        if op
-        else span.name
-    )
-    said = f"{of}, {span.phase}, {page_figures.time(span.end - span.start)} from {page_figures.time(span.start)}{times}"
+    said = f"{what}, {span.phase}, {took} from {start}{times}"
     name = op.name if op and not names else span.name
     link = {"data_op": span.tag, "data_phase": span.phase} if op else {}
-    css = axes.css(names) if names else f"compute {span.phase}"
+    css = styles.css(names) if names else f"compute {span.phase}"
     return tag(
         "span",
         tag("span", name),
         class_=f"block {css}",
-        style=clock.place(span.start, span.end),
+        style=clock.css(span.start, span.end),
         title=said,
         **link,
     )
@@ -254,6 +269,7 @@ def _ticks(clock: Clock) -> list[float]:
 
 
 def _key(loops: bool) -> Markup:
+    """A key to the shades; with `loops` also to their further turns."""
     items = [
         tag("li", tag("span", class_=f"block compute {phase}"), phase)
         for phase in ("forward", "recompute", "backward", "optimizer")
@@ -265,22 +281,20 @@ def _key(loops: bool) -> Markup:
     return tag("ul", items, class_="legend", aria_label="shades of compute")
 
 
+_COLUMNS = (
+    ("stream", ""),
+    ("what", ""),
+    ("op", ""),
+    ("pass", ""),
+    ("from", "figure"),
+    ("takes", "figure"),
+    ("times", "figure"),
+)
+
+
 def _table(spans: Sequence[Span], ops: Mapping[str, OpView]) -> Markup:
-    head = tag(
-        "tr",
-        [
-            tag("th", name, scope="col", class_=kind)
-            for name, kind in (
-                ("stream", ""),
-                ("what", ""),
-                ("op", ""),
-                ("pass", ""),
-                ("from", "figure"),
-                ("takes", "figure"),
-                ("times", "figure"),
-            )
-        ],
-    )
+    """What the timeline shows, as a table."""
+    head = tag("tr", [tag("th", name, scope="col", class_=kind) for name, kind in _COLUMNS])
     rows = [
         tag(
             "tr",

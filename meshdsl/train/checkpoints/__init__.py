@@ -1,12 +1,14 @@
-"""Checkpoints of a run: asynchronous, sharded, atomic, and never trusted before they are checked.
+"""Checkpoints of a run: written while the run goes on, and checked before they are used.
 
-Orbax writes the arrays, each device's part by the process that holds it, into a folder that gets its name when all is there.
-Beside them lies a record: the state of the data, the dims of every array, and digests by which any damage is seen when the
-checkpoint is read. Arrays are read straight into the shardings of the run that asks, which may have another layout, another
-mesh, and another number of devices or processes.
+Orbax writes the arrays: each process writes what its own devices hold, into a folder that gets its
+final name only when it is complete. Beside the arrays lies a manifest, `meshdsl.json`: the state of
+the data, the dims of every array, and digests that show any damage when the checkpoint is read.
+
+Arrays are read straight into the shardings of the run that asks for them. That run may have another
+layout, another mesh and another number of devices or processes than the run that wrote them.
 """
 
 from meshdsl.train.checkpoints.checkpoints import Checkpoints as Checkpoints
-from meshdsl.train.checkpoints.names import named as named
 from meshdsl.train.checkpoints.parameters import read_params as read_params
 from meshdsl.train.checkpoints.parameters import warm_start as warm_start
+from meshdsl.train.checkpoints.tree_leaves import named_leaves as named_leaves

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved while it runs, kept by rule, and restored from the newest good one."""
+"""The checkpoints of a run: saved while it runs, pruned, restored from the newest good one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ import numpy as np
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, names, record
-from meshdsl.train.checkpoints.clock import Clock
+from meshdsl.train.checkpoints import folders, manifest, tree_leaves
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.newest import Found, newest_good, newest_record
+from meshdsl.train.checkpoints.manifest import Manifest
+from meshdsl.train.checkpoints.newest import GoodCheckpoint, newest_complete, read_newest_good
+from meshdsl.train.checkpoints.save_schedule import SaveSchedule
 from meshdsl.train.checkpoints.writer import Writer
 from meshdsl.train.config import Checkpoint
 
+_WRITE_ERRORS = (OSError, ValueError, RuntimeError)  # that orbax and tensorstore raise
+
 
 class Checkpoints:
-    """The checkpoints in a folder. All processes of a run call the methods, in the same order; the folder is shared by them.
+    """The checkpoints in a folder that all processes of a run share.
+
+    All processes call the methods, in the same order.
 
     Args:
       folder: made when the first checkpoint is written.
@@ -34,30 +39,29 @@ class Checkpoints:
         self.folder = folder
         self._settings = settings
         self._report = report
-        self._clock = Clock(settings)
+        self._schedule = SaveSchedule(settings)
         self._writer: Writer | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint")
-        self._finishing: tuple[int, Future] | None = None  # the step that is being written
-        self._said: set[str] = set()  # lines that were reported
-        self._damaged: set[int] = (
-            set()
-        )  # steps that were passed over; they are set aside when something is written
+        self._being_written: tuple[int, Future] | None = None  # the step, and when it is complete
+        self._reported: set[str] = set()
+        self._damaged: set[int] = set()  # steps that the next save sets aside
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest checkpoint by its name, good or damaged; or None."""
-        self._settle()
-        return max(hosts.first_does(lambda: folders.steps(self.folder)), default=None)
+        """The step of the newest checkpoint by its name, good or damaged; None without one."""
+        self._finish_writing()
+        return max(hosts.first_does(lambda: folders.saved_steps(self.folder)), default=None)
 
     @property
     def kept(self) -> int:
-        """How many of the checkpoints here will be removed as newer ones come: at most `keep`, without damaged ones and those kept for good.
+        """How many checkpoints here will be removed as newer ones come: at most `keep`.
 
-        So `keep + 1 - kept` more have to fit on the disk. This process alone looks, and reads nothing but names.
+        Damaged ones and those that are kept for good do not count. So the disk needs room for
+        `keep + 1 - kept` more. Each process may ask this alone: only names are read.
         """
         every = self._settings.keep_every
-        whole = set(folders.steps(self.folder)) - self._damaged
-        return min(self._settings.keep, sum(not (every and step % every == 0) for step in whole))
+        good = set(folders.saved_steps(self.folder)) - self._damaged
+        return min(self._settings.keep, sum(not (every and step % every == 0) for step in good))
 
     def check(self, state: Any) -> int | None:
         """Look at the newest checkpoint whose files are all there; arrays are not read.
@@ -66,141 +70,143 @@ class Checkpoints:
           Its step, which may be older than `latest`; None where there is no checkpoint.
 
         Raises:
-          MeshDSLError: it is not of a state like `state`, naming the first difference; or there are only damaged ones.
+          MeshDSLError: all checkpoints are damaged; or this one is of another model or optimizer
+            than `state`, with the first difference.
         """
-        self._settle()
-        found = newest_record(self.folder)
-        if found is None:
+        self._finish_writing()
+        newest = newest_complete(self.folder)
+        if newest is None:
             return None
-        self._pass_over(found)
-        self._refuse_other(found.record, state)
-        return found.step
+        self._pass_over_damaged(newest)
+        self._refuse_other(newest.manifest, state)
+        return newest.step
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`. Every process asks after every step.
 
         Raises:
-          MeshDSLError: the checkpoint before could not be written.
+          MeshDSLError: the previous checkpoint could not be written.
         """
-        if self._finishing and self._finishing[1].done():
-            self._settle()
-        return self._clock.due(step)
+        if self._being_written and self._being_written[1].done():
+            self._finish_writing()
+        return self._schedule.due(step)
 
     def save(self, step: int, state: Any, data: Any) -> None:
-        """Begin to write a checkpoint; returns when the arrays are copied, so that the next step may overwrite them.
+        """Begin to write a checkpoint; returns when its arrays are copied and may be overwritten.
 
         Args:
-          data: the state of the data, as JSON holds it, the same on all processes.
+          data: the state of the data, as JSON can hold it, the same on all processes.
 
         Raises:
-          MeshDSLError: this checkpoint, or the one before, could not be written.
+          MeshDSLError: this checkpoint, or the previous one, could not be written.
         """
-        self._settle()
+        self._finish_writing()
         self._writer = self._writer or Writer()
-        arrays, described = names.arrays(state), names.described(state)
-        numbers = digests(
-            arrays
-        )  # computed behind the step, and looked at when all else is written
+        arrays, leaves = tree_leaves.named_arrays(state), tree_leaves.describe(state)
+        names = list(arrays)
+        # Computed after the step that is running; read when all arrays are written.
+        computed = digests(arrays)
 
         def seal(folder: Path) -> None:
-            found = map(int, np.asarray(numbers))
-            record.write(folder, step, described, dict(zip(order, found, strict=True)), data)
+            values = map(int, np.asarray(computed))
+            manifest.write(folder, step, leaves, dict(zip(names, values, strict=True)), data)
 
-        order = list(arrays)
         try:
             if jax.process_index() == 0:
-                self._make_room()
+                self._prepare_folder()
             self._writer.start(self.folder / str(step), arrays, seal)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._unwritten(step, error) from error
-        self._finishing = step, self._background.submit(self._finish, self._writer)
+        except _WRITE_ERRORS as error:
+            raise self._not_written(step, error) from error
+        self._being_written = step, self._background.submit(self._complete, self._writer)
 
     def restore(self, like: Any) -> tuple[Any, Any]:
-        """The newest good state, in the shardings of `like`, and the state of the data that was saved with it.
+        """Read the newest good checkpoint.
 
         Args:
-          like: a state of `ShapeDtypeStruct`s with shardings, or of arrays.
+          like: a state of arrays, or of `ShapeDtypeStruct`s with shardings.
+
+        Returns:
+          The state in the shardings of `like`, and the state of the data that was saved with it.
 
         Raises:
           MeshDSLError: there is no good checkpoint, or it is of another model or optimizer.
         """
-        self._settle()
+        self._finish_writing()
 
-        def wanted(found: dict[str, Any]) -> dict[str, Any]:
-            self._refuse_other(found, like)
-            return names.arrays(like)
+        def wanted(content: Manifest) -> dict[str, Any]:
+            self._refuse_other(content, like)
+            return tree_leaves.named_arrays(like)
 
-        found = newest_good(self.folder, wanted)
-        self._pass_over(found)
-        return names.with_arrays(like, found.values), found.record["data"]
+        newest = read_newest_good(self.folder, wanted)
+        self._pass_over_damaged(newest)
+        return tree_leaves.with_arrays(like, newest.arrays), newest.manifest["data"]
 
     def close(self) -> None:
         """Wait until everything is written.
 
         Raises:
-          MeshDSLError: it could not be.
+          MeshDSLError: the last checkpoint could not be written.
         """
-        self._settle()
+        self._finish_writing()
         if self._writer:
-            with suppress(
-                OSError, ValueError, RuntimeError
-            ):  # what could not be written was said before; orbax says it again
+            # What could not be written was reported before; orbax raises it again.
+            with suppress(*_WRITE_ERRORS):
                 self._writer.close()
             self._writer = None
         self._background.shutdown()
 
-    def _pass_over(self, found: Found) -> None:
-        for line in found.lines():
-            if line not in self._said:  # `check` sees most of what `restore` sees again
+    def _pass_over_damaged(self, newest: GoodCheckpoint) -> None:
+        for line in newest.warnings():
+            if line not in self._reported:  # `check` sees most of what `restore` sees again
                 self._report(line)
-        self._said.update(found.lines())
-        self._damaged |= set(found.damaged)
+        self._reported.update(newest.warnings())
+        self._damaged |= set(newest.damaged)
 
-    def _refuse_other(self, found: dict[str, Any], state: Any) -> None:
-        if not found["whole_state"]:
+    def _refuse_other(self, content: Manifest, state: Any) -> None:
+        """Raise a MeshDSLError unless the checkpoint with this manifest is one of such a state."""
+        run = self.folder.parent
+        if not content["whole_state"]:
             raise MeshDSLError(
-                f"{self.folder.parent} holds parameters only; a new run begins with them by warm_start={self.folder.parent}"
+                f"{run} holds parameters only; a new run begins with them by warm_start={run}"
             )
-        difference = names.first_difference(found["state"], names.described(state))
+        difference = tree_leaves.first_difference(content["state"], tree_leaves.describe(state))
         if difference:
             raise MeshDSLError(
-                f"{self.folder.parent} holds a checkpoint of another model or optimizer: {difference}"
+                f"{run} holds a checkpoint of another model or optimizer: {difference}"
             )
 
-    def _make_room(self) -> None:
-        """What stands in the way of the next checkpoint goes: leftovers of killed processes, and the names of damaged ones."""
+    def _prepare_folder(self) -> None:
+        """Remove leftovers of killed processes, and free the names of damaged checkpoints."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        folders.sweep(self.folder)
+        folders.remove_leftovers(self.folder)
         folders.set_aside(self.folder, self._damaged)
         self._damaged.clear()
 
-    def _finish(self, writer: Writer) -> None:
-        """In a thread of its own: waits until the checkpoint is whole, and then removes those that need not be kept any more."""
+    def _complete(self, writer: Writer) -> None:
+        """Wait until the checkpoint is complete, then remove older ones. Runs in a thread."""
         writer.wait()
         if jax.process_index() == 0:
-            folders.remove(
-                self.folder,
-                folders.surplus(
-                    folders.steps(self.folder), self._settings.keep, self._settings.keep_every
-                ),
-            )
+            keep, keep_every = self._settings.keep, self._settings.keep_every
+            steps = folders.saved_steps(self.folder)
+            folders.remove(self.folder, folders.surplus(steps, keep, keep_every))
 
-    def _settle(self) -> None:
-        """The writer is ours again: what it was writing is whole."""
-        if self._finishing:
-            (step, finishing), self._finishing = self._finishing, None
+    def _finish_writing(self) -> None:
+        """Wait until the checkpoint that is being written is complete."""
+        if self._being_written:
+            (step, future), self._being_written = self._being_written, None
             try:
-                finishing.result()
-            except (OSError, ValueError, RuntimeError) as error:
-                raise self._unwritten(step, error) from error
+                future.result()
+            except _WRITE_ERRORS as error:
+                raise self._not_written(step, error) from error
 
-    def _unwritten(self, step: int, error: Exception) -> MeshDSLError:
-        whole = max(set(folders.steps(self.folder)) - self._damaged, default=None)
+    def _not_written(self, step: int, error: Exception) -> MeshDSLError:
+        newest = max(set(folders.saved_steps(self.folder)) - self._damaged, default=None)
         there = (
             "there is none before it"
-            if whole is None
-            else f"the newest whole one, of step {whole}, is still there"
+            if newest is None
+            else f"the newest whole one, of step {newest}, is still there"
         )
         return MeshDSLError(
-            f"{self.folder}: the checkpoint of step {step} could not be written: {record.reason(error)}; {there}"
+            f"{self.folder}: the checkpoint of step {step} could not be written: "
+            f"{manifest.reason(error)}; {there}"
         )

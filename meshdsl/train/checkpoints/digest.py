@@ -1,9 +1,12 @@
-"""A number of 32 bits that says whether an array is still the one that was saved.
+"""A digest of an array: 32 bits that say whether the array is still the one that was saved.
 
-It is the sum modulo 2^32 over all elements of `mix(bits + index * odd)`: `bits` are those of the element, `index` is its
-place in the whole array, and `mix` is the finalizer of MurmurHash3 (Appleby, 2011). For a given place `mix` takes no two
-elements to one number, so one wrong element is always seen, and several with a probability of all but 2^-32. A sum knows no order: each device adds up
-its own part where it lies, and the number is the same under every layout, mesh, number of devices and of processes.
+It is the sum modulo 2^32 over all elements of `mix(bits + index * odd)`: `bits` are those of the
+element, `index` counts the elements of the whole array in row-major order, and `mix` is the
+finalizer of MurmurHash3 (Appleby, 2011). At a given index no two elements have the same mixed
+number, so one wrong element is always seen, and several with a probability of all but 2^-32.
+
+The order of a sum does not matter. So each device adds up the elements that it has, and the digest
+is the same under every layout, mesh, number of devices and number of processes.
 """
 
 from __future__ import annotations
@@ -18,26 +21,32 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 _ODD, _FIRST, _SECOND = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
+# An element of 8 bytes is two words of 32 bits.
 _UINT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 
 
 def digests(arrays: dict[str, jax.Array]) -> jax.Array:
-    """The digest of each array, uint32, replicated. It is started, not waited for; nothing is gathered but these numbers."""
+    """The digest of each array, as one replicated array of uint32.
+
+    The computation is started, not waited for. Devices exchange nothing but these numbers.
+    """
     values = list(arrays.values())
     meshes = [x.sharding.mesh for x in values if isinstance(x.sharding, NamedSharding)]
-    return _program(NamedSharding(meshes[0], PartitionSpec()) if meshes else None)(
-        values, tuple(map(_spread, values))
-    )
+    program = _program(NamedSharding(meshes[0], PartitionSpec()) if meshes else None)
+    return program(values, tuple(map(_spread_sharding, values)))
 
 
 @cache
 def _program(out: NamedSharding | None) -> Any:
-    return jax.jit(_all, static_argnums=1, out_shardings=out)
+    return jax.jit(_digests, static_argnums=1, out_shardings=out)
 
 
-def _spread(array: jax.Array) -> NamedSharding | None:
-    """The sharding of `array` with the axes that it is replicated over as well, where they divide it, so that each device sums over a part of its
-    own; and on the devices, also of what waits in the memory of the host.
+def _spread_sharding(array: jax.Array) -> NamedSharding | None:
+    """The sharding under which every device has a different part of `array` to sum over.
+
+    It is that of `array`, split also over the axes that the array is replicated over, where they
+    divide it. It lies in the memory of the devices, also where the array is in that of the host.
+    None where the array has no named sharding.
     """
     if not isinstance(array.sharding, NamedSharding):
         return None
@@ -54,16 +63,18 @@ def _spread(array: jax.Array) -> NamedSharding | None:
     return NamedSharding(mesh, PartitionSpec(*split))
 
 
-def _all(arrays: list[jax.Array], spread: tuple[NamedSharding | None, ...]) -> jax.Array:
+def _digests(arrays: list[jax.Array], shardings: tuple[NamedSharding | None, ...]) -> jax.Array:
     return jnp.stack(
-        [_digest(x if s is None else _moved(x, s)) for x, s in zip(arrays, spread, strict=True)]
+        [
+            _digest(array if sharding is None else _moved(array, sharding))
+            for array, sharding in zip(arrays, shardings, strict=True)
+        ]
     )
 
 
 def _moved(array: jax.Array, to: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(
-        jax.device_put(array, to), to
-    )  # inside jit the one changes the memory, the other the split
+    # Inside jit, device_put changes the memory and the constraint changes the split.
+    return jax.lax.with_sharding_constraint(jax.device_put(array, to), to)
 
 
 def _digest(array: jax.Array) -> jax.Array:
@@ -73,22 +84,25 @@ def _digest(array: jax.Array) -> jax.Array:
     index = jnp.uint32(0)
     for i, stride in enumerate(_strides(bits.shape)):
         index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, i) * jnp.uint32(stride)
-    return jnp.sum(
-        _mix(bits.astype(jnp.uint32) + index * jnp.uint32(_ODD), jnp.uint32), dtype=jnp.uint32
-    )
+    mixed = _mix(bits.astype(jnp.uint32) + index * jnp.uint32(_ODD), jnp.uint32)
+    return jnp.sum(mixed, dtype=jnp.uint32)
 
 
-def on_host(part: np.ndarray, start: tuple[int, ...], whole: tuple[int, ...]) -> int:
-    """What the elements of `part` add to the digest of an array of shape `whole`.
+def chunk_digest(chunk: np.ndarray, start: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """What one chunk adds to the digest of the array that it is of, computed by NumPy.
+
+    The sum over all chunks of an array, modulo 2^32, is the digest of the array.
 
     Args:
-      start: where `part` begins in the whole, for each dimension.
+      start: where the chunk begins in the array, for each position in its shape.
+      shape: of the array.
     """
-    words = 2 if part.dtype.itemsize == 8 else 1
-    bits = np.ascontiguousarray(part).view(_UINT[part.dtype.itemsize]).reshape(*part.shape, words)
-    start, whole = (*start, 0), (*whole, words)
+    words = 2 if chunk.dtype.itemsize == 8 else 1
+    uint = _UINT[chunk.dtype.itemsize]
+    bits = np.ascontiguousarray(chunk).view(uint).reshape(*chunk.shape, words)
+    start, shape = (*start, 0), (*shape, words)
     index = np.zeros((1,) * bits.ndim, np.uint32)
-    for i, stride in enumerate(_strides(whole)):
+    for i, stride in enumerate(_strides(shape)):
         along = np.arange(start[i], start[i] + bits.shape[i], dtype=np.uint64) * np.uint64(stride)
         index = index + along.astype(np.uint32).reshape(
             [-1 if j == i else 1 for j in range(bits.ndim)]
@@ -98,10 +112,12 @@ def on_host(part: np.ndarray, start: tuple[int, ...], whole: tuple[int, ...]) ->
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
+    """How far two neighbours along each position of the shape are apart, modulo 2^32."""
     return [math.prod(shape[i + 1 :]) % (1 << 32) for i in range(len(shape))]
 
 
-def _mix(x: Any, of: Any) -> Any:
-    x = (x ^ (x >> of(16))) * of(_FIRST)
-    x = (x ^ (x >> of(13))) * of(_SECOND)
-    return x ^ (x >> of(16))
+def _mix(x: Any, uint32: Any) -> Any:
+    """The finalizer of MurmurHash3, for NumPy and for JAX: `uint32` is the type of either."""
+    x = (x ^ (x >> uint32(16))) * uint32(_FIRST)
+    x = (x ^ (x >> uint32(13))) * uint32(_SECOND)
+    return x ^ (x >> uint32(16))

@@ -1,4 +1,7 @@
-"""The first complaint among processes that each read their part of a checkpoint. What process 0 finds out for all goes by `hosts.first_does`."""
+"""The first error among processes that each read their share of a checkpoint.
+
+What process 0 alone finds out goes to the others by `hosts.first_does` instead.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,16 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
-def first_of(text: str) -> str:
-    """The text of the first process that has one; empty where none has."""
+def first_error(text: str) -> str:
+    """The text of the first process that has one; empty if all are. Every process calls this."""
     if jax.process_count() == 1:
         return text
-    speaking = multihost_utils.process_allgather(np.int32(bool(text)))
-    if not np.any(speaking):
+    has_text = multihost_utils.process_allgather(np.int32(bool(text)))
+    if not np.any(has_text):
         return ""
-    chosen = int(np.argmax(speaking))
-    mine = jax.process_index() == chosen
-    own = text.encode() if mine else b""
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(own)), is_source=mine))
-    return bytes(
-        multihost_utils.broadcast_one_to_all(
-            np.frombuffer(own.ljust(size), np.uint8), is_source=mine
-        )
-    ).decode()
+    speaker = int(np.argmax(has_text))
+    is_speaker = jax.process_index() == speaker
+    sent = text.encode() if is_speaker else b""
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(sent)), is_source=is_speaker))
+    padded = np.frombuffer(sent.ljust(size), np.uint8)
+    return bytes(multihost_utils.broadcast_one_to_all(padded, is_source=is_speaker)).decode()

@@ -1,4 +1,4 @@
-"""The newest good checkpoint of a folder."""
+"""Finds the newest good checkpoint in a folder, and reads it."""
 
 from __future__ import annotations
 
@@ -12,44 +12,49 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import first_does
-from meshdsl.train.checkpoints import folders, record
-from meshdsl.train.checkpoints.arrays import Stored
+from meshdsl.train.checkpoints import folders, manifest
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.first_error import first_of
-from meshdsl.train.checkpoints.record import Damaged
+from meshdsl.train.checkpoints.first_error import first_error
+from meshdsl.train.checkpoints.manifest import Damaged, Manifest
+from meshdsl.train.checkpoints.saved_arrays import SavedArrays
+from meshdsl.train.checkpoints.tree_leaves import Leaf
 
 
 @dataclass(frozen=True)
-class Found:
-    """A good checkpoint.
+class GoodCheckpoint:
+    """A checkpoint that is as it was saved, as far as it was looked at.
 
     Attributes:
-      values: the arrays that were asked for, by name.
-      damaged: newer checkpoints that were passed over, and what is wrong with each.
+      arrays: those that were asked for, by name.
+      damaged: newer checkpoints that were passed over, by step, and what is wrong with each.
     """
 
     step: int
-    record: dict[str, Any]
-    values: dict[str, jax.Array]
+    manifest: Manifest
+    arrays: dict[str, jax.Array]
     damaged: dict[int, str]
 
-    def lines(self) -> list[str]:
+    def warnings(self) -> list[str]:
+        """A line for the user on each checkpoint that was passed over."""
         return [
             f"the checkpoint of step {step} is damaged: {why}; using step {self.step}"
             for step, why in self.damaged.items()
         ]
 
 
-def newest_record(folder: Path) -> Found | None:
-    """The newest checkpoint whose files are all there, with no arrays; None where there is no checkpoint. Arrays are not read.
+def newest_complete(folder: Path) -> GoodCheckpoint | None:
+    """The newest checkpoint whose files are all there; its arrays are not read.
+
+    Returns:
+      The checkpoint, without arrays; None where the folder has no checkpoint.
 
     Raises:
       MeshDSLError: there are checkpoints, and all are damaged.
     """
     damaged: dict[int, str] = {}
-    for step in reversed(_steps(folder)):
+    for step in reversed(_saved_steps(folder)):
         try:
-            return Found(step, _checked(folder / str(step)), {}, damaged)
+            return GoodCheckpoint(step, _checked_manifest(folder / str(step)), {}, damaged)
         except Damaged as damage:
             damaged[step] = str(damage)
     if damaged:
@@ -57,41 +62,45 @@ def newest_record(folder: Path) -> Found | None:
     return None
 
 
-def newest_good(
-    folder: Path, wanted: Callable[[dict[str, Any]], dict[str, Any]], only: int | None = None
-) -> Found:
-    """The arrays of the newest checkpoint whose files and arrays are what was saved. Every process calls this.
+def read_newest_good(
+    folder: Path, wanted: Callable[[Manifest], dict[str, Any]], only: int | None = None
+) -> GoodCheckpoint:
+    """Read the newest checkpoint whose files and arrays are what was saved.
+
+    Every process calls this.
 
     Args:
-      only: the step to look at; by default all.
-      wanted: given a record, the arrays to read: by name anything with a shape and a sharding. It may refuse with a MeshDSLError.
+      wanted: called with the manifest of a checkpoint; gives by name anything with a shape and a
+        sharding for each array to read. It may refuse the checkpoint with a MeshDSLError.
+      only: the only step to look at; by default all.
 
     Raises:
       MeshDSLError: there is no checkpoint, or none is good.
     """
     damaged: dict[int, str] = {}
-    for step in reversed(_chosen(folder, only)):
+    for step in reversed(_chosen_steps(folder, only)):
         try:
-            found = _checked(folder / str(step))
-            return Found(step, found, _read(folder / str(step), found, wanted(found)), damaged)
+            content = _checked_manifest(folder / str(step))
+            arrays = _checked_arrays(folder / str(step), content["state"], wanted(content))
+            return GoodCheckpoint(step, content, arrays, damaged)
         except Damaged as damage:
             damaged[step] = str(damage)
     raise _none_good(folder, damaged)
 
 
-def _steps(folder: Path) -> list[int]:
-    return first_does(lambda: folders.steps(folder))
+def _saved_steps(folder: Path) -> list[int]:
+    return first_does(lambda: folders.saved_steps(folder))
 
 
-def _chosen(folder: Path, step: int | None) -> list[int]:
-    known = _steps(folder)
-    if step is None:
-        return known
-    if step not in known:
+def _chosen_steps(folder: Path, only: int | None) -> list[int]:
+    steps = _saved_steps(folder)
+    if only is None:
+        return steps
+    if only not in steps:
         raise MeshDSLError(
-            f"{folder}: there is no checkpoint of step {step}; {folders.words(known)}"
+            f"{folder}: there is no checkpoint of step {only}; {folders.in_words(steps)}"
         )
-    return [step]
+    return [only]
 
 
 def _none_good(folder: Path, damaged: dict[int, str]) -> MeshDSLError:
@@ -103,38 +112,50 @@ def _none_good(folder: Path, damaged: dict[int, str]) -> MeshDSLError:
     )
 
 
-def _checked(folder: Path) -> dict[str, Any]:
-    """The record, after a look at the files: process 0 looks, and tells the others."""
+def _checked_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint whose files are all there; process 0 looks for all processes.
+
+    Raises:
+      Damaged: on all processes, if a file is missing or has another size.
+    """
 
     def look() -> dict[str, Any]:
         try:
-            found = record.read(folder)
-            record.check_files(folder, found)
-            return {"record": found}
+            content = manifest.read(folder)
+            manifest.check_files(folder, content)
+            return {"manifest": content}
         except Damaged as damage:
             return {"damage": str(damage)}
 
     seen = first_does(look)
     if "damage" in seen:
         raise Damaged(seen["damage"])
-    return seen["record"]
+    return seen["manifest"]
 
 
-def _read(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, jax.Array]:
-    """The arrays by name. What one process cannot read is damaged for all of them."""
-    values, problem = {}, ""
+def _checked_arrays(
+    folder: Path, leaves: dict[str, Leaf], wanted: dict[str, Any]
+) -> dict[str, jax.Array]:
+    """The arrays of a checkpoint by name, compared with their digests.
+
+    Args:
+      leaves: the descriptions in its manifest.
+      wanted: by name, anything with a shape and a sharding for each array to read.
+
+    Raises:
+      Damaged: on all processes, if one of them cannot read an array or a digest is another.
+    """
+    arrays, problem = {}, ""
     try:
-        values = Stored(folder, found["state"]).read(wanted)
+        arrays = SavedArrays(folder, leaves).read(wanted)
     except Damaged as damage:
         problem = str(damage)
-    if problem := first_of(problem):
+    if problem := first_error(problem):
         raise Damaged(problem)
-    numbers = map(int, np.asarray(digests(values)) if values else ())
+    found = map(int, np.asarray(digests(arrays)) if arrays else ())
     wrong = [
-        name
-        for name, number in zip(values, numbers, strict=True)
-        if number != found["state"][name]["digest"]
+        name for name, digest in zip(arrays, found, strict=True) if digest != leaves[name]["digest"]
     ]
-    if problem := first_of(f"`{wrong[0]}` is not what was saved" if wrong else ""):
+    if problem := first_error(f"`{wrong[0]}` is not what was saved" if wrong else ""):
         raise Damaged(problem)
-    return values
+    return arrays

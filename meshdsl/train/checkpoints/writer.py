@@ -1,4 +1,4 @@
-"""One checkpoint, written by orbax while the run goes on."""
+"""Writes one checkpoint by orbax while the run goes on."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from meshdsl.train.checkpoints.arrays import CHUNK
+from meshdsl.train.checkpoints.saved_arrays import CHUNK
 
 
 class _Handler(ocp.PyTreeCheckpointHandler):
-    """Writes arrays as orbax does, and then, before the folder gets its name, what `seal` adds to it."""
+    """Writes arrays as orbax does; then calls `seal`, before the folder gets its final name."""
 
     def __init__(self):
-        super().__init__(
-            use_ocdbt=True, use_zarr3=False, use_compression=False
-        )  # random bits hardly shrink
+        # Not compressed: the bits of parameters are almost random and hardly shrink.
+        super().__init__(use_ocdbt=True, use_zarr3=False, use_compression=False)
         self.seal: Callable[[Path], None] = lambda folder: None
 
     def finalize(self, directory: Any) -> None:
-        """Runs on process 0, in the background, once the arrays of all processes are written."""
+        """Orbax calls this on process 0, in the background, when all processes have written."""
         super().finalize(directory)
         self.seal(Path(directory))
 
@@ -31,11 +30,11 @@ class _Handler(ocp.PyTreeCheckpointHandler):
 @ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
 @dataclass
 class _Arrays(ocp.args.PyTreeSave):
-    """The arrays by name."""
+    """Tells orbax that what is saved goes to `_Handler`."""
 
 
 class Writer:
-    """Writes one checkpoint at a time."""
+    """Writes checkpoints, one at a time."""
 
     def __init__(self):
         self._handler = _Handler()
@@ -44,18 +43,21 @@ class Writer:
     def start(
         self, folder: Path, arrays: dict[str, jax.Array], seal: Callable[[Path], None]
     ) -> None:
-        """Begin to write a checkpoint that will be `folder`; returns when the arrays are copied, so that a step may overwrite them.
+        """Begin to write a checkpoint; returns when the arrays are copied and may be overwritten.
 
         Args:
-          seal: called with the folder when the arrays lie in it, on process 0.
+          folder: the name that the checkpoint has when it is complete.
+          seal: called on process 0 when all arrays are written, with the folder in which they lie
+            then. What it adds is part of the checkpoint.
         """
         self._handler.seal = seal
         how = {name: ocp.SaveArgs(chunk_byte_size=CHUNK) for name in arrays}
         self._orbax.save(folder.absolute(), args=_Arrays(arrays, save_args=how))
 
     def wait(self) -> None:
-        """Until what was begun is whole; raises what went wrong."""
+        """Wait until the checkpoint that was begun is complete; raises what went wrong with it."""
         self._orbax.wait_until_finished()
 
     def close(self) -> None:
+        """Wait as `wait` does, and end orbax's threads."""
         self._orbax.close()

@@ -1,8 +1,12 @@
-"""Data: what is read, as which tokens, what is held out, and in which order batches of it come.
+"""Data: which files are read, how they become tokens, what is held out, and the order of batches.
 
-Files are documents (`files`, `documents`), tokens are made of them once (`tokenizers`, `cache`) or lie in token files already (`tokens`), windows of
-`length` tokens are cut from those (`windows`), and a batch is so many windows in the order of the mixture (`corpus`). A batch is a function of
-(files, tokenizer, seed, step) and of nothing else: layouts, devices and processes never change what a step reads. `place` puts it on the devices.
+Files hold documents (`files`, `documents`). Their text is tokenized once (`tokenizer`, `cache`), or
+they are token files already (`tokens`). The tokens are cut into sequences of the model's length
+(`sequences`), and a batch is a number of sequences in the order of the mixture (`batches`,
+`corpus`). `device_batches` puts a batch on the devices.
+
+A batch is a function of (files, tokenizer, seed, step) and of nothing else: layouts, devices and
+processes never change what a step reads.
 """
 
 from meshdsl.train.data.corpus import Corpus, open_data

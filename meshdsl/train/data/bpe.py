@@ -1,4 +1,7 @@
-"""A tokenizer made from text: byte pairs, merged by how often they stand side by side (Sennrich et al., 2016; on bytes as in GPT-2, Radford et al., 2019)."""
+"""Learns a tokenizer from text: a byte-pair encoding, which merges the most frequent neighbours.
+
+Sennrich et al., 2016; on bytes as in GPT-2 (Radford et al., 2019).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import File
 from meshdsl.train.data.tokenizer import ENDS
 
-LEAST = 257  # every byte, and the end of a document
+SMALLEST_VOCAB = 257  # every byte, and the end of a document
 
 
 def train_bpe(files: Iterable[File], field: str, vocab: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE of at most `vocab` tokens, from the documents in `files`, which are read one after the other.
+    """A byte-level BPE of at most `vocab` tokens, learned from the documents in `files`.
+
+    Args:
+      field: as of `documents`.
 
     Raises:
       MeshDSLError: a file cannot be read.

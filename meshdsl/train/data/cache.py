@@ -1,7 +1,11 @@
-"""Tokens of text, made once: a folder for each (files, tokenizer, part held out), with the tokens of both parts and what is known of them.
+"""The cache of tokens: text is tokenized once, and its tokens are kept in files.
 
-A folder is written under another name and renamed when it is whole, so whatever ends a process leaves nothing that could be read by half. Processes that
-share a file system wait for the one that writes; where locks do not reach, each writes a folder of its own and the first to rename it wins.
+There is one folder, called an entry, for each (files, tokenizer, fraction held out). It holds the
+tokens of both subsets, `train.bin` and `validation.bin`, and what was counted, `parts.json`.
+
+An entry is written under another name and renamed when it is complete, so a process that is killed
+leaves nothing that could be read by half. Processes that share a file system wait for the one that
+writes. Where locks do not work, each writes a folder of its own and the first to rename it wins.
 """
 
 from __future__ import annotations
@@ -25,193 +29,200 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.train.data.documents import documents, is_held_out
 from meshdsl.train.data.files import File
 from meshdsl.train.data.tokenizer import Tokenizer
-from meshdsl.train.data.tokens import Run
+from meshdsl.train.data.tokens import TokenRange
 
-PARTS = ("train", "validation")
-_VERSION = 1  # of what is in a folder
-_AT_ONCE = (
-    2**23
-)  # bytes of text that are tokenized together, by as many threads as there are blocks
+SUBSETS = ("train", "validation")
+_VERSION = 1  # of the content of an entry
+_AT_ONCE = 2**23  # bytes of text that are tokenized at once, with as many threads as blocks
 _WORTH_TELLING = 64 * 2**20  # bytes of text that take a while
-_DAY = 24 * 3600
+_DAY = 24 * 3600  # seconds
 
 
 @dataclass(frozen=True)
-class Part:
-    """Of a part that is trained on or held out: how many documents, tokens, and bytes of text, one byte counted for the end of each document."""
+class Counts:
+    """How many documents, tokens and bytes of text a subset has; each separator is one byte."""
 
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
 
 
-class Cached(NamedTuple):
-    """The tokens of some text: where they are, and how many, for each of PARTS."""
+class CachedTokens(NamedTuple):
+    """Where the tokens of some text are, and what was counted of them, for each of SUBSETS."""
 
-    runs: tuple[list[Run], list[Run]]
-    parts: tuple[Part, Part]
+    ranges: tuple[list[TokenRange], list[TokenRange]]
+    counts: tuple[Counts, Counts]
 
 
-def tokenized(
+def cached_tokens(
     files: Sequence[File],
     field: str,
     tokenizer: Tokenizer,
     held_out: float,
     folder: Path,
     report: Callable[[str], None] = lambda text: None,
-) -> Cached:
-    """The tokens of `files`, from `folder` if they are there, else made and put there.
+) -> CachedTokens:
+    """The tokens of `files`, from the cache in `folder` if they are there, else added to it.
 
-    Of the documents about `held_out` go to validation; where all hash to one side, as a single one does, the end of the tokens is held out instead.
+    About the fraction `held_out` of the documents goes to validation. Where all documents hash to
+    one side, as a single document does, the end of the tokens is held out instead.
 
     Args:
-      report: told when many tokens have to be made, and when they are.
+      field: as of `documents`.
+      report: called with a line when many tokens have to be made, and when they are.
 
     Raises:
-      MeshDSLError: a file cannot be read, there is nothing in them, or the folder cannot be written.
+      MeshDSLError: a file cannot be read, or the folder cannot be written.
     """
-    place = folder / _key(files, field, tokenizer, held_out)
+    entry = folder / _key(files, field, tokenizer, held_out)
     dtype = next(
         kind for kind in ("uint8", "uint16", "uint32") if tokenizer.vocab <= np.iinfo(kind).max + 1
     )
-    parts = _whole(place, dtype)
-    if parts is None:
+    counts = _counts(entry, dtype)
+    if counts is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _alone(place):
-                parts = _whole(place, dtype)  # who waited finds it made
-                if parts is None:
-                    parts = _build(place, dtype, files, field, tokenizer, held_out, report)
+            with _locked(entry):
+                counts = _counts(entry, dtype)  # another process may have made it meanwhile
+                if counts is None:
+                    counts = _make(entry, dtype, files, field, tokenizer, held_out, report)
         except OSError as error:
             raise MeshDSLError(
-                f"data.cache: `{folder}` cannot be written: {error.strerror or error}; choose another folder"
+                f"data.cache: `{folder}` cannot be written: {error.strerror or error}; "
+                "choose another folder"
             ) from None
-    return _cut(place, dtype, parts, held_out)
+    return _tokens_of(entry, dtype, counts, held_out)
 
 
 def _key(files: Sequence[File], field: str, tokenizer: Tokenizer, held_out: float) -> str:
+    """The name of an entry: a hash of everything that its content depends on."""
     which = [[str(file.path.resolve()), *file[1:]] for file in files]
     return hashlib.sha256(
         json.dumps([_VERSION, which, field, tokenizer.digest, held_out]).encode()
     ).hexdigest()[:32]
 
 
-def _whole(place: Path, dtype: str) -> tuple[Part, Part] | None:
-    """What is known of the tokens in `place`; None if they are not there, or not all of them."""
+def _counts(entry: Path, dtype: str) -> tuple[Counts, Counts] | None:
+    """What was counted in an entry; None if it is absent or incomplete."""
     try:
-        known = json.loads((place / "parts.json").read_text())
-        train, validation = (Part(**known[name]) for name in PARTS)
-        sizes = [(place / f"{name}.bin").stat().st_size for name in PARTS]
+        content = json.loads((entry / "parts.json").read_text())
+        train, validation = (Counts(**content[name]) for name in SUBSETS)
+        sizes = [(entry / f"{name}.bin").stat().st_size for name in SUBSETS]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    expected = [part.tokens * np.dtype(dtype).itemsize for part in (train, validation)]
+    expected = [counts.tokens * np.dtype(dtype).itemsize for counts in (train, validation)]
     return (train, validation) if sizes == expected else None
 
 
-def _cut(place: Path, dtype: str, parts: tuple[Part, Part], held_out: float) -> Cached:
+def _tokens_of(
+    entry: Path, dtype: str, counts: tuple[Counts, Counts], held_out: float
+) -> CachedTokens:
+    """The tokens in an entry; where one subset has them all, its end becomes the validation."""
     train, validation = (
-        Run(place / f"{name}.bin", dtype, 0, part.tokens)
-        for name, part in zip(PARTS, parts, strict=True)
+        TokenRange(entry / f"{name}.bin", dtype, 0, each.tokens)
+        for name, each in zip(SUBSETS, counts, strict=True)
     )
     if not held_out or (train.stop and validation.stop):
-        return Cached(([train], [validation]), parts)
-    run, whole = (train, parts[0]) if train.stop else (validation, parts[1])
-    at = run.stop - int(run.stop * held_out)
+        return CachedTokens(([train], [validation]), counts)
+    tokens, total = (train, counts[0]) if train.stop else (validation, counts[1])
+    border = tokens.stop - int(tokens.stop * held_out)
     first, last = (
-        replace(whole, tokens=tokens, bytes=round(whole.bytes * tokens / max(1, run.stop)))
-        for tokens in (at, run.stop - at)
+        replace(total, tokens=count, bytes=round(total.bytes * count / max(1, tokens.stop)))
+        for count in (border, tokens.stop - border)
     )
-    return Cached(([run._replace(stop=at)], [run._replace(start=at)]), (first, last))
+    ranges = [tokens._replace(stop=border)], [tokens._replace(start=border)]
+    return CachedTokens(ranges, (first, last))
 
 
 @contextlib.contextmanager
-def _alone(place: Path) -> Iterator[None]:
+def _locked(entry: Path) -> Iterator[None]:
     """Let one process at a time in, where the file system has locks."""
-    with open(f"{place}.lock", "w") as lock:
+    with open(f"{entry}.lock", "w") as lock:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build(
-    place: Path,
+def _make(
+    entry: Path,
     dtype: str,
     files: Sequence[File],
     field: str,
     tokenizer: Tokenizer,
     held_out: float,
     report: Callable[[str], None],
-) -> tuple[Part, Part]:
-    _tidy(place)
+) -> tuple[Counts, Counts]:
+    """Tokenize the files and write an entry; returns what was counted."""
+    _remove_leftovers(entry)
     size, start = sum(file.size for file in files), time.perf_counter()
     report = report if size >= _WORTH_TELLING else lambda text: None
-    report(f"tokenizing {size / 2**20:,.0f} MiB of {len(files):,} files into {place}")
-    made = Path(tempfile.mkdtemp(prefix=f"{place.name}.partial-", dir=place.parent))
+    report(f"tokenizing {size / 2**20:,.0f} MiB of {len(files):,} files into {entry}")
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{entry.name}.partial-", dir=entry.parent))
     try:
         with contextlib.ExitStack() as stack:
-            outs = [stack.enter_context(open(made / f"{name}.bin", "wb")) for name in PARTS]
-            parts = _write(outs, dtype, _pieces(files, field, held_out), tokenizer)
-        (made / "parts.json").write_text(
-            json.dumps({name: asdict(part) for name, part in zip(PARTS, parts, strict=True)})
+            outs = [stack.enter_context(open(unfinished / f"{name}.bin", "wb")) for name in SUBSETS]
+            counts = _write(outs, dtype, _blocks(files, field, held_out), tokenizer)
+        (unfinished / "parts.json").write_text(
+            json.dumps({name: asdict(each) for name, each in zip(SUBSETS, counts, strict=True)})
         )
-        for path in made.iterdir():
-            _to_disk(path)
-        if place.exists() and _whole(place, dtype) is None:
-            shutil.rmtree(place, ignore_errors=True)  # it is damaged
+        for path in unfinished.iterdir():
+            _flush_to_disk(path)
+        if entry.exists() and _counts(entry, dtype) is None:
+            shutil.rmtree(entry, ignore_errors=True)  # it is damaged
         try:
-            made.rename(place)
+            unfinished.rename(entry)
         except OSError:
-            if _whole(place, dtype) is None:
+            if _counts(entry, dtype) is None:
                 raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     report(f"tokenized in {time.perf_counter() - start:.1f} s")
-    return parts
+    return counts
 
 
-class Piece(NamedTuple):
+class _Block(NamedTuple):
     """A block of a document."""
 
     text: bytes
-    part: int  # of PARTS
-    first: bool  # of its document
+    subset: int  # index of one of SUBSETS
+    is_first: bool  # of its document
 
 
-def _pieces(files: Sequence[File], field: str, held_out: float) -> Iterator[Piece]:
+def _blocks(files: Sequence[File], field: str, held_out: float) -> Iterator[_Block]:
     for file in files:
         for document in documents(file, field):
-            part = int(is_held_out(document, held_out))
-            for i, block in enumerate(document):
-                yield Piece(block, part, i == 0)
+            subset = int(is_held_out(document, held_out))
+            for i, text in enumerate(document):
+                yield _Block(text, subset, i == 0)
 
 
 def _write(
-    outs: Sequence[BinaryIO], dtype: str, pieces: Iterable[Piece], tokenizer: Tokenizer
-) -> tuple[Part, Part]:
-    """Write the tokens of `pieces`, with a separator between documents, so that each ends with one but the last."""
-    counts = [[0, 0, 0] for _ in PARTS]  # documents, tokens, bytes
+    outs: Sequence[BinaryIO], dtype: str, blocks: Iterable[_Block], tokenizer: Tokenizer
+) -> tuple[Counts, Counts]:
+    """Write the tokens of each subset to its file, with a separator between documents."""
+    counts = [[0, 0, 0] for _ in SUBSETS]  # documents, tokens, bytes
     separator = np.array([tokenizer.separator], dtype).tobytes()
-    for group in _groups(pieces):
-        for piece, ids in zip(
-            group, tokenizer.encode_blocks([piece.text for piece in group]), strict=True
-        ):
-            count, out = counts[piece.part], outs[piece.part]
-            if piece.first and count[0]:
+    for group in _groups(blocks):
+        all_ids = tokenizer.encode_blocks([block.text for block in group])
+        for block, ids in zip(group, all_ids, strict=True):
+            count, out = counts[block.subset], outs[block.subset]
+            if block.is_first and count[0]:
                 out.write(separator)
                 count[1] += 1
                 count[2] += 1
             out.write(ids.astype(dtype, copy=False).tobytes())
-            count[0] += piece.first
+            count[0] += block.is_first
             count[1] += len(ids)
-            count[2] += len(piece.text)
-    return Part(*counts[0]), Part(*counts[1])
+            count[2] += len(block.text)
+    return Counts(*counts[0]), Counts(*counts[1])
 
 
-def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _groups(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
+    """The blocks that are tokenized at once, _AT_ONCE bytes or little more."""
     group, size = [], 0
-    for piece in pieces:
-        group.append(piece)
-        size += len(piece.text)
+    for block in blocks:
+        group.append(block)
+        size += len(block.text)
         if size >= _AT_ONCE:
             yield group
             group, size = [], 0
@@ -219,15 +230,18 @@ def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield group
 
 
-def _to_disk(path: Path) -> None:
-    """So that after a power failure a renamed folder is not an empty one."""
+def _flush_to_disk(path: Path) -> None:
+    """Make sure that a power failure cannot leave a renamed folder with an empty file."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
-def _tidy(place: Path) -> None:
-    """Remove what killed processes left. What is younger may be another host's work."""
-    for path in place.parent.glob(f"{place.name}.partial-*"):
+def _remove_leftovers(entry: Path) -> None:
+    """Remove what killed processes left of this entry, if it is older than a day.
+
+    What is younger may be the work of another host.
+    """
+    for path in entry.parent.glob(f"{entry.name}.partial-*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _DAY:
                 shutil.rmtree(path, ignore_errors=True)

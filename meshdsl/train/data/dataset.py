@@ -1,4 +1,4 @@
-"""The datasets of a mixture: found, checked, tokenized where they are text."""
+"""The datasets of a mixture: their files found and checked, their text tokenized."""
 
 from __future__ import annotations
 
@@ -13,50 +13,71 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config, Source
-from meshdsl.train.data.cache import Cached, Part, tokenized
+from meshdsl.train.data.cache import CachedTokens, Counts, cached_tokens
 from meshdsl.train.data.documents import documents
-from meshdsl.train.data.files import File, find_files, library
+from meshdsl.train.data.files import File, find_files, library_folder
 from meshdsl.train.data.tokenizer import Tokenizer
-from meshdsl.train.data.tokens import Tokens, token_files
+from meshdsl.train.data.tokens import Tokens, token_file_ranges
 
-DEFAULT = "python"  # the dataset that is read where there are no sources
-Report = Callable[[str], None]
+DEFAULT = "python"  # the name of the dataset where the settings have none: the standard library
+Report = Callable[[str], None]  # is told, in words, of work that takes a while
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that is open: the tokens of both its parts, and what is known of them, for a text."""
+    """A dataset that can be read.
+
+    Attributes:
+      weight: its share of the mixture, relative to the other weights.
+      tokens: those to train on, and the held-out ones.
+      counts: of both subsets, where the dataset is text; None for token files.
+    """
 
     name: str
     weight: float
     tokens: tuple[Tokens, Tokens]
-    parts: tuple[Part, Part] | None
+    counts: tuple[Counts, Counts] | None
 
     def describe(self) -> str:
+        """For example `1,234 tokens of 5 documents; held out 67 tokens of 1 documents`."""
         train, held_out = (
             f"{len(tokens):,} tokens"
-            + (f" of {self.parts[i].documents:,} documents" if self.parts else "")
+            + (f" of {self.counts[i].documents:,} documents" if self.counts else "")
             for i, tokens in enumerate(self.tokens)
         )
         return f"{train}; held out {held_out}"
 
-    def bytes_per_token(self, part: int, tokenizer: Tokenizer) -> float | None:
-        """Of one of PARTS; the end of a document counts as one byte. An estimate for token files, None where the tokenizer does not know their tokens."""
-        if self.parts:
-            return self.parts[part].bytes / max(1, self.parts[part].tokens)
+    def bytes_per_token(self, subset: int, tokenizer: Tokenizer) -> float | None:
+        """The mean number of bytes of text in a token; a separator counts as one byte.
+
+        For token files it is estimated from a sample that the tokenizer decodes.
+
+        Args:
+          subset: index of one of SUBSETS.
+
+        Returns:
+          None where the tokenizer does not know the tokens.
+        """
+        if self.counts:
+            return self.counts[subset].bytes / max(1, self.counts[subset].tokens)
         size = count = 0
-        for tokens in self.tokens[part].sample(reads=16):
+        for tokens in self.tokens[subset].sample(reads=16):
             if tokens.max() >= tokenizer.vocab:
                 return None
-            size += len(
-                tokenizer.decode(tokens[tokens != tokenizer.separator]).encode("utf-8", "replace")
-            ) + int((tokens == tokenizer.separator).sum())
+            is_separator = tokens == tokenizer.separator
+            text = tokenizer.decode(tokens[~is_separator]).encode("utf-8", "replace")
+            size += len(text) + int(is_separator.sum())
             count += len(tokens)
         return size / max(1, count)
 
 
-class Found(NamedTuple):
-    """A dataset whose files are found, in `where` of the settings."""
+class DatasetFiles(NamedTuple):
+    """The files of a dataset, before anything of them is tokenized.
+
+    Attributes:
+      where: the setting that names the dataset, for errors.
+      held_out: files for validation; where there are none, a fraction of `train` is held out.
+    """
 
     where: str
     name: str
@@ -65,32 +86,36 @@ class Found(NamedTuple):
     held_out: list[File]
 
     @property
-    def of_tokens(self) -> bool:
+    def are_tokens(self) -> bool:
+        """Whether the files hold tokens rather than text."""
         return self.train[0].format == "tokens"
 
 
 def open_datasets(config: Config, tokenizer: Tokenizer, report: Report) -> list[Dataset]:
-    """The datasets of `config.data`, or the standard library. What can be refused without tokenizing is refused before anything is tokenized.
+    """The datasets of `config.data`, in their order; the standard library where it has none.
+
+    What can be refused without tokenizing is refused before anything is tokenized.
 
     Raises:
       MeshDSLError: see `open_data`.
     """
-    all_found = [_find(name, source) for name, source in config.data.sources.items()] or [
-        _find_library()
+    all_files = [_files_of(name, source) for name, source in config.data.sources.items()] or [
+        _library_files()
     ]
     opened = {}
-    for found in sorted(all_found, key=lambda found: not found.of_tokens):
-        with _named(found.where):
-            opened[found.name] = (
-                _of_tokens(found, config, tokenizer)
-                if found.of_tokens
-                else _of_text(found, config, tokenizer, report)
+    for files in sorted(all_files, key=lambda files: not files.are_tokens):
+        with _errors_say(files.where):
+            opened[files.name] = (
+                _open_tokens(files, config, tokenizer)
+                if files.are_tokens
+                else _open_text(files, config, tokenizer, report)
             )
-    return [opened[found.name] for found in all_found]
+    return [opened[files.name] for files in all_files]
 
 
 @contextmanager
-def _named(where: str) -> Iterator[None]:
+def _errors_say(where: str) -> Iterator[None]:
+    """Begin errors of the block with the setting at fault, unless they do so already."""
     try:
         yield
     except MeshDSLError as error:
@@ -98,14 +123,14 @@ def _named(where: str) -> Iterator[None]:
         raise MeshDSLError(text if text.startswith("data.") else f"{where}: {text}") from None
 
 
-def _find_library() -> Found:
-    files = [file._replace(format="text") for file in find_files([library()], suffix=".py")]
-    return Found("data", DEFAULT, Source(), files, [])
+def _library_files() -> DatasetFiles:
+    files = [file._replace(format="text") for file in find_files([library_folder()], suffix=".py")]
+    return DatasetFiles("data", DEFAULT, Source(), files, [])
 
 
-def _find(name: str, source: Source) -> Found:
+def _files_of(name: str, source: Source) -> DatasetFiles:
     where = f"data.sources.{name}"
-    with _named(where):
+    with _errors_say(where):
         if not source.paths:
             raise MeshDSLError(f"no files; set {where}.paths")
         train, held_out = (
@@ -114,62 +139,66 @@ def _find(name: str, source: Source) -> Found:
         for files, paths in ((train, source.paths), (held_out, source.validation)):
             if paths and not any(file.size for file in files):
                 raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
-        if len({file.format == "tokens" for file in (*train, *held_out)}) > 1:
+        by_format = {file.format: file for file in (*train, *held_out)}
+        if len({format == "tokens" for format in by_format}) > 1:
             raise MeshDSLError("token files and text in one dataset; make it two")
-        for file in {
-            file.format: file for file in (*train, *held_out) if file.format != "tokens"
-        }.values():
-            next(
-                documents(file, source.field), None
-            )  # its first document tells of a wrong field or format
-    return Found(where, name, source, train, held_out)
+        for format, file in by_format.items():
+            if format != "tokens":
+                # The first document of a file shows a wrong field or format.
+                next(documents(file, source.field), None)
+    return DatasetFiles(where, name, source, train, held_out)
 
 
-def _of_tokens(found: Found, config: Config, tokenizer: Tokenizer) -> Dataset:
-    source = found.source
+def _open_tokens(files: DatasetFiles, config: Config, tokenizer: Tokenizer) -> Dataset:
+    source = files.source
     below = config.model.vocab if config.model.vocab <= np.iinfo(source.dtype).max else None
-    train, held_out = token_files(
-        found.train, source.dtype, 0.0 if found.held_out else config.data.validation
+    train, held_out = token_file_ranges(
+        files.train, source.dtype, 0.0 if files.held_out else config.data.validation
     )
-    if found.held_out:
-        held_out, _ = token_files(found.held_out, source.dtype, 0.0)
+    if files.held_out:
+        held_out, _ = token_file_ranges(files.held_out, source.dtype, 0.0)
     both = Tokens(train, below), Tokens(held_out, below)
-    samples = [
-        part for tokens in both if len(tokens) for part in tokens.sample()
-    ]  # reading checks the ids, too
-    if source.dtype == "uint16" and all(_every_other_is_zero(part) for part in samples):
+    # Reading a sample also checks that its ids are not too large.
+    samples = [sample for tokens in both if len(tokens) for sample in tokens.sample()]
+    if source.dtype == "uint16" and all(_every_other_is_zero(sample) for sample in samples):
         raise MeshDSLError(
-            f"every other token of `{found.train[0].path}` is 0, as if it were uint32; set data.sources.{found.name}.dtype=uint32"
+            f"every other token of `{files.train[0].path}` is 0, as if it were uint32; "
+            f"set data.sources.{files.name}.dtype=uint32"
         )
-    largest = max(int(part.max()) for part in samples)
+    largest = max(int(sample.max()) for sample in samples)
     if config.data.separate and largest >= tokenizer.vocab:
         raise MeshDSLError(
-            "data.separate: where documents end is told by the tokenizer, and these are not its tokens; set data.tokenizer"
+            "data.separate: where documents end is told by the tokenizer, "
+            "and these are not its tokens; set data.tokenizer"
         )
-    return Dataset(found.name, source.weight, both, None)
+    return Dataset(files.name, source.weight, both, None)
 
 
 def _every_other_is_zero(tokens: np.ndarray) -> bool:
     return len(tokens) > 1 and bool(tokens[::2].any()) != bool(tokens[1::2].any())
 
 
-def _of_text(found: Found, config: Config, tokenizer: Tokenizer, report: Report) -> Dataset:
+def _open_text(
+    files: DatasetFiles, config: Config, tokenizer: Tokenizer, report: Report
+) -> Dataset:
     cache = (
         Path(config.data.cache)
         if config.data.cache
         else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshdsl", "tokens")
     )
 
-    def read(files: list[File], held_out: float) -> Cached:
-        made = tokenized(files, found.source.field, tokenizer, held_out, cache, report)
-        if not any(part.tokens for part in made.parts):
+    def tokenize(some: list[File], held_out: float) -> CachedTokens:
+        cached = cached_tokens(some, files.source.field, tokenizer, held_out, cache, report)
+        if not any(counts.tokens for counts in cached.counts):
             raise MeshDSLError(
-                f"nothing to read in {', '.join(f'`{file.path}`' for file in files[:3])}"
+                f"nothing to read in {', '.join(f'`{file.path}`' for file in some[:3])}"
             )
-        return made
+        return cached
 
-    runs, parts = read(found.train, 0.0 if found.held_out else config.data.validation)
-    if found.held_out:
-        own = read(found.held_out, 0.0)
-        runs, parts = (runs[0], own.runs[0]), (parts[0], own.parts[0])
-    return Dataset(found.name, found.source.weight, (Tokens(runs[0]), Tokens(runs[1])), parts)
+    ranges, counts = tokenize(files.train, 0.0 if files.held_out else config.data.validation)
+    if files.held_out:
+        held_out = tokenize(files.held_out, 0.0)
+        ranges = ranges[0], held_out.ranges[0]
+        counts = counts[0], held_out.counts[0]
+    tokens = Tokens(ranges[0]), Tokens(ranges[1])
+    return Dataset(files.name, files.source.weight, tokens, counts)

@@ -1,4 +1,7 @@
-"""The documents in files of text, JSONL and parquet, one after the other, so that no more than one block of text is in memory."""
+"""The documents in files of text, JSONL and parquet.
+
+They come one after the other and long ones block by block, so little text is in memory at once.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +9,56 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.train.data.files import File
 
 BLOCK = 2**18  # bytes of a text that are read at once
-Document = Iterable[bytes]  # its text in UTF-8, in blocks; it can be read more than once
+Document = Iterable[bytes]  # its text in UTF-8, block by block; it can be read more than once
 
 
 def documents(file: File, field: str) -> Iterator[Document]:
     """The documents of a file that are not empty.
 
     Args:
-      field: of each JSON object, or the column of a parquet file, that holds the text.
+      field: the field of each JSON object, or the column of a parquet file, that holds the text.
 
     Raises:
-      MeshDSLError: what cannot be read, with the file and the line or row.
+      MeshDSLError: something cannot be read, with the file and the line or row.
     """
+    readers = {"text": _text, "jsonl": _jsonl, "parquet": _parquet}
     try:
-        yield from {"text": _text, "jsonl": _jsonl, "parquet": _parquet}[file.format](
-            file.path, field
-        )
+        yield from readers[file.format](file.path, field)
     except OSError as error:
         raise MeshDSLError(f"`{file.path}` cannot be read: {error.strerror or error}") from None
 
 
-def is_held_out(document: Document, part: float) -> bool:
-    """Whether a document is for validation: by the hash of its bytes, so that copies of it are on the same side."""
-    if not part:
+def is_held_out(document: Document, fraction: float) -> bool:
+    """Whether a document is for validation, as about `fraction` of all documents are.
+
+    The hash of its bytes decides, so copies of a document are on the same side.
+    """
+    if not fraction:
         return False
     digest = hashlib.sha256()
     for block in document:
         digest.update(block)
-    return int.from_bytes(digest.digest()[:8], "big") < part * 2**64
+    return int.from_bytes(digest.digest()[:8], "big") < fraction * 2**64
 
 
 def _text(path: Path, field: str) -> Iterator[Document]:
     if path.stat().st_size > BLOCK:
-        yield _Long(path)
+        yield _LongText(path)
     elif content := path.read_bytes():
         yield [content]
 
 
-class _Long:
-    """A long text, in blocks that end where lines or words do, so that hardly a token is cut, and no character."""
+class _LongText:
+    """A long text, in blocks that end with a line, else with a word, else with a character.
+
+    So hardly a token is cut in two between blocks, and no character.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -59,15 +68,18 @@ class _Long:
         with self._path.open("rb") as file:
             while read := file.read(BLOCK):
                 block = rest + read
-                cut = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or _last_character(block)
-                rest = block[cut:]
-                yield block[:cut]
+                end = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or _last_character(block)
+                rest = block[end:]
+                yield block[:end]
         if rest:
             yield rest
 
 
 def _last_character(block: bytes) -> int:
-    """Where the last character begins, of which the end may be missing; the end of the block where it is no UTF-8."""
+    """Where the last character of a block begins, which may be incomplete.
+
+    Where the end of the block is no UTF-8, this is the end.
+    """
     ends = range(len(block) - 1, max(len(block) - 5, 0), -1)
     return next((i for i in ends if block[i] & 0xC0 != 0x80), len(block))
 
@@ -75,11 +87,11 @@ def _last_character(block: bytes) -> int:
 def _jsonl(path: Path, field: str) -> Iterator[Document]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if line.strip() and (text := _of_line(line, field, f"`{path}` line {number}")):
+            if line.strip() and (text := _text_of_line(line, field, f"`{path}` line {number}")):
                 yield [text]
 
 
-def _of_line(line: bytes, field: str, where: str) -> bytes:
+def _text_of_line(line: bytes, field: str, where: str) -> bytes:
     try:
         value = json.loads(line)
     except UnicodeDecodeError as error:
@@ -112,7 +124,8 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
                     row += 1
                     if text is None:
                         raise MeshDSLError(
-                            f"`{path}` row {row}: the column `{field}` is empty there; expected text"
+                            f"`{path}` row {row}: the column `{field}` is empty there; "
+                            "expected text"
                         )
                     if text:
                         yield [text.encode()]
@@ -120,7 +133,8 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
         raise MeshDSLError(f"`{path}`: not parquet, or damaged: {error}") from None
 
 
-def _check_column(path: Path, schema, field: str, pyarrow) -> None:
+def _check_column(path: Path, schema: Any, field: str, pyarrow: Any) -> None:
+    """Raise a MeshDSLError unless the parquet schema has a column `field` of text."""
     if field not in schema.names:
         raise MeshDSLError(f"`{path}`: no column `{field}`{nearest(field, schema.names)}")
     kind = schema.field(field).type

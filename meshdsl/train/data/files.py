@@ -1,4 +1,4 @@
-"""Which files a dataset is, and what format each has."""
+"""Which files a dataset consists of, and which format each has."""
 
 from __future__ import annotations
 
@@ -10,36 +10,14 @@ from typing import NamedTuple
 
 from meshdsl.errors import MeshDSLError
 
-ENDINGS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".bin": "tokens",
-}  # anything else is text, but for
+# The format of a file by its ending. Any other ending is text, unless it is in UNREADABLE.
+ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "tokens"}
 UNREADABLE = {
-    ".7z",
-    ".arrow",
-    ".bz2",
-    ".feather",
-    ".gz",
-    ".h5",
-    ".npy",
-    ".npz",
-    ".pickle",
-    ".pkl",
-    ".pt",
-    ".safetensors",
-    ".tar",
-    ".tgz",
-    ".xz",
-    ".zip",
-    ".zst",
-}
-_INSTALLED = {
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-}  # in the library's folder, but not of it
+    ".7z", ".arrow", ".bz2", ".feather", ".gz", ".h5", ".npy", ".npz", ".pickle", ".pkl", ".pt",
+    ".safetensors", ".tar", ".tgz", ".xz", ".zip", ".zst",
+}  # fmt: skip
+# Folders that lie in the standard library's and are no part of it.
+_INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
 
 
 class File(NamedTuple):
@@ -47,26 +25,31 @@ class File(NamedTuple):
 
     path: Path
     format: str
-    size: int
-    changed: int  # nanoseconds
+    size: int  # bytes
+    changed: int  # when, in nanoseconds
 
 
-def library() -> str:
+def library_folder() -> str:
     """The folder of the running interpreter's standard library."""
     return sysconfig.get_paths()["stdlib"]
 
 
 def find_files(paths: Sequence[str], format: str = "auto", *, suffix: str = "") -> list[File]:
-    """The files to read, in an order that does not depend on the machine. Of folders all files that no name hides, of the format's endings where
-    it has some; a file that is named twice, or linked to, is read once.
+    """The files at `paths`, in an order that does not depend on the machine.
+
+    Of a folder these are all files, in folders inside it too; with a format that has endings of its
+    own, only the files with those endings. Names that begin with a dot, and folders of installed
+    packages and of compiled Python, are passed over. A file that is named or linked to twice is
+    read once.
 
     Args:
       paths: files and folders.
-      format: as `config.Source.format`.
-      suffix: of the files that are taken from folders.
+      format: as `config.Source.format`; `auto` goes by the ending of each file.
+      suffix: the only ending that is taken from folders, whatever the format.
 
     Raises:
-      MeshDSLError: a path does not exist or cannot be read, or a file's ending says that it is of no format that we read.
+      MeshDSLError: a path does not exist or cannot be read, or the ending of a file says that it is
+        of a format that cannot be read.
     """
     suffixes = (
         (suffix,)
@@ -80,38 +63,39 @@ def find_files(paths: Sequence[str], format: str = "auto", *, suffix: str = "") 
         for path in (
             [root]
             if root.is_file()
-            else sorted(_inside(root, suffixes), key=lambda path: path.parts)
+            else sorted(_files_in(root, suffixes), key=lambda path: path.parts)
         ):
             status = path.stat()
             found.setdefault(
                 os.path.realpath(path),
-                File(path, _format(path, format), status.st_size, status.st_mtime_ns),
+                File(path, _format_of(path, format), status.st_size, status.st_mtime_ns),
             )
     return list(found.values())
 
 
-def _inside(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+def _files_in(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
     def unreadable(error: OSError) -> None:
         raise MeshDSLError(f"`{error.filename}` cannot be read: {error.strerror}")
 
     for folder, folders, names in os.walk(root, onerror=unreadable):
-        folders[:] = [name for name in folders if _wanted(name)]
+        folders[:] = [name for name in folders if _is_wanted(name)]
         for name in names:
             path = Path(folder, name)
-            if _wanted(name) and (not suffixes or path.suffix in suffixes) and path.is_file():
+            if _is_wanted(name) and (not suffixes or path.suffix in suffixes) and path.is_file():
                 yield path
 
 
-def _wanted(name: str) -> bool:
+def _is_wanted(name: str) -> bool:
     return not name.startswith(".") and name not in _INSTALLED
 
 
-def _format(path: Path, format: str) -> str:
+def _format_of(path: Path, format: str) -> str:
     if format != "auto":
         return format
     if path.suffix in UNREADABLE:
         raise MeshDSLError(
-            f"`{path}`: files that end in {path.suffix} cannot be read; unpack it or turn it into text, JSONL (.jsonl), parquet (.parquet) "
-            "or tokens (.bin), or say which of these it is by `format`"
+            f"`{path}`: files that end in {path.suffix} cannot be read; unpack it or turn it into "
+            "text, JSONL (.jsonl), parquet (.parquet) or tokens (.bin), or say which of these it "
+            "is by `format`"
         )
     return ENDINGS.get(path.suffix, "text")

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back. Bytes need no file; any other is a Hugging Face `tokenizer.json`."""
+"""Tokenizers, from text to token ids and back: bytes, or a `tokenizer.json` of Hugging Face."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ from tokenizers.decoders import DecodeStream
 
 from meshdsl.errors import MeshDSLError
 
-# What published tokenizers call the token that ends a document, most specific first.
+# How published tokenizers spell the token that ends a document, most specific first.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|end|>", "[SEP]")
 
 
 class Stream(Protocol):
-    """Text from token ids as they come, one call for each id; characters that are not complete yet wait."""
+    """Turns token ids into text as they come: one call for each id gives the text that is complete.
+
+    A character may be made of several tokens; the call with the last one gives it.
+    """
 
     def __call__(self, token: int) -> str: ...
 
     def rest(self) -> str:
-        """What still waits when there are no more tokens."""
+        """The text of the tokens at the end that make no complete character."""
+        ...
 
 
 class Tokenizer(Protocol):
-    """What turns text into token ids.
+    """Turns text into token ids, and ids into text.
 
     Attributes:
-      name: as the settings spell it.
+      name: as it is written in the settings.
       vocab: every id is less than this.
-      separator: the id that ends a document; text never becomes it.
-      digest: of everything that decides which ids a text becomes.
+      separator: the id that ends a document; no text is turned into it.
+      digest: a hash of everything that decides which ids a text is turned into.
     """
 
     name: str
@@ -42,27 +46,37 @@ class Tokenizer(Protocol):
     separator: int
     digest: str
 
-    def encode(self, text: str) -> np.ndarray: ...
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text."""
+        ...
 
     def encode_blocks(self, blocks: Sequence[bytes]) -> Iterable[np.ndarray]:
-        """The ids of each block of UTF-8."""
+        """The ids of each block of UTF-8, in order."""
+        ...
 
-    def decode(self, ids: Iterable[int]) -> str: ...
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; what is no text, or not UTF-8, becomes U+FFFD or is left out."""
+        ...
 
-    def stream(self) -> Stream: ...
+    def stream(self) -> Stream:
+        """Begin to decode ids that come one after the other."""
+        ...
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a setting `data.tokenizer`: `bytes`, or the path of a `tokenizer.json`.
+    """The tokenizer that the setting `data.tokenizer` names.
+
+    Args:
+      name: `bytes`, or the path of a `tokenizer.json` or of a folder with one.
 
     Raises:
       MeshDSLError: the file is missing or no tokenizer, or has no token that ends a document.
     """
-    return Bytes() if name == "bytes" else FromFile(name)
+    return Bytes() if name == "bytes" else FileTokenizer(name)
 
 
 class Bytes:
-    """Every byte of UTF-8 is a token. The separator is 0, which text does not contain."""
+    """The tokenizer in which every byte of UTF-8 is a token; the separator is 0."""
 
     name, vocab, separator, digest = "bytes", 256, 0, "bytes"
 
@@ -85,7 +99,7 @@ class _BytesStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, token: int) -> str:
-        # A model may have more ids than there are bytes; what it says then is no text.
+        # A model may have more ids than there are bytes; those stand for no text.
         return self._decoder.decode(bytes([token])) if token < 256 else self.rest() + "\ufffd"
 
     def rest(self) -> str:
@@ -94,22 +108,21 @@ class _BytesStream:
         return text
 
 
-class FromFile:
-    """A Hugging Face tokenizer, from its `tokenizer.json`."""
+class FileTokenizer:
+    """A tokenizer of Hugging Face, from its `tokenizer.json`."""
 
     def __init__(self, name: str):
         content = _read(name)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # noqa: BLE001 - the library raises no narrower one
+        except Exception as error:  # the library raises no narrower one
             raise MeshDSLError(
                 f"data.tokenizer: `{name}` is no tokenizer.json of Hugging Face: {error}"
             ) from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = (
-            True  # `</s>` in a text is text, not the end of a document
-        )
+        # `</s>` in a text is text, not the end of a document.
+        self._tokenizer.encode_special_tokens = True
         self.name = name
         self.digest = hashlib.sha256(content).hexdigest()
         known = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -119,7 +132,8 @@ class FromFile:
         ends = [known[token] for token in ENDS if token in known]
         if not ends:
             raise MeshDSLError(
-                f"data.tokenizer: `{name}` has no token that ends a document; add one of {', '.join(f'`{token}`' for token in ENDS)} to it"
+                f"data.tokenizer: `{name}` has no token that ends a document; "
+                f"add one of {', '.join(f'`{token}`' for token in ENDS)} to it"
             )
         self.separator = ends[0]
 
@@ -143,7 +157,7 @@ class FromFile:
 class _FileStream:
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         self._tokenizer, self._decoder = tokenizer, DecodeStream(skip_special_tokens=True)
-        self._waiting: list[int] = []  # what came since the last text
+        self._waiting: list[int] = []  # tokens that came since the last text
 
     def __call__(self, token: int) -> str:
         text = self._decoder.step(self._tokenizer, int(token)) or ""
@@ -167,5 +181,6 @@ def _read(name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise MeshDSLError(
-            f"data.tokenizer: `{path}`: {error.strerror}; expected bytes, or a Hugging Face tokenizer.json"
+            f"data.tokenizer: `{path}`: {error.strerror}; "
+            "expected bytes, or a Hugging Face tokenizer.json"
         ) from None

@@ -1,4 +1,4 @@
-"""Tokens in memory-mapped files: what is read is paged in by the system, and nothing else is in memory."""
+"""Tokens in memory-mapped files: only what is read is in memory, paged in by the system."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.train.data.files import File
 
 
-class Run(NamedTuple):
-    """The tokens from `start` to `stop` in a file."""
+class TokenRange(NamedTuple):
+    """The tokens from `start` to `stop` in a file of raw ids of one dtype."""
 
     path: Path
     dtype: str
@@ -23,19 +23,19 @@ class Run(NamedTuple):
 
 
 class Tokens:
-    """The tokens of some files, joined end to end.
+    """The tokens of some ranges, joined end to end.
 
     Args:
-      runs: of the files, in order.
-      below: what every id has to be less than; None where ids are known to be.
+      ranges: in the order in which they are joined.
+      below: what every id must be less than; None where that is known already.
     """
 
-    def __init__(self, runs: Sequence[Run], below: int | None = None):
-        self._runs = [run for run in runs if run.stop > run.start]
-        # a plain array on the mapped memory: slicing np.memmap itself takes ten times as long
+    def __init__(self, ranges: Sequence[TokenRange], below: int | None = None):
+        self._ranges = [each for each in ranges if each.stop > each.start]
+        # A plain array on the mapped memory: slicing np.memmap itself takes ten times as long.
         self._arrays = [
-            np.asarray(np.memmap(run.path, run.dtype, "r"))[run.start : run.stop]
-            for run in self._runs
+            np.asarray(np.memmap(each.path, each.dtype, "r"))[each.start : each.stop]
+            for each in self._ranges
         ]
         self._ends = np.cumsum([len(array) for array in self._arrays], dtype=np.int64).tolist()
         self._below = below
@@ -44,50 +44,57 @@ class Tokens:
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """The tokens from `start` to `stop`, int32.
+        """The tokens from `start` to `stop`, as int32.
 
         Raises:
-          MeshDSLError: an id is too large, with the file and the position.
+          MeshDSLError: an id is too large, with its file and position.
         """
-        parts = []
-        for i in range(
-            bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop) + 1
-        ):
+        pieces = []
+        first = bisect.bisect_right(self._ends, start)
+        last = bisect.bisect_left(self._ends, stop)
+        for i in range(first, last + 1):
             before = self._ends[i] - len(self._arrays[i])
-            first = max(start - before, 0)
-            part = self._arrays[i][first : stop - before]
-            if self._below is not None and part.max() >= self._below:
-                run = self._runs[i]
-                position = run.start + first + int(np.argmax(part >= self._below))
+            begin = max(start - before, 0)
+            piece = self._arrays[i][begin : stop - before]
+            if self._below is not None and piece.max() >= self._below:
+                path, dtype, range_start, _ = self._ranges[i]
+                position = range_start + begin + int(np.argmax(piece >= self._below))
                 raise MeshDSLError(
-                    f"`{run.path}`: the token at position {position:,}, read as {run.dtype}, is not less than model.vocab={self._below}"
+                    f"`{path}`: the token at position {position:,}, read as {dtype}, "
+                    f"is not less than model.vocab={self._below}"
                 )
-            parts.append(part)
-        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int32)
+            pieces.append(piece)
+        return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).astype(np.int32)
 
     def sample(self, reads: int = 64, length: int = 1024) -> list[np.ndarray]:
-        """At most `reads` stretches of at most `length` tokens, spread evenly."""
+        """At most `reads` stretches of at most `length` tokens each, spread evenly."""
         starts = np.unique(
             np.linspace(0, max(0, len(self) - length), reads).astype(np.int64)
         ).tolist()
         return [self.read(start, min(start + length, len(self))) for start in starts]
 
 
-def token_files(files: Sequence[File], dtype: str, held_out: float) -> tuple[list[Run], list[Run]]:
-    """The tokens in files of them, in two parts: of each file its end, `held_out` of it, is for validation.
+def token_file_ranges(
+    files: Sequence[File], dtype: str, held_out: float
+) -> tuple[list[TokenRange], list[TokenRange]]:
+    """The tokens of token files: what is trained on, and the end of each file, which is held out.
+
+    Args:
+      held_out: the fraction of each file that is held out.
 
     Raises:
-      MeshDSLError: a file is not so many whole tokens.
+      MeshDSLError: the size of a file is not a whole number of tokens.
     """
-    runs: tuple[list[Run], list[Run]] = ([], [])
+    ranges: tuple[list[TokenRange], list[TokenRange]] = ([], [])
     size = np.dtype(dtype).itemsize
     for file in files:
         if file.size % size:
             raise MeshDSLError(
-                f"`{file.path}`: {file.size:,} bytes are no whole number of {dtype} tokens of {size} bytes"
+                f"`{file.path}`: {file.size:,} bytes are no whole number of {dtype} tokens "
+                f"of {size} bytes"
             )
         count = file.size // size
-        cut = count - int(count * held_out)
-        runs[0].append(Run(file.path, dtype, 0, cut))
-        runs[1].append(Run(file.path, dtype, cut, count))
-    return runs
+        border = count - int(count * held_out)
+        ranges[0].append(TokenRange(file.path, dtype, 0, border))
+        ranges[1].append(TokenRange(file.path, dtype, border, count))
+    return ranges

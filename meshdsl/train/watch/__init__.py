@@ -1,8 +1,16 @@
-"""Watching a run: what each step measured, on disk, on the screen, in TensorBoard and Weights & Biases, and as curves."""
+"""Watching a run: what each step measured, on disk, on the screen, elsewhere, and as curves."""
 
-from meshdsl.train.watch.metrics_file import Record, read_records
-from meshdsl.train.watch.rates import Facts
+from meshdsl.train.watch.facts import Facts
+from meshdsl.train.watch.metrics_file import StepMetrics, read_metrics
 from meshdsl.train.watch.units import bits_per_byte, perplexity
 from meshdsl.train.watch.watch import Watch, check
 
-__all__ = ["Facts", "Record", "Watch", "bits_per_byte", "check", "perplexity", "read_records"]
+__all__ = [
+    "Facts",
+    "StepMetrics",
+    "Watch",
+    "bits_per_byte",
+    "check",
+    "perplexity",
+    "read_metrics",
+]

@@ -10,20 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.train.watch.metrics_file import Record, read_records
+from meshdsl.train.watch.metrics_file import StepMetrics, read_metrics
 from meshdsl.train.watch.units import unit
 
-_TIMES = (
-    (2 * 3600, 3600, "hours"),
-    (2 * 60, 60, "minutes"),
-    (0, 1, "seconds"),
-)  # from how many seconds on, in one, its name
-_MOST = 600  # pieces of a curve of which the least and the greatest value are drawn
+# From how many seconds on a time is given in a unit, the seconds in one, and its name.
+_TIME_UNITS = ((2 * 3600, 3600, "hours"), (2 * 60, 60, "minutes"), (0, 1, "seconds"))
+_PIECES = 600  # of a long curve; of each the least and the greatest value are drawn
 
 
 @dataclass(frozen=True)
 class Points:
-    """Values `y` [n] at `x` [n], without any that are not finite."""
+    """Values `y` [n] at `x` [n], all of them finite."""
 
     x: np.ndarray
     y: np.ndarray
@@ -31,13 +28,14 @@ class Points:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over one run.
+    """A metric over the steps of one run.
 
     Attributes:
-      run: its name.
-      line: of every step; smoothed, where that is asked for.
-      raw: as it was measured, where `line` is smoothed.
-      validation: the same metric on held-out text, by the name of the dataset; of a lone dataset that is empty.
+      run: the name of the run.
+      line: the metric at every step, smoothed if that is asked for.
+      raw: the metric as it was measured, if `line` is smoothed.
+      validation: the same metric on held-out text, by the name of the dataset, which is empty where
+        there is only one.
     """
 
     run: str
@@ -48,7 +46,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """A metric over all runs that have it."""
+    """A metric, with a curve for each run that has it.
+
+    Attributes:
+      x_words: what x is, for example `time, hours`.
+    """
 
     metric: str
     x_words: str
@@ -56,12 +58,16 @@ class Panel:
 
     @property
     def y_words(self) -> str:
+        """What y is, for example `loss, nats per token`."""
         name = self.metric.replace("_", " ")
         return f"{name}, {unit(self.metric)}" if unit(self.metric) not in ("", name) else name
 
 
-def read_runs(folders: Sequence[Path]) -> dict[str, list[Record]]:
-    """The records of each run, by the shortest end of its path that tells it from the others.
+def read_runs(folders: Sequence[Path]) -> dict[str, list[StepMetrics]]:
+    """The metrics of the steps of each run.
+
+    Returns:
+      By the name of the run: the shortest end of its path that no other run has.
 
     Raises:
       MeshDSLError: a folder does not exist, or has no metrics.
@@ -70,7 +76,7 @@ def read_runs(folders: Sequence[Path]) -> dict[str, list[Record]]:
     return dict(zip(_names(list(runs)), runs.values(), strict=True))
 
 
-def _read(folder: Path) -> list[Record]:
+def _read(folder: Path) -> list[StepMetrics]:
     if not folder.is_dir():
         near = (
             nearest(folder.name, [each.name for each in folder.parent.iterdir() if each.is_dir()])
@@ -83,14 +89,16 @@ def _read(folder: Path) -> list[Record]:
         inside = sorted(each.parent.name for each in folder.glob("*/metrics.jsonl"))
         runs = f"; its folders have: {', '.join(inside)}" if inside else ""
         raise MeshDSLError(f"{folder}: is no run, it has no metrics.jsonl{runs}")
-    records = list(read_records(path))
-    if not records:
+    steps = list(read_metrics(path))
+    if not steps:
         raise MeshDSLError(f"{folder}: no step of the run is in its metrics.jsonl yet")
-    return records
+    return steps
 
 
 def _names(folders: list[Path]) -> list[str]:
+    """The ends of the paths, all of the shortest length at which they differ."""
     parts = [folder.absolute().parts for folder in folders]
+    names: list[str] = []
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
@@ -99,91 +107,101 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def panels(
-    runs: dict[str, list[Record]], metrics: Iterable[str], x: str, smooth: int
+    runs: dict[str, list[StepMetrics]], metrics: Iterable[str], x: str, smooth: int
 ) -> list[Panel]:
-    """A panel for each of `metrics`, over `x`: step, tokens or time; `smooth`: means of so many steps are drawn.
+    """A panel for each of `metrics`.
+
+    Args:
+      runs: as from `read_runs`.
+      x: what curves are drawn over: `step`, `tokens` or `time`.
+      smooth: the number of steps whose mean is drawn; 1 draws every step.
 
     Raises:
-      MeshDSLError: no run has a metric.
+      MeshDSLError: no run has a metric, or a run has no values for `x`.
     """
-    known = sorted(
-        {key for records in runs.values() for record in records for key in record} - {"step"}
-    )
+    known = sorted({key for steps in runs.values() for step in steps for key in step} - {"step"})
     for metric in metrics:
         if metric not in known:
             raise MeshDSLError(f"no metric `{metric}` in {', '.join(runs)}{nearest(metric, known)}")
-    along = {run: _along(run, records, x) for run, records in runs.items()}
+    along = {run: _along(run, steps, x) for run, steps in runs.items()}
     words, scale = _x_words(x, max(each[-1] for each in along.values()))
     return [
         Panel(
             metric,
             words,
             tuple(
-                _curve(run, records, along[run] / scale, metric, smooth)
-                for run, records in runs.items()
-                if _has(records, metric)
+                _curve(run, steps, along[run] / scale, metric, smooth)
+                for run, steps in runs.items()
+                if _has(steps, metric)
             ),
         )
         for metric in metrics
     ]
 
 
-def _has(records: list[Record], metric: str) -> bool:
-    return any(metric in record for record in records)
+def _has(steps: list[StepMetrics], metric: str) -> bool:
+    return any(metric in step for step in steps)
 
 
-def _along(run: str, records: list[Record], x: str) -> np.ndarray:
-    """Of each record the step, the tokens until then, or the seconds that all steps until then took."""
+def _along(run: str, steps: list[StepMetrics], x: str) -> np.ndarray:
+    """The x of each step; for `time` the seconds of all steps until then."""
     key = {"step": "step", "tokens": "tokens", "time": "seconds"}[x]
-    if not all(key in record for record in records):
+    if not all(key in step for step in steps):
         raise MeshDSLError(f"{run}: its records have no `{key}`, so it cannot be drawn over {x}")
-    values = np.asarray([record[key] for record in records], float)
+    values = np.asarray([step[key] for step in steps], float)
     return np.cumsum(values) if x == "time" else values
 
 
 def _x_words(x: str, most: float) -> tuple[str, float]:
+    """What x is in words, and what to divide its values by; `most` is the largest of them."""
     if x != "time":
         return x, 1.0
-    scale, words = next((scale, words) for least, scale, words in _TIMES if most >= least)
+    scale, words = next((scale, words) for least, scale, words in _TIME_UNITS if most >= least)
     return f"time, {words}", float(scale)
 
 
-def _curve(run: str, records: list[Record], along: np.ndarray, metric: str, smooth: int) -> Curve:
-    raw = _points(records, along, metric)
+def _curve(
+    run: str, steps: list[StepMetrics], along: np.ndarray, metric: str, smooth: int
+) -> Curve:
+    raw = _points(steps, along, metric)
     line = Points(raw.x, smoothed(raw.y, smooth)) if smooth > 1 else raw
+    # On held-out text: `validation_loss`, or with several datasets `validation/NAME/loss`.
     names = {f"validation_{metric}": ""} | {
         key: key.split("/", 1)[1].rpartition("/")[0]
-        for record in records
-        for key in record
+        for step in steps
+        for key in step
         if key.startswith("validation/") and key.endswith(f"/{metric}")
     }
     validation = {
-        name: _points(records, along, key)
+        name: _points(steps, along, key)
         for key, name in names.items()
-        if key != metric and _has(records, key)
+        if key != metric and _has(steps, key)
     }
     return Curve(run, thin(line), thin(raw) if smooth > 1 else None, validation)
 
 
-def _points(records: list[Record], along: np.ndarray, metric: str) -> Points:
-    y = np.asarray([record.get(metric, np.nan) for record in records], float)
+def _points(steps: list[StepMetrics], along: np.ndarray, metric: str) -> Points:
+    y = np.asarray([step.get(metric, np.nan) for step in steps], float)
     finite = np.isfinite(y)
     return Points(along[finite], y[finite])
 
 
-def smoothed(y: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the `window` values around each one of `y` [n]; of fewer at the ends."""
+def smoothed(y: np.ndarray, count: int) -> np.ndarray:
+    """The mean of the `count` values around each value of `y` [n]; of fewer at the ends."""
     total = np.concatenate([[0.0], np.cumsum(y)])
     at = np.arange(len(y))
-    low, high = np.maximum(0, at - (window - 1) // 2), np.minimum(len(y), at + window // 2 + 1)
+    low, high = np.maximum(0, at - (count - 1) // 2), np.minimum(len(y), at + count // 2 + 1)
     return (total[high] - total[low]) / (high - low)
 
 
 def thin(points: Points) -> Points:
-    """The same curve in at most 1,200 points: of each piece of it the least and the greatest value, so that no spike is lost."""
-    if len(points.x) <= 2 * _MOST:
+    """The same curve in at most 1,200 points, with all its spikes.
+
+    A long curve is divided into pieces, of which the least and the greatest value remain.
+    """
+    if len(points.x) <= 2 * _PIECES:
         return points
-    edges = np.linspace(0, len(points.x), _MOST + 1).astype(int)
+    edges = np.linspace(0, len(points.x), _PIECES + 1).astype(int)
     kept = sorted(
         {
             low + int(pick(points.y[low:high]))

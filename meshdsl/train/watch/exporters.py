@@ -1,4 +1,4 @@
-"""Metrics for other programs: TensorBoard's event files, and Weights & Biases. Both are extras."""
+"""Metrics for other programs: event files of TensorBoard, and Weights & Biases; both are extras."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.watch.metrics_file import Record
+from meshdsl.train.watch.metrics_file import StepMetrics
 
 
-def extra(module: str, name: str, setting: str) -> Any:
-    """The module that an extra of this package brings.
+def import_extra(module: str, extra: str, setting: str) -> Any:
+    """Import a module that an extra of this package installs.
+
+    Args:
+      extra: its name, as in `pip install "meshdsl[plot]"`.
+      setting: what needs the module, for the error.
 
     Raises:
       MeshDSLError: it is not installed.
@@ -24,49 +28,55 @@ def extra(module: str, name: str, setting: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise MeshDSLError(
-            f'{setting}: needs {module}, which is not installed; pip install "meshdsl[{name}]" brings it'
+            f"{setting}: needs {module}, which is not installed; "
+            f'pip install "meshdsl[{extra}]" brings it'
         ) from None
 
 
 class TensorBoard:
-    """Event files in `folder`. What a killed run left there of steps after `done` is not shown.
+    """Writes event files of TensorBoard into `folder`.
 
-    A step is one event with all its values; `SummaryWriter.add_scalar` would make one of each, at several times the cost.
+    What a killed run left there of steps after `done` is not shown. A step is one event with all
+    its values; `SummaryWriter.add_scalar` would make one event of each, at several times the cost.
     """
 
     def __init__(self, folder: Path, done: int):
-        module = extra("tensorboardX", "tensorboard", "log.tensorboard")
+        module = import_extra("tensorboardX", "tensorboard", "log.tensorboard")
         self._event = importlib.import_module("tensorboardX.proto.event_pb2")
         self._summary = importlib.import_module("tensorboardX.proto.summary_pb2").Summary
+        # With the suffix a resume within a second has a file of its own.
         self._writer = module.FileWriter(
             folder, max_queue=1000, flush_secs=30, filename_suffix=f".{done}"
-        )  # a resume within a second has a file of its own
+        )
         self._writer.add_event(self._event.Event(step=done + 1, file_version="brain.Event:2"))
         self.rewind(done)
 
-    def write(self, record: Record) -> None:
+    def write(self, metrics: StepMetrics) -> None:
+        """Write the metrics of a step as one event."""
         values = [
             self._summary.Value(tag=name, simple_value=value)
-            for name, value in record.items()
+            for name, value in metrics.items()
             if name != "step"
         ]
-        self._writer.add_summary(self._summary(value=values), record["step"])
+        self._writer.add_summary(self._summary(value=values), metrics["step"])
 
     def rewind(self, done: int) -> None:
+        """Tell TensorBoard to forget the steps after `done`."""
         started = self._event.SessionLog(status=self._event.SessionLog.START)
         self._writer.add_event(self._event.Event(step=done + 1, session_log=started))
 
     def close(self) -> None:
+        """Write what is waiting, and close the file."""
         self._writer.close()
 
 
 def log_in(project: str) -> None:
-    """Make sure that Weights & Biases knows the user; nothing where `WANDB_MODE` needs no network.
+    """Make sure that Weights & Biases knows the user, unless `WANDB_MODE` needs no network.
 
     Raises:
-      MeshDSLError: it does not.
+      MeshDSLError: it does not, or wandb is not installed.
     """
-    module = extra("wandb", "wandb", "log.wandb")
+    module = import_extra("wandb", "wandb", "log.wandb")
     if hosts.first() and os.environ.get("WANDB_MODE", "online") == "online":
         try:
             module.login()
@@ -75,22 +85,32 @@ def log_in(project: str) -> None:
 
 
 class WandB:
-    """A run of Weights & Biases, the same one after a resume: its id is kept in the run's folder.
+    """Logs to a run of Weights & Biases, which is the same one after a resume.
 
-    Values are logged with their `step` as a metric, because a step that is run again after a resume could not be logged otherwise.
+    Its id is in the file `wandb-id` of the run's folder. Values are logged with their `step` as a
+    metric, because a step that is run again after a resume could not be logged otherwise.
+
+    Args:
+      folder: of the run.
+      config: the file with the run's configuration, which is shown there.
+
+    Raises:
+      MeshDSLError: wandb is not installed, or refuses the run.
     """
 
     def __init__(self, project: str, folder: Path, config: Path):
-        module = extra("wandb", "wandb", "log.wandb")
-        stored = folder / "wandb-id"
-        name = (
-            stored.read_text(encoding="utf-8").strip() if stored.exists() else uuid.uuid4().hex[:8]
+        module = import_extra("wandb", "wandb", "log.wandb")
+        id_file = folder / "wandb-id"
+        wandb_id = (
+            id_file.read_text(encoding="utf-8").strip()
+            if id_file.exists()
+            else uuid.uuid4().hex[:8]
         )
         values = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else None
         try:
             self._run = module.init(
                 project=project,
-                id=name,
+                id=wandb_id,
                 resume="allow",
                 name=folder.name,
                 dir=str(folder),
@@ -98,14 +118,16 @@ class WandB:
             )
         except module.errors.Error as error:
             raise MeshDSLError(f"log.wandb={project}: {error}") from None
-        stored.write_text(name, encoding="utf-8")
+        id_file.write_text(wandb_id, encoding="utf-8")
         self._run.define_metric("*", step_metric="step")
 
-    def write(self, record: Record) -> None:
-        self._run.log(record)
+    def write(self, metrics: StepMetrics) -> None:
+        """Log the metrics of a step."""
+        self._run.log(metrics)
 
     def rewind(self, done: int) -> None:
-        """Nothing: the steps after `done` come again, and the later values of a step are shown."""
+        """Do nothing: the steps after `done` come again, and of each the later values are shown."""
 
     def close(self) -> None:
+        """Send what is waiting, and end the run there."""
         self._run.finish()

@@ -1,7 +1,8 @@
-"""`metrics.jsonl`: one JSON object per step, in order, whatever was killed and resumed.
+"""`metrics.jsonl`: one JSON object per step, in order, also after a run was killed and resumed.
 
-A file is only ever appended to, a whole line at a time. A run that was killed leaves records of steps after its newest checkpoint,
-and perhaps half a line; both go when the run is resumed, by one rename, so that another kill at that moment loses nothing.
+The file is only ever appended to, a whole line at a time. A run that is killed leaves the metrics
+of steps after its newest checkpoint, and perhaps half a line. Both are dropped when the run is
+resumed. The file is then replaced by one rename, so another kill at that moment loses nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError
 
-Record = dict[str, Any]
-_STEP = re.compile(rb'\{"step": (\d+)[,}].*\}\n')
+StepMetrics = dict[str, Any]  # what a step measured, by name: `step`, its number, and numbers
+_LINE = re.compile(rb'\{"step": (\d+)[,}].*\}\n')
 
 
 class MetricsFile:
-    """The metrics of a run.
+    """The metrics file of a run, to write.
 
     Args:
-      done: how many steps are done; records of later ones are dropped.
+      done: how many steps are done; the metrics of later ones are dropped from the file.
 
     Raises:
-      MeshDSLError: by every method too, where the file cannot be written.
+      MeshDSLError: the file cannot be written. Every method may raise this.
     """
 
     def __init__(self, path: Path, done: int):
         self.path = path
-        with writing(path):
+        with explained_write_errors(path):
             self._open(done)
 
     def _open(self, done: int) -> None:
@@ -41,50 +42,57 @@ class MetricsFile:
             keep_until(self.path, done)
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
 
-    def write(self, record: Record) -> None:
-        with writing(self.path):
-            self._file.write(json.dumps(record) + "\n")
+    def write(self, metrics: StepMetrics) -> None:
+        """Append a line."""
+        with explained_write_errors(self.path):
+            self._file.write(json.dumps(metrics) + "\n")
 
     def rewind(self, done: int) -> None:
-        """Drop the records of steps after `done`."""
-        with writing(self.path):
+        """Drop the metrics of steps after `done`."""
+        with explained_write_errors(self.path):
             self._file.close()
             self._open(done)
 
     def close(self) -> None:
-        with writing(self.path):  # a line that could not be written is tried again
+        """Close the file, which tries again to write a line that could not be written."""
+        with explained_write_errors(self.path):
             self._file.close()
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Makes an OSError into a MeshDSLError that names the file, `path` where the system names none, and says how to go on."""
+def explained_write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a MeshDSLError that says how the run can go on.
+
+    Args:
+      path: named in the error where the system names no file.
+    """
     try:
         yield
     except OSError as error:
-        mend = "free some" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+        remedy = "free some" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
         raise MeshDSLError(
-            f"{error.filename or path}: cannot be written: {error.strerror or error}; the newest checkpoint is whole; {mend} and go on by --resume"
+            f"{error.filename or path}: cannot be written: {error.strerror or error}; "
+            f"the newest checkpoint is whole; {remedy} and go on by --resume"
         ) from None
 
 
 def keep_until(path: Path, done: int) -> None:
-    """Leave only the whole records of the first `done` steps in the file at `path`."""
+    """Drop from a metrics file all steps after `done`, and lines that are damaged."""
     part = path.with_name(path.name + ".part")
     with path.open("rb") as old, part.open("wb") as new:
         new.writelines(
-            line for line in old if (found := _STEP.fullmatch(line)) and int(found[1]) <= done
+            line for line in old if (found := _LINE.fullmatch(line)) and int(found[1]) <= done
         )
         new.flush()
         os.fsync(new.fileno())
     part.replace(path)
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """The whole records of a metrics file; what is half written or damaged is passed over."""
+def read_metrics(path: Path) -> Iterator[StepMetrics]:
+    """The metrics of each step in a metrics file; lines that are damaged are passed over."""
     with path.open("rb") as file:
         for line in file:
-            if _STEP.fullmatch(line):
+            if _LINE.fullmatch(line):
                 try:
                     yield json.loads(line)
                 except ValueError:

@@ -1,4 +1,4 @@
-"""A trace of a few steps, for Perfetto and TensorBoard."""
+"""A trace of a few steps, to look at in Perfetto or TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from meshdsl.errors import MeshDSLError
 
 
 @dataclass(frozen=True)
-class Traced:
+class StepRange:
     """The steps from `first` to `last`, both included."""
 
     first: int
     last: int
 
 
-def traced(text: str, steps: int) -> Traced | None:
-    """What `10:15` says for a run of so many `steps`; None for nothing.
+def steps_to_trace(text: str, steps: int) -> StepRange | None:
+    """The steps that the setting `log.profile` names, such as `10:15`; None where it is empty.
+
+    Args:
+      steps: how many the run has.
 
     Raises:
-      MeshDSLError: it is no range of steps of the run.
+      MeshDSLError: the text is no range of steps of the run.
     """
     if not text:
         return None
@@ -35,50 +38,54 @@ def traced(text: str, steps: int) -> Traced | None:
     first, last = int(found[1]), int(found[2])
     if not 1 <= first <= last:
         raise MeshDSLError(
-            f"log.profile={text}: expected the first and the last step, counted from 1, the first not after the last"
+            f"log.profile={text}: expected the first and the last step, counted from 1, "
+            "the first not after the last"
         )
     if last > steps:
         raise MeshDSLError(f"log.profile={text}: the run has {steps} steps")
-    return Traced(first, last)
+    return StepRange(first, last)
 
 
 class Profile:
-    """Writes the trace of the steps in `what`. Of several processes the one that makes this object writes, of its own devices."""
+    """Writes the trace of some steps, on the devices of the process that makes this object.
 
-    def __init__(self, what: Traced, folder: Path):
-        self.what, self._folder = what, folder
-        self._running = False
-        self._step: jax.profiler.StepTraceAnnotation | None = None
+    Args:
+      folder: to write to; JAX makes folders of its own in it.
+    """
+
+    def __init__(self, steps: StepRange, folder: Path):
+        self.steps, self._folder = steps, folder
+        self._is_tracing = False
+        self._annotation: jax.profiler.StepTraceAnnotation | None = None  # of the step that runs
 
     def begin(self, step: int) -> None:
-        """`step` is about to be started."""
-        self._leave()
-        if step < self.what.first or step > self.what.last:
+        """Call this when `step` is about to be started."""
+        self._end_step()
+        if step < self.steps.first or step > self.steps.last:
             return
-        if not self._running:
+        if not self._is_tracing:
             jax.profiler.start_trace(
                 self._folder, create_perfetto_trace=True, profiler_options=_options()
             )
-            self._running = True
-        self._step = jax.profiler.StepTraceAnnotation("train", step_num=step)
-        self._step.__enter__()
+            self._is_tracing = True
+        self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
+        self._annotation.__enter__()
 
     def close(self) -> None:
-        """Write what there is."""
-        self._leave()
-        if self._running:
-            self._running = False
+        """End the trace, if one was begun, and write it."""
+        self._end_step()
+        if self._is_tracing:
+            self._is_tracing = False
             jax.profiler.stop_trace()
 
-    def _leave(self) -> None:
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
+    def _end_step(self) -> None:
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+            self._annotation = None
 
 
 def _options() -> jax.profiler.ProfileOptions:
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = (
-        0  # an event for every Python call would slow the host, and fill the trace
-    )
+    # An event for every Python call would slow the host and fill the trace.
+    options.python_tracer_level = 0
     return options

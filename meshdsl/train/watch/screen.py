@@ -1,4 +1,4 @@
-"""Steps on the screen: a progress bar on a terminal, else a line now and then."""
+"""Steps on the screen: a progress bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from meshdsl.train.watch.metrics_file import Record
+from meshdsl.train.watch.metrics_file import StepMetrics
 
-Show = Callable[[Record], None]
+Show = Callable[[StepMetrics], None]
 
 
 @contextmanager
 def progress(console: Console, done: int, steps: int, every: int) -> Iterator[Show]:
-    """A function that shows the record of a step: in a progress bar on a terminal, else as a line per `every` steps."""
+    """A context manager that gives a function to show the metrics of a step.
+
+    Args:
+      done: how many steps are done already.
+      steps: of the whole run.
+      every: on no terminal, how many steps there are from one line to the next.
+    """
     if not console.is_terminal:
         yield _lines(console, steps, every)
         return
@@ -37,32 +43,35 @@ def progress(console: Console, done: int, steps: int, every: int) -> Iterator[Sh
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("train", total=steps, completed=done, loss=math.nan, speed="")
-        yield lambda record: bar.update(
-            task, completed=record["step"], loss=record["loss"], speed=_speed(record)
+        yield lambda metrics: bar.update(
+            task, completed=metrics["step"], loss=metrics["loss"], speed=_speed(metrics)
         )
 
 
 def _lines(console: Console, steps: int, every: int) -> Show:
-    spent = taken = 0
+    seconds = count = 0  # of the steps that were shown or passed over
 
-    def show(record: Record) -> None:
-        nonlocal spent, taken
-        spent, taken = spent + record["seconds"], taken + 1
-        step = record["step"]
+    def show(metrics: StepMetrics) -> None:
+        nonlocal seconds, count
+        seconds, count = seconds + metrics["seconds"], count + 1
+        step = metrics["step"]
         if step % every and step not in (1, steps):
             return
-        left = math.ceil((steps - step) * spent / taken)
-        bits = f"{record['bits_per_byte']:.3f} bits/byte  " if "bits_per_byte" in record else ""
-        skipped = "  skipped" if record.get("skipped") else ""
-        line = f"step {step}/{steps}  loss {record['loss']:.4f}  {bits}{_speed(record)}{skipped}  {_duration(left)} left"
+        left = math.ceil((steps - step) * seconds / count)
+        bits = f"{metrics['bits_per_byte']:.3f} bits/byte  " if "bits_per_byte" in metrics else ""
+        skipped = "  skipped" if metrics.get("skipped") else ""
+        line = (
+            f"step {step}/{steps}  loss {metrics['loss']:.4f}  {bits}{_speed(metrics)}{skipped}"
+            f"  {_duration(left)} left"
+        )
         console.print(line, highlight=False, soft_wrap=True)
 
     return show
 
 
-def _speed(record: Record) -> str:
-    mfu = f"  MFU {record['mfu_causal']:.1%}" if "mfu_causal" in record else ""
-    return f"{record['tokens_per_second']:,.0f} tokens/s{mfu}"
+def _speed(metrics: StepMetrics) -> str:
+    mfu = f"  MFU {metrics['mfu_causal']:.1%}" if "mfu_causal" in metrics else ""
+    return f"{metrics['tokens_per_second']:,.0f} tokens/s{mfu}"
 
 
 def _duration(seconds: int) -> str:

@@ -1,10 +1,10 @@
-"""What is measured, in which units; and losses in other units."""
+"""The units of metrics, and losses converted to other units."""
 
 from __future__ import annotations
 
 import math
 
-# metric -> its unit. A run may measure more: whatever its loss function reports.
+# The unit of each metric. A run may measure more: whatever its loss function reports.
 UNITS = {
     "step": "steps",
     "loss": "nats per token",
@@ -36,17 +36,22 @@ UNITS = {
 
 
 def unit(metric: str) -> str:
-    """The unit of a metric; empty for what has none or is not known. Of several datasets metrics are `validation/NAME/loss`."""
-    of, _, last = metric.rpartition("/")
-    found = UNITS.get(f"validation_{last}" if of else metric, "1")
+    """The unit of a metric; empty where it has none or is not known.
+
+    With several datasets `validation/NAME/loss` has the unit of `validation_loss`.
+    """
+    before, _, last = metric.rpartition("/")
+    found = UNITS.get(f"validation_{last}" if before else metric, "1")
     return "" if found == "1" else found
 
 
 def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:
-    """A loss in nats per token as bits per byte of text, which models with other tokenizers can be compared by."""
+    """A loss in nats per token as bits per byte of text, to compare models across tokenizers."""
     return loss / math.log(2) / bytes_per_token
 
 
 def perplexity(loss: float) -> float:
     """exp(loss), for a loss in nats per token; infinite where that is too large for a float."""
-    return math.exp(loss) if loss < 709 else loss if math.isnan(loss) else math.inf
+    if math.isnan(loss):
+        return loss
+    return math.exp(loss) if loss < 709 else math.inf

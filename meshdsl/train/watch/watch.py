@@ -1,7 +1,8 @@
-"""Everything that is said about a run while it runs.
+"""Everything that is told about a run while it runs.
 
-The loop hands over what a step measures, which may still be running; the record of the step before comes back, so the devices
-are never waited for. Every process makes the same records, because every process decides by them; process 0 writes and shows them.
+The loop hands over what a step measures, which the devices may still be computing, and gets back
+the metrics of the step before. So the devices are never waited for. Every process makes the same
+metrics, because every process makes decisions by them; process 0 writes and shows them.
 """
 
 from __future__ import annotations
@@ -17,131 +18,161 @@ from rich.console import Console
 from meshdsl import hosts
 from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.watch.clock import TRAINING, Clock
-from meshdsl.train.watch.exporters import TensorBoard, WandB, extra, log_in
-from meshdsl.train.watch.metrics_file import MetricsFile, Record, writing
-from meshdsl.train.watch.profile import Profile, traced
-from meshdsl.train.watch.rates import Facts, Rates
+from meshdsl.train.watch.exporters import TensorBoard, WandB, import_extra, log_in
+from meshdsl.train.watch.facts import Facts
+from meshdsl.train.watch.learning_rates import LearningRates
+from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
+from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
+from meshdsl.train.watch.step_timer import TRAINING, StepTimer
 from meshdsl.train.watch.units import bits_per_byte
+
+_Output = MetricsFile | TensorBoard | WandB
 
 
 def check(log: Log, steps: int) -> None:
-    """Raise a MeshDSLError if `log` asks for what a run of so many `steps` cannot give, or for what is not installed."""
-    traced(log.profile, steps)
+    """Check that a run can be watched as `log` asks.
+
+    Args:
+      steps: how many the run has.
+
+    Raises:
+      MeshDSLError: a setting does not fit the run, or needs something that is not installed.
+    """
+    steps_to_trace(log.profile, steps)
     if log.tensorboard:
-        extra("tensorboardX", "tensorboard", "log.tensorboard")
+        import_extra("tensorboardX", "tensorboard", "log.tensorboard")
     if log.wandb:
         log_in(log.wandb)
 
 
 class Watch:
-    """The records of a run's steps: on disk, on the screen, and where else `log` says. A context manager.
+    """Writes and shows the metrics of a run's steps; a context manager.
+
+        with Watch(...) as watch:
+            for number in range(1, steps + 1):
+                with watch.spent("input"):
+                    batch = next(batches)
+                state, measured = step(state, batch)
+                previous = watch.step(number, measured)
 
     Args:
       folder: of the run; it exists.
-      done: steps that are done already; what is on disk of later ones is dropped.
-      steps: of the whole run.
+      log: where else to write metrics, and what to trace. `check` has accepted it.
+      done: how many steps are done already; metrics of later steps on disk are dropped.
+      steps: how many the whole run has.
 
     Raises:
-      MeshDSLError: the folder cannot be written, later too; Weights & Biases refuses the run. What `check` finds should have been found before.
+      MeshDSLError: the folder cannot be written, or Weights & Biases refuses the run. Methods that
+        write may raise this too.
     """
 
     def __init__(
         self, facts: Facts, folder: RunFolder, log: Log, console: Console, done: int, steps: int
     ):
         self._facts = facts
-        self._rate = Rates(facts.learning_rate, done + 1)
-        self._memory = [device for device in jax.local_devices() if device.memory_stats()]
+        self._learning_rate = LearningRates(facts.learning_rate, done + 1)
+        self._measurable = [device for device in jax.local_devices() if device.memory_stats()]
         self._next = done + 1
-        self._waiting: tuple[int, Mapping[str, jax.Array]] | None = None
-        self._open: Record | None = None  # whose step is done, and which can still be noted on
-        self._outputs: list[MetricsFile | TensorBoard | WandB] = []
+        self._running: tuple[int, Mapping[str, jax.Array]] | None = None  # the newest step
+        self._unwritten: StepMetrics | None = None  # of a step that has ended; `note` may add to it
+        self._outputs: list[_Output] = []
         self._profile: Profile | None = None
         self._stack = ExitStack()
-        self._show: Show = lambda record: None
+        self._show: Show = lambda metrics: None
         with ExitStack() as stack:
-            hosts.first_does(
-                writing(folder.path)(lambda: self._start(stack, folder, log, console, done, steps))
-            )
+            open_outputs = explained_write_errors(folder.path)(self._open_outputs)
+            hosts.first_does(lambda: open_outputs(stack, folder, log, console, done, steps))
             self._stack = stack.pop_all()
-        self._clock = Clock()
+        self._timer = StepTimer()
 
-    def _start(
+    def _open_outputs(
         self, stack: ExitStack, folder: RunFolder, log: Log, console: Console, done: int, steps: int
     ) -> None:
-        def output(made):
-            stack.callback(writing(folder.path)(made.close))
-            self._outputs.append(made)
+        """On process 0: open everything that is written to; `stack` will close it."""
 
-        output(MetricsFile(folder.metrics, done))
+        def add(output: _Output) -> None:
+            stack.callback(explained_write_errors(folder.path)(output.close))
+            self._outputs.append(output)
+
+        add(MetricsFile(folder.metrics, done))
         if log.tensorboard:
-            output(TensorBoard(folder.path / "tensorboard", done))
+            add(TensorBoard(folder.path / "tensorboard", done))
         if log.wandb:
-            output(WandB(log.wandb, folder.path, folder.config))
+            add(WandB(log.wandb, folder.path, folder.config))
         self._show = stack.enter_context(progress(console, done, steps, log.every))
-        what = traced(log.profile, steps)
-        if what and done < what.last:
-            self._profile = Profile(what, folder.path / "profile")
+        traced = steps_to_trace(log.profile, steps)
+        if traced and done < traced.last:
+            self._profile = Profile(traced, folder.path / "profile")
             stack.callback(self._profile.close)
 
     def spent(self, what: str) -> AbstractContextManager[None]:
-        """A context; the time in it counts as `input`, with which a step begins, `checkpoint`, `validation` or what else it is called.
+        """A context manager: the time inside it counts as `what`.
 
-        A record whose step is settled is on disk before a checkpoint begins, so a run that is resumed from it lacks none.
+        Before a checkpoint begins, the metrics of steps that have ended are written. So a run that
+        is resumed from it lacks none.
+
+        Args:
+          what: `input`, with which a step begins; `checkpoint`; or any other word.
         """
         if what == "checkpoint":
             self._write()
-        elif what == "input" and self._profile and self._next >= self._profile.what.first:
-            with self._clock.spent("profile"):
+        elif what == "input" and self._profile and self._next >= self._profile.steps.first:
+            with self._timer.spent("profile"):
                 self._profile.begin(self._next)
-        return self._clock.spent(what)
+        return self._timer.spent(what)
 
-    def step(self, number: int, measured: Mapping[str, jax.Array]) -> Record | None:
-        """Take what step `number` (counted from 1) measures, which may still be running.
+    def step(self, number: int, measured: Mapping[str, jax.Array]) -> StepMetrics | None:
+        """Take what a step measures, which the devices may still be computing.
+
+        Args:
+          number: of the step, counted from 1.
 
         Returns:
-          The record of the step before it; None if `settle` gave that already.
+          The metrics of the step before it; None if `settle` has returned those already.
         """
         for value in measured.values():
             value.copy_to_host_async()
-        before = self.settle()
+        previous = self.settle()
         self._write()
-        self._waiting = number, measured
+        self._running = number, measured
         self._next = number + 1
-        return before
+        return previous
 
-    def settle(self) -> Record | None:
-        """Wait for the step that was taken last, and return its record; None if that was done already."""
-        if self._waiting is None:
+    def settle(self) -> StepMetrics | None:
+        """Wait for the newest step to end.
+
+        Returns:
+          Its metrics; None if they were returned before.
+        """
+        if self._running is None:
             return None
         self._write()
-        step, measured = self._waiting
-        self._waiting = None
-        self._open = self._record(
-            step, {name: float(value) for name, value in jax.device_get(dict(measured)).items()}
-        )
-        self._show(self._open)
-        if self._profile and step >= self._profile.what.last:
-            with self._clock.spent("profile"):
+        step, measured = self._running
+        self._running = None
+        values = {name: float(value) for name, value in jax.device_get(dict(measured)).items()}
+        self._unwritten = self._metrics(step, values)
+        self._show(self._unwritten)
+        if self._profile and step >= self._profile.steps.last:
+            with self._timer.spent("profile"):
                 self._profile.close()
             self._profile = None
-        return self._open
+        return self._unwritten
 
-    def note(self, step: int, values: Record) -> None:
-        """Make `values` part of the record of `step`, the newest one."""
-        if self._waiting is not None:
+    def note(self, step: int, values: StepMetrics) -> None:
+        """Add `values` to the metrics of `step`, which must be the newest one."""
+        if self._running is not None:
             self.settle()
-        assert self._open is not None and self._open["step"] == step, step
-        self._open.update(values)
+        assert self._unwritten is not None and self._unwritten["step"] == step, step
+        self._unwritten.update(values)
 
     def rewind(self, done: int) -> None:
-        """The run goes on after step `done`, to which it went back; the records of later steps are dropped."""
-        self._waiting = self._open = None
+        """Drop the metrics of steps after `done`: the run went back there and goes on."""
+        self._running = self._unwritten = None
         self._next = done + 1
         for output in self._outputs:
             output.rewind(done)
-        self._clock.lap()  # going back belongs to no step
+        self._timer.lap()  # the time of going back belongs to no step
 
     def __enter__(self) -> Self:
         return self
@@ -153,22 +184,22 @@ class Watch:
         trace: TracebackType | None,
     ) -> None:
         with self._stack:
-            if (
-                error is None
-            ):  # otherwise the step may be what failed, and waiting for it would fail again
+            # With an error the newest step may be what failed: to wait for it would fail again.
+            if error is None:
                 self.settle()
             self._write()
 
     def _write(self) -> None:
-        if self._open is not None:
-            record, self._open = self._open, None
+        if self._unwritten is not None:
+            metrics, self._unwritten = self._unwritten, None
             for output in self._outputs:
-                output.write(record)
+                output.write(metrics)
 
-    def _record(self, step: int, values: dict[str, float]) -> Record:
-        facts, times = self._facts, self._clock.lap()
-        training = sum(times.get(f"{what}_seconds", 0.0) for what in TRAINING)
-        record = {
+    def _metrics(self, step: int, values: dict[str, float]) -> StepMetrics:
+        """All metrics of a step that has just ended, from the values that it measured."""
+        facts, times = self._facts, self._timer.lap()
+        training_seconds = sum(times.get(f"{what}_seconds", 0.0) for what in TRAINING)
+        metrics = {
             "step": step,
             "loss": values.pop("loss"),
             "tokens": facts.before + step * facts.tokens,
@@ -176,25 +207,25 @@ class Watch:
         if "cross_entropy" in values:
             values["cross_entropy"] /= values.get("trained") or 1.0
             if facts.bytes_per_token:
-                record["bits_per_byte"] = bits_per_byte(
+                metrics["bits_per_byte"] = bits_per_byte(
                     values["cross_entropy"], facts.bytes_per_token
                 )
-        speed = facts.tokens / training
-        record |= {
+        speed = facts.tokens / training_seconds
+        metrics |= {
             **values,
-            "learning_rate": self._rate(step),
+            "learning_rate": self._learning_rate(step),
             "tokens_per_second": speed,
             "tokens_per_second_per_device": speed / facts.devices,
         }
         if facts.peak_flops:
-            whole = training * facts.peak_flops * facts.devices
-            record |= {"mfu_causal": facts.flops[0] / whole, "mfu_full": facts.flops[1] / whole}
-        return record | times | self._memory_in_use()
+            peak = training_seconds * facts.peak_flops * facts.devices
+            metrics |= {"mfu_causal": facts.flops[0] / peak, "mfu_full": facts.flops[1] / peak}
+        return metrics | times | self._memory_in_use()
 
-    def _memory_in_use(self) -> Record:
-        """Of the fullest device of this process."""
-        if not self._memory:
+    def _memory_in_use(self) -> StepMetrics:
+        """The memory in use on the fullest device of this process; empty where it is unknown."""
+        if not self._measurable:
             return {}
-        stats = [device.memory_stats() for device in self._memory]
-        named = {"memory_bytes": "bytes_in_use", "memory_peak_bytes": "peak_bytes_in_use"}
-        return {name: max(each.get(key, 0) for each in stats) for name, key in named.items()}
+        stats = [device.memory_stats() for device in self._measurable]
+        keys = {"memory_bytes": "bytes_in_use", "memory_peak_bytes": "peak_bytes_in_use"}
+        return {name: max(each.get(key, 0) for each in stats) for name, key in keys.items()}

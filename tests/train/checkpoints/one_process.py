@@ -17,10 +17,10 @@ jax.distributed.initialize(f"localhost:{port}", 2, int(index))
 
 import numpy as np
 
-from meshdsl.train.checkpoints.arrays import Stored
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.names import arrays
-from meshdsl.train.checkpoints.record import Damaged
+from meshdsl.train.checkpoints.manifest import Damaged
+from meshdsl.train.checkpoints.saved_arrays import SavedArrays
+from meshdsl.train.checkpoints.tree_leaves import named_arrays
 from tests.train.checkpoints.states import FSDP, make_state, opened
 
 said, due = [], []
@@ -32,7 +32,7 @@ if act == "save":
     due = [checkpoints.due(step) for step in range(1, 6)]
     checkpoints.close()
 else:
-    read = Stored.read
+    read = SavedArrays.read
 
     def read_but_for_6(stored, like):
         """What a process meets whose part of step 6 is damaged; only the second one does."""
@@ -40,7 +40,7 @@ else:
             raise Damaged("`params.up` cannot be read: a broken disk")
         return read(stored, like)
 
-    Stored.read = read_but_for_6
+    SavedArrays.read = read_but_for_6
     state, _ = checkpoints.restore(make_state(FSDP))
-numbers = np.asarray(digests(arrays(state))).tolist()
+numbers = np.asarray(digests(named_arrays(state))).tolist()
 print(json.dumps({"digests": numbers, "latest": checkpoints.latest, "due": due, "said": said}))

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, named, record, writer
+from meshdsl.train.checkpoints import folders, manifest, named_leaves, writer
 from tests.train.checkpoints.states import (
     FSDP,
     ONE,
@@ -66,7 +66,7 @@ def test_a_step_that_overwrites_the_arrays_does_not_reach_the_checkpoint(tmp_pat
 )
 def test_the_newest_are_kept_and_those_that_are_kept_for_good(tmp_path, settings, kept):
     saved(tmp_path, dict.fromkeys(range(1, 6), make_state(FSDP)), **settings)
-    assert folders.steps(tmp_path / "checkpoints") == kept
+    assert folders.saved_steps(tmp_path / "checkpoints") == kept
     assert opened(tmp_path).latest == 5
 
 
@@ -122,12 +122,12 @@ def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypat
     checkpoints = opened(tmp_path, every=1)
     checkpoints.save(1, make_state(FSDP), {})
     assert checkpoints.latest == 1
-    monkeypatch.setattr(record, "write", full)
+    monkeypatch.setattr(manifest, "write", full)
     checkpoints.save(2, make_state(FSDP), {})
     said = "the checkpoint of step 2 could not be written: No space left on device; the newest whole one, of step 1, is still there"
     with pytest.raises(MeshDSLError, match=said):
         checkpoints.close()
-    assert folders.steps(tmp_path / "checkpoints") == [1]
+    assert folders.saved_steps(tmp_path / "checkpoints") == [1]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
 
 
 def test_leaves_are_named_by_their_path():
-    names = list(named(make_state(FSDP)))
+    names = list(named_leaves(make_state(FSDP)))
     assert names[:3] == ["step", "params.scale", "params.up"]
     assert "opt_state.0.mu.up" in names

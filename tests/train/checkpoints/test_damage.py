@@ -5,9 +5,9 @@ import random
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, record
-from meshdsl.train.checkpoints.arrays import verify
-from meshdsl.train.checkpoints.record import FILE
+from meshdsl.train.checkpoints import folders, manifest
+from meshdsl.train.checkpoints.manifest import FILE
+from meshdsl.train.checkpoints.saved_arrays import verify
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -105,7 +105,7 @@ def test_every_flipped_bit_that_changes_a_value_is_seen(run):
 
 def test_wrong_values_in_healthy_files_are_seen_by_their_digest(run, monkeypatch):
     """As if memory had lied while it was saved: every file is as it was written, and one array is not what it was."""
-    read = record.read
+    read = manifest.read
 
     def other(folder):
         found = read(folder)
@@ -113,7 +113,7 @@ def test_wrong_values_in_healthy_files_are_seen_by_their_digest(run, monkeypatch
             found["state"]["params.up"]["digest"] ^= 1
         return found
 
-    monkeypatch.setattr(record, "read", other)
+    monkeypatch.setattr(manifest, "read", other)
     said = []
     opened(run, said.append).restore(make_state(TENSOR))
     assert said == [
@@ -166,4 +166,4 @@ def test_a_run_goes_on_from_an_older_one_and_sets_the_damaged_aside(tmp_path):
 def test_there_is_nothing_to_restore_in_an_empty_folder(tmp_path):
     with pytest.raises(MeshDSLError, match="there is no checkpoint"):
         opened(tmp_path).restore(make_state(FSDP))
-    assert folders.steps(tmp_path) == []
+    assert folders.saved_steps(tmp_path) == []

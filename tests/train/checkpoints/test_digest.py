@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import digest
-from meshdsl.train.checkpoints.arrays import parts
-from meshdsl.train.checkpoints.digest import digests, on_host
+from meshdsl.train.checkpoints.digest import chunk_digest, digests
+from meshdsl.train.checkpoints.saved_arrays import chunk_indices
 
 MESH = {"data": 4, "model": 2}
 
@@ -41,8 +41,8 @@ def device_digest(array, spec=()):
 
 def host_digest(array, chunk):
     return sum(
-        on_host(array[index], tuple(cut.start for cut in index), array.shape)
-        for index in parts(array.shape, chunk)
+        chunk_digest(array[index], tuple(cut.start for cut in index), array.shape)
+        for index in chunk_indices(array.shape, chunk)
     ) % (1 << 32)
 
 
@@ -112,7 +112,9 @@ def test_elements_that_change_places_are_seen():
 
 def test_an_index_beyond_32_bits_is_taken_modulo_2_to_the_32():
     part = np.ones((1, 3), np.float32)
-    assert on_host(part, (1 << 31, 2), (1 << 32, 8)) == on_host(part, (0, 2), (1 << 32, 8))
+    assert chunk_digest(part, (1 << 31, 2), (1 << 32, 8)) == chunk_digest(
+        part, (0, 2), (1 << 32, 8)
+    )
 
 
 @pytest.mark.parametrize("spec", [(), ("data",), ("data", "model"), (None, ("model", "data"))])
@@ -121,7 +123,7 @@ def test_each_device_sums_over_a_part_of_its_own_and_only_the_numbers_leave_it(s
     array = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, PartitionSpec(*spec)))
     text = (
         digest._program(NamedSharding(mesh, PartitionSpec()))
-        .lower([array] * 2, (digest._spread(array),) * 2)
+        .lower([array] * 2, (digest._spread_sharding(array),) * 2)
         .compile()
         .as_text()
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.train.checkpoints.arrays import verify
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.names import arrays
+from meshdsl.train.checkpoints.saved_arrays import verify
+from meshdsl.train.checkpoints.tree_leaves import named_arrays
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -51,7 +51,7 @@ def together(run, act):
 
 def digests_of(seed):
     """Those of a state as one process has it."""
-    return np.asarray(digests(arrays(make_state(FSDP, seed=seed)))).tolist()
+    return np.asarray(digests(named_arrays(make_state(FSDP, seed=seed)))).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import safetensors
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import parameter
-from meshdsl.train.checkpoints import arrays, names, transfer, warm_start
-from meshdsl.train.checkpoints.arrays import verify
+from meshdsl.train.checkpoints import saved_arrays, transfer, tree_leaves, warm_start
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.checkpoints.saved_arrays import verify
 from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 
 
 def export(run, out, limit=1 << 30):
-    return transfer.export(run / "checkpoints", 5, out, "steps = 1\n", limit)
+    return transfer.export_parameters(run / "checkpoints", 5, out, "steps = 1\n", limit)
 
 
 def test_an_export_is_read_by_safetensors_with_names_dims_and_configuration(run, tmp_path):
@@ -77,8 +77,10 @@ def test_large_models_become_several_files_with_an_index(run, tmp_path):
 def test_what_was_exported_comes_back_by_import_and_warm_start(run, tmp_path):
     export(run, tmp_path / "x.safetensors")
     expected = make_state(FSDP, seed=1).params
-    unused = transfer.take(
-        TensorFiles(tmp_path / "x.safetensors"), names.described(expected), tmp_path / "checkpoints"
+    unused = transfer.import_parameters(
+        TensorFiles(tmp_path / "x.safetensors"),
+        tree_leaves.describe(expected),
+        tmp_path / "checkpoints",
     )
     assert unused == []
     assert not verify(tmp_path / "checkpoints" / "0")
@@ -95,14 +97,16 @@ def test_what_was_exported_comes_back_by_import_and_warm_start(run, tmp_path):
 
 def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path):
     export(run, tmp_path / "x.safetensors")
-    like = names.described(
+    like = tree_leaves.describe(
         {
             "up": parameter(jnp.ones((8, 4)), (Dim("d_model", 8), Dim("d_ff", 4))),
             "head": parameter(jnp.ones(2), (Dim("vocab", 2),)),
         }
     )
     with pytest.raises(MeshDSLError) as error:
-        transfer.take(TensorFiles(tmp_path / "x.safetensors"), like, tmp_path / "checkpoints")
+        transfer.import_parameters(
+            TensorFiles(tmp_path / "x.safetensors"), like, tmp_path / "checkpoints"
+        )
     assert str(error.value) == (
         f"{tmp_path}/x.safetensors: does not hold the parameters of this model; not there: `head`; "
         "of another shape: `up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=4] float32 here"
@@ -111,7 +115,7 @@ def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path)
 
 
 def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "on_host", lambda *args: 1)
+    monkeypatch.setattr(saved_arrays, "chunk_digest", lambda *args: 1)
     with pytest.raises(
         MeshDSLError,
         match="the checkpoint of step 5 is damaged: `params.scale` is not what was saved; choose another by --step",
@@ -124,7 +128,7 @@ def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeyp
 def large(tmp_path, monkeypatch):
     """A parameter of 16 MB that one device saved, in chunks of 256 kB."""
     for module in (
-        arrays,
+        saved_arrays,
         transfer,
         __import__("meshdsl.train.checkpoints.writer", fromlist=["CHUNK"]),
     ):
@@ -166,10 +170,13 @@ def test_no_more_than_some_chunks_are_in_memory(large):
             "dtype": "bfloat16",
         }
     }
-    assert peak(lambda: transfer.take(TensorFiles(out), like, folder / "checkpoints")) < 4 << 20
+    assert (
+        peak(lambda: transfer.import_parameters(TensorFiles(out), like, folder / "checkpoints"))
+        < 4 << 20
+    )
     assert peak(lambda: verify(folder / "checkpoints" / "0")) < 4 << 20
     with safetensors.safe_open(out, framework="np") as file:
         np.testing.assert_array_equal(file.get_tensor("w"), array)
-    transfer.export(folder / "checkpoints", 0, folder / "y.safetensors", "", 1 << 30)
+    transfer.export_parameters(folder / "checkpoints", 0, folder / "y.safetensors", "", 1 << 30)
     with safetensors.safe_open(folder / "y.safetensors", framework="np") as file:
         np.testing.assert_array_equal(file.get_tensor("w"), array.astype(ml_dtypes.bfloat16))

@@ -25,10 +25,10 @@ def tell_of_little_text(monkeypatch):
 
 
 def tokens_of(folder, where, held_out=0.2, tokenizer="bytes", **how):
-    found = cache.tokenized(
+    found = cache.cached_tokens(
         find_files([str(folder)]), "text", load_tokenizer(str(tokenizer)), held_out, where, **how
     )
-    return [Tokens(runs) for runs in found.runs], found.parts
+    return [Tokens(ranges) for ranges in found.ranges], found.counts
 
 
 def whole(tokens):
@@ -66,7 +66,7 @@ def test_a_long_text_is_the_same_tokens_as_in_one_block(tmp_path, monkeypatch, t
     np.testing.assert_array_equal(
         train.read(0, len(train)), load_tokenizer(str(tokenizer_file)).encode(text)
     )
-    assert parts[0] == cache.Part(documents=1, tokens=len(train), bytes=len(text))
+    assert parts[0] == cache.Counts(documents=1, tokens=len(train), bytes=len(text))
 
 
 def test_separators_stand_between_documents(tmp_path, tokenizer_file):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.train.data.device_batches import place, rows_here
+from meshdsl.train.data.device_batches import put_on_devices, rows_here
 
 SPECS = {
     "batch": P(None, "data"),
@@ -45,7 +45,9 @@ def check(spec, mesh, shape=(6, 8 * 3, 12)):
     abstract = like(spec, mesh, shape)
     whole = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     rows = rows_here(abstract)
-    batch = place({"tokens": whole.reshape(-1, shape[-1])[rows]}, {"tokens": abstract})["tokens"]
+    batch = put_on_devices({"tokens": whole.reshape(-1, shape[-1])[rows]}, {"tokens": abstract})[
+        "tokens"
+    ]
     assert batch.dims == abstract.dims and batch.array.sharding == abstract.array.sharding
     for shard in batch.array.addressable_shards:
         np.testing.assert_array_equal(shard.data, whole[shard.index])
@@ -78,9 +80,9 @@ def test_rows_without_a_microbatch_are_numbered_by_the_batch():
         [md.Dim("batch", 16), md.Dim("length", 4)],
     )
     np.testing.assert_array_equal(rows_here(tensor), np.arange(16))
-    batch = place({"tokens": np.arange(64, dtype=np.int32).reshape(16, 4)}, {"tokens": tensor})[
-        "tokens"
-    ]
+    batch = put_on_devices(
+        {"tokens": np.arange(64, dtype=np.int32).reshape(16, 4)}, {"tokens": tensor}
+    )["tokens"]
     assert batch.array.sharding.shard_shape(batch.array.shape) == (2, 4)
 
 

@@ -2,11 +2,11 @@
 
 import os
 
-from meshdsl.train.data.files import find_files, library
+from meshdsl.train.data.files import find_files, library_folder
 
 
 def test_the_default_text_is_the_standard_library():
-    files = find_files([library()], suffix=".py")
+    files = find_files([library_folder()], suffix=".py")
     assert {"argparse.py", "dataclasses.py"} <= {file.path.name for file in files}
     assert all(
         file.path.suffix == ".py" and "site-packages" not in file.path.parts for file in files

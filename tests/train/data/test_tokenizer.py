@@ -1,13 +1,12 @@
 """Text to tokens and back, and tokenizers made from text."""
 
-import argparse
-
 import numpy as np
 import pytest
 
-from meshdsl.commands import tokenizer as command
+from meshdsl.commands.tokenizer import train_tokenizer
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.data import load_tokenizer
+from meshdsl_cli.parser import parse
 
 TEXT = "the cat sat on a 猫 — 🐈‍⬛ naïve\n\t<|endoftext|> {}"
 
@@ -45,10 +44,7 @@ def test_bytes_that_are_no_text_are_marked():
 
 
 def run(*words):
-    parser = argparse.ArgumentParser()
-    command.add(parser.add_subparsers(required=True))
-    arguments = parser.parse_args(["tokenizer", "train", *map(str, words)])
-    return arguments.command(arguments, [])
+    return train_tokenizer(parse(["tokenizer", "train", *map(str, words)]).arguments)
 
 
 def test_a_tokenizer_is_made_from_jsonl(tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from meshdsl import MeshDSLError
 from meshdsl.train.config import Log
-from meshdsl.train.watch.metrics_file import MetricsFile, keep_until, read_records
+from meshdsl.train.watch.metrics_file import MetricsFile, keep_until, read_metrics
 from tests.train.watch.runs import measured, records, run, watch
 
 
@@ -25,7 +25,7 @@ def test_what_is_damaged_is_dropped(tmp_path):
     path.write_bytes(
         b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo{"step": 3}\n'
     )
-    assert [record["step"] for record in read_records(path)] == [1, 2]
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
     keep_until(path, 1)
     assert path.read_bytes() == b'{"step": 1, "loss": 2.0}\n'
 
@@ -46,7 +46,7 @@ def test_a_kill_while_a_file_is_cut_loses_nothing(tmp_path, monkeypatch):
 def full(file):
     """The disk is full from now on."""
     file._file.close()
-    file._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115
+    file._file = open("/dev/full", "a", buffering=1)
 
 
 def test_a_full_disk_is_one_error_that_says_how_to_go_on(tmp_path):
@@ -86,7 +86,7 @@ def test_outputs_that_cannot_be_opened_are_an_error(tmp_path):
 def test_losses_that_are_not_finite_are_records(tmp_path):
     with (tmp_path / "metrics.jsonl").open("w") as file:
         file.write('{"step": 1, "loss": NaN}\n{"step": 2, "loss": Infinity}\n')
-    assert [str(record["loss"]) for record in read_records(tmp_path / "metrics.jsonl")] == [
+    assert [str(record["loss"]) for record in read_metrics(tmp_path / "metrics.jsonl")] == [
         "nan",
         "inf",
     ]

@@ -1,0 +1,74 @@
+"""How `meshdsl generate` prints its texts: as they come, or as JSON when all are done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from meshdsl.train.data.tokenizer import Tokenizer
+from meshdsl.train.sample import printable
+
+
+def print_as_it_comes(
+    rows: Iterable[Iterable[int]], texts: Sequence[str], tokenizer: Tokenizer
+) -> None:
+    """Print the texts one after another, each with its prompt.
+
+    What comes of the first text that has not ended is printed at once; what comes of the others
+    waits for their turn.
+
+    Args:
+      rows: the next token of every text, until all have ended.
+      texts: the prompts.
+    """
+    header = "--- {} of {} ---\n" if len(texts) > 1 else ""
+    waiting = [header.format(i, len(texts)) + text for i, text in enumerate(texts, 1)]
+    streams, is_open = [tokenizer.stream() for _ in texts], [True] * len(texts)
+    turns = iter(range(len(texts)))
+    turn = next(turns)
+
+    def show(turn: int | None) -> int | None:
+        while turn is not None:
+            print(printable(waiting[turn]), end="" if is_open[turn] else "\n", flush=True)
+            waiting[turn] = ""
+            if is_open[turn]:
+                break
+            turn = next(turns, None)
+        return turn
+
+    turn = show(turn)
+    for row in rows:
+        for i, token in enumerate(map(int, row)):
+            if is_open[i]:
+                is_open[i] = token != tokenizer.separator
+                waiting[i] += streams[i](token) if is_open[i] else streams[i].rest()
+        turn = show(turn)
+    for i, stream in enumerate(streams):
+        if is_open[i]:
+            is_open[i] = False
+            waiting[i] += stream.rest()
+    show(turn)
+
+
+def print_json(
+    rows: Iterable[Iterable[int]],
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    about: dict[str, int],
+) -> None:
+    """Print a line of JSON for each text, with its prompt, its tokens and whether it ended.
+
+    Args:
+      rows: the next token of every text, until all have ended.
+      texts: the prompts.
+      about: what else each line says.
+    """
+    written: list[list[int]] = [[] for _ in texts]
+    for row in rows:
+        for tokens, token in zip(written, map(int, row), strict=True):
+            tokens.append(token)
+    for text, tokens in zip(texts, written, strict=True):
+        ended = tokenizer.separator in tokens
+        tokens = tokens[: tokens.index(tokenizer.separator)] if ended else tokens
+        said = {"prompt": text, "text": tokenizer.decode(tokens), "tokens": tokens, "ended": ended}
+        print(json.dumps(said | about, ensure_ascii=False))

@@ -1,0 +1,93 @@
+"""How long one kernel computes.
+
+Element-wise code and reductions take their bytes over the bandwidth that copies reach. On a TPU
+they also take a time for each element that passes the vector unit.
+
+A product takes the longer of two times. One is its FLOPs, with dims padded to the matrix unit, over
+the rate that large products reach. The other is the time of its operands and its result in memory
+and in the vector unit; because of it a contraction of 128 takes as long as one of 512. What the
+kernel reads and writes besides (for an activation before, a sum after) is added, because it holds
+the matrix unit up.
+"""
+
+from __future__ import annotations
+
+import math
+
+from meshdsl.estimate.kernels import Dot, Kernel
+from meshdsl.estimate.memory.tiles import round_up
+from meshdsl.machine import Chip
+
+_SUBLANES = 8  # rows of a vector register: dims are padded to it if not to the matrix unit
+_WIDTHS = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+# Operands of a product pass the vector unit so many times as fast as results do. Measured with the
+# TPU compiler's cycles for v5p: a product of 8192 x 4096 x 128 takes 80,380 where its bytes take
+# 50,000, one of 32 x (2048 x 2048 x 128) 364,143 where they take 200,000.
+_OPERANDS = 5
+# How much longer a product of float32 takes than one of bfloat16. TPU: measured, 1,704,784 cycles
+# against 1,078,890 for 8192 x 4096 x 4096 on v5p, at JAX's default precision; GPU: TF32 runs at
+# half the rate.
+_SINGLE = {"tpu": 1.58, "gpu": 2.0}
+# The least seconds of a kernel that touches more bytes than scalars have. The TPU compiler counts
+# 2,100 cycles of 1.75 GHz for a fusion of a few elements on v5p and v6e, 2,250 of 2.2 GHz on tpu7x;
+# on GPUs it is unverified.
+_LEAST, _SCALARS = 1e-6, 4096
+
+
+def kernel_seconds(kernel: Kernel, chip: Chip) -> float:
+    """Seconds of one execution of a kernel that computes."""
+    return max(_seconds(kernel, chip), _LEAST if kernel.traffic > _SCALARS else 0.0)
+
+
+def _seconds(kernel: Kernel, chip: Chip) -> float:
+    bandwidth = chip.hbm_bandwidth * chip.hbm_efficiency
+    per_element = 1 / chip.vector_rate if chip.vector_rate else 0.0
+    if not kernel.dots:
+        return kernel.traffic / bandwidth + elements(kernel) * per_element
+    slower = {"float32": _SINGLE[chip.kind]}
+    products = sum(
+        padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) for dot in kernel.dots
+    ) / (chip.flops * chip.matmul_efficiency)
+    operands = sum(dot.batch * dot.k * (dot.m + dot.n) for dot in kernel.dots)
+    results = sum(dot.batch * dot.m * dot.n for dot in kernel.dots)
+    width = max(_WIDTHS.get(dot.dtype, 2) for dot in kernel.dots)
+    of_products = min(width * (operands + results), kernel.traffic)
+    streamed = of_products / bandwidth + (operands / _OPERANDS + results) * per_element
+    besides = kernel.traffic - of_products
+    return max(products, streamed) + besides / bandwidth + besides / width * per_element
+
+
+def padded_flops(dot: Dot, tile: int) -> float:
+    """The FLOPs of a product whose dims are rounded up to those of the matrix unit.
+
+    The unit holds `tile` x `tile` elements of one operand, whichever suits better, and takes 8 rows
+    of the other at a time.
+    """
+    m, n = (
+        dot.batch * round_up(dot.k, tile) * round_up(a, _SUBLANES) * round_up(b, tile)
+        for a, b in ((dot.m, dot.n), (dot.n, dot.m))
+    )
+    return dot.flops * min(m, n) / max(dot.batch * dot.m * dot.k * dot.n, 1)
+
+
+def elements(kernel: Kernel) -> int:
+    """How many elements of a kernel pass the vector unit.
+
+    Those of the largest array that it reads or writes. Of an array that it only slices or gathers
+    from, no more than its traffic can hold.
+    """
+    buffers = (*kernel.writes, *kernel.reads)
+    largest = max((math.prod(buffer.shape) for buffer in buffers), default=0)
+    narrowest = min((_WIDTHS.get(buffer.dtype, 4) for buffer in buffers), default=4)
+    return min(largest, kernel.traffic // narrowest)

@@ -1,0 +1,227 @@
+"""Estimates the time of one step on a target from the program's kernels; nothing is compiled.
+
+Kernels run on the compute stream in program order; `kernel_time` says how long each takes. A
+collective starts on the links of its axes as soon as what it reads is there and the links are free.
+What uses its result waits for it, and later kernels that do not need it run meanwhile, unless
+`collective_timing` says that the device waits.
+
+In the body of a loop a collective starts with the turn at the earliest, and a turn ends when
+everything that it started has finished. The second turn of a loop stands for all that follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from meshdsl.estimate.explanation import Span, TimeView
+from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
+from meshdsl.estimate.time.collective_timing import CollectiveTiming, collective_timing
+from meshdsl.estimate.time.kernel_time import kernel_seconds
+from meshdsl.machine import Chip, Network, Target
+from meshdsl.machine.streams import Streams, lanes_of, stream_of
+from meshdsl.record.collective import Collective
+from meshdsl.record.recorder import tag_in
+
+_AHEAD = 64  # how many kernels a compiler is taken to look ahead for something to do
+
+
+def step_time(
+    graph: Graph, target: Target, network: Network, model_flops: float, model_flops_full: float
+) -> TimeView:
+    """The time of one step of `graph`.
+
+    Args:
+      network: of the target under the program's mesh.
+      model_flops: of the model on one device in one step, causal attention counted half.
+      model_flops_full: the same with attention in full.
+    """
+    simulation = _Simulation(target.chip, network)
+    simulation.run(graph.kernels, 1, 1)
+    return TimeView(
+        compute=simulation.compute,
+        communication=simulation.communication,
+        step=simulation.streams.now,
+        serial=simulation.compute + simulation.communication,
+        exposed=simulation.exposed,
+        model_flops=model_flops,
+        model_flops_full=model_flops_full,
+        peak_flops=target.chip.flops,
+        spans=tuple(simulation.spans),
+    )
+
+
+def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
+    """Seconds that each op computes in each phase: `{(tag, phase): seconds}`.
+
+    The tag of what belongs to no op is empty.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for span in view.spans:
+        if span.stream == "compute":
+            key = (span.tag, span.phase)
+            found[key] = found.get(key, 0.0) + (span.end - span.start) * span.repeats
+    return found
+
+
+@dataclass
+class _Simulation:
+    """Runs kernels on the streams of a device and counts the seconds.
+
+    Two counts go through all methods: what is simulated once counts `weight` times in the sums, and
+    has a span with `repeats`, or none if that is 0.
+    """
+
+    chip: Chip
+    network: Network
+    streams: Streams = field(default_factory=Streams)
+    spans: list[Span] = field(default_factory=list)
+    compute: float = 0.0
+    communication: float = 0.0
+    exposed: float = 0.0
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _timings: dict[int, CollectiveTiming] = field(default_factory=dict)
+
+    def run(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
+        """Runs `kernels` once."""
+        began = self.streams.now
+        waiting, leading = list(kernels), self._leading(kernels)
+        unmade = {id(buffer) for kernel in waiting for buffer in kernel.writes}
+        while waiting:
+            kernel = waiting.pop(self._next(waiting, unmade, leading))
+            self._run_kernel(kernel, weight, repeats, began)
+            unmade.difference_update(id(buffer) for buffer in kernel.writes)
+
+    def _next(self, waiting: list[Kernel], unmade: set[int], leading: set[int]) -> int:
+        """The position of the kernel that runs next.
+
+        It is a collective that can start. If there is none, it is the kernel whose operands are
+        there first; of several whose operands are there, one that leads to a collective.
+
+        Args:
+          unmade: ids of the buffers that `waiting` kernels make.
+          leading: ids of the kernels that lead to a collective.
+        """
+        best, least = 0, (math.inf, True)
+        for i, kernel in enumerate(waiting[:_AHEAD]):
+            if any(id(buffer) in unmade for buffer in _sources(kernel)):
+                continue
+            if self._is_asynchronous(kernel):
+                return i
+            when = max((self._when(buffer) for buffer in kernel.reads), default=0.0)
+            rank = (max(when, self.streams.now), id(kernel) not in leading)
+            if rank < least:
+                best, least = i, rank
+        return best
+
+    def _leading(self, kernels: Sequence[Kernel]) -> set[int]:
+        """The ids of asynchronous collectives, and of the kernels that they are computed from."""
+        wanted: set[int] = set()
+        found = set()
+        for kernel in reversed(kernels):
+            if self._is_asynchronous(kernel) or any(id(b) in wanted for b in kernel.writes):
+                found.add(id(kernel))
+                wanted.update(id(buffer) for buffer in _sources(kernel))
+        return found
+
+    def _run_kernel(self, kernel: Kernel, weight: int, repeats: int, began: float) -> None:
+        """Runs one kernel of a block that began at the time `began`."""
+        if kernel.collective is not None:
+            self._communicate(kernel, kernel.collective, weight, repeats, began)
+            return
+        self._wait_for(kernel.reads, weight)
+        if kernel.loop is not None:
+            self._run_loop(kernel, kernel.loop, weight, repeats)
+        elif kernel.branches:
+            self.run(max(kernel.branches, key=self._seconds_alone), weight, repeats)
+        else:
+            self._compute(kernel, weight, repeats)
+
+    def _compute(self, kernel: Kernel, weight: int, repeats: int) -> None:
+        if id(kernel) not in self._seconds:
+            self._seconds[id(kernel)] = kernel_seconds(kernel, self.chip)
+        seconds = self._seconds[id(kernel)]
+        start, end = self.streams.compute(seconds)
+        self.compute += seconds * weight
+        for buffer in kernel.writes:
+            self.streams.events[id(buffer)] = end
+        self._show("compute", kernel, start, end, repeats)
+
+    def _communicate(
+        self, kernel: Kernel, collective: Collective, weight: int, repeats: int, began: float
+    ) -> None:
+        result, timing = kernel.writes[0], self._timing(kernel, collective)
+        lanes = lanes_of(collective, self.network)
+        if timing.zero_filled:
+            width = result.bytes // max(math.prod(result.shape), 1)
+            start, end = self.streams.compute(timing.filling_seconds(self.chip, width))
+            self.compute += (end - start) * weight
+            self._show("compute", kernel, start, end, repeats)
+            began = end
+        if timing.asynchronous:
+            ready = max([began, *(self._when(buffer) for buffer in kernel.reads)])
+            start, end = self.streams.launch(id(result), lanes, timing.seconds, ready)
+        else:
+            self._wait_for(kernel.reads, weight)
+            start, end = self.streams.communicate(lanes, timing.seconds)
+            self.exposed += timing.seconds * weight
+        self.communication += timing.seconds * weight
+        self._show(stream_of(collective), kernel, start, end, repeats)
+
+    def _timing(self, kernel: Kernel, collective: Collective) -> CollectiveTiming:
+        if id(kernel) not in self._timings:
+            self._timings[id(kernel)] = collective_timing(collective, self.network)
+        return self._timings[id(kernel)]
+
+    def _is_asynchronous(self, kernel: Kernel) -> bool:
+        """Whether the kernel is a collective that runs while the device computes."""
+        collective = kernel.collective
+        return collective is not None and self._timing(kernel, collective).asynchronous
+
+    def _run_loop(self, kernel: Kernel, loop: Loop, weight: int, repeats: int) -> None:
+        begin = self.streams.now
+        if loop.length:
+            self._run_turn(loop.kernels, weight, repeats * loop.length)
+        if loop.length > 1:
+            second = self.streams.now
+            self._run_turn(loop.kernels, weight * (loop.length - 1), 0)
+            self.streams.skip((loop.length - 2) * (self.streams.now - second))
+        for buffer in kernel.writes:
+            self.streams.events[id(buffer)] = self.streams.now
+        self._show("loops", kernel, begin, self.streams.now, repeats)
+
+    def _run_turn(self, kernels: list[Kernel], weight: int, repeats: int) -> None:
+        """Runs the body of a loop once, and waits for the collectives that it starts."""
+        self.run(kernels, weight, repeats)
+        self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
+
+    def _seconds_alone(self, kernels: tuple[Kernel, ...]) -> float:
+        """Seconds of `kernels` if nothing else runs."""
+        alone = _Simulation(self.chip, self.network, _seconds=self._seconds, _timings=self._timings)
+        alone.run(kernels, 1, 0)
+        return alone.streams.now
+
+    def _wait_for(self, buffers: Iterable[Buffer], weight: int) -> None:
+        until = max((self._when(buffer) for buffer in buffers), default=0.0)
+        self.exposed += self.streams.wait(until) * weight
+
+    def _when(self, buffer: Buffer) -> float:
+        """When a buffer is there; 0 for what no kernel made."""
+        return self.streams.events.get(id(buffer), 0.0)
+
+    def _show(self, stream: str, kernel: Kernel, start: float, end: float, repeats: int) -> None:
+        if repeats and end > start:
+            tag = tag_in(kernel.scope) or ""
+            self.spans.append(
+                Span(stream, kernel.primitive, start, end, kernel.phase, tag, repeats)
+            )
+
+
+def _sources(kernel: Kernel) -> Iterator[Buffer]:
+    """The buffers that a kernel reads, and those that they are slices of."""
+    for buffer in kernel.reads:
+        source: Buffer | None = buffer
+        while source is not None:
+            yield source
+            source = source.within

@@ -1,0 +1,135 @@
+"""The manifest of a checkpoint, `meshdsl.json`: what the checkpoint holds and how to check it.
+
+It holds the step, the state of the data, a description and a digest of each array, and the size of
+each file (of small files a CRC too). The sizes show a truncated or missing file without reading it,
+the digests show any change of an array that is read. The first line is a CRC of the manifest
+itself.
+
+It is written last, when all other files of the checkpoint lie in its folder. The folder gets its
+final name after that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+from meshdsl.train.checkpoints.tree_leaves import Leaf
+
+Manifest = dict[str, Any]  # the content of the file, with the keys that `write` gives it
+
+FILE = "meshdsl.json"
+# Orbax writes these after the manifest, and nothing reads them.
+_ORBAX_STAMPS = ("_CHECKPOINT_METADATA", "commit_success.txt")
+_SMALL = 1 << 20  # up to so many bytes a file that holds no array data has a CRC
+
+
+class Damaged(Exception):
+    """A checkpoint is not what was saved. The text is one phrase that says what is wrong."""
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one line.
+
+    The texts of tensorstore and orbax go on with a place in their source or the name of a thread;
+    that is left out.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).partition(" [")[0].partition("\n")[0]
+
+
+def write(
+    folder: Path,
+    step: int,
+    leaves: dict[str, Leaf],
+    digests: dict[str, int],
+    data: Any,
+    *,
+    whole_state: bool = True,
+) -> None:
+    """Write the manifest of a checkpoint whose other files all lie in `folder`.
+
+    Args:
+      leaves: a description of every leaf of the state by name, from `tree_leaves.describe`.
+      digests: by name, for each leaf that has an array.
+      data: the state of the data, as JSON can hold it.
+      whole_state: False where the checkpoint holds parameters and nothing else.
+    """
+    state = {
+        name: leaf | ({"digest": digests[name]} if name in digests else {})
+        for name, leaf in leaves.items()
+    }
+    manifest: Manifest = {
+        "step": step,
+        "time": time.time(),
+        "whole_state": whole_state,
+        "data": data,
+        "state": state,
+        "files": _files(folder),
+    }
+    text = json.dumps(manifest)
+    with (folder / FILE).open("w", encoding="utf-8") as file:
+        file.write(f"{zlib.crc32(text.encode()):08x}\n{text}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(folder: Path) -> Manifest:
+    """Read the manifest in the folder of a checkpoint, and no other file.
+
+    Raises:
+      Damaged: it is missing, or not what was written.
+    """
+    try:
+        crc, _, text = (folder / FILE).read_bytes().partition(b"\n")
+    except OSError as error:
+        raise Damaged(f"{FILE}: {error.strerror}") from None
+    text = text.removesuffix(b"\n")
+    if crc != b"%08x" % zlib.crc32(text):
+        raise Damaged(f"{FILE} is not what was written")
+    return json.loads(text)
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Compare the files of a checkpoint with its manifest: their sizes, and the CRCs of small ones.
+
+    Raises:
+      Damaged: a file is missing or differs.
+    """
+    present = _files(folder)
+    for name, expected in manifest["files"].items():
+        file = present.get(name)
+        if file is None:
+            raise Damaged(f"{name} is missing")
+        if file["size"] != expected["size"]:
+            raise Damaged(f"{name} has {file['size']:,} bytes instead of {expected['size']:,}")
+        if file != expected:
+            raise Damaged(f"{name} is not what was written")
+
+
+def size_in_bytes(manifest: Manifest) -> int:
+    """The bytes of all files of a checkpoint together, without the manifest itself."""
+    return sum(file["size"] for file in manifest["files"].values())
+
+
+def _files(folder: Path) -> dict[str, dict[str, int]]:
+    """The size and perhaps the CRC of every file, by its path in the folder."""
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in (FILE, *_ORBAX_STAMPS)
+    )
+    return {path.relative_to(folder).as_posix(): _size_and_crc(path) for path in paths}
+
+
+def _size_and_crc(path: Path) -> dict[str, int]:
+    size = path.stat().st_size
+    is_array_data = path.parent.name == "d"
+    if is_array_data or size > _SMALL:
+        return {"size": size}
+    return {"size": size, "crc": zlib.crc32(path.read_bytes())}

@@ -1,0 +1,68 @@
+"""Sequences of tokens: the rows of a batch, and the arrays that a batch is made of.
+
+A sequence has `length` + 1 tokens, the last of which is the first of the next sequence. So every
+token but the very first is a target once. Documents are laid end to end, and one that does not fit
+goes on in the next sequence:
+
+    tokens 0 1 2 3 4 5 6, length 3  ->  sequences [0 1 2 3] and [3 4 5 6]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshdsl.train.data.tokens import Tokens
+
+# `tokens`, `targets`, and with a separator `segments` and `positions`: each int32 [rows, length].
+Batch = dict[str, np.ndarray]
+NO_TOKEN = -1  # in a sequence that is not full; and as a target that is not trained on
+
+
+class Sequences:
+    """The sequences that some tokens are cut into.
+
+    Args:
+      length: of a sequence, which has one token more.
+      partial: whether the last sequence may have fewer tokens; otherwise tokens at the end that
+        fill no sequence are left out.
+    """
+
+    def __init__(self, tokens: Tokens, length: int, partial: bool):
+        self.tokens, self.length = tokens, length
+        targets = max(0, len(tokens) - 1)
+        self.count = -(-targets // length) if partial else targets // length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read_into(self, out: np.ndarray, index: int) -> None:
+        """Write sequence `index` to `out` [length + 1], with NO_TOKEN after the last token."""
+        start = index * self.length
+        tokens = self.tokens.read(start, min(start + self.length + 1, len(self.tokens)))
+        out[: len(tokens)] = tokens
+        out[len(tokens) :] = NO_TOKEN
+
+
+def batch_of(sequences: np.ndarray, separator: int | None) -> Batch:
+    """The arrays of a batch, from its sequences [rows, length + 1].
+
+    Args:
+      separator: the token that ends a document, if documents in a row are to be kept apart. Then
+        the batch has `segments` (which document of its row each token is of) and `positions`
+        (counted from where that document begins in the row), and the target of a document's last
+        token is NO_TOKEN. The empty rest of a row counts as one more document.
+    """
+    tokens, targets = np.maximum(sequences[:, :-1], 0), np.ascontiguousarray(sequences[:, 1:])
+    if separator is None:
+        return {"tokens": tokens, "targets": targets}
+    ends = sequences == separator
+    missing = sequences == NO_TOKEN
+    begins = np.zeros(tokens.shape, bool)  # a document, or the empty rest
+    begins[:, 1:] = ends[:, :-2] | (missing[:, 1:-1] & ~missing[:, :-2])
+    index = np.arange(tokens.shape[1], dtype=np.int32)
+    return {
+        "tokens": tokens,
+        "targets": np.where(ends[:, :-1], np.int32(NO_TOKEN), targets),
+        "segments": np.cumsum(begins, axis=1, dtype=np.int32),
+        "positions": index - np.maximum.accumulate(np.where(begins, index, 0), axis=1),
+    }

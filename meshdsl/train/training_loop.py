@@ -1,0 +1,234 @@
+"""The training loop: steps, validation, checkpoints and roll-backs, until the run ends.
+
+The loop keeps the devices busy: while a step runs, the host reads the next batch, and what the step
+before it measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from meshdsl import hosts
+from meshdsl.hosts.signals import EXIT_CODES
+from meshdsl.machine import chip_of
+from meshdsl.models.sizes import step_flops
+from meshdsl.train.checkpoints import Checkpoints, warm_start
+from meshdsl.train.data import Corpus
+from meshdsl.train.data.batches import Batches
+from meshdsl.train.evaluate import Evaluator
+from meshdsl.train.folder import RunFolder
+from meshdsl.train.interrupt import Stopping, stopping
+from meshdsl.train.job import Arrays, Job
+from meshdsl.train.nonfinite import NonfiniteGuard
+from meshdsl.train.optimizer import make_schedule
+from meshdsl.train.sample import sample_text
+from meshdsl.train.step import State
+from meshdsl.train.watch import Facts, Watch, bits_per_byte, perplexity
+from meshdsl.train.watchdog import Watchdog
+
+
+@dataclass
+class TrainingLoop:
+    """A run that has been checked: what it trains, what it reads, and where it writes.
+
+    Attributes:
+      job: the model, its optimizer and its step, under the layout.
+      corpus: where the batches come from.
+      console: prints in process 0 only.
+      batches: the batches to train on, of each the rows that this process reads.
+      held_out: for each dataset the batches to validate on, in the same way.
+      loaded: the compiled step, where it was read from a file.
+    """
+
+    job: Job
+    corpus: Corpus
+    console: Console
+    folder: RunFolder
+    checkpoints: Checkpoints
+    batches: Batches
+    held_out: dict[str, list[Arrays]]
+    loaded: Callable | None = None
+
+    def initial_state(self, done: int) -> tuple[State, int]:
+        """The state that training starts from, and how many steps led to it.
+
+        Args:
+          done: the step of the newest checkpoint; 0 where there is none, for the first state. Where
+            that checkpoint is damaged, an older one is restored, and fewer steps led to it.
+        """
+        if not done:
+            if self.folder.metrics.exists():
+                self.console.print(
+                    f"no checkpoint in {self.folder.checkpoints}: the run begins again"
+                )
+            return self.first_state(), 0
+        state, position = self.checkpoints.restore(self.job.state)
+        self.batches.set_state(position)
+        done = int(state.step)
+        self.console.print(f"resumed after step {done}")
+        return state, done
+
+    def first_state(self) -> State:
+        """The state before any step: drawn from the seed, or with parameters of a warm start."""
+        config = self.job.config
+        state = self.job.step.init(jax.random.key(config.seed))
+        if config.warm_start:
+            params, report = warm_start(Path(config.warm_start), state.params)
+            self.console.print(report)
+            state = state.replace(params=params)
+        return state
+
+    def train_to_end(self, state: State, done: int) -> int:
+        """Train from `state`, which `done` steps led to; returns the exit code of the program."""
+        step = self.loaded or self._compiled()
+        with stopping() as stop:
+            state, done, ending = self.train_steps(step, state, done, stop)
+            self.checkpoints.close()  # so what is said to be saved is on disk
+        # A signal that came in the last step. This process got it, others perhaps did not.
+        if done == self.job.config.steps and stop.wish:
+            text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
+            return hosts.report_and_end(text, EXIT_CODES[stop.wish])
+        if ending:
+            again = f"meshdsl train --resume --out {self.folder.path}"
+            when = f"after step {done}, which is saved" if done else "before a first step was saved"
+            self.console.print(f"{ending} {when}; to go on: {again}")
+            return EXIT_CODES[ending]
+        if self.job.config.sample.tokens:
+            text = sample_text(self.job, state.params, self.corpus.tokenizer)
+            self.console.print(f"\nsample:\n{text}\n")
+        self.console.print(f"saved in {self.folder.path}")
+        return 0
+
+    def _compiled(self) -> Callable:
+        start = time.perf_counter()
+        step = self.job.lowered.compile()
+        self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
+        return step
+
+    def train_steps(
+        self, step: Callable, state: State, done: int, stop: Stopping
+    ) -> tuple[State, int, str | None]:
+        """Run the steps after `done`, until the last one or the one after which `stop` asks to end.
+
+        The state after the last step that is run is saved.
+
+        Args:
+          step: called with a state and a batch, gives the next state and what it measured.
+
+        Returns:
+          The state, the steps that led to it, and what ended the run before its time: "preempted",
+          "interrupted" or None.
+        """
+        config, job = self.job.config, self.job
+        dynamic = config.precision.loss_scale == "dynamic"
+        guard = NonfiniteGuard(config.guard, self.folder.path, dynamic)
+        ending = None
+        with (
+            self._watch(done) as watch,
+            Watchdog(config.guard.timeout, self.folder.path) as dog,
+        ):
+            while done < config.steps and not ending:
+                with watch.spent("input"):
+                    arrays = next(self.batches)
+                    batch = job.place(arrays)
+                state, measured = step(state, batch)
+                done += 1
+                guard.keep(done, arrays)
+                metrics = watch.step(done, measured)
+                if metrics:  # of the step before, which has ended; this one has only been begun
+                    dog.beat(done)
+                # After its last step a run is finished, whatever signal came.
+                ending = stop.reason_to_stop(done) if done < config.steps else None
+                last = bool(ending) or done == config.steps
+                validate = done == config.steps or _due(done, config.validation.every)
+                save = last or self.checkpoints.due(done)
+                verdict = guard.judge(metrics)
+                if verdict == "go" and (validate or save):
+                    # The metrics of this very step, so that what is saved is known to be finite.
+                    verdict = guard.judge(watch.settle())
+                if verdict == "rollback":
+                    del state  # first, because there may be no room for two
+                    state, done = self.roll_back()
+                    watch.rewind(done)
+                    dog.beat(done)
+                    continue
+                if validate:
+                    with watch.spent("validation"):
+                        watch.note(done, self.validate(state, done))
+                if save:
+                    with watch.spent("checkpoint"):
+                        self.checkpoints.save(done, state, self.batches.get_state())
+                if validate or save:
+                    dog.beat(done)
+        return state, done, ending
+
+    def _watch(self, done: int) -> Watch:
+        config = self.job.config
+        return Watch(self.facts(done), self.folder, config.log, self.console, done, config.steps)
+
+    def roll_back(self) -> tuple[State, int]:
+        """The state of the newest checkpoint, or the first state, and the steps that led to it.
+
+        The data go on where they are, past the batch that was no good (Chowdhery et al., 2022,
+        "PaLM", section 5.1).
+        """
+        if self.checkpoints.latest is None:
+            state, done = self.first_state(), 0
+        else:
+            state, _ = self.checkpoints.restore(self.job.state)
+            done = int(state.step)
+        self.console.print(
+            f"rolled back to step {done}; the data go on after the batch that was no good"
+        )
+        return state, done
+
+    def facts(self, done: int) -> Facts:
+        """What the metrics of a step are computed from, besides what it measures."""
+        config, mesh = self.job.config, self.job.mesh
+        tokens = config.batch * config.model.length
+        chip = chip_of(mesh.devices.flat[0])
+        return Facts(
+            tokens=tokens,
+            flops=step_flops(config.model, tokens, config.model.length),
+            peak_flops=chip.flops if chip else None,
+            devices=mesh.size,
+            learning_rate=make_schedule(
+                config.schedule, config.optimizer.learning_rate, config.steps
+            ),
+            before=self.batches.get_state()["rows"] * config.model.length - done * tokens,
+            bytes_per_token=self.corpus.train_bytes_per_token,
+        )
+
+    def validate(self, state: State, done: int) -> dict[str, float]:
+        """Measure the losses on held-out text and print them; returns metrics to add to the step's.
+
+        With one dataset these are `validation_loss` and so on, with several `validation/NAME/loss`.
+        """
+        losses = self.evaluator.losses(state.params, self.held_out)
+        values: dict[str, float] = {}
+        for name, loss in losses.items():
+            found = {"loss": loss, "perplexity": perplexity(loss)}
+            if per_token := self.corpus.bytes_per_token[name]:
+                found["bits_per_byte"] = bits_per_byte(loss, per_token)
+            bits = f", {found['bits_per_byte']:.3f} bits/byte" if per_token else ""
+            which = f" on {name}" if len(losses) > 1 else ""
+            self.console.print(f"step {done}: validation loss{which} {loss:.4f} nats/token{bits}")
+            prefix = f"validation/{name}/" if len(losses) > 1 else "validation_"
+            values |= {prefix + key: value for key, value in found.items()}
+        return values
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.job)
+
+
+def _due(step: int, every: int) -> bool:
+    """Whether `step` is one of those that come every so many steps; 0: none is."""
+    return bool(every) and step % every == 0

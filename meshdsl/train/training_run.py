@@ -1,0 +1,126 @@
+"""`train`: a training run, from a configuration to a trained model in a folder.
+
+Everything that can be refused is checked before anything is written: the configuration, the data,
+the mesh, the layout against the model, the folder and the checkpoints in it. What is quick to check
+comes first. Then `TrainingLoop` takes the steps.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+import meshdsl as md
+from meshdsl import hosts
+from meshdsl.train.checkpoints import Checkpoints
+from meshdsl.train.config import Config
+from meshdsl.train.data import Corpus, open_data
+from meshdsl.train.data.device_batches import rows_here
+from meshdsl.train.folder import RunFolder, check_folder
+from meshdsl.train.job import Job
+from meshdsl.train.optimizer import peak
+from meshdsl.train.overview import describe, whole_bytes
+from meshdsl.train.settings import leaves
+from meshdsl.train.training_loop import TrainingLoop
+from meshdsl.train.watch import check
+
+_TOKENIZING = 86400.0  # seconds until the last process has tokenized its copy of the text
+
+
+def train(
+    config: Config,
+    layout: md.Layout,
+    # JAX's types declare the class jax.Device as a variable.
+    devices: list[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
+    folder: RunFolder,
+    *,
+    resume: bool,
+    again: bool = False,
+    executable: Path | None = None,
+) -> int:
+    """Start the run in `folder`, or go on with it; returns the exit code of the program.
+
+    Args:
+      resume: go on with the run in the folder, instead of starting one.
+      again: the command may have been given before, so it is no mistake if the run is finished.
+      executable: a file with the compiled step, which `meshdsl compile --save` wrote; without one
+        the step is compiled.
+
+    Raises:
+      MeshDSLError: the data, layout, devices, model, folder or executable cannot be used. Nothing
+        has been written then.
+    """
+    optimizer = replace(config.optimizer, learning_rate=peak(config.optimizer))
+    config = replace(config, optimizer=optimizer)
+    _check_config(config, resume)
+    if not resume:
+        hosts.first_does(folder.refuse_used)
+    job = Job(config, layout, md.make_mesh(layout, devices))
+    loaded_step = job.load(executable) if executable else None
+    console = hosts.console()
+    # After all that is quick to refuse, because it may tokenize for hours.
+    corpus = open_data(config, report=console.print)
+    hosts.agree("data", f"{corpus.describe()}\n{corpus.tokenizer.digest}", patience=_TOKENIZING)
+    batches = corpus.train(rows_here(job.batch["tokens"]))
+    held_out = corpus.validation(rows_here(job.held_out["tokens"]))
+    with ExitStack() as stack:
+        # The folder is locked below, and unlocked after all else: nobody may come in while a
+        # checkpoint is still being written.
+        lock = stack.enter_context(ExitStack())
+        stack.enter_context(closing(batches))
+        checkpoints = Checkpoints(folder.checkpoints, config.checkpoint, report=console.print)
+        stack.enter_context(closing(checkpoints))
+        done = checkpoints.check(job.state) or 0
+        if done >= config.steps:
+            where = f"at step {done} of {config.steps}"
+            if not again:
+                raise md.MeshDSLError(f"{folder.path} is {where}; set more --steps to go on")
+            console.print(f"{folder.path} is finished, {where}")
+            return 0
+        _lock_folder(folder, lock, job, checkpoints)
+        if not resume:
+            hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
+        _print_overview(console, job, corpus, executable)
+        loop = TrainingLoop(
+            job, corpus, console, folder, checkpoints, batches, held_out, loaded_step
+        )
+        state, done = loop.initial_state(done)
+        # Only here, because a resume that is refused must leave the configuration as it was.
+        hosts.first_does(lambda: folder.write_config(config))
+        return loop.train_to_end(state, done)
+
+
+def _check_config(config: Config, resume: bool) -> None:
+    """Raise a MeshDSLError unless all processes have one configuration, which a run can follow."""
+    settings = [f"resume = {resume}", *(f"{key} = {value}" for key, value in leaves(config))]
+    hosts.agree("configuration", "\n".join(settings))
+    check(config.log, config.steps)
+    if config.warm_start and not Path(config.warm_start).exists():
+        raise md.MeshDSLError(f"warm_start={config.warm_start}: no such run, and no such file")
+
+
+def _lock_folder(folder: RunFolder, lock: ExitStack, job: Job, checkpoints: Checkpoints) -> None:
+    """Keep other commands out of the folder until `lock` is closed.
+
+    Raises:
+      MeshDSLError: the checkpoints have no room there, another command has locked the folder, or
+        the processes do not see one and the same folder.
+    """
+    room = max(1, job.config.checkpoint.keep + 1 - checkpoints.kept)
+    hosts.first_does(lambda: check_folder(folder.path, whole_bytes(job.state) * room))
+    token = hosts.first_does(lambda: lock.enter_context(folder.locked()))
+    hosts.agree(
+        f"--out {folder.path}, which must be one folder for all,",
+        f"token {folder.wait_for_token(token)}",
+    )
+
+
+def _print_overview(console: Console, job: Job, corpus: Corpus, executable: Path | None) -> None:
+    console.print(describe(job.layout, job.mesh, job.state, job.program().collectives))
+    console.print(f"\n{corpus.describe()}\n")
+    if executable:
+        console.print(f"the compiled step is that of {executable}")

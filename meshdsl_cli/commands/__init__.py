@@ -1,0 +1,32 @@
+"""The commands, in the order in which the help lists them: one file each, which declares its flags.
+
+A file names the function that runs its command and does not import it: that would import JAX.
+"""
+
+from meshdsl_cli.commands import (
+    checkpoint,
+    compare,
+    compile,
+    explain,
+    generate,
+    launch,
+    layouts,
+    models,
+    plot,
+    tokenizer,
+    train,
+)
+
+COMMANDS = (
+    train.COMMAND,
+    generate.COMMAND,
+    launch.COMMAND,
+    checkpoint.COMMAND,
+    tokenizer.COMMAND,
+    plot.COMMAND,
+    explain.COMMAND,
+    compile.COMMAND,
+    compare.COMMAND,
+    layouts.COMMAND,
+    models.COMMAND,
+)

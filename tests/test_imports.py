@@ -1,0 +1,187 @@
+"""What imports what: downwards through the rooms of the package, and nothing while it runs.
+
+A program that trains imports neither the estimate nor the report, so it starts without them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.report.show import show
+from tests.helpers import dims
+
+ROOT = Path(__file__).parents[1]
+
+# The rooms, from the bottom. A module may import from its own room and from those before it. A room
+# is a folder of meshdsl/ or one of its modules; `meshdsl` itself is the language, with every op.
+ROOMS = (
+    *("errors", "fields", "figures", "dims", "layouts", "layout", "mesh", "values", "tensor"),
+    *("checked", "later", "hosts", "record", "splits", "lowering", "ops", "meshdsl"),
+    *("layers", "models", "machine", "estimate", "compiled", "report", "train", "commands", "cli"),
+)
+# What a room may not import although it is below. Estimates and reports are made from a record.
+APART = {
+    "train": {"estimate", "report"},
+    "machine": {"lowering", "ops", "meshdsl", "layers", "models"},
+    "estimate": {"lowering", "ops", "meshdsl", "layers", "models"},
+    "compiled": {"lowering", "ops", "meshdsl", "layers", "models"},
+    "report": {"lowering", "ops", "meshdsl", "layers", "models"},
+}
+# The page of curves has the style of the other pages; no run of training draws it.
+EXCEPTIONS = {(f"train/watch/{name}.py", "report") for name in ("curves_page", "curves_svg")}
+
+OPTIONAL = {"matplotlib", "pyarrow", "tensorboardX", "wandb"}  # packages that may be missing
+# Who imports by name: `later`, and the exporters, which take what is installed of `OPTIONAL`.
+BY_NAME = {"later.py", "train/watch/exporters.py"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: of which module, from which file and line, and whether it runs in a function."""
+
+    file: str
+    line: int
+    module: str
+    inside: bool
+
+    def __str__(self):
+        return f"{self.file}:{self.line} imports {self.module}"
+
+
+@cache
+def files() -> dict[str, Path]:
+    """The files of the package, by their path in it once it is installed."""
+    found = {}
+    for folder in ("meshdsl", "layers", "models"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT / folder).as_posix()
+            found[name if folder == "meshdsl" else f"{folder}/{name}"] = path
+    return found
+
+
+@cache
+def imports() -> list[Import]:
+    """Every import of the package, but for those that only a type checker sees."""
+    return [
+        Import(file, line, module, inside)
+        for file, path in files().items()
+        for line, module, inside in _imports(ast.parse(path.read_text()), False)
+    ]
+
+
+def _imports(node: ast.AST, inside: bool) -> Iterator[tuple[int, str, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((child.lineno, alias.name, inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.module and not child.level, f"line {child.lineno} is relative"
+            yield from ((child.lineno, _module(child.module, a), inside) for a in child.names)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            yield from (found for one in child.orelse for found in _imports(one, inside))
+        else:
+            scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+            yield from _imports(child, inside or isinstance(child, scopes))
+
+
+def _module(package: str, alias: ast.alias) -> str:
+    """`meshdsl.layouts` for `from meshdsl import layouts`, and `meshdsl` for a name of an op."""
+    inner = f"{package}.{alias.name}"
+    return inner if package == "meshdsl" and alias.name in ROOMS else package
+
+
+def room_of_file(file: str) -> str:
+    first = file.split("/")[0].removesuffix(".py")
+    return "meshdsl" if first == "__init__" else first
+
+
+def room_of_module(module: str) -> str:
+    return (*module.split("."), "meshdsl")[1]
+
+
+@cache
+def imported_by(*modules: str) -> list[str]:
+    """The modules of meshdsl that a program has which imports these."""
+    program = f"import sys; import {', '.join(modules)}; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return [name for name in run.stdout.split() if name.split(".")[0] == "meshdsl"]
+
+
+def below(folder: str, modules: list[str]) -> list[str]:
+    """Those of the modules that are in `folder`."""
+    return [name for name in modules if f"{name}.".startswith(f"{folder}.")]
+
+
+@pytest.mark.parametrize("room", ["commands", "compiled", "estimate", "report", "train"])
+def test_the_language_starts_without(room):
+    assert not below(f"meshdsl.{room}", imported_by("meshdsl"))
+
+
+@pytest.mark.parametrize("room", ["estimate", "report"])
+def test_training_starts_without(room):
+    modules = [p.stem for p in (ROOT / "meshdsl/train").glob("*.py") if p.stem != "__init__"]
+    assert not below(f"meshdsl.{room}", imported_by(*(f"meshdsl.train.{m}" for m in modules)))
+
+
+def test_nothing_is_imported_inside_of_a_function():
+    inside = [one for one in imports() if one.inside]
+    assert not [str(one) for one in inside if one.module.split(".")[0] not in OPTIONAL]
+
+
+def test_optional_packages_are_imported_nowhere_else():
+    outside = [one for one in imports() if not one.inside]
+    assert not [str(one) for one in outside if one.module.split(".")[0] in OPTIONAL]
+
+
+def test_modules_are_imported_by_name_in_one_place():
+    names = ("import_module", "__import__")
+    found = {file for file, path in files().items() if any(n in path.read_text() for n in names)}
+    assert found <= BY_NAME
+
+
+def test_what_is_imported_later_is_there():
+    calls = [
+        tuple(ast.literal_eval(argument) for argument in node.args)
+        for path in files().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "imported"
+    ]
+    assert calls
+    for module, name in calls:
+        assert callable(getattr(import_module(module), name)), f"{module}.{name}"
+
+
+def test_show_of_the_language_is_that_of_the_report():
+    assert inspect.signature(md.show) == inspect.signature(show)
+    x = md.tensor(np.zeros((2, 3)), dims(batch=2, length=3))
+    assert repr(md.show(x, "x")) == repr(show(x, "x"))
+
+
+def test_every_room_has_its_place():
+    assert {room_of_file(file) for file in files()} <= set(ROOMS), "put it into ROOMS"
+
+
+def test_imports_run_downwards():
+    wrong = []
+    for one in imports():
+        if one.module.split(".")[0] != "meshdsl":
+            continue
+        room, other = room_of_file(one.file), room_of_module(one.module)
+        upwards = ROOMS.index(other) > ROOMS.index(room)
+        apart = other in APART.get(room, ())
+        if (upwards or apart) and (one.file, other) not in EXCEPTIONS:
+            wrong.append(str(one))
+    assert not wrong
