@@ -1,4 +1,7 @@
-"""The real TPU compiler on a small step: its options, memory and collectives. It runs in a process of its own."""
+"""The real TPU compiler on a small step: its options, memory and collectives.
+
+It runs in a process of its own.
+"""
 
 import importlib.util
 import json

@@ -46,7 +46,10 @@ def free_port(least: int = 0) -> int:
 
 
 def begin(*parts: str, slurm: bool = False) -> list[subprocess.Popen]:
-    """Two processes that run the parts of a program. Its arguments say how they meet, or an environment such as `srun` makes."""
+    """Two processes that run the parts of a program.
+
+    Its arguments say how they meet, or an environment such as `srun` makes.
+    """
     code = "".join(textwrap.dedent(part) for part in parts)
     at = f"localhost:{free_port()}"
     told = [[at, "2", str(i)] for i in range(2)]

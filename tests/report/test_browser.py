@@ -23,7 +23,8 @@ pytestmark = [
     ),
 ]
 
-# Elements with text of their own whose colour stands out too little from what is behind: less than 4.5 to 1, or 3 to 1 for large text.
+# Elements with text of their own whose colour stands out too little from what is behind: less than
+# 4.5 to 1, or 3 to 1 for large text.
 FAINT = """
 const context = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
 const rgba = (c) => { context.clearRect(0, 0, 1, 1); context.fillStyle = c; context.fillRect(0, 0, 1, 1); return context.getImageData(0, 0, 1, 1).data; };

@@ -19,7 +19,8 @@ from meshdsl.train.folder import check_folder
 from meshdsl.train.nonfinite import NonfiniteGuard
 from meshdsl.train.watchdog import HUNG, Watchdog
 
-# -- the folder --------------------------------------------------------------------------------------------------
+# -- the folder
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_can_be_made_is_left_alone(tmp_path):
@@ -45,7 +46,8 @@ def test_a_full_disk_is_an_error_that_says_how_much_is_missing(tmp_path):
         check_folder(tmp_path, 2**60)
 
 
-# -- what is not finite ------------------------------------------------------------------------------------------
+# -- what is not finite
+# ------------------------------------------------------------------------------------------
 
 
 @jax.jit
@@ -58,7 +60,10 @@ def step(weight, batch):
 
 
 def run(path, bad, steps=6, **settings):
-    """Train with a bad batch at the steps `bad`; returns the verdicts, each one step late as in the loop."""
+    """Train with a bad batch at the steps `bad`.
+
+    Returns the verdicts, each one step late as in the loop.
+    """
     judge = NonfiniteGuard(Guard(**settings), path)
     weight, record, verdicts = jnp.float32(1.0), None, []
     for number in range(1, steps + 1):
@@ -177,7 +182,8 @@ def test_each_process_saves_its_own_rows(tmp_path, monkeypatch):
     assert (tmp_path / "nonfinite-2-process-1.npz").exists()
 
 
-# -- steps that never end ----------------------------------------------------------------------------------------
+# -- steps that never end
+# ----------------------------------------------------------------------------------------
 
 
 def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_path):
