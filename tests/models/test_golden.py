@@ -24,8 +24,10 @@ CONFIG = common.Config(
     style="llama", layers=4, d_model=64, heads=16, kv_heads=8, d_ff=128, vocab=64, length=16
 )
 HEADER = (
-    f"# One step of adamw on {CONFIG.layers} llama layers: d_model={CONFIG.d_model}, heads={CONFIG.heads}, kv_heads={CONFIG.kv_heads}, "
-    f"head_dim={CONFIG.dims['head_dim'].size}, d_ff={CONFIG.d_ff},\n# vocab={CONFIG.vocab}, batch={common.BATCH.size}, "
+    f"# One step of adamw on {CONFIG.layers} llama layers: d_model={CONFIG.d_model}, "
+    f"heads={CONFIG.heads}, kv_heads={CONFIG.kv_heads}, "
+    f"head_dim={CONFIG.dims['head_dim'].size}, d_ff={CONFIG.d_ff},\n"
+    f"# vocab={CONFIG.vocab}, batch={common.BATCH.size}, "
     f"length={CONFIG.length}, float32, every layer rematerialised.\n"
     "# Bytes are of one execution on one device: the larger of what goes in and what comes out.\n"
 )

@@ -94,8 +94,10 @@ def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_sav
     with pytest.raises(MeshDSLError) as error:
         run(tmp_path, bad=(4,))
     assert str(error.value) == (
-        f"step 4: loss -inf, gradient norm inf; its batch is in {tmp_path}/nonfinite-4.npz; to go on from the newest checkpoint: "
-        f"meshdsl train --resume --out {tmp_path}, with guard.nonfinite=skip, guard.nonfinite=rollback or a lower optimizer.learning_rate"
+        "step 4: loss -inf, gradient norm inf; its batch is in "
+        f"{tmp_path}/nonfinite-4.npz; to go on from the newest checkpoint: "
+        f"meshdsl train --resume --out {tmp_path}, with guard.nonfinite=skip, "
+        "guard.nonfinite=rollback or a lower optimizer.learning_rate"
     )
     batch = np.load(tmp_path / "nonfinite-4.npz")
     assert (
@@ -147,7 +149,10 @@ def test_skipped_steps_go_on_and_are_saved(tmp_path):
 def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
     with pytest.raises(
         MeshDSLError,
-        match=r"step 4: .* the last of 3 steps in a row that were skipped \(guard.patience=3\); its batch is in .*nonfinite-4.npz",
+        match=(
+            r"step 4: .* the last of 3 steps in a row that were skipped "
+            r"\(guard.patience=3\); its batch is in .*nonfinite-4.npz"
+        ),
     ):
         run(tmp_path, bad=(2, 3, 4), nonfinite="skip", patience=3)
 

@@ -328,6 +328,9 @@ def test_devices_without_memory_of_the_host_are_an_error():
     check_host_memory(mesh, ())
     with pytest.raises(
         md.MeshDSLError,
-        match="offload=optimizer, activations: needs pinned_host memory, and a device of kind toy has device",
+        match=(
+            "offload=optimizer, activations: needs pinned_host memory, and a device of kind "
+            "toy has device"
+        ),
     ):
         check_host_memory(mesh, ("optimizer", "activations"))

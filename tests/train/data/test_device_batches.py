@@ -109,7 +109,10 @@ def test_processes_read_only_the_rows_that_their_devices_need():
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
-    code = f"from tests.train.data.test_device_batches import _one_of_two; _one_of_two({coordinator!r}, {{}})"
+    code = (
+        "from tests.train.data.test_device_batches import _one_of_two; "
+        f"_one_of_two({coordinator!r}, {{}})"
+    )
     start = lambda process: subprocess.Popen(
         [sys.executable, "-c", code.format(process)], env=dict(os.environ, XLA_FLAGS=""), **_PIPES
     )
