@@ -8,7 +8,10 @@ import pytest
 
 @pytest.fixture(scope="module")
 def mlp():
-    """Run once: JAX may take two classes of one name and shape, as each run makes one, for the same in a cache."""
+    """The `main` of the example, which is run as a module only once.
+
+    Each run makes a class, and JAX may take two of one name and shape for the same in a cache.
+    """
     return runpy.run_path("examples/mlp.py")["main"]
 
 

@@ -1,4 +1,4 @@
-"""Replays of small schedules whose times are known: a cycle is 1 us, and a byte on the links too."""
+"""Replays of small schedules with known times: a cycle and a byte on the links take 1 us each."""
 
 from types import SimpleNamespace
 
@@ -126,7 +126,7 @@ def test_an_asynchronous_collective_is_waited_for_where_it_is_used(meanwhile, st
     )
 
 
-def test_links_of_one_axis_are_first_come_first_served_and_those_of_two_axes_work_at_the_same_time():
+def test_links_of_one_axis_work_one_after_another_and_those_of_two_axes_at_the_same_time():
     one = (
         psum("s", "p", kind="all-reduce-start")
         + psum("t", "p", kind="all-reduce-start")
@@ -200,7 +200,7 @@ def chain(name, target):
   %{name}.ag = f32[25]{{0}} all-reduce(%{name}.a), {ALONG_DATA}, to_apply=%add, frontend_attributes={{chain_id="7"}}
   ROOT %{name}.r = f32[25]{{0}} {last}
 }}
-"""
+"""  # noqa: E501
 
 
 def test_a_collective_spread_over_fusions_runs_from_the_first_to_the_last():

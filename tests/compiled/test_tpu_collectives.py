@@ -1,4 +1,6 @@
-"""The collectives that `explain` shows are those that the TPU compiler runs, for every shipped layout: operation, axes, count, bytes and dtype.
+"""The TPU compiler runs the collectives that `explain` shows, for every shipped layout.
+
+Compared are operation, axes, count, bytes and dtype.
 
 Forward, backward and optimizer together: where the compiler combines collectives they share one
 name, so one cannot tell of which pass each was. What it does otherwise than it is told is listed
@@ -26,7 +28,10 @@ Fact = tuple[str, tuple[str, ...], int, str]
 
 
 def summed(axis: str, counts: dict[int, int], dtype: str = "float32") -> Counter[Fact]:
-    """Reduce-scatters that are written as all-reduces of the full size, of which each device takes its part: `{bytes: how many}`."""
+    """Reduce-scatters that the compiler writes as all-reduces of the full size.
+
+    Each device takes its part of the sum. `counts` are `{bytes: how many}`.
+    """
     change: Counter[Fact] = Counter()
     for size, count in counts.items():
         change["psum_scatter", (axis,), size, dtype] -= count

@@ -1,4 +1,4 @@
-"""Every error: its text says what was asked, the dims with their sizes, the rule at fault and what would be legal."""
+"""Every error says what was asked, the dims with sizes, the rule at fault and what is legal."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""How much memory a program takes: arguments to the byte, and the peak of small programs whose peak is known."""
+"""The memory that a program takes: its arguments, and the peaks where they are known."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Times of small graphs that are known: a byte of memory and a byte on the links take 1 us, and so does a FLOP."""
+"""Times of small graphs: a byte of memory, a byte on the links and a FLOP take 1 us each."""
 
 from types import SimpleNamespace
 

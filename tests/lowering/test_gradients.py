@@ -1,4 +1,4 @@
-"""value_and_grad: the gradients of jax.grad, under every layout and however they are accumulated."""
+"""value_and_grad gives the gradients of jax.grad under every layout, accumulated or not."""
 
 from itertools import cycle
 

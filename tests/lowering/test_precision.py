@@ -1,4 +1,7 @@
-"""value_and_grad's dtypes: parameters gathered in that of `compute`, gradients summed over devices in that of `reduce`."""
+"""The dtypes of value_and_grad.
+
+Parameters are gathered in that of `compute`, gradients are summed over devices in that of `reduce`.
+"""
 
 from collections import Counter
 

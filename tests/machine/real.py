@@ -1,6 +1,7 @@
-"""Prints where `make_mesh` puts the devices of real TPU topologies, and the rings that the TPU compiler makes of them: run by
-test_places.py in a process of its own, because libtpu reads its settings from the environment when
-jax is imported.
+"""Prints where `make_mesh` puts the devices of real TPU topologies, and the compiler's rings.
+
+test_coordinates.py runs it in a process of its own, because libtpu reads its settings from the
+environment when jax is imported.
 """
 
 import json
@@ -45,7 +46,7 @@ def place(text, slices, sizes):
 
 
 def rings(text, sizes, axis):
-    """What the compiler makes of a sum and of a scatter over `axis`: dims of the torus in each ring, `["4 4"]` or `["16"]`."""
+    """The dims of the torus in each ring of a sum and a scatter over `axis`: `["4 4"]`."""
     mesh = md.make_mesh(sizes, topologies.get_topology_desc(**find_target(text).topology).devices)
     x = jax.ShapeDtypeStruct(
         (4096, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())

@@ -1,4 +1,4 @@
-"""The invariant: a model under every legal layout equals the same model on one device, gradients included."""
+"""A model under every legal layout equals the same model on one device, gradients included."""
 
 import functools
 

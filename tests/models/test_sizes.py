@@ -1,4 +1,4 @@
-"""Published models by name have the published number of parameters, and the FLOPs that the usual formula gives."""
+"""Published models have the published number of parameters, and the FLOPs of the usual formula."""
 
 import jax
 import pytest

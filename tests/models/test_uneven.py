@@ -1,4 +1,7 @@
-"""A model whose sizes divide over nothing, under every shipped layout with `uneven = "pad"`: the same as on one device."""
+"""A model whose sizes divide over nothing is the same padded as on one device.
+
+It runs under every shipped layout with `uneven = "pad"`.
+"""
 
 import dataclasses
 import functools
@@ -94,7 +97,7 @@ def step_under(layout, optimizer):
     ],
 )
 def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
-    """Trained under a layout that pads, saved, and gone on with on one device: as if it had always been there."""
+    """A run that trained under a layout that pads goes on on one device as if always there."""
     losses = {}
     for name in ("single", "fsdp-tensor"):
         step = step_under(load(name, 1 if name == "single" else 8), optimizer)

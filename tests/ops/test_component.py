@@ -1,4 +1,4 @@
-"""Component-wise functions: what jax.numpy and jax.nn compute, under any layout, with operands broadcast by name."""
+"""Component-wise functions compute what jax.numpy and jax.nn do, under any layout."""
 
 import jax
 import jax.numpy as jnp

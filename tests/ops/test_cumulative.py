@@ -1,4 +1,7 @@
-"""cumsum, cumprod, cummax, cummin and cumlogsumexp: a scan of the whole dim, of which only one total for each part travels."""
+"""cumsum, cumprod, cummax, cummin and cumlogsumexp scan the whole dim, wherever it lies.
+
+Only one total for each part of it travels.
+"""
 
 import jax
 import jax.numpy as jnp

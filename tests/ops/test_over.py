@@ -1,4 +1,4 @@
-"""over: a function of one element, mapped over a dim that may be split, in which anything may happen."""
+"""over maps a function of one element, in which anything may happen, over a dim, split or not."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""reshard and replicate: every state of an axis into every other, by the collective that docs/placements.md says."""
+"""reshard and replicate bring every state of an axis into every other.
+
+They do so by the collectives that docs/placements.md names.
+"""
 
 from itertools import permutations, product
 from pathlib import Path
@@ -35,7 +38,7 @@ ONE_AXIS = {
 
 
 def state(axes: dict[str, str]):
-    """The arguments of reshard where each axis is in the state that `axes` says, in the order of the axes."""
+    """The arguments of reshard where the axes, in order, are in the states that `axes` says."""
     split = {d: [x for x, s in axes.items() if s == d.name] for d in (A, B)}
     return {d: over for d, over in split.items() if over}, [x for x, s in axes.items() if s == "+"]
 

@@ -1,4 +1,7 @@
-"""Random draws: those of jax.random, the same to the bit under every layout and version of JAX, whatever part of them a device makes."""
+"""Random draws are those of jax.random, to the bit, under every layout and version of JAX.
+
+It does not matter which part of them a device makes.
+"""
 
 import jax
 import jax.numpy as jnp

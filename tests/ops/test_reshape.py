@@ -1,4 +1,4 @@
-"""rename, transpose, broadcast and reshape: what numpy and einops do, whichever of the dims are split."""
+"""rename, transpose, broadcast and reshape do what numpy and einops do, whatever is split."""
 
 from itertools import cycle
 

@@ -1,4 +1,4 @@
-"""shift, roll and flip: what numpy does, whichever dims are split, by as few elements as any device lacks."""
+"""shift, roll and flip do what numpy does, and move only the elements that a device lacks."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +104,7 @@ LACKING = {
 
 @pytest.mark.parametrize("name", LACKING)
 def test_a_move_sends_only_what_a_device_lacks(name):
-    """Forward and backward: the compiled program moves as many bytes as the device that lacks most receives."""
+    """Each way the compiled program moves the bytes that the device that lacks most receives."""
     fn, columns = LACKING[name]
     program, _ = assert_same(fn, X, layout=layout("b -> m", mesh={"m": PARTS}))
     for phase in ("forward", "backward"):

@@ -1,4 +1,4 @@
-"""slice, pad, split, concat, stack and unstack: what numpy does, whichever dims are split, and no more bytes than that takes."""
+"""slice, pad, split, concat, stack and unstack do what numpy does and move no more than needed."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""sort, argsort, top_k, nth_largest, nth_smallest and searchsorted: what numpy orders, along split and uneven dims too."""
+"""sort, top_k, nth_largest, searchsorted and others order as numpy does, along split dims too."""
 
 import jax
 import jax.numpy as jnp

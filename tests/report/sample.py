@@ -1,4 +1,4 @@
-"""A plan of llama3-8b under FSDP and sequence parallelism on 64 chips, as `explain` would give it, with a few ops less.
+"""What `explain` says of llama3-8b, FSDP and sequence parallel on 64 chips, with a few ops less.
 
 Times come from a scheduler of a few lines: good for pictures, not for predictions.
 """

@@ -1,4 +1,4 @@
-"""The page in a browser: nothing overflows, everything can be reached and worked by keyboard, in light and in dark."""
+"""The page in a browser: nothing overflows, and a keyboard reaches and works everything."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ for (const e of document.querySelectorAll("body *")) {
   if (ratio < (size >= 24 || (size >= 18.6 && style.fontWeight >= 700) ? 3 : 4.5)) found.add(`${e.className || e.tagName} ${ratio.toFixed(2)}`);
 }
 return [...found];
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,9 @@ def files(tmp_path_factory) -> dict[str, str]:
         "sample": page(sample()),
         "untargeted": page(without_target()),
         "large": page(too_large()),
-        "notebook": f"<!doctype html><meta name=viewport content='width=device-width'><h1>before</h1>{program_html(sample())}{program_html(without_target())}<p>after</p>",
+        "notebook": "<!doctype html><meta name=viewport content='width=device-width'>"
+        "<h1>before</h1>"
+        f"{program_html(sample())}{program_html(without_target())}<p>after</p>",
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
@@ -155,7 +157,7 @@ def test_skip_link_is_first_and_tab_reaches_every_widget(visit):
     describe = """
         const e = document.activeElement, label = e.labels && e.labels[0];
         return [`${e.className} ${e.tagName} ${(e.closest('section') || {}).id}`, getComputedStyle(label || e).outlineStyle];
-    """
+    """  # noqa: E501
     seen = []
     while len(seen) < 60 and not (seen and "sort" in seen[-1]):
         press(browser, Keys.TAB)

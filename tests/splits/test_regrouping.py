@@ -1,4 +1,4 @@
-"""Which splits a regrouping of dims keeps: checked against the numbers of the elements that each device has."""
+"""Which splits a regrouping of dims keeps, checked by numbering the elements of each device."""
 
 from itertools import product
 from math import prod
@@ -17,7 +17,10 @@ MESH = {"m": 2, "n": 3, "l": 1}
 
 
 def owned(group_dims, split, scope):
-    """For each device, by its place along each axis, the numbers of the elements that it has, in order; -1 for padding."""
+    """The numbers of the elements that each device has, by its place along each axis.
+
+    They are in order; padding is -1.
+    """
     numbers = np.arange(prod(d.size for d in group_dims)).reshape([d.size for d in group_dims])
     found = {}
     for place in product(*(range(n) for n in scope.sizes.values())):
@@ -40,7 +43,7 @@ def owned(group_dims, split, scope):
 
 @st.composite
 def groups(draw):
-    """Two ways to factor a number into dims, a split of the first, and one that is wanted for the second."""
+    """Two ways to factor a number into dims, with a split of the first and one for the second."""
     total = draw(st.sampled_from([1, 6, 12, 24, 36, 16, 10, 7]))
 
     def factors(names):

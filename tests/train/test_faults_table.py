@@ -1,4 +1,4 @@
-"""Each fault is one line on stderr and exit code 2, and costs nothing of the run that it is met in."""
+"""Each fault is one line on stderr and exit code 2, and costs nothing of the run that meets it."""
 
 import shutil
 from contextlib import chdir

@@ -104,7 +104,10 @@ def losses(out, steps):
 
 
 def came(out, moment, after):
-    """Whether the moment to kill is there: in a step, or at the checkpoint of one, some steps after the step `after`."""
+    """Whether the moment to kill is there, some steps after the step `after`.
+
+    It is in a step, or at the checkpoint of one.
+    """
     try:
         names = os.listdir(out / "checkpoints")
     except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""A step of training: the same under every ZeRO stage, in every dtype that it is asked for, and unharmed by what is not finite."""
+"""A step of training is the same under every ZeRO stage and in every dtype that is asked for.
+
+What is not finite does it no harm.
+"""
 
 import functools
 from types import SimpleNamespace
@@ -215,7 +218,7 @@ def test_float16_overflows_skip_steps_until_the_scale_fits():
 
 
 # -- dtypes
-# ----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 
 
 def dtypes(tree):

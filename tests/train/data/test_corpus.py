@@ -25,7 +25,10 @@ ROWS = np.arange(4)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two sources of tokens that tell where they are from: `a` has ids below 1000 and `b` above, each 40 windows of 8; long ones; and one of text."""
+    """Sources of tokens that tell where they are from, and one of text.
+
+    `a` has ids below 1000 and `b` above, each 40 sequences of 8; `long_a` and `long_b` are long.
+    """
     folder = tmp_path_factory.mktemp("data")
     write_tokens(folder / "a.bin", np.arange(321) % 1000)
     write_tokens(folder / "b.bin", 1000 + np.arange(321))
