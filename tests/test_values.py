@@ -95,7 +95,7 @@ REFUSED = {
         ["t[...]", "names, no order", 'md.slice(t, "a", start, size)', 'md.take(t, ids, "a")'],
     ),
     "an index of a number": (lambda: HALF[0], ["t[...]", "Tensor []"]),
-    "a loop": (lambda: [row for row in X], ["a loop over t", 'md.unstack(t, "a")']),
+    "a loop": (lambda: [row for row in X], ["a loop over t", 'md.unstack(t, "a")']),  # noqa: C416
     "a number of rows": (lambda: len(X), ["len(t)", 't.dim("a").size']),
     "putting": (lambda: taken_from(X), ["t[...] = x", "md.where and md.scatter"]),
     "a product of matrices": (lambda: X @ X, ["t @ u", "md.einsum(t, u, out=(...))"]),
@@ -171,14 +171,9 @@ def test_gradients_by_jax_are_of_functions_that_return_an_array():
 
 
 def test_nothing_is_equal_to_none():
-    assert (X == None, X != None, None == X, X in [None], None in [X]) == (
-        False,
-        True,
-        False,
-        False,
-        False,
-    )
-    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)
+    found = (X == None, X != None, None == X, X in [None], None in [X])  # noqa: E711
+    assert found == (False, True, False, False, False)
+    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)  # noqa: E711
 
 
 LIES = {

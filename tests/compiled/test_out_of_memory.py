@@ -17,9 +17,9 @@ OLDER = (
 FULL = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 28.64M of 24.00M hbm. Exceeded hbm capacity by 4.64M.
 
 Total hbm usage >= 286.64M:
-    reserved        258.00M 
-    program          10.62M 
-    arguments        18.02M 
+    reserved        258.00M
+    program          10.62M
+    arguments        18.02M
 
 Output size 18.02M; shares 18.02M with arguments.
 

@@ -80,7 +80,7 @@ def describe(program, sizes) -> str:
     return f"{HEADER}# mesh: {mesh}\n\n{table if rows else 'no collectives'}\n"
 
 
-@pytest.mark.parametrize("name", (*common.LAYOUTS, *common.STAGES))
+@pytest.mark.parametrize("name", [*common.LAYOUTS, *common.STAGES])
 def test_a_train_step_has_the_promised_collectives_and_no_others(name):
     step, sizes, args = train_step(name)
     program = step.program(*args)

@@ -104,7 +104,7 @@ def test_a_logsumexp_of_nothing_has_no_gradient_and_no_nan():
     x = line(-np.inf, -np.inf, -np.inf, -np.inf, 1, 2, -np.inf, 3)
     for how in HOW:
         _, (found, (gradient,)) = assert_same(
-            lambda x: md.cumlogsumexp(x, N, **how), x, layout=SPLIT
+            lambda x, how=how: md.cumlogsumexp(x, N, **how), x, layout=SPLIT
         )
         assert np.isfinite(gradient.array).all() and np.isneginf(found.array).any()
         assert np.array_equal(

@@ -351,7 +351,7 @@ def _spans(ops: list[OpView]) -> list[Span]:
 
 
 def _passes(ops: list[OpView]):
-    head, layer, tail = [op for op in ops[:3]], [op for op in ops if op.loops], ops[33:39]
+    head, layer, tail = ops[:3], [op for op in ops if op.loops], ops[33:39]
     yield ("forward",), head
     yield ("forward",), layer
     yield ("forward",), tail

@@ -4,7 +4,6 @@ import shutil
 from contextlib import chdir
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -41,7 +40,7 @@ def trained(tmp_path_factory):
     )
     with chdir(folder):
         assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
-    yield folder
+    return folder
 
 
 def contents(folder):

@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+from itertools import count
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def expected(train, tmp_path_factory):
 
 def interrupt_in_step(monkeypatch, number):
     """Ctrl-C while the step `number` (of those that this process runs) is fed."""
-    calls, place, take, taken = iter(range(1, 1000)), Job.place, Stopping.take, threading.Event()
+    calls, place, take, taken = count(1), Job.place, Stopping.take, threading.Event()
 
     def feed(job, arrays):
         if next(calls) == number:
@@ -81,14 +82,17 @@ def test_an_interrupted_run_goes_on_under_another_layout(
 def test_a_killed_run_goes_on_from_its_newest_checkpoint(
     train, expected, monkeypatch, capsys, tmp_path, killed_in, saved
 ):
-    def die(job, arrays, place=Job.place, calls=iter(range(1, 100))):
+    calls, place = count(1), Job.place
+
+    def die(job, arrays):
         if next(calls) == killed_in:
             raise ZeroDivisionError
         return place(job, arrays)
 
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+    with monkeypatch.context() as patch:
         patch.setattr(Job, "place", die)
-        train(tmp_path / "a", "--layout", "fsdp", "--steps", "6", "checkpoint.every=2")
+        with pytest.raises(ZeroDivisionError):
+            train(tmp_path / "a", "--layout", "fsdp", "--steps", "6", "checkpoint.every=2")
     _, losses = train(tmp_path / "a", resume=True)
     assert (f"resumed after step {saved}" in capsys.readouterr().out) == bool(saved)
     np.testing.assert_array_equal(losses, expected)

@@ -23,10 +23,8 @@ def test_a_resumed_file_has_one_record_per_step(tmp_path):
 def test_what_is_damaged_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(
-        (
-            b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n'
-            b'{"step": 3, "lo{"step": 3}\n'
-        )
+        b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n'
+        b'{"step": 3, "lo{"step": 3}\n'
     )
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
     keep_until(path, 1)
@@ -49,12 +47,12 @@ def test_a_kill_while_a_file_is_cut_loses_nothing(tmp_path, monkeypatch):
 def full(file):
     """The disk is full from now on."""
     file._file.close()
-    file._file = open("/dev/full", "a", buffering=1)
+    file._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115 - the file closes it
 
 
 def test_a_full_disk_is_one_error_that_says_how_to_go_on(tmp_path):
     pytest.importorskip("tensorboardX")
-    with pytest.raises(MeshDSLError) as error, watch(tmp_path, log=Log(tensorboard=True)) as seen:
+    with pytest.raises(MeshDSLError) as error, watch(tmp_path, log=Log(tensorboard=True)) as seen:  # noqa: PT012
         seen.step(1, measured(1))
         full(seen._outputs[0])
         seen.step(2, measured(2))
