@@ -1,4 +1,4 @@
-"""checkpoint: recompute in the backward pass, keep, or send to the host, by what an op is or by a name."""
+"""checkpoint: what the backward pass recomputes, what is kept for it, and what waits on the host."""
 
 from __future__ import annotations
 
@@ -49,14 +49,16 @@ def checkpoint(
     """`fn`, recomputed in the backward pass instead of remembered.
 
     Args:
-      policy: what is recomputed: "full": everything; "dots": everything but matrix products; "gathers": only what was
-        gathered from other devices, so that no device keeps whole parameters.
+      policy: what is recomputed. "full": everything. "dots": everything but matrix products.
+        "gathers": only what was gathered from other devices, so that no device keeps whole
+        parameters.
       save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
-      offload: names of save points that are kept in the memory of the host (`pinned_host`), and fetched when they are
-        needed.
+      offload: names of save points that are kept in the memory of the host (`pinned_host`), and
+        fetched when they are needed.
 
     Raises:
-      MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point with that name.
+      MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point
+        with that name.
     """
     if policy not in POLICIES:
         raise MeshDSLError(f"checkpoint: no policy {quote(policy)}{nearest(str(policy), POLICIES)}")
@@ -114,7 +116,10 @@ def _checkpoint_name_example(checkpoint_name: Callable, x: Tensor) -> Tensor:
     result="same",
 )
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
-    """`x`, as a save point of the `checkpoint`s around it. A sum that it waits for is taken, so that it is what is kept."""
+    """`x`, as a save point of that name, which a `checkpoint` around it can keep.
+
+    A sum that `x` waits for is taken, so that what is kept is the sum.
+    """
     x = resharding.settle(x)
     for names in _marked.get():
         names.add(name)

@@ -26,15 +26,17 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
     and in reverse mode: the one that it states by `jax.custom_vjp`, or one that Pallas finds.
     Backward kernels run under the same split as the forward one.
 
-    Args: fn: takes the local array of each tensor, its dims in the tensor's order, and returns
-      the local array of the
-        result. It must treat alike, and separately, the parts of every dim that is not whole. It
-        may be traced twice.
-      out: dims of the result. whole: dims that must not be split while `fn` runs. Dims that the
-      result lacks are always whole.
+    Args:
+      fn: takes the local array of each tensor, its dims in the tensor's order, and returns the local
+        array of the result. It must treat alike, and separately, the parts of every dim that is
+        split. It may be traced twice.
+      out: dims of the result.
+      whole: dims that must not be split while `fn` runs. Dims that the result lacks never are.
+      name: what errors and `explain` call the op; by default the function's name.
 
-    Raises: MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a
-      part of `out`.
+    Raises:
+      MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a part of
+        `out`.
     """
     out = dim_algebra.distinct(out, "local")
     loop = dim_algebra.union("local", [*(t.dims for t in tensors), out])
