@@ -28,7 +28,7 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
 
     Args:
       fn: takes the local array of each tensor, its dims in the tensor's order, and returns the local
-        array of the result. It must treat alike, and separately, the parts of every dim that is
+        array of the result. It must treat alike, and separately, the parts of every dim that may be
         split. It may be traced twice.
       out: dims of the result.
       whole: dims that must not be split while `fn` runs. Dims that the result lacks never are.
