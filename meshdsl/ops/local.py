@@ -31,7 +31,8 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
         array of the result. It must treat alike, and separately, the parts of every dim that may be
         split. It may be traced twice.
       out: dims of the result.
-      whole: dims that must not be split while `fn` runs. Dims that the result lacks never are.
+      whole: dims that must not be split while `fn` runs. Those that the result lacks are always
+        gathered.
       name: what errors and `explain` call the op; by default the function's name.
 
     Raises:
