@@ -1,4 +1,4 @@
-"""while_loop, and map over a dim: loops that are no recurrence over the elements of a dim."""
+"""while_loop, and map_over: a function of every element of a dim, one after another."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _while_loop_example(while_loop: Callable, x: Tensor):
 def while_loop(cond: Callable, body: Callable, init):
     """`carry = body(carry)` for as long as `cond(carry)` is true.
 
-    It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a
-    number of turns that nobody knows beforehand. `scan` has both.
+    It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a number
+    of turns that nobody knows beforehand. `scan` has both.
 
     Args:
-      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all
-        stop at the same turn.
+      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all stop
+        at the same turn.
       init: the carry to start from: a pytree of Tensors (and arrays); each keeps its dims and dtype
         from turn to turn.
 
@@ -149,9 +149,9 @@ def _map_over_example(map_over: Callable, draw: Draw) -> Case:
     example=_map_over_example,
 )
 def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
-    """`fn` of every element of `dim`, one after another, with the memory of one.
+    """`fn` of every element of `dim`, one after another.
 
-    `over` does all at once, with the memory of all.
+    That takes the memory of one element, where `over` takes that of all.
 
     Args:
       fn: takes Tensors without `dim`, one tree for each of `xs`, and returns a pytree of Tensors.
