@@ -1,6 +1,7 @@
 """Every test runs on eight virtual CPU devices, and compiles its programs fast rather than well."""
 
 import gc
+import itertools
 import os
 from importlib.metadata import version
 
@@ -43,6 +44,17 @@ def cache_of_tests(tmp_path_factory):
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+_MODULES = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_memory():
+    """What JAX keeps of every program is dropped now and then; else it comes to gigabytes."""
+    yield
+    if next(_MODULES) % 8 == 0:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="module")

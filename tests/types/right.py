@@ -71,9 +71,8 @@ reveal_type(md.random.gumbel(key=key, dims=(batch,)))  # Tensor
 reveal_type(md.random.bernoulli(key, 0.5, (batch, length)))  # Tensor
 reveal_type(md.random.truncated_normal(key, (batch, length), -2.0, 2.0))  # Tensor[batch, length]
 reveal_type(md.random.randint(key, length, 0, 3))  # Tensor[length]
-reveal_type(
-    md.random.categorical(key, x, d_model, temperature=0.5, top_k=2)
-)  # Tensor[batch, length]
+made = md.random.categorical(key, x, d_model, temperature=0.5, top_k=2)
+reveal_type(made)  # Tensor[batch, length]
 reveal_type(md.random.categorical(key, x, batch, top_p=0.5))  # Tensor[length, d_model]
 reveal_type(md.random.permutation(key, length))  # Tensor[length]
 reveal_type(md.random.permute(key, x, length))  # Tensor[batch, length, d_model]
@@ -134,9 +133,8 @@ reveal_type(md.einsum(x, vector, out=batch))  # Tensor[batch]
 reveal_type(md.einsum(x, up, out=(..., d_ff)))  # Tensor[batch, length, d_ff]
 reveal_type(md.einsum(hidden, up, out=(..., d_model)))  # Tensor[batch, length, d_model]
 reordered = md.transpose(x, (length, batch, d_model))
-reveal_type(
-    md.einsum(reordered, md.one_hot(ids, d_model), out=(..., d_model), contract=())
-)  # Tensor
+made = md.einsum(reordered, md.one_hot(ids, d_model), out=(..., d_model), contract=())
+reveal_type(made)  # Tensor
 reveal_type(md.einsum(x, up, out=(d_ff, ...)))  # Tensor
 reveal_type(md.einsum(x, up, out=(..., d_ff), contract=d_model))  # Tensor
 reveal_type(md.einsum(x, x, out=(...,), contract=[length, "d_model"]))  # Tensor
@@ -171,9 +169,8 @@ reveal_type(md.transpose(x, ("length", "batch", "d_model")))  # Tensor
 reveal_type(md.broadcast(vector, (batch, d_model)))  # Tensor[batch, d_model]
 reveal_type(md.broadcast(vector, (batch, *vector.dims)))  # Tensor[batch, d_model]
 reveal_type(md.reshape(up, (rows_ff := md.Dim("rows", 10), md.Dim("two", 2))))  # Tensor[rows, two]
-reveal_type(
-    md.reshape(x, "batch length (heads head_dim) -> batch length heads head_dim", heads=heads)
-)  # Tensor
+made = md.reshape(x, "batch length (heads head_dim) -> batch length heads head_dim", heads=heads)
+reveal_type(made)  # Tensor
 
 # Indexing
 
@@ -207,9 +204,8 @@ reveal_type(md.unstack(x, batch))  # tuple[Tensor, ...]
 reveal_type(md.cumsum(md.flip(x, batch), length, reverse=True))  # Tensor[batch, length, d_model]
 reveal_type(md.roll(md.shift(x, batch, 1, fill=2), length, by=-1))  # Tensor[batch, length, d_model]
 reveal_type(md.sort(x, batch, descending=True))  # Tensor[batch, length, d_model]
-reveal_type(
-    md.top_k(x, d_model, 2)
-)  # tuple[Tensor[batch, length, d_model], Tensor[batch, length, d_model]]
+made = md.top_k(x, d_model, 2)
+reveal_type(made)  # tuple[Tensor[batch, length, d_model], Tensor[batch, length, d_model]]
 reveal_type(md.top_k(x, d_model, md.Dim("best", 2)))  # tuple[Tensor, Tensor]
 reveal_type(md.searchsorted(md.sort(vector, d_model), rows, d_model))  # Tensor
 reveal_type(md.tril(x, length, d_model))  # Tensor[batch, length, d_model]
@@ -220,16 +216,13 @@ reveal_type(md.diagonal(x, batch, length, md.Dim("both", 2)))  # Tensor
 image = md.tensor(jnp.ones((2, 6, 4)), (batch, (width := md.Dim("width", 6)), d_model))
 kernel = md.tensor(jnp.ones((3, 4, 5)), (md.Dim("taps", 3), d_model, d_ff))
 over = {"width": "taps"}
-reveal_type(
-    md.conv(image, kernel, over, out=(batch, width, d_ff), stride=2)
-)  # Tensor[batch, width, d_ff]
+made = md.conv(image, kernel, over, out=(batch, width, d_ff), stride=2)
+reveal_type(made)  # Tensor[batch, width, d_ff]
 reveal_type(md.conv(image, kernel, over, out=(..., d_ff)))  # Tensor
-reveal_type(
-    md.conv(image, kernel, {width: "taps"}, out=(batch, width, d_ff), into={width: "out"})
-)  # Tensor
-reveal_type(
-    md.conv_transpose(image, kernel, over, out=(batch, width, d_ff), stride={width: 2})
-)  # Tensor[batch, width, d_ff]
+made = md.conv(image, kernel, {width: "taps"}, out=(batch, width, d_ff), into={width: "out"})
+reveal_type(made)  # Tensor
+made = md.conv_transpose(image, kernel, over, out=(batch, width, d_ff), stride={width: 2})
+reveal_type(made)  # Tensor[batch, width, d_ff]
 reveal_type(md.max_pool(image, {width: 2}))  # Tensor[batch, width, d_model]
 reveal_type(md.mean_pool(image, {"width": 2}, into={"width": "out"}))  # Tensor
 
@@ -295,9 +288,8 @@ reveal_type(total)  # Tensor
 for d in x.dims:
     x = md.flip(x, d)
 weights = {"up": up, "bias": vector}
-reveal_type(
-    {name: w - 0.1 * g for (name, w), g in zip(weights.items(), weights.values(), strict=True)}
-)  # dict[str, Any]
+made = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), weights.values(), strict=True)}
+reveal_type(made)  # dict[str, Any]
 for t in [x, up, vector]:
     reveal_type(t + t)  # Any
 some: md.Tensor
@@ -315,12 +307,10 @@ def loss(
 
 reveal_type(md.value_and_grad(loss)(weights, x))  # tuple[Tensor[], dict[str, Tensor]]
 reveal_type(md.value_and_grad(lambda w: md.sum(md.square(w)))(up))  # tuple[Tensor[], Any]
-reveal_type(
-    md.value_and_grad(lambda w: (md.sum(w), {"w": w}), has_aux=True)(up)
-)  # tuple[tuple[Tensor[], dict[str, Any]], Any]
-reveal_type(
-    md.value_and_grad(partial(loss, scale=2.0), accumulate=None)(weights, x)
-)  # tuple[Tensor[], dict[str, Tensor]]
+made = md.value_and_grad(lambda w: (md.sum(w), {"w": w}), has_aux=True)(up)
+reveal_type(made)  # tuple[tuple[Tensor[], dict[str, Any]], Any]
+made = md.value_and_grad(partial(loss, scale=2.0), accumulate=None)(weights, x)
+reveal_type(made)  # tuple[Tensor[], dict[str, Tensor]]
 reveal_type(md.checkpoint(mlp, "dots")(x, up, down))  # Tensor[batch, length, d_model]
 layout = md.Layout(["batch -> data"], mesh={"data": 1})
 nothing = None
@@ -328,22 +318,19 @@ reveal_type(x == nothing)  # bool
 reveal_type(x.ndim)  # int
 lowered = md.lower(mlp, layout, dims=("batch",))
 reveal_type(lowered(x, up, down))  # Tensor[batch, length, d_model]
-reveal_type(
-    md.lower(md.value_and_grad(loss), layout)(weights, x)
-)  # tuple[Tensor[], dict[str, Tensor]]
+made = md.lower(md.value_and_grad(loss), layout)(weights, x)
+reveal_type(made)  # tuple[Tensor[], dict[str, Tensor]]
 lowered.program(x, up, down).table()
 reveal_type(md.cond(md.any(x > 0), lambda: x, lambda: x + 1))  # Tensor[batch, length, d_model]
 reveal_type(md.cond(md.any(x > 0), lambda t: (t, t), lambda t: (t, -t), x))  # Any
-reveal_type(
-    md.scan(lambda carry, row: (carry + md.sum(row), row), scalar, x, dim=batch)
-)  # tuple[Tensor[], Any]
+made = md.scan(lambda carry, row: (carry + md.sum(row), row), scalar, x, dim=batch)
+reveal_type(made)  # tuple[Tensor[], Any]
 reveal_type(md.while_loop(lambda t: md.all(t < 3), lambda t: t + 1, vector))  # Tensor[d_model]
 reveal_type(md.map_over(lambda row: md.sum(row), x, dim=batch))  # Any
 reveal_type(md.over(batch, lambda row: md.sum(row))(x))  # Any
 reveal_type(md.jvp(lambda a: a * a, (vector,), (vector,)))  # tuple[Any, Any]
-reveal_type(
-    md.vjp(lambda a, b: md.sum(a * b), x, vector)[1](scalar)
-)  # tuple[Tensor[batch, length, d_model], Tensor[d_model]]
+made = md.vjp(lambda a, b: md.sum(a * b), x, vector)[1](scalar)
+reveal_type(made)  # tuple[Tensor[batch, length, d_model], Tensor[d_model]]
 reveal_type(md.hvp(lambda a: md.sum(a * a), (vector,), (vector,)))  # tuple[Tensor[d_model]]
 reveal_type(md.local(lambda a: a[0], x, out=(length, d_model)))  # Tensor[length, d_model]
 reveal_type(md.replicate(md.reshard(x, {batch: "data"})))  # Tensor[batch, length, d_model]

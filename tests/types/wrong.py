@@ -97,9 +97,8 @@ def mlp(x: md.Tensor[Batch, Length, DModel]) -> md.Tensor[Batch, DModel]:
 
 
 def halves(x: md.Tensor[Batch, Length]) -> md.Tensor[Batch, Length]:
-    return x + md.einsum(x, out=(length, batch)) * md.iota(
-        d_model
-    )  # claim: Operator "*" not supported
+    made = md.einsum(x, out=(length, batch))
+    return x + made * md.iota(d_model)  # claim: Operator "*" not supported
 
 
 other: md.Dim[Length] = md.Dim("batch", 2)  # claim: is not assignable to
