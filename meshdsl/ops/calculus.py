@@ -1,8 +1,8 @@
 """Derivatives of functions on trees of Tensors: forwards, backwards, and of gradients.
 
-They work inside a lowering too. JAX differentiates the local program; here arrays get the types that
-make the result right. A tangent and a cotangent are split as what they belong to, and the cotangent
-of something that all devices share is summed over them once, as in `value_and_grad`.
+They work inside a lowering too. JAX differentiates the local program; here arrays get the types
+that make the result right. A tangent and a cotangent are split as what they belong to, and the
+cotangent of something that all devices share is summed over them once, as in `value_and_grad`.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def vjp(fn: Callable, *primals):
 
     Returns:
       The result, and a function `back`. It takes a cotangent of the result, a pytree like it, and
-      returns those of the arguments, a tuple of pytrees like `primals`. Cotangents of parameters come
-      out as `value_and_grad` gives them: summed over devices once, and split as gradients are.
+      returns those of the arguments, a tuple of pytrees like `primals`. Cotangents of parameters
+      come out as `value_and_grad` gives them: summed over devices once, and split as gradients are.
 
     Raises:
       MeshDSLError: a leaf is no floating-point Tensor, or a cotangent is not like the result.

@@ -1,4 +1,4 @@
-"""checkpoint: what the backward pass recomputes, what is kept for it, and what waits on the host."""
+"""checkpoint: what the backward pass recomputes, what is kept for it, what waits on the host."""
 
 from __future__ import annotations
 

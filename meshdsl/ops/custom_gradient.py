@@ -32,14 +32,16 @@ def custom_gradient(fn: Callable) -> Callable:
             md.custom_gradient(lambda x: (md.round(x), lambda cotangent: cotangent))
 
     It is written as if on one device. Cotangents arrive split by the law, with no sum pending. What
-    the backward function returns may be split in any way and may wait for sums, which are then taken.
+    the backward function returns may be split in any way and may wait for sums, which are then
+    taken.
 
     Args:
       fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`. The result is a
         pytree of Tensors. `backward` takes a pytree like it, the cotangents, and returns one pytree
         for each argument: a tuple of them where there are several. `None` in place of a Tensor, or
-        of a whole argument, says that no gradient flows to it. What `fn` closes over must not depend
-        on anything that is differentiated (JAX raises UnexpectedTracerError): give it as an argument.
+        of a whole argument, says that no gradient flows to it. What `fn` closes over must not
+        depend on anything that is differentiated (JAX raises UnexpectedTracerError): give it as an
+        argument.
 
     Returns:
       A function of the same arguments that returns the result. It has no derivative in forward

@@ -27,9 +27,9 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
     Backward kernels run under the same split as the forward one.
 
     Args:
-      fn: takes the local array of each tensor, its dims in the tensor's order, and returns the local
-            array of the result. It must treat alike, and separately, the parts of every dim that may be
-        split. It may be traced twice.
+      fn: takes the local array of each tensor, its dims in the tensor's order, and returns the
+        local array of the result. It must treat alike, and separately, the parts of every dim that
+        may be split. It may be traced twice.
       out: dims of the result.
       whole: dims that must not be split while `fn` runs. Those that the result lacks are always
         gathered.

@@ -49,12 +49,12 @@ def _while_loop_example(while_loop: Callable, x: Tensor):
 def while_loop(cond: Callable, body: Callable, init):
     """`carry = body(carry)` for as long as `cond(carry)` is true.
 
-    It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a number
-    of turns that nobody knows beforehand. `scan` has both.
+    It has derivatives in forward mode (`jvp`) only: the backward pass would have to remember a
+    number of turns that nobody knows beforehand. `scan` has both.
 
     Args:
-      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all stop
-        at the same turn.
+      cond: gives a Tensor of bool without dims, which is equal on all devices, so that they all
+        stop at the same turn.
       init: the carry to start from: a pytree of Tensors (and arrays); each keeps its dims and dtype
         from turn to turn.
 

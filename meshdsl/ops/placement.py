@@ -1,8 +1,8 @@
 """Placements by hand: how a tensor is split, said by the program and not by the layout.
 
 No op needs that: each brings its operands to the split that the law gives it, however they were
-split before. It is for programs that know better when to move something, such as gathering it before
-a loop instead of in it.
+split before. It is for programs that know better when to move something, such as gathering it
+before a loop instead of in it.
 """
 
 from __future__ import annotations
