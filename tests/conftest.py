@@ -36,9 +36,7 @@ settings.load_profile("nightly" if NIGHTLY else "quick")
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_tests(tmp_path_factory):
-    """Tokenized text goes to a folder of the tests, not to the user's cache; processes that tests
-    start inherit it.
-    """
+    """Tokenized text goes to a folder of the tests, not to the user's cache; processes that tests start inherit it."""
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     yield
@@ -61,9 +59,7 @@ def little_memory():
 
 @pytest.fixture(scope="module")
 def compiled_for_users():
-    """Programs are compiled as users compile them: for tests that look at what the
-    compiler made.
-    """
+    """Programs are compiled as users compile them: for tests that look at what the compiler made."""
     before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", False)
     yield

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from meshdsl_cli import main
 
 TINY = [

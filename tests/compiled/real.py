@@ -1,6 +1,4 @@
-"""Compiles small steps with the real TPU compiler, in a process of its own; prints the reports as
-JSON. `python -m tests.compiled.real`
-"""
+"""Compiles small steps with the real TPU compiler, in a process of its own; prints the reports as JSON. `python -m tests.compiled.real`"""
 
 import json
 import sys

@@ -33,7 +33,7 @@ def job(*settings, layout=LAYOUT, devices=4):
 @pytest.fixture(scope="module")
 def compiled():
     made = job()
-    return made, made.lowered.compile()
+    yield made, made.lowered.compile()
 
 
 @pytest.fixture(scope="module")

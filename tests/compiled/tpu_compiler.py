@@ -1,10 +1,8 @@
-"""Compiles train steps for TPUs that are not there, one for each line of stdin, and answers with
-the collectives of the compiled program.
+"""Compiles train steps for TPUs that are not there, one for each line of stdin, and answers with the collectives of the compiled program.
 
     echo '["v5p:2x2x2", "fsdp"]' | python -m tests.compiled.tpu_compiler
 
-A process of its own, because libtpu puts handlers of signals into the process that loads it, and
-one for many steps, because loading it takes seconds.
+A process of its own, because libtpu puts handlers of signals into the process that loads it, and one for many steps, because loading it takes seconds.
 """
 
 import json
@@ -29,8 +27,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
-# Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason
-# to pad.
+# Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason to pad.
 MODEL = {
     "style": "llama",
     "layers": 2,
@@ -58,8 +55,7 @@ def mesh_of(layout: Layout) -> dict[str, int]:
 
 
 def step(name: str, devices: list | None = None):
-    """What is lowered under a shipped layout, and its arguments in the abstract: gradients of a
-    U-Net under `spatial`, else a step of training a transformer.
+    """What is lowered under a shipped layout, and its arguments in the abstract: gradients of a U-Net under `spatial`, else a step of training a transformer.
 
     devices: of a target; without them there is only a program, no compiled one.
     """

@@ -1,6 +1,4 @@
-"""How much memory a program takes: arguments to the byte, and the peak of small programs whose peak
-is known.
-"""
+"""How much memory a program takes: arguments to the byte, and the peak of small programs whose peak is known."""
 
 import importlib.util
 import json
@@ -83,8 +81,7 @@ def test_a_loop_updates_what_it_carries_in_place_and_holds_its_stacks_whole():
     def function(x, ws):
         return lax.scan(lambda x, w: (x @ w, x), x, ws)
 
-    # the product is made while its operand is still read, and both in one turn; the stack of what
-    # went in has 3 x 4 KiB
+    # the product is made while its operand is still read, and both in one turn; the stack of what went in has 3 x 4 KiB
     assert held(function, kib(4), array(3, 256, 256)) == 4 + 3 * 256 + 4 + 3 * 4 + 4
 
     def add(x, ys):

@@ -1,6 +1,4 @@
-"""Times of small graphs that are known: a byte of memory and a byte on the links take 1 us, and so
-does a FLOP.
-"""
+"""Times of small graphs that are known: a byte of memory and a byte on the links take 1 us, and so does a FLOP."""
 
 from types import SimpleNamespace
 
@@ -25,9 +23,7 @@ CHIP = SimpleNamespace(
 
 
 class Links:
-    """1 us for each byte. `dims` of a torus lie under each axis; the axis is all of the slice if
-    `whole`.
-    """
+    """1 us for each byte. `dims` of a torus lie under each axis; the axis is all of the slice if `whole`."""
 
     def __init__(self, dims=1, *, whole=True, wraps=True, chip="v5p"):
         self.target = SimpleNamespace(

@@ -1,6 +1,4 @@
-"""value_and_grad: the gradients of jax.grad, under every layout and however they are
-accumulated.
-"""
+"""value_and_grad: the gradients of jax.grad, under every layout and however they are accumulated."""
 
 from itertools import cycle
 
@@ -69,7 +67,7 @@ def test_gradients_and_aux_are_the_same_lowered(rules):
 
 def test_gradients_are_those_of_jax():
     theirs = jax.grad(lambda w: jnp.mean(jnp.tanh(X.array @ w) ** 2))(W.array)
-    _value, grad = md.value_and_grad(
+    value, grad = md.value_and_grad(
         lambda w: md.mean(md.square(md.tanh(md.einsum(X, w, out=(BATCH, C)))))
     )(W)
     assert grad.dims == W.dims and distance(grad.array, theirs) < 1e-6

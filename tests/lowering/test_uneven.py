@@ -1,6 +1,4 @@
-"""Dims that do not divide over their axes: padded inside of a lowering, exact, and never seen
-outside of it.
-"""
+"""Dims that do not divide over their axes: padded inside of a lowering, exact, and never seen outside of it."""
 
 import os
 import subprocess
@@ -77,9 +75,7 @@ def test_attention_is_the_same_with_padded_dims(rules):
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_padding_never_poisons_gradients(rules):
-    """In padding a logarithm or a quotient may be anything; nobody who has the dim or lacks it may
-    see it.
-    """
+    """In padding a logarithm or a quotient may be anything; nobody who has the dim or lacks it may see it."""
 
     def run(x, w, v):
         y = md.log(x) * w + w / x + md.sqrt(x - 0.4) + md.arccosh(x + 0.6) + md.power(x, w)
@@ -107,13 +103,7 @@ jax.config.update("jax_num_cpu_devices", 16)
 import meshdsl as md
 from tests.helpers import assert_same, data, dims, layout
 length, d = dims(length=1000, d=3)
-
-
-def run(x):
-    of_length = md.softmax(x, length), md.cumsum(x, length), md.max(x, length)
-    return (*of_length, md.einsum(x, x, out=(d,)))
-
-
+run = lambda x: (md.softmax(x, length), md.cumsum(x, length), md.max(x, length), md.einsum(x, x, out=(d,)))
 assert_same(run, data(length, d), layout=layout("length -> m", mesh={"m": 16}, uneven="pad"))
 """
 
@@ -182,9 +172,7 @@ def test_a_padded_dim_nests_so_that_no_move_between_its_splits_gathers_it_all():
 
 
 def test_a_dim_that_divides_over_some_of_its_axes_only_is_whole_at_rest():
-    """Over `m` alone 36 would be even, but its parts nest with those over `m, n`, which
-    are padded.
-    """
+    """Over `m` alone 36 would be even, but its parts nest with those over `m, n`, which are padded."""
     vocab, other = dims(vocab=36, other=3)
     rules = layout("vocab -> m, n", mesh={"n": 2, "m": 4}, uneven="pad")
     assert_same(md.tanh, data(vocab, other), layout=rules)

@@ -1,7 +1,5 @@
-"""Prints where `make_mesh` puts the devices of real TPU topologies, and the rings that the TPU
-compiler makes of them: run by test_places.py in a process of its own, because libtpu reads its
-settings from the environment when jax is imported.
-"""
+"""Prints where `make_mesh` puts the devices of real TPU topologies, and the rings that the TPU compiler makes of them: run by
+test_places.py in a process of its own, because libtpu reads its settings from the environment when jax is imported."""
 
 import json
 import re
@@ -17,9 +15,7 @@ from meshdsl.machine import find_target
 
 
 def as_jax(sizes, devices, mesh):
-    """Whether `jax.make_mesh` makes the same `mesh`; None where it makes none, because it would
-    have to split a dim of the torus.
-    """
+    """Whether `jax.make_mesh` makes the same `mesh`; None where it makes none, because it would have to split a dim of the torus."""
     try:
         return bool(
             (
@@ -44,9 +40,7 @@ def place(text, slices, sizes):
 
 
 def rings(text, sizes, axis):
-    """What the compiler makes of a sum and of a scatter over `axis`: dims of the torus in each
-    ring, `["4 4"]` or `["16"]`.
-    """
+    """What the compiler makes of a sum and of a scatter over `axis`: dims of the torus in each ring, `["4 4"]` or `["16"]`."""
     mesh = md.make_mesh(sizes, topologies.get_topology_desc(**find_target(text).topology).devices)
     x = jax.ShapeDtypeStruct(
         (4096, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())

@@ -1,6 +1,4 @@
-"""How axes lie on the network, and the times of collectives: against the formulas by hand, and
-against the loads of links.
-"""
+"""How axes lie on the network, and the times of collectives: against the formulas by hand, and against the loads of links."""
 
 import doctest
 import math
@@ -36,16 +34,14 @@ def network(text, slices=1, **sizes):
             1,
             {"data": 16, "model": 4},
             "data",
-            "4 by 4, rings along y and z of the torus, 4 links, 360 GB/s both ways (gathers 180 "
-            "GB/s)",
+            "4 by 4, rings along y and z of the torus, 4 links, 360 GB/s both ways (gathers 180 GB/s)",
         ),
         (
             "v5p:4x4x4",
             1,
             {"data": 64},
             "data",
-            "4 by 4 by 4, rings along x, y and z of the torus, 6 links, 540 GB/s both ways "
-            "(gathers 270 GB/s)",
+            "4 by 4 by 4, rings along x, y and z of the torus, 6 links, 540 GB/s both ways (gathers 270 GB/s)",
         ),
         (
             "tpu7x:4x4x4",
@@ -59,32 +55,28 @@ def network(text, slices=1, **sizes):
             1,
             {"data": 4},
             "data",
-            "2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, 2 "
-            "links, 180 GB/s (gathers 90 GB/s)",
+            "2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, 2 links, 180 GB/s (gathers 90 GB/s)",
         ),
         (
             "v6e:16x16",
             1,
             {"data": 64, "model": 4},
             "model",
-            "line of 4 along x (4 of its 16 chips, no ring, half the bandwidth) of the torus, 1 "
-            "link, 90 GB/s",
+            "line of 4 along x (4 of its 16 chips, no ring, half the bandwidth) of the torus, 1 link, 90 GB/s",
         ),
         (
             "v6e:16x16",
             1,
             {"data": 64, "model": 4},
             "data",
-            "one ring through 4 by 16 chips along x (4 of its 16 chips, one in 4, 1/4 of the "
-            "bandwidth) and y of the torus, 2 links, 45 GB/s both ways",
+            "one ring through 4 by 16 chips along x (4 of its 16 chips, one in 4, 1/4 of the bandwidth) and y of the torus, 2 links, 45 GB/s both ways",
         ),
         (
             "v5p:4x4x4",
             1,
             {"data": 8, "model": 8},
             "model",
-            "one ring through 4 by 2 chips along x and y (2 of its 4 chips, no ring, half the "
-            "bandwidth) of the torus, 1 link, 90 GB/s",
+            "one ring through 4 by 2 chips along x and y (2 of its 4 chips, no ring, half the bandwidth) of the torus, 1 link, 90 GB/s",
         ),
         (
             "v5e:2x2",
@@ -236,9 +228,7 @@ def test_an_axis_of_one_and_virtual_devices_take_no_time():
 
 
 def test_a_gather_measured_on_hardware():
-    """bf16[1024, 16384] over an axis of 4 of a v5e 4x4 took 680 us
-    (https://jax-ml.github.io/scaling-book/sharding).
-    """
+    """bf16[1024, 16384] over an axis of 4 of a v5e 4x4 took 680 us (https://jax-ml.github.io/scaling-book/sharding)."""
     assert network("v5e:4x4", x=4, y=4).seconds(
         "all_gather", ("y",), 2 * 1024 * 16384
     ) == pytest.approx(680e-6, rel=0.02)
@@ -273,9 +263,7 @@ def test_all_to_all_is_the_load_of_the_busiest_link(text, sizes, axes):
 
 
 def loads(target, sizes, axes, size):
-    """Bytes over each directed link when every device sends `size` / n to each of its group, along
-    x first, the short way round.
-    """
+    """Bytes over each directed link when every device sends `size` / n to each of its group, along x first, the short way round."""
     order = [i for i, axis in enumerate(sizes) if axis not in axes] + [
         i for i, axis in enumerate(sizes) if axis in axes
     ]

@@ -1,6 +1,4 @@
-"""Generating with a cache: the tokens of the whole model run again at every position, and the same
-under every layout.
-"""
+"""Generating with a cache: the tokens of the whole model run again at every position, and the same under every layout."""
 
 import dataclasses
 import functools
@@ -87,9 +85,7 @@ def test_every_token_is_the_likeliest_after_all_tokens_before_it(style):
 
 
 def test_a_draw_is_of_the_key_the_row_and_the_number_of_tokens_before_it():
-    """Other rows, and what lies behind a prompt, change nothing; and what is drawn is among the
-    likeliest.
-    """
+    """Other rows, and what lies behind a prompt, change nothing; and what is drawn is among the likeliest."""
     model, written = on_one_device("llama", DRAWN)
     tokens, sizes = prompts()
     behind = np.arange(LENGTH.size) >= np.array(SIZES)[:, None]
@@ -122,9 +118,7 @@ def test_a_row_that_has_ended_repeats_its_end_and_the_others_go_on():
 
 
 def test_a_step_reads_the_cache_where_the_law_put_it():
-    """Heads are split by `model`: a step of tensor parallel sums after attention and the
-    feed-forward layer, and moves no key or value.
-    """
+    """Heads are split by `model`: a step of tensor parallel sums after attention and the feed-forward layer, and moves no key or value."""
     model, layout = on_one_device("llama", GREEDY)[0], common.on(common.load("tensor"), 8)
     tokens, sizes = prompts()
     program = md.lower(

@@ -1,6 +1,4 @@
-"""Published models by name have the published number of parameters, and the FLOPs that the usual
-formula gives.
-"""
+"""Published models by name have the published number of parameters, and the FLOPs that the usual formula gives."""
 
 import jax
 import pytest

@@ -1,6 +1,4 @@
-"""conv and conv_transpose: what jax.lax does by position, also along split dims, and what travels
-for it.
-"""
+"""conv and conv_transpose: what jax.lax does by position, also along split dims, and what travels for it."""
 
 import jax
 import jax.numpy as jnp
@@ -115,9 +113,7 @@ JUDGED = {
 
 
 def by_taps(x, k, over, out, stride=1, dilation=1, padding=None):
-    """The convolution as a sum over the taps, in numpy. `padding` is (low, high); by default that
-    of "SAME" with stride 1.
-    """
+    """The convolution as a sum over the taps, in numpy. `padding` is (low, high); by default that of "SAME" with stride 1."""
     letters = {
         name: chr(ord("a") + i) for i, name in enumerate({d.name: 0 for d in (*x.dims, *k.dims)})
     }
@@ -171,9 +167,7 @@ def windows(draw):
 
 
 def by_jax(x, k, stride, dilation, padding):
-    """The convolution of [batch, spatial, channels]. The padding is put there first: JAX's own
-    gradient may be garbage with it.
-    """
+    """The convolution of [batch, spatial, channels]. The padding is put there first: JAX's own gradient may be garbage with it."""
     reach = (k.shape[0] - 1) * dilation + 1
     pads = (padding, padding) if isinstance(padding, int) else padding
     if isinstance(padding, str):
@@ -235,9 +229,7 @@ def test_three_spatial_dims_split_over_three_axes():
 
 
 def moved(fn, *args, rules):
-    """{(operation, axes): (count, bytes)} in the jaxpr, after checking that the compiled program
-    has the same.
-    """
+    """{(operation, axes): (count, bytes)} in the jaxpr, after checking that the compiled program has the same."""
     mesh = md.make_mesh(rules)
     lowered = md.lower(fn, rules, mesh)
     program = lowered.program(*args)
@@ -260,8 +252,8 @@ def test_a_split_over_rows_and_columns_moves_the_rim_of_the_tiles_forward_and_ba
     rules = layout("h -> m", "w -> s", mesh={"m": 4, "s": 2})
     rows, cols = H.size // 4, W.size // 2
     bytes_of = lambda elements: N.size * C.size * 4 * elements
-    # Two rows of neighbours, up and down; then two columns on each side, with those rows in them.
-    # With two parts the left one sends right and the right one left at once.
+    # Two rows of neighbours, up and down; then two columns on each side, with those rows in them. With two parts the left
+    # one sends right and the right one left at once.
     forward = {
         ("ppermute", ("m",)): (2, bytes_of(2 * cols)),
         ("ppermute", ("s",)): (1, bytes_of(2 * (rows + 2))),
@@ -281,9 +273,7 @@ def test_a_split_over_rows_and_columns_moves_the_rim_of_the_tiles_forward_and_ba
     }  # and the gradient of the kernel, once
 
 
-# Settings of a window along w (16 elements in 4 parts), and how many elements of it each exchange
-# brings.
-HALOS = {
+HALOS = {  # settings of a window along w (16 elements in 4 parts), and how many elements of it each exchange brings
     "none, of one tap": (1, dict(), []),
     "none, of windows side by side": (2, dict(stride=2, padding="VALID"), []),
     "one side, of an even window": (2, dict(), [1]),

@@ -1,6 +1,4 @@
-"""cumsum, cumprod, cummax, cummin and cumlogsumexp: a scan of the whole dim, of which only one
-total for each part travels.
-"""
+"""cumsum, cumprod, cummax, cummin and cumlogsumexp: a scan of the whole dim, of which only one total for each part travels."""
 
 import jax
 import jax.numpy as jnp
@@ -159,9 +157,7 @@ def test_a_dim_of_nothing_runs_nowhere():
 
 @pytest.mark.parametrize("name", NUMPY)
 def test_one_total_of_each_part_travels(name):
-    """What the prefix needs at the least is one number for each device; all of them come at once
-    instead, in one collective.
-    """
+    """What the prefix needs at the least is one number for each device; all of them come at once instead, in one collective."""
     a, b = dims(a=3, b=32)
     for parts in (4, 8):
         program = md.lower(lambda x: op(name)(x, b), layout("b -> m", mesh={"m": parts})).program(

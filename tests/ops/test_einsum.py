@@ -1,7 +1,5 @@
 """einsum: what jnp.einsum computes, over names, under any layout."""
 
-import itertools
-
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -177,9 +175,7 @@ def dots(fn, *args, layout):
 
 
 def test_the_order_of_contraction_is_the_best_for_what_a_device_has():
-    """Of [a, b] [b, c] [c, d]: from the right as a whole, with a = 32; from the left on a device
-    that has 4 of a.
-    """
+    """Of [a, b] [b, c] [c, d]: from the right as a whole, with a = 32; from the left on a device that has 4 of a."""
     p, q, r, s = dims(p=32, q=8, r=7, s=8)
     operands = data(p, q), data(q, r, seed=2), data(r, s, seed=3)
     run = lambda *xs: md.einsum(*xs, out=(p, s))
@@ -191,7 +187,7 @@ def test_the_order_of_contraction_is_the_best_for_what_a_device_has():
 
 def test_many_operands_make_nothing_larger_than_they_need():
     chain = dims(**{f"n{i}": 4 for i in range(8)})
-    operands = [data(*pair, seed=i) for i, pair in enumerate(itertools.pairwise(chain))]
+    operands = [data(*pair, seed=i) for i, pair in enumerate(zip(chain, chain[1:], strict=False))]
     rules = layout("n3 -> m", "n0 -> m", mesh={"m": 4})
     run = lambda *xs: md.einsum(*xs, out=(chain[0], chain[-1]))
     assert max(map(len, dots(run, *operands, layout=rules))) == 2
@@ -200,7 +196,7 @@ def test_many_operands_make_nothing_larger_than_they_need():
 
 def test_there_may_be_more_dims_than_letters():
     chain = dims(**{f"n{i}": 2 for i in range(60)})
-    operands = [data(*pair, seed=i) for i, pair in enumerate(itertools.pairwise(chain))]
+    operands = [data(*pair, seed=i) for i, pair in enumerate(zip(chain, chain[1:], strict=False))]
     expected = np.linalg.multi_dot([np.asarray(t.array, np.float64) for t in operands])
     assert distance(md.einsum(*operands, out=(chain[0], chain[-1])).array, expected) < 1e-5
 

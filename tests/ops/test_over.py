@@ -1,6 +1,4 @@
-"""over: a function of one element, mapped over a dim that may be split, in which anything may
-happen.
-"""
+"""over: a function of one element, mapped over a dim that may be split, in which anything may happen."""
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +148,7 @@ def test_elements_that_loop_for_different_times_wait_for_each_other(rules):
         )(x)
         return grown, shared
 
-    _, (_found, _) = assert_same(
+    _, (found, _) = assert_same(
         run, X * md.exp(COLUMN * 4.0), MIX, layout=rules, dims=NAMES, gradients=False
     )
 

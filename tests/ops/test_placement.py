@@ -1,6 +1,4 @@
-"""reshard and replicate: every state of an axis into every other, by the collective that
-docs/placements.md says.
-"""
+"""reshard and replicate: every state of an axis into every other, by the collective that docs/placements.md says."""
 
 from itertools import permutations, product
 from pathlib import Path
@@ -18,8 +16,7 @@ A, B = dims(a=8, b=8)
 X = data(A, B)
 MESH = {"p": 2, "q": 4}
 
-# What one axis costs on its way from a state to another. `a` and `b`: it splits that dim, `-`:
-# nothing, `+`: a sum over it is pending.
+# What one axis costs on its way from a state to another. `a` and `b`: it splits that dim, `-`: nothing, `+`: a sum over it is pending.
 ONE_AXIS = {
     ("a", "-"): {"all_gather": 1},
     ("b", "-"): {"all_gather": 1},
@@ -37,9 +34,7 @@ ONE_AXIS = {
 
 
 def state(axes: dict[str, str]):
-    """The arguments of reshard where each axis is in the state that `axes` says, in the order of
-    the axes.
-    """
+    """The arguments of reshard where each axis is in the state that `axes` says, in the order of the axes."""
     split = {d: [x for x, s in axes.items() if s == d.name] for d in (A, B)}
     return {d: over for d, over in split.items() if over}, [x for x, s in axes.items() if s == "+"]
 

@@ -1,6 +1,4 @@
-"""An explanation says what the program says: every collective with its rule, every op with its
-line, what is at rest, and what is done twice.
-"""
+"""An explanation says what the program says: every collective with its rule, every op with its line, what is at rest, and what is done twice."""
 
 import json
 
@@ -23,9 +21,7 @@ _known: dict = {}
 
 
 def explained(name, target=None):
-    """The step under a shipped layout on 8 devices that are not there, its program and its
-    explanation.
-    """
+    """The step under a shipped layout on 8 devices that are not there, its program and its explanation."""
     if (name, target) not in _known:
         layout = common.on(common.load(name), 8) if name != "single" else common.load(name)
         mesh = abstract_mesh(layout.mesh)
@@ -85,8 +81,7 @@ def test_every_op_leads_to_a_line_of_the_model():
         for op in explanation.ops
         if op.name == "einsum"
     }
-    # Products with a weight are the linear layer's, called by attention, the MLP and the model;
-    # those of scores and values are attention's own.
+    # Products with a weight are the linear layer's, called by attention, the MLP and the model; those of scores and values are attention's own.
     assert lines == {
         ("attention.py", "linear.py"),
         ("mlp.py", "linear.py"),

@@ -1,6 +1,4 @@
-"""Which splits a regrouping of dims keeps: checked against the numbers of the elements that each
-device has.
-"""
+"""Which splits a regrouping of dims keeps: checked against the numbers of the elements that each device has."""
 
 from itertools import product
 from math import prod
@@ -19,9 +17,7 @@ MESH = {"m": 2, "n": 3, "l": 1}
 
 
 def owned(group_dims, split, scope):
-    """For each device, by its place along each axis, the numbers of the elements that it has, in
-    order; -1 for padding.
-    """
+    """For each device, by its place along each axis, the numbers of the elements that it has, in order; -1 for padding."""
     numbers = np.arange(prod(d.size for d in group_dims)).reshape([d.size for d in group_dims])
     found = {}
     for place in product(*(range(n) for n in scope.sizes.values())):
@@ -44,9 +40,7 @@ def owned(group_dims, split, scope):
 
 @st.composite
 def groups(draw):
-    """Two ways to factor a number into dims, a split of the first, and one that is wanted for the
-    second.
-    """
+    """Two ways to factor a number into dims, a split of the first, and one that is wanted for the second."""
     total = draw(st.sampled_from([1, 6, 12, 24, 36, 16, 10, 7]))
 
     def factors(names):
@@ -111,8 +105,7 @@ def test_there_is_always_a_way(drawn):
     assert len(before) == len(group.old) and len(after) == len(group.new)
 
 
-# The dims, their split, what they become, the split that is wanted; and what the operand is brought
-# to and the result comes out with.
+# The dims, their split, what they become, the split that is wanted; and what the operand is brought to and the result comes out with.
 CHOICES = {
     "kept": (dict(b=8, h=4), [("m",), ()], dict(x=32), [("m",)], [("m",), ()], [("m",)]),
     "the inner one passes its axis to the outer": (

@@ -32,9 +32,7 @@ def windows(draw):
 
 
 def expected(whole, start, length, stop, fill=-1):
-    """Elements `start` to `start + length` of an array, `fill` before its first and from
-    `stop` on.
-    """
+    """Elements `start` to `start + length` of an array, `fill` before its first and from `stop` on."""
     at = np.arange(start, start + length)
     return np.where((at >= 0) & (at < stop), whole[np.clip(at, 0, len(whole) - 1)], fill)
 
@@ -114,9 +112,7 @@ MESHES = [
 
 
 def fetched(axes, mesh, whole, size, starts, length, stop, fill=-1):
-    """Each part's window, in order of the parts, of a dim in padded blocks; and the moves that were
-    recorded.
-    """
+    """Each part's window, in order of the parts, of a dim in padded blocks; and the moves that were recorded."""
     layout = Layout(mesh=mesh)
     devices, scope = make_mesh(layout), Scope(layout, mesh, "test")
     (dim,) = dims(x=size)

@@ -1,11 +1,10 @@
-"""Each fault is one line on stderr and exit code 2, and costs nothing of the run that it
-is met in.
-"""
+"""Each fault is one line on stderr and exit code 2, and costs nothing of the run that it is met in."""
 
 import shutil
 from contextlib import chdir
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -42,7 +41,7 @@ def trained(tmp_path_factory):
     )
     with chdir(folder):
         assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
-    return folder
+    yield folder
 
 
 def contents(folder):
@@ -134,8 +133,7 @@ FAULTS = {
     "another number of features": (
         nothing,
         [*AGAIN, "model.d_ff=32"],
-        "holds a checkpoint of another model or optimizer: `params.blocks.layer.mlp.gate.weight` "
-        "is",
+        "holds a checkpoint of another model or optimizer: `params.blocks.layer.mlp.gate.weight` is",
     ),
     "another optimizer": (
         nothing,
@@ -145,8 +143,7 @@ FAULTS = {
     "a larger vocabulary": (
         nothing,
         [*AGAIN, "model.vocab=300"],
-        "`params.embedding.table` is [vocab=256, d_model=16] float32 there and [vocab=300, "
-        "d_model=16]",
+        "`params.embedding.table` is [vocab=256, d_model=16] float32 there and [vocab=300, d_model=16]",
     ),
     "a vocabulary below the tokenizer's": (
         nothing,

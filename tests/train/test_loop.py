@@ -68,8 +68,8 @@ def test_an_interrupted_run_goes_on_under_another_layout(
     assert (code, len(losses)) == (130, 3)
     out = capsys.readouterr().out
     assert (
-        "interrupted after step 3, which is saved; to go on: meshdsl train --resume --out "
-        f"{tmp_path / 'a'}" in out
+        f"interrupted after step 3, which is saved; to go on: meshdsl train --resume --out {tmp_path / 'a'}"
+        in out
     )
     code, losses = train(tmp_path / "a", "--layout", "tensor", resume=True)
     assert code == 0

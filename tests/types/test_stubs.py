@@ -25,9 +25,7 @@ ARITY = {"Unary": 1, "Tuned": 1, "Binary": 2, "Ternary": 3}
 
 
 def defined(path: Path) -> dict[str, list]:
-    """What a stub defines or passes on: for each name the functions (an overload each), the class
-    or the annotation.
-    """
+    """What a stub defines or passes on: for each name the functions (an overload each), the class or the annotation."""
     found: dict[str, list] = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
@@ -59,9 +57,7 @@ TYPED |= {f"random.{n}": nodes for n, nodes in RANDOM.items()}
 
 
 def stated(function: ast.FunctionDef) -> list[Parameter]:
-    """The parameters of a function in a stub; whether each has a default is all that is
-    kept of it.
-    """
+    """The parameters of a function in a stub; whether each has a default is all that is kept of it."""
     a = function.args
     places = [(p, Parameter.POSITIONAL_ONLY) for p in a.posonlyargs] + [
         (p, Parameter.POSITIONAL_OR_KEYWORD) for p in a.args

@@ -1,6 +1,4 @@
-"""Two processes of four devices save and restore as one of eight does, and each reads what the
-other wrote.
-"""
+"""Two processes of four devices save and restore as one of eight does, and each reads what the other wrote."""
 
 import json
 import os
@@ -82,7 +80,6 @@ def test_all_processes_pass_over_what_one_of_them_cannot_read(run):
     one, two = together(run[0], "restore")
     assert one == two
     assert one["said"] == [
-        "the checkpoint of step 6 is damaged: `params.up` cannot be read: a broken disk; using "
-        "step 4"
+        "the checkpoint of step 6 is damaged: `params.up` cannot be read: a broken disk; using step 4"
     ]
     assert one["digests"] == digests_of(4)
