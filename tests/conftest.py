@@ -36,7 +36,10 @@ settings.load_profile("nightly" if NIGHTLY else "quick")
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_tests(tmp_path_factory):
-    """Tokenized text goes to a folder of the tests, not to the user's cache; processes that tests start inherit it."""
+    """Tokenized text goes to a folder of the tests, not to the user's cache.
+
+    Processes that tests start inherit it.
+    """
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     yield

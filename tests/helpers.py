@@ -77,15 +77,19 @@ def is_float(x) -> bool:
 
 
 def _as_reals(t: md.Tensor) -> md.Tensor:
-    """A float32 Tensor that depends on all of `t`; of a complex one on both parts, in different ways."""
+    """A float32 Tensor that depends on all of `t`.
+
+    Of a complex one on both parts, in different ways.
+    """
     if jnp.issubdtype(t.dtype, jnp.complexfloating):
         return md.real(t) + 2 * md.imag(t)
     return md.cast(t, jnp.float32)
 
 
 def distance(found, expected, floor: float = 1e-3) -> float:
-    """Norm of the difference over the norm of `expected`, or over `floor` where that is larger; infinite where elements
-    that are not finite differ.
+    """Norm of the difference over the norm of `expected`, or over `floor` where that is larger.
+
+    Infinite where elements that are not finite differ.
     """
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64
     found, expected = (np.asarray(x).astype(wide) for x in (found, expected))
@@ -220,7 +224,8 @@ def assert_same(
     Args:
       layout: its `mesh` gives the devices, unless `mesh` does.
       dims: names that the layout may speak of although `fn` has no such dim.
-      reference: the results and gradients on one device, where they are known (as this function returns them).
+      reference: the results and gradients on one device, where they are known (as this function
+        returns them).
       level: of the results, where it is not what each Tensor is.
       how: `tolerance` and `floor` of the comparison.
 

@@ -1,8 +1,8 @@
 """The promise that matters most, for every op at once: under any legal layout it is what it is on one device.
 
-Hypothesis draws the op, its dims, their sizes and dtype, a mesh of one to three axes and a layout in which anything may be split, evenly or
-not. Dims may be empty, and numbers of any kind; an op that refuses them does so in the same words.
-200 examples in all, 2,000 in the nightly profile.
+Hypothesis draws the op, its dims, their sizes and dtype, a mesh of one to three axes and a layout
+in which anything may be split, evenly or not. Dims may be empty, and numbers of any kind; an op
+that refuses them does so in the same words. 200 examples in all, 2,000 in the nightly profile.
 """
 
 import math

@@ -103,7 +103,8 @@ def test_strict_makes_a_conflict_an_error_and_nothing_else():
 def test_a_file_is_what_its_lines_say(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
-        '[mesh]\ndata = "rest"\nmodel = 2\n[layout]\nrules = ["batch -> data"]\nparameters = ["d_model -> data"]\n'
+        '[mesh]\ndata = "rest"\nmodel = 2\n[layout]\nrules = ["batch -> data"]\n'
+        'parameters = ["d_model -> data"]\n'
         'optimizer = ["d_ff -> data"]\nstrict = true\n'
     )
     layout = md.Layout.load(path)

@@ -71,7 +71,10 @@ def test_axes_across_slices_are_the_most_major_ones_of_the_mesh():
     [
         (
             {"replica": 2, "dcn": {"replica": 2}},
-            "layout, mesh.dcn: axis `replica` is in [mesh] too; an axis goes across slices or lies within them",
+            (
+                "layout, mesh.dcn: axis `replica` is in [mesh] too; an axis goes across "
+                "slices or lies within them"
+            ),
         ),
         (
             {"data": 2, "dcn": {"replica": 0}},
@@ -89,7 +92,10 @@ def test_axes_across_slices_stand_first():
     with pytest.raises(
         MeshDSLError,
         match=re.escape(
-            "mesh.dcn: axes across slices, [replica], stand first in the mesh, which is [data, replica]"
+            (
+                "mesh.dcn: axes across slices, [replica], stand first in the mesh, which is "
+                "[data, replica]"
+            )
         ),
     ):
         md.Layout(mesh={"data": 2, "replica": 2}, dcn=("replica",))
@@ -105,7 +111,10 @@ def test_axes_across_slices_stand_first():
         (
             3,
             "nodes",
-            "layout, mesh.dcn: replica=2 is of 2 slices, and there are 3 nodes; use a number that divides 3",
+            (
+                "layout, mesh.dcn: replica=2 is of 2 slices, and there are 3 nodes; use a "
+                "number that divides 3"
+            ),
         ),
     ],
 )

@@ -1,4 +1,7 @@
-"""Compiles small steps with the real TPU compiler, in a process of its own; prints the reports as JSON. `python -m tests.compiled.real`"""
+"""Compiles small steps with the real TPU compiler, in a process of its own.
+
+Prints the reports as JSON. `python -m tests.compiled.real`.
+"""
 
 import json
 import sys

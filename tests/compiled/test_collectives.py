@@ -18,7 +18,10 @@ ADD = """
 
 def read(body, computations="", mesh=MESH):
     """Reads a program whose entry has `%p`, a `bf16[8,128]` (2048 bytes), and then `body`."""
-    entry = "ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {\n  %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)\n"
+    entry = (
+        "ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {\n"
+        "  %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)\n"
+    )
     return from_hlo(f"HloModule test\n{ADD}\n{computations}\n{entry}{body}\n}}\n", mesh)
 
 
@@ -62,7 +65,8 @@ def test_groups_of_one_in_a_mesh_with_an_axis_of_one():
 def test_combined_all_reduce_is_one_per_operand():
     found = read(
         "  %q = f32[4]{0} constant(0)\n"
-        "  ROOT %r = (bf16[8,128]{1,0}, /*index=1*/f32[4]{0}) all-reduce(%p, %q), replica_groups=[4,2]<=[8], "
+        "  ROOT %r = (bf16[8,128]{1,0}, /*index=1*/f32[4]{0}) all-reduce(%p, %q), "
+        "replica_groups=[4,2]<=[8], "
         "to_apply=%add"
     )
     assert [(c.operation, c.bytes, c.dtype) for c in found] == [
@@ -80,7 +84,8 @@ def test_all_to_all_in_pieces_is_one():
 
 def test_start_and_done_are_one():
     found = read(
-        "  %s = (bf16[8,128]{1,0}, bf16[16,128]{1,0}) all-gather-start(%p), replica_groups=[4,2]<=[8], dimensions={0}\n"
+        "  %s = (bf16[8,128]{1,0}, bf16[16,128]{1,0}) all-gather-start(%p), "
+        "replica_groups=[4,2]<=[8], dimensions={0}\n"
         "  ROOT %d = bf16[16,128]{1,0} all-gather-done(%s)"
     )
     assert found == [Collective("all_gather", ("model",), 1, 4096, "bfloat16")]
@@ -97,7 +102,8 @@ def test_a_collective_on_another_thread_counts_once(start, done):
 }"""
     link = "calls" if start == "async-start" else "to_apply"
     found = read(
-        f'  %s = ((bf16[8,128], token[]), bf16[4,128]) {start}(%p), async_execution_thread="other", {link}=%called\n'
+        f"  %s = ((bf16[8,128], token[]), bf16[4,128]) {start}(%p), "
+        f'async_execution_thread="other", {link}=%called\n'
         f"  ROOT %d = bf16[4,128]{{1,0}} {done}(%s)",
         called,
     )
@@ -170,7 +176,8 @@ def test_trip_count_is_noted_or_read_off_the_condition(first, config, count):
     found = read(
         f"  %first = s32[] {first}\n  %copied = s32[] copy(%first)\n"
         "  %init = (s32[], bf16[8,128]{1,0}) tuple(%copied, %p)\n"
-        f"  ROOT %w = (s32[], bf16[8,128]{{1,0}}) while(%init), condition=%condition, body=%body{config}",
+        f"  ROOT %w = (s32[], bf16[8,128]{{1,0}}) while(%init), condition=%condition, "
+        f"body=%body{config}",
         LOOP,
     )
     assert found == [Collective("ppermute", ("data",), count, 2048, "bfloat16", "jit(f)/while")]

@@ -5,10 +5,15 @@ import pytest
 from meshdsl.compiled.out_of_memory import parse_oom
 
 EARLY = (
-    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO temporaries (376.30G) exceeds "
-    "available HBM (15.75G). HLO module: jit__one_step.\nSee https://openxla.org/xla/errors/error_1000 for more details."
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+    "memory required for HLO temporaries (376.30G) exceeds "
+    "available HBM (15.75G). HLO module: jit__one_step.\n"
+    "See https://openxla.org/xla/errors/error_1000 for more details."
 )
-OLDER = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (48.15G) exceeds available HBM (15.75G)."
+OLDER = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+    "temporaries (48.15G) exceeds available HBM (15.75G)."
+)
 FULL = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 28.64M of 24.00M hbm. Exceeded hbm capacity by 4.64M.
 
 Total hbm usage >= 286.64M:

@@ -1,4 +1,7 @@
-"""The real TPU compiler on a small step: its options, memory and collectives. It runs in a process of its own."""
+"""The real TPU compiler on a small step: its options, memory and collectives.
+
+It runs in a process of its own.
+"""
 
 import importlib.util
 import json
@@ -92,5 +95,8 @@ def test_an_option_that_the_compiler_refuses_is_one_error(reports):
         "error": "option `xla_tpu_no_such_thing`: the compiler for v6e:2x2 has no such option"
     }
     assert reports[4]["error"].startswith(
-        "option `xla_tpu_scoped_vmem_limit_kib=many`: the compiler for v6e:2x2 fails: INVALID_ARGUMENT: Failed to parse"
+        (
+            "option `xla_tpu_scoped_vmem_limit_kib=many`: the compiler for v6e:2x2 fails: "
+            "INVALID_ARGUMENT: Failed to parse"
+        )
     )

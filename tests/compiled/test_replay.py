@@ -49,7 +49,8 @@ ADD = """
 
 def cycles(name, operand, count, scope=""):
     return (
-        f'  %{name} = f32[25]{{0}} fusion(%{operand}), kind=kLoop, calls=%work, metadata={{op_name="{scope}"}}, '
+        f"  %{name} = f32[25]{{0}} fusion(%{operand}), kind=kLoop, calls=%work, "
+        f'metadata={{op_name="{scope}"}}, '
         f'backend_config={{"window_config":{{"estimated_cycles":"{count}"}}}}\n'
     )
 
@@ -66,7 +67,10 @@ def done(name, start, kind="all-reduce"):
 def run(body, computations="", chip=CHIP, links=None):
     entry = "ENTRY %main (p: f32[25]) -> f32[25] {\n  %p = f32[25]{0} parameter(0)\n"
     return replay(
-        f"HloModule test, is_scheduled=true\n{ADD}{computations}\n{entry}{body}  ROOT %result = f32[25]{{0}} bitcast(%p)\n}}\n",
+        (
+            f"HloModule test, is_scheduled=true\n{ADD}{computations}\n"
+            f"{entry}{body}  ROOT %result = f32[25]{{0}} bitcast(%p)\n}}\n"
+        ),
         chip,
         links or Links(),
         MESH,
@@ -143,7 +147,10 @@ def test_shifts_in_both_directions_of_a_ring_work_at_the_same_time():
     texts = ["{" + ",".join(f"{{{a},{b}}}" for a, b in some) + "}" for some in pairs]
 
     def shift(name, text):
-        kind = f"  %{name} = (f32[25]{{0}}, f32[25]{{0}}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={text}\n"
+        kind = (
+            f"  %{name} = (f32[25]{{0}}, f32[25]{{0}}, u32[], u32[]) "
+            f"collective-permute-start(%p), source_target_pairs={text}\n"
+        )
         return kind
 
     both = (
@@ -166,11 +173,17 @@ def test_a_synchronous_collective_shares_the_links_with_what_is_under_way():
 @pytest.mark.parametrize("start, link", [("async", "calls"), ("call", "to_apply")])
 def test_a_collective_on_another_core_is_asynchronous(start, link):
     called = (
-        "\n%called (a: f32[25]) -> f32[25] {\n  %a = f32[25]{0} parameter(0)\n  ROOT %rs = f32[25]{0} all-reduce(%a), "
+        (
+            "\n%called (a: f32[25]) -> f32[25] {\n  %a = f32[25]{0} parameter(0)\n"
+            "  ROOT %rs = f32[25]{0} all-reduce(%a), "
+        )
         + ALONG_DATA
         + ", to_apply=%add\n}\n"
     )
-    body = f'  %s = ((f32[25], token[]), f32[25]) {start}-start(%p), async_execution_thread="sparsecore", {link}=%called\n'
+    body = (
+        f"  %s = ((f32[25], token[]), f32[25]) {start}-start(%p), "
+        f'async_execution_thread="sparsecore", {link}=%called\n'
+    )
     found = run(body + cycles("a", "p", 70) + f"  %d = f32[25]{{0}} {start}-done(%s)\n", called)
     assert us(100, 70, 30) == times(found)
 
@@ -220,7 +233,8 @@ def loop(body, turns, name="w", operand="p"):
 }}
 """
     call = (
-        f"  %{name} = (s32[], f32[25]{{0}}) while(%{operand}), condition=%{name}.condition, body=%{name}.body, "
+        f"  %{name} = (s32[], f32[25]{{0}}) while(%{operand}), "
+        f"condition=%{name}.condition, body=%{name}.body, "
         f'backend_config={{"known_trip_count":{{"n":"{turns}"}}}}\n'
     )
     return computation, call
@@ -328,17 +342,25 @@ def test_copies_between_memories_run_meanwhile(start, kind, took):
 
 def test_the_longest_branch_is_taken():
     branches = "".join(
-        f"\n%{name} (a: f32[25]) -> f32[25] {{\n  %{name}.a = f32[25]{{0}} parameter(0)\n{cycles(f'{name}.f', f'{name}.a', n)}  ROOT %{name}.r = f32[25]{{0}} bitcast(%{name}.a)\n}}\n"
+        (
+            f"\n%{name} (a: f32[25]) -> f32[25] {{\n  %{name}.a = f32[25]{{0}} parameter(0)\n"
+            f"{cycles(f'{name}.f', f'{name}.a', n)}  ROOT %{name}.r = f32[25]{{0}} "
+            f"bitcast(%{name}.a)\n}}\n"
+        )
         for name, n in (("short", 10), ("long", 90))
     )
-    body = "  %k = s32[] constant(0)\n  %c = f32[25]{0} conditional(%k, %p, %p), branch_computations={%short, %long}\n"
+    body = (
+        "  %k = s32[] constant(0)\n  %c = f32[25]{0} conditional(%k, %p, %p), "
+        "branch_computations={%short, %long}\n"
+    )
     assert run(body, branches).step == pytest.approx(90 * US)
 
 
 def test_without_cycles_a_product_takes_its_flops_and_the_rest_its_bytes():
     gemm = (
         "  %a = f32[1000,1000]{1,0} constant(0)\n"
-        '  %g = (f32[1000,1000]{1,0}, s8[4]{0}) custom-call(%a, %a), custom_call_target="__cublas$gemm", '
+        "  %g = (f32[1000,1000]{1,0}, s8[4]{0}) custom-call(%a, %a), "
+        'custom_call_target="__cublas$gemm", '
         'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}\n'
     )
     fast = SimpleNamespace(**{**vars(GPU), "hbm_bandwidth": 1e15})
@@ -354,5 +376,8 @@ def test_a_slice_of_an_array_is_not_the_array():
   ROOT %pick.r = f32[10]{0} dynamic-slice(%pick.a, %pick.i), dynamic_slice_sizes={10}
 }
 """
-    body = "  %a = f32[1000]{0} constant(0)\n  %i = s32[] constant(0)\n  %f = f32[10]{0} fusion(%a, %i), kind=kLoop, calls=%pick\n"
+    body = (
+        "  %a = f32[1000]{0} constant(0)\n  %i = s32[] constant(0)\n"
+        "  %f = f32[10]{0} fusion(%a, %i), kind=kLoop, calls=%pick\n"
+    )
     assert run(body, fused, GPU).compute == pytest.approx((40 + 40 + 4) / 0.5e6)

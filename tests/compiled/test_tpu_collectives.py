@@ -1,7 +1,8 @@
 """The collectives that `explain` shows are those that the TPU compiler runs, for every shipped layout: operation, axes, count, bytes and dtype.
 
-Forward, backward and optimizer together: where the compiler combines collectives they share one name, so one cannot tell of which pass each was. What it does
-otherwise than it is told is listed below, to the byte, with its reason. `tests/models/test_golden.py` does the same on CPU devices.
+Forward, backward and optimizer together: where the compiler combines collectives they share one
+name, so one cannot tell of which pass each was. What it does otherwise than it is told is listed
+below, to the byte, with its reason. `tests/models/test_golden.py` does the same on CPU devices.
 """
 
 import json
@@ -40,7 +41,8 @@ def not_gathered(axis: str, count: int, size: int) -> Counter[Fact]:
 
 SCALES = summed("data", {4096: 5})  # the gradients of the scales of norms
 EACH = [SCALES, summed("data", {4194304: 12, 8388608: 4})]  # those of every weight where it is made
-# (chip, layout) -> what the compiler does otherwise. On v5p every reduce-scatter over an axis that spans the whole torus is an all-reduce.
+# (chip, layout) -> what the compiler does otherwise. On v5p every reduce-scatter over an axis that
+# spans the whole torus is an all-reduce.
 DIFFERENCES = {
     ("v5p", "zero1"): [summed("data", {4096: 1, 8192: 2, 4194304: 2, 8388608: 5, 16777216: 2})],
     ("v5p", "zero2"): EACH,

@@ -2,7 +2,8 @@
 
     echo '["v5p:2x2x2", "fsdp"]' | python -m tests.compiled.tpu_compiler
 
-A process of its own, because libtpu puts handlers of signals into the process that loads it, and one for many steps, because loading it takes seconds.
+A process of its own, because libtpu puts handlers of signals into the process that loads it, and
+one for many steps, because loading it takes seconds.
 """
 
 import json
@@ -27,7 +28,8 @@ from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
-# Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason to pad.
+# Sizes of which a device's part is a whole number of the compiler's tiles, so that it has no reason
+# to pad.
 MODEL = {
     "style": "llama",
     "layers": 2,

@@ -1,4 +1,7 @@
-"""What newcomers lower by mistake, and what the error says; `tests/errors/test_errors.py` runs it."""
+"""What newcomers lower by mistake, and what the error says.
+
+`tests/errors/test_errors.py` runs it.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -81,7 +81,8 @@ def test_a_loop_updates_what_it_carries_in_place_and_holds_its_stacks_whole():
     def function(x, ws):
         return lax.scan(lambda x, w: (x @ w, x), x, ws)
 
-    # the product is made while its operand is still read, and both in one turn; the stack of what went in has 3 x 4 KiB
+    # the product is made while its operand is still read, and both in one turn; the stack of what
+    # went in has 3 x 4 KiB
     assert held(function, kib(4), array(3, 256, 256)) == 4 + 3 * 256 + 4 + 3 * 4 + 4
 
     def add(x, ys):

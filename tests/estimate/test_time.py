@@ -23,7 +23,10 @@ CHIP = SimpleNamespace(
 
 
 class Links:
-    """1 us for each byte. `dims` of a torus lie under each axis; the axis is all of the slice if `whole`."""
+    """1 us for each byte.
+
+    `dims` of a torus lie under each axis; the axis is all of the slice if `whole`.
+    """
 
     def __init__(self, dims=1, *, whole=True, wraps=True, chip="v5p"):
         self.target = SimpleNamespace(

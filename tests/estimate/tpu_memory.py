@@ -1,4 +1,7 @@
-"""Compiles small programs for a TPU and prints, as JSON, what libtpu says of their memory. A process of its own, for libtpu wants its environment early."""
+"""Compiles small programs for a TPU and prints, as JSON, what libtpu says of their memory.
+
+A process of its own, for libtpu wants its environment early.
+"""
 
 import json
 

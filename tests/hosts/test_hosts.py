@@ -46,7 +46,10 @@ def free_port(least: int = 0) -> int:
 
 
 def begin(*parts: str, slurm: bool = False) -> list[subprocess.Popen]:
-    """Two processes that run the parts of a program. Its arguments say how they meet, or an environment such as `srun` makes."""
+    """Two processes that run the parts of a program.
+
+    Its arguments say how they meet, or an environment such as `srun` makes.
+    """
     code = "".join(textwrap.dedent(part) for part in parts)
     at = f"localhost:{free_port()}"
     told = [[at, "2", str(i)] for i in range(2)]
@@ -105,9 +108,15 @@ def test_two_processes_agree_or_all_hear_who_differs():
             print(error)
     """
     both = finish(begin(JOINED, asks, slurm=True))
-    differs = "configuration differs between processes, and must be the same in all 2: `seed = 0` in process 0; `seed = 1` in process 1"
+    differs = (
+        "configuration differs between processes, and must be the same in all 2: `seed = 0` "
+        "in process 0; `seed = 1` in process 1"
+    )
     refused = ["the folder is in use", differs]
-    late = "data: process 1 of 2 did not come in 0.5 s to compare it with the others; still at work, or hanging?"
+    late = (
+        "data: process 1 of 2 did not come in 0.5 s to compare it with the others; still at "
+        "work, or hanging?"
+    )
     assert both[0][1].splitlines() == [
         "2 0 True",
         "the first speaks",
@@ -209,7 +218,10 @@ def test_ctrl_c_ends_a_process_that_waits_for_the_others():
 
 def test_a_launched_process_ends_with_its_launcher():
     pipe, hold = os.pipe()
-    code = "import time; from meshdsl.hosts.ending import follow_launcher; follow_launcher(); print('here', flush=True); time.sleep(60)"
+    code = (
+        "import time; from meshdsl.hosts.ending import follow_launcher; follow_launcher(); "
+        "print('here', flush=True); time.sleep(60)"
+    )
     environment = {**os.environ, "MESHDSL_LAUNCHER": str(pipe)}
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -242,7 +254,10 @@ def test_an_error_of_one_process_is_printed_as_it_is(capsys):
     [
         (
             ("localhost:1", None, None),
-            "--coordinator, --processes and --process-id go together: --processes and --process-id are missing",
+            (
+                "--coordinator, --processes and --process-id go together: --processes and "
+                "--process-id are missing"
+            ),
         ),
         (("localhost:1", 2, None), "--process-id is missing"),
         (("localhost", 2, 0), "--coordinator localhost: expected host:port, such as 10.0.0.1:1234"),
@@ -270,7 +285,10 @@ def test_the_port_of_the_coordinator_must_be_free():
         port = taken.getsockname()[1]
         with pytest.raises(
             MeshDSLError,
-            match=f"coordinator localhost:{port}: process 0 cannot listen on port {port}: Address already in use",
+            match=(
+                f"coordinator localhost:{port}: process 0 cannot listen on port {port}: "
+                "Address already in use"
+            ),
         ):
             join(f"localhost:{port}", 2, 0)
 
@@ -382,7 +400,7 @@ def test_a_tpu_pod_is_seen_by_its_metadata(attributes, expected):
 def test_who_differs_is_said_in_one_line():
     hashes = {str(i): "b" if i in (3, 7) else "a" for i in range(12)}
     found = _difference("data", hashes, {"a": "files = 3\nrows = 5", "b": "files = 3"})
-    assert (
-        found
-        == "data differs between processes, and must be the same in all 12: `rows = 5` in processes 0-2, 4-6, 8-11; nothing there in processes 3, 7"
+    assert found == (
+        "data differs between processes, and must be the same in all 12: `rows = 5` in "
+        "processes 0-2, 4-6, 8-11; nothing there in processes 3, 7"
     )

@@ -31,8 +31,9 @@ LAYOUTS = {
         "batch -> m", mesh={"m": 8}, parameters=["d -> m"], gradients=["d -> m"], gather="step"
     ),
 }
-# A device rounds its term of a gradient to bfloat16 (to 2^-9 of it), and sums in bfloat16 round each partial sum. One device has a single
-# term. Norms of the differences add up like random walks, so a few roundings stay below 2^-6.
+# A device rounds its term of a gradient to bfloat16 (to 2^-9 of it), and sums in bfloat16 round
+# each partial sum. One device has a single term. Norms of the differences add up like random walks,
+# so a few roundings stay below 2^-6.
 COARSE = 2.0**-6
 
 

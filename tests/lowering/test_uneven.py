@@ -75,7 +75,10 @@ def test_attention_is_the_same_with_padded_dims(rules):
 
 @pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
 def test_padding_never_poisons_gradients(rules):
-    """In padding a logarithm or a quotient may be anything; nobody who has the dim or lacks it may see it."""
+    """In padding a logarithm or a quotient may be anything.
+
+    Nobody who has the dim or lacks it may see it.
+    """
 
     def run(x, w, v):
         y = md.log(x) * w + w / x + md.sqrt(x - 0.4) + md.arccosh(x + 0.6) + md.power(x, w)

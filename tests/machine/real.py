@@ -1,5 +1,7 @@
 """Prints where `make_mesh` puts the devices of real TPU topologies, and the rings that the TPU compiler makes of them: run by
-test_places.py in a process of its own, because libtpu reads its settings from the environment when jax is imported."""
+test_places.py in a process of its own, because libtpu reads its settings from the environment when
+jax is imported.
+"""
 
 import json
 import re
@@ -15,7 +17,10 @@ from meshdsl.machine import find_target
 
 
 def as_jax(sizes, devices, mesh):
-    """Whether `jax.make_mesh` makes the same `mesh`; None where it makes none, because it would have to split a dim of the torus."""
+    """Whether `jax.make_mesh` makes the same `mesh`.
+
+    None where it makes none, because it would have to split a dim of the torus.
+    """
     try:
         return bool(
             (

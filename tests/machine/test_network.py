@@ -34,14 +34,20 @@ def network(text, slices=1, **sizes):
             1,
             {"data": 16, "model": 4},
             "data",
-            "4 by 4, rings along y and z of the torus, 4 links, 360 GB/s both ways (gathers 180 GB/s)",
+            (
+                "4 by 4, rings along y and z of the torus, 4 links, 360 GB/s both ways "
+                "(gathers 180 GB/s)"
+            ),
         ),
         (
             "v5p:4x4x4",
             1,
             {"data": 64},
             "data",
-            "4 by 4 by 4, rings along x, y and z of the torus, 6 links, 540 GB/s both ways (gathers 270 GB/s)",
+            (
+                "4 by 4 by 4, rings along x, y and z of the torus, 6 links, 540 GB/s both "
+                "ways (gathers 270 GB/s)"
+            ),
         ),
         (
             "tpu7x:4x4x4",
@@ -55,28 +61,40 @@ def network(text, slices=1, **sizes):
             1,
             {"data": 4},
             "data",
-            "2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, 2 links, 180 GB/s (gathers 90 GB/s)",
+            (
+                "2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, "
+                "2 links, 180 GB/s (gathers 90 GB/s)"
+            ),
         ),
         (
             "v6e:16x16",
             1,
             {"data": 64, "model": 4},
             "model",
-            "line of 4 along x (4 of its 16 chips, no ring, half the bandwidth) of the torus, 1 link, 90 GB/s",
+            (
+                "line of 4 along x (4 of its 16 chips, no ring, half the bandwidth) of the "
+                "torus, 1 link, 90 GB/s"
+            ),
         ),
         (
             "v6e:16x16",
             1,
             {"data": 64, "model": 4},
             "data",
-            "one ring through 4 by 16 chips along x (4 of its 16 chips, one in 4, 1/4 of the bandwidth) and y of the torus, 2 links, 45 GB/s both ways",
+            (
+                "one ring through 4 by 16 chips along x (4 of its 16 chips, one in 4, 1/4 of "
+                "the bandwidth) and y of the torus, 2 links, 45 GB/s both ways"
+            ),
         ),
         (
             "v5p:4x4x4",
             1,
             {"data": 8, "model": 8},
             "model",
-            "one ring through 4 by 2 chips along x and y (2 of its 4 chips, no ring, half the bandwidth) of the torus, 1 link, 90 GB/s",
+            (
+                "one ring through 4 by 2 chips along x and y (2 of its 4 chips, no ring, "
+                "half the bandwidth) of the torus, 1 link, 90 GB/s"
+            ),
         ),
         (
             "v5e:2x2",

@@ -7,7 +7,10 @@ import pytest
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import find_target, fit_mesh, propose_meshes
 
-LEGAL_V5P = "3 dims, all multiples of 4 where one is above it, x and y even, at most 8,960 chips, such as `v5p:2x2x1`; or one chip, `v5p:1x1x1`"
+LEGAL_V5P = (
+    "3 dims, all multiples of 4 where one is above it, x and y even, at most 8,960 chips, "
+    "such as `v5p:2x2x1`; or one chip, `v5p:1x1x1`"
+)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,10 @@ def test_rings_need_whole_cubes_or_the_longest_dim(text, wraps):
         (
             "v9:2x2",
             1,
-            "target 'v9:2x2': unknown chip `v9`; known: `v4`, `v5e`, `v5p`, `v6e`, `tpu7x`, `a100`, `h100`, `h200`, `b200`, `cpu`",
+            (
+                "target 'v9:2x2': unknown chip `v9`; known: `v4`, `v5e`, `v5p`, `v6e`, "
+                "`tpu7x`, `a100`, `h100`, `h200`, `b200`, `cpu`"
+            ),
         ),
         ("h10:8", 1, "target 'h10:8': unknown chip `h10`; did you mean `h100`?; known: `v4`,"),
         ("v5p", 1, f"target 'v5p': after the chip comes how many of them, {LEGAL_V5P}"),
@@ -62,7 +68,10 @@ def test_rings_need_whole_cubes_or_the_longest_dim(text, wraps):
         (
             "v6e:32x32",
             1,
-            "v6e has no topology 32x32; legal are 2 dims of at most 16, x and y even, at most 256 chips, such as `v6e:2x2`",
+            (
+                "v6e has no topology 32x32; legal are 2 dims of at most 16, x and y even, at "
+                "most 256 chips, such as `v6e:2x2`"
+            ),
         ),
         (
             "h100:16",

@@ -85,7 +85,10 @@ def test_every_token_is_the_likeliest_after_all_tokens_before_it(style):
 
 
 def test_a_draw_is_of_the_key_the_row_and_the_number_of_tokens_before_it():
-    """Other rows, and what lies behind a prompt, change nothing; and what is drawn is among the likeliest."""
+    """Other rows, and what lies behind a prompt, change nothing.
+
+    And what is drawn is among the likeliest.
+    """
     model, written = on_one_device("llama", DRAWN)
     tokens, sizes = prompts()
     behind = np.arange(LENGTH.size) >= np.array(SIZES)[:, None]

@@ -1,7 +1,8 @@
 """The collectives of a train step, layout by layout: `tests/golden/*.txt` is the promise, kept in two ways.
 
-The program that meshdsl hands to the compiler has exactly those collectives, each explained by a recorded op; and what
-the compiler made of it has no others. `python -m tests.models.test_golden` writes the files anew.
+The program that meshdsl hands to the compiler has exactly those collectives, each explained by a
+recorded op; and what the compiler made of it has no others. `python -m tests.models.test_golden`
+writes the files anew.
 """
 
 from collections import Counter
@@ -23,12 +24,15 @@ CONFIG = common.Config(
     style="llama", layers=4, d_model=64, heads=16, kv_heads=8, d_ff=128, vocab=64, length=16
 )
 HEADER = (
-    f"# One step of adamw on {CONFIG.layers} llama layers: d_model={CONFIG.d_model}, heads={CONFIG.heads}, kv_heads={CONFIG.kv_heads}, "
-    f"head_dim={CONFIG.dims['head_dim'].size}, d_ff={CONFIG.d_ff},\n# vocab={CONFIG.vocab}, batch={common.BATCH.size}, "
+    f"# One step of adamw on {CONFIG.layers} llama layers: d_model={CONFIG.d_model}, "
+    f"heads={CONFIG.heads}, kv_heads={CONFIG.kv_heads}, "
+    f"head_dim={CONFIG.dims['head_dim'].size}, d_ff={CONFIG.d_ff},\n"
+    f"# vocab={CONFIG.vocab}, batch={common.BATCH.size}, "
     f"length={CONFIG.length}, float32, every layer rematerialised.\n"
     "# Bytes are of one execution on one device: the larger of what goes in and what comes out.\n"
 )
-# What the compiler need not run: the gradients of a mean are constants, and it does not gather those.
+# What the compiler need not run: the gradients of a mean are constants, and it does not gather
+# those.
 DROPPED = {
     "sequence": {("all_gather", ("model",)): (2, 1024)},
     "fsdp-sequence": {("all_gather", ("model",)): (2, 256)},
@@ -51,7 +55,10 @@ def train_step(name):
 
 
 def describe(program, sizes) -> str:
-    """Where, in which pass, what, over which axis, how often and how much; and the op that wants it."""
+    """Where, in which pass, what, over which axis, how often and how much.
+
+    And the op that wants it.
+    """
     rows = Counter()
     for c in program.collectives:
         op = program.op_of(c)

@@ -61,7 +61,8 @@ def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse)
     expected, got = by_path(grads), by_path(got_grads)
     everything = np.sqrt(sum(np.sum(np.square(g)) for g in expected.values()))
     for path, g in expected.items():
-        # Softmax does not see a bias of the keys: that gradient is zero but for rounding, so it is measured by the rest.
+        # Softmax does not see a bias of the keys: that gradient is zero but for rounding, so it is
+        # measured by the rest.
         scale = everything if "key.bias" in path else np.linalg.norm(g)
         assert np.linalg.norm(got[path] - g) <= 1e-5 * scale, path
 

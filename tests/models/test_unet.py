@@ -79,8 +79,9 @@ def test_digits_lose_their_noise_and_the_same_under_every_layout(capsys):
 def halo_bytes(config: Config, size: int, batch: int, rows: int, cols: int) -> tuple[int, int]:
     """What a forward and backward pass sends over rows and over cols, per device: the rim of each tile, for every 3x3.
 
-    Each convolution fetches one row of pixels of `ins` channels from above and below, then one column on each side, of
-    which rows + 2 pixels are here now. Backward their cotangents travel back, but for the images themselves.
+    Each convolution fetches one row of pixels of `ins` channels from above and below, then one
+    column on each side, of which rows + 2 pixels are here now. Backward their cotangents travel
+    back, but for the images themselves.
     """
     over_rows = over_cols = 0
     for level in range(config.levels + 1):

@@ -24,11 +24,15 @@ X, Y = data(A, B, seed=1, low=0.1, high=0.9), data(B, seed=2, low=0.1, high=0.9)
 I, J = integers(A, B, below=9, seed=3), integers(B, below=9, seed=4)
 
 TWO = set(
-    "add arctan2 divide equal float_power floor_divide fmax fmin fmod greater greater_equal heaviside hypot less less_equal "
+    "add arctan2 divide equal float_power floor_divide fmax fmin fmod greater "
+    "greater_equal heaviside hypot less less_equal "
     "logaddexp logaddexp2 maximum minimum mod multiply not_equal power remainder subtract".split()
 )
 BITS = set(
-    "bitwise_and bitwise_not bitwise_or bitwise_xor logical_and logical_not logical_or logical_xor".split()
+    (
+        "bitwise_and bitwise_not bitwise_or bitwise_xor logical_and logical_not logical_or "
+        "logical_xor"
+    ).split()
 )
 OPERANDS = {name: (X, Y) if name in TWO else (X,) for name in FUNCTIONS}
 OPERANDS |= {name: (I,) if name.endswith("not") else (I, J) for name in BITS}

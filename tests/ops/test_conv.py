@@ -113,7 +113,10 @@ JUDGED = {
 
 
 def by_taps(x, k, over, out, stride=1, dilation=1, padding=None):
-    """The convolution as a sum over the taps, in numpy. `padding` is (low, high); by default that of "SAME" with stride 1."""
+    """The convolution as a sum over the taps, in numpy.
+
+    `padding` is (low, high); by default that of "SAME" with stride 1.
+    """
     letters = {
         name: chr(ord("a") + i) for i, name in enumerate({d.name: 0 for d in (*x.dims, *k.dims)})
     }
@@ -167,7 +170,10 @@ def windows(draw):
 
 
 def by_jax(x, k, stride, dilation, padding):
-    """The convolution of [batch, spatial, channels]. The padding is put there first: JAX's own gradient may be garbage with it."""
+    """The convolution of [batch, spatial, channels].
+
+    The padding is put there first: JAX's own gradient may be garbage with it.
+    """
     reach = (k.shape[0] - 1) * dilation + 1
     pads = (padding, padding) if isinstance(padding, int) else padding
     if isinstance(padding, str):
@@ -252,8 +258,8 @@ def test_a_split_over_rows_and_columns_moves_the_rim_of_the_tiles_forward_and_ba
     rules = layout("h -> m", "w -> s", mesh={"m": 4, "s": 2})
     rows, cols = H.size // 4, W.size // 2
     bytes_of = lambda elements: N.size * C.size * 4 * elements
-    # Two rows of neighbours, up and down; then two columns on each side, with those rows in them. With two parts the left
-    # one sends right and the right one left at once.
+    # Two rows of neighbours, up and down; then two columns on each side, with those rows in them.
+    # With two parts the left one sends right and the right one left at once.
     forward = {
         ("ppermute", ("m",)): (2, bytes_of(2 * cols)),
         ("ppermute", ("s",)): (1, bytes_of(2 * (rows + 2))),

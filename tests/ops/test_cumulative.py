@@ -157,7 +157,10 @@ def test_a_dim_of_nothing_runs_nowhere():
 
 @pytest.mark.parametrize("name", NUMPY)
 def test_one_total_of_each_part_travels(name):
-    """What the prefix needs at the least is one number for each device; all of them come at once instead, in one collective."""
+    """What the prefix needs at the least is one number for each device.
+
+    All of them come at once instead, in one collective.
+    """
     a, b = dims(a=3, b=32)
     for parts in (4, 8):
         program = md.lower(lambda x: op(name)(x, b), layout("b -> m", mesh={"m": parts})).program(

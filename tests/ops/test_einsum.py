@@ -175,7 +175,10 @@ def dots(fn, *args, layout):
 
 
 def test_the_order_of_contraction_is_the_best_for_what_a_device_has():
-    """Of [a, b] [b, c] [c, d]: from the right as a whole, with a = 32; from the left on a device that has 4 of a."""
+    """Of [a, b] [b, c] [c, d]: from the right as a whole, with a = 32.
+
+    From the left on a device that has 4 of a.
+    """
     p, q, r, s = dims(p=32, q=8, r=7, s=8)
     operands = data(p, q), data(q, r, seed=2), data(r, s, seed=3)
     run = lambda *xs: md.einsum(*xs, out=(p, s))

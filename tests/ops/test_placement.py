@@ -16,7 +16,8 @@ A, B = dims(a=8, b=8)
 X = data(A, B)
 MESH = {"p": 2, "q": 4}
 
-# What one axis costs on its way from a state to another. `a` and `b`: it splits that dim, `-`: nothing, `+`: a sum over it is pending.
+# What one axis costs on its way from a state to another. `a` and `b`: it splits that dim, `-`:
+# nothing, `+`: a sum over it is pending.
 ONE_AXIS = {
     ("a", "-"): {"all_gather": 1},
     ("b", "-"): {"all_gather": 1},

@@ -68,7 +68,8 @@ def test_a_merged_dim_is_called_by_its_parts_or_as_told():
     )
 
 
-# Dims of a tensor, dims to give it, and rules: every way in which old and new dims can lie across each other.
+# Dims of a tensor, dims to give it, and rules: every way in which old and new dims can lie across
+# each other.
 REGROUPED = {
     "6 of 3x2": (dict(p=3, q=2), dict(z=6), ["z -> m"]),
     "6 of 3x2, inner split": (dict(p=3, q=2), dict(z=6), ["q -> m", "z -> m"]),
@@ -190,7 +191,10 @@ def test_a_regrouping_moves_a_split_once_and_gathers_only_what_is_to_be_whole(na
 
 
 def test_runs_that_end_elsewhere_only_exchange_their_ends():
-    """33 rows of 8 over two devices are 17 and 16; as 264 elements they are 132 each, of which the second lacks 4."""
+    """33 rows of 8 over two devices are 17 and 16.
+
+    As 264 elements they are 132 each, of which the second lacks 4.
+    """
     p, q = dims(p=33, q=8)
     rules = layout("p, z -> m", mesh={"m": 2}, uneven="pad")
     run = lambda x: md.tanh(md.reshape(md.cos(x), (md.Dim("z", 264),)))

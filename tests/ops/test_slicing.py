@@ -163,7 +163,8 @@ def moved(fn, *args, parts=4, rules=("b -> m", "v? -> m", "w? -> m"), uneven="pa
     return found
 
 
-# Columns that the busiest device sends or receives. With `b` in blocks of 8: 0-7, 8-15, 16-23, 24-31.
+# Columns that the busiest device sends or receives. With `b` in blocks of 8: 0-7, 8-15, 16-23,
+# 24-31.
 COLUMNS = {
     "slice, blocks of 6 from 4 on": (
         lambda x, y: md.slice(x, B, 4, v(24)),

@@ -30,7 +30,8 @@ def facts(collectives):
     return Counter((c.operation, c.axes, c.count, c.bytes, c.phase) for c in collectives)
 
 
-# Local arrays are f32[4, 8] (128 bytes), but for pieces of an all_gather and results of a psum_scatter.
+# Local arrays are f32[4, 8] (128 bytes), but for pieces of an all_gather and results of a
+# psum_scatter.
 ONE = {
     "psum": (lambda x: lax.psum(x, A), P(None, B), ("psum", (A,), 1, 128)),
     "psum of both": (lambda x: lax.psum(x, (B, A)), P(), ("psum", (A, B), 1, 128)),
@@ -78,7 +79,10 @@ def test_each_collective_reads_alike_in_jaxpr_and_compiled_text(fn, out, expecte
 
 
 def step(weights, x):
-    """Three rematerialised layers: weights split over `data`, activations over both axes; loss and gradients."""
+    """Three rematerialised layers: weights split over `data`, activations over both axes.
+
+    Loss and gradients.
+    """
 
     def layer(x, w):
         h = jnp.tanh(x @ lax.all_gather(w, A, axis=0, tiled=True))

@@ -159,7 +159,6 @@ def test_the_page_shows_the_compiler_s_memory_and_time():
         MEMORY.largest,
     )
     assert shown.time == TIME and shown.title == "tiny, batch 8 of length 128, compiled"
-    assert (
-        shown.notes[1]
-        == "surprise: 3 x all_to_all(data, model) of 4.0 KiB in float32, backward, of no recorded op"
+    assert shown.notes[1] == (
+        "surprise: 3 x all_to_all(data, model) of 4.0 KiB in float32, backward, of no recorded op"
     )

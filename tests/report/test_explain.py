@@ -81,7 +81,8 @@ def test_every_op_leads_to_a_line_of_the_model():
         for op in explanation.ops
         if op.name == "einsum"
     }
-    # Products with a weight are the linear layer's, called by attention, the MLP and the model; those of scores and values are attention's own.
+    # Products with a weight are the linear layer's, called by attention, the MLP and the model;
+    # those of scores and values are attention's own.
     assert lines == {
         ("attention.py", "linear.py"),
         ("mlp.py", "linear.py"),

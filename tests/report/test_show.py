@@ -116,7 +116,10 @@ def test_one_device_and_scalars():
         (3, "show: a Tensor is shown, not 3"),
         (
             jnp.ones(3),
-            "show: a Tensor is shown, not of type ArrayImpl; give an array dims with md.tensor(array, dims)",
+            (
+                "show: a Tensor is shown, not of type ArrayImpl; give an array dims with "
+                "md.tensor(array, dims)"
+            ),
         ),
         (
             md.Tensor("x", ()),

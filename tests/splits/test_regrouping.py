@@ -105,7 +105,8 @@ def test_there_is_always_a_way(drawn):
     assert len(before) == len(group.old) and len(after) == len(group.new)
 
 
-# The dims, their split, what they become, the split that is wanted; and what the operand is brought to and the result comes out with.
+# The dims, their split, what they become, the split that is wanted; and what the operand is brought
+# to and the result comes out with.
 CHOICES = {
     "kept": (dict(b=8, h=4), [("m",), ()], dict(x=32), [("m",)], [("m",), ()], [("m",)]),
     "the inner one passes its axis to the outer": (

@@ -112,7 +112,10 @@ MESHES = [
 
 
 def fetched(axes, mesh, whole, size, starts, length, stop, fill=-1):
-    """Each part's window, in order of the parts, of a dim in padded blocks; and the moves that were recorded."""
+    """Each part's window, in order of the parts, of a dim in padded blocks.
+
+    And the moves that were recorded.
+    """
     layout = Layout(mesh=mesh)
     devices, scope = make_mesh(layout), Scope(layout, mesh, "test")
     (dim,) = dims(x=size)

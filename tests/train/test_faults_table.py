@@ -133,7 +133,10 @@ FAULTS = {
     "another number of features": (
         nothing,
         [*AGAIN, "model.d_ff=32"],
-        "holds a checkpoint of another model or optimizer: `params.blocks.layer.mlp.gate.weight` is",
+        (
+            "holds a checkpoint of another model or optimizer: "
+            "`params.blocks.layer.mlp.gate.weight` is"
+        ),
     ),
     "another optimizer": (
         nothing,
@@ -143,7 +146,10 @@ FAULTS = {
     "a larger vocabulary": (
         nothing,
         [*AGAIN, "model.vocab=300"],
-        "`params.embedding.table` is [vocab=256, d_model=16] float32 there and [vocab=300, d_model=16]",
+        (
+            "`params.embedding.table` is [vocab=256, d_model=16] float32 there and "
+            "[vocab=300, d_model=16]"
+        ),
     ),
     "a vocabulary below the tokenizer's": (
         nothing,

@@ -1,11 +1,14 @@
 """A run that is killed at any moment loses nothing.
 
-One run is killed again and again, by SIGKILL, in steps, while checkpoints are written and while old ones are removed, and goes on by
-`--resume auto`: now as one process with two devices, now as two processes with one each, of which one is killed, or the launcher.
-Every checkpoint that is there after a kill is whole, and the losses in the end are, bit for bit, those of a run that nothing disturbed.
-So no sample was skipped or repeated: each batch, and the dropout of each step, leaves its trace in the loss.
+One run is killed again and again, by SIGKILL, in steps, while checkpoints are written and while old
+ones are removed, and goes on by `--resume auto`: now as one process with two devices, now as two
+processes with one each, of which one is killed, or the launcher. Every checkpoint that is there
+after a kill is whole, and the losses in the end are, bit for bit, those of a run that nothing
+disturbed. So no sample was skipped or repeated: each batch, and the dropout of each step, leaves
+its trace in the loss.
 
-One kill by default and four where slow tests run, the same ones each time; 20 others with HYPOTHESIS_PROFILE=nightly.
+One kill by default and four where slow tests run, the same ones each time; 20 others with
+HYPOTHESIS_PROFILE=nightly.
 """
 
 import json
@@ -43,7 +46,10 @@ MOMENTS = ("writing", "step", "removing", "starting")
 
 
 def processes_for(number):
-    """2, 1, 2, 1 and the next time round 1, 2, 1, 2, so that each moment sees both; the first kill is the hardest, one of two while both write."""
+    """2, 1, 2, 1 and the next time round 1, 2, 1, 2, so that each moment sees both.
+
+    The first kill is the hardest, one of two while both write.
+    """
     return 1 + (number // len(MOMENTS) + number + 1) % 2
 
 
@@ -125,7 +131,10 @@ def alive(pid):
 
 
 def kill(process, victim):
-    """SIGKILL one of the processes, and wait until all have ended; whether they were running still."""
+    """SIGKILL one of the processes, and wait until all have ended.
+
+    Whether they were running still.
+    """
     running = members(process) if process.poll() is None else []
     if not running:
         return False

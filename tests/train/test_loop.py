@@ -68,9 +68,9 @@ def test_an_interrupted_run_goes_on_under_another_layout(
     assert (code, len(losses)) == (130, 3)
     out = capsys.readouterr().out
     assert (
-        f"interrupted after step 3, which is saved; to go on: meshdsl train --resume --out {tmp_path / 'a'}"
-        in out
-    )
+        "interrupted after step 3, which is saved; to go on: meshdsl train --resume "
+        f"--out {tmp_path / 'a'}"
+    ) in out
     code, losses = train(tmp_path / "a", "--layout", "tensor", resume=True)
     assert code == 0
     assert "resumed after step 3" in capsys.readouterr().out

@@ -19,7 +19,8 @@ from meshdsl.train.folder import check_folder
 from meshdsl.train.nonfinite import NonfiniteGuard
 from meshdsl.train.watchdog import HUNG, Watchdog
 
-# -- the folder --------------------------------------------------------------------------------------------------
+# -- the folder
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_can_be_made_is_left_alone(tmp_path):
@@ -45,7 +46,8 @@ def test_a_full_disk_is_an_error_that_says_how_much_is_missing(tmp_path):
         check_folder(tmp_path, 2**60)
 
 
-# -- what is not finite ------------------------------------------------------------------------------------------
+# -- what is not finite
+# ------------------------------------------------------------------------------------------
 
 
 @jax.jit
@@ -58,7 +60,10 @@ def step(weight, batch):
 
 
 def run(path, bad, steps=6, **settings):
-    """Train with a bad batch at the steps `bad`; returns the verdicts, each one step late as in the loop."""
+    """Train with a bad batch at the steps `bad`.
+
+    Returns the verdicts, each one step late as in the loop.
+    """
     judge = NonfiniteGuard(Guard(**settings), path)
     weight, record, verdicts = jnp.float32(1.0), None, []
     for number in range(1, steps + 1):
@@ -89,8 +94,10 @@ def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_sav
     with pytest.raises(MeshDSLError) as error:
         run(tmp_path, bad=(4,))
     assert str(error.value) == (
-        f"step 4: loss -inf, gradient norm inf; its batch is in {tmp_path}/nonfinite-4.npz; to go on from the newest checkpoint: "
-        f"meshdsl train --resume --out {tmp_path}, with guard.nonfinite=skip, guard.nonfinite=rollback or a lower optimizer.learning_rate"
+        "step 4: loss -inf, gradient norm inf; its batch is in "
+        f"{tmp_path}/nonfinite-4.npz; to go on from the newest checkpoint: "
+        f"meshdsl train --resume --out {tmp_path}, with guard.nonfinite=skip, "
+        "guard.nonfinite=rollback or a lower optimizer.learning_rate"
     )
     batch = np.load(tmp_path / "nonfinite-4.npz")
     assert (
@@ -142,7 +149,10 @@ def test_skipped_steps_go_on_and_are_saved(tmp_path):
 def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
     with pytest.raises(
         MeshDSLError,
-        match=r"step 4: .* the last of 3 steps in a row that were skipped \(guard.patience=3\); its batch is in .*nonfinite-4.npz",
+        match=(
+            r"step 4: .* the last of 3 steps in a row that were skipped "
+            r"\(guard.patience=3\); its batch is in .*nonfinite-4.npz"
+        ),
     ):
         run(tmp_path, bad=(2, 3, 4), nonfinite="skip", patience=3)
 
@@ -177,7 +187,8 @@ def test_each_process_saves_its_own_rows(tmp_path, monkeypatch):
     assert (tmp_path / "nonfinite-2-process-1.npz").exists()
 
 
-# -- steps that never end ----------------------------------------------------------------------------------------
+# -- steps that never end
+# ----------------------------------------------------------------------------------------
 
 
 def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_path):

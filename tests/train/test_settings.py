@@ -84,7 +84,10 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("model.d_model.size=64", "no setting `model.d_model.size`; did you mean `model.d_model`?"),
         (
             "checkpoint=3",
-            "`checkpoint` is a group of settings; set one of `checkpoint.every`, `checkpoint.minutes`",
+            (
+                "`checkpoint` is a group of settings; set one of `checkpoint.every`, "
+                "`checkpoint.minutes`"
+            ),
         ),
         (
             "data.sources=web",
@@ -100,7 +103,10 @@ def test_only_all_settings_together_have_to_be_consistent():
         ),
         (
             "data.sources.web.format=json",
-            "data.sources.web.format=json: expected auto, text, jsonl, parquet or tokens; did you mean `jsonl`?",
+            (
+                "data.sources.web.format=json: expected auto, text, jsonl, parquet or "
+                "tokens; did you mean `jsonl`?"
+            ),
         ),
         ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0"),
         ("steps=many", "steps=many: expected a whole number"),
@@ -112,11 +118,17 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("data.validation=1", "data.validation=1.0: must be less than 1"),
         (
             "schedule.shape=cosin",
-            "schedule.shape=cosin: expected cosine, linear, constant or wsd; did you mean `cosine`?",
+            (
+                "schedule.shape=cosin: expected cosine, linear, constant or wsd; did you "
+                "mean `cosine`?"
+            ),
         ),
         (
             "precision.compute=bf16",
-            "precision.compute=bf16: expected float32, bfloat16 or float16; did you mean `bfloat16`?",
+            (
+                "precision.compute=bf16: expected float32, bfloat16 or float16; did you mean "
+                "`bfloat16`?"
+            ),
         ),
         (
             "precision.loss_scale=big",

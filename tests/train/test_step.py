@@ -132,7 +132,8 @@ def collectives(step):
     return summary(from_hlo(compiled.as_text(), step.mesh))
 
 
-# -- what is not finite ----------------------------------------------------------------------------------------------
+# -- what is not finite
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name, bad", [("zero1", np.nan), ("zero3", np.inf)])
@@ -171,7 +172,8 @@ def test_without_skipping_what_is_not_finite_gets_through():
     assert np.isnan(np.asarray(state.params.up.array)).all()
 
 
-# -- the scale of the loss -------------------------------------------------------------------------------------------
+# -- the scale of the loss
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", ["0.5", "dynamic"])
@@ -212,7 +214,8 @@ def test_float16_overflows_skip_steps_until_the_scale_fits():
     ]
 
 
-# -- dtypes ----------------------------------------------------------------------------------------------------------
+# -- dtypes
+# ----------------------------------------------------------------------------------------------------------
 
 
 def dtypes(tree):
@@ -284,7 +287,8 @@ def test_rounded_at_random_small_updates_are_not_lost_and_no_layout_changes_a_bi
     assert 0.5 < moved < 1.5
 
 
-# -- memory of the host ----------------------------------------------------------------------------------------------
+# -- memory of the host
+# ----------------------------------------------------------------------------------------------
 
 
 def kinds(tree):
@@ -324,6 +328,9 @@ def test_devices_without_memory_of_the_host_are_an_error():
     check_host_memory(mesh, ())
     with pytest.raises(
         md.MeshDSLError,
-        match="offload=optimizer, activations: needs pinned_host memory, and a device of kind toy has device",
+        match=(
+            "offload=optimizer, activations: needs pinned_host memory, and a device of kind "
+            "toy has device"
+        ),
     ):
         check_host_memory(mesh, ("optimizer", "activations"))

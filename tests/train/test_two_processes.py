@@ -1,6 +1,7 @@
 """Two processes of four devices train as one process of eight does, and what they save goes on in one process under another layout.
 
-The processes are real ones: they meet, split every batch, sum by gloo, write one checkpoint together, and stop after the same step.
+The processes are real ones: they meet, split every batch, sum by gloo, write one checkpoint
+  together, and stop after the same step.
 """
 
 import json

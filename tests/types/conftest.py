@@ -22,8 +22,8 @@ CODE = ("meshdsl/layers", "meshdsl/models", "examples")
 def reports(tmp_path_factory):
     """`{file: {line: [(severity, message, rule)]}}`.
 
-    This repository's own code is seen twice: under `stubs/`, where meshdsl has its types, and under `blank/`, where it may be
-    anything. What is reported there is no fault of the stubs.
+    This repository's own code is seen twice: under `stubs/`, where meshdsl has its types, and under
+    `blank/`, where it may be anything. What is reported there is no fault of the stubs.
     """
     pytest.importorskip("pyright", reason="pyright is not installed; the `test` extra has it")
     root = tmp_path_factory.mktemp("types")

@@ -12,7 +12,11 @@ COUNT = 250
 
 
 class _Draw:
-    """Expressions as text. A tensor `t_ab` has dims a and b and a type that says so; `u_ab` is a plain Tensor; `d_a` and `e_a` are dims alike."""
+    """Expressions as text.
+
+    A tensor `t_ab` has dims a and b and a type that says so; `u_ab` is a plain Tensor; `d_a` and
+    `e_a` are dims alike.
+    """
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)

@@ -1,4 +1,7 @@
-"""Types as these tests write them: `Tensor[batch, length]`; `Tensor` alone, or `Any`, where nothing is known."""
+"""Types as these tests write them: `Tensor[batch, length]`.
+
+`Tensor` alone, or `Any`, where nothing is known.
+"""
 
 import re
 

@@ -57,7 +57,10 @@ TYPED |= {f"random.{n}": nodes for n, nodes in RANDOM.items()}
 
 
 def stated(function: ast.FunctionDef) -> list[Parameter]:
-    """The parameters of a function in a stub; whether each has a default is all that is kept of it."""
+    """The parameters of a function in a stub.
+
+    Whether each has a default is all that is kept of it.
+    """
     a = function.args
     places = [(p, Parameter.POSITIONAL_ONLY) for p in a.posonlyargs] + [
         (p, Parameter.POSITIONAL_OR_KEYWORD) for p in a.args

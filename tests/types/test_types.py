@@ -1,7 +1,7 @@
 """What pyright makes of the stubs, over right and wrong programs and over this repository's own.
 
-What it says of `right.py`, `wrong.py` and of programs that are drawn is also held to be true: the programs run, with the dims that were
-inferred, and with errors where some were reported.
+What it says of `right.py`, `wrong.py` and of programs that are drawn is also held to be true: the
+programs run, with the dims that were inferred, and with errors where some were reported.
 """
 
 import ast

@@ -96,7 +96,10 @@ def test_a_folder_without_checkpoints_has_no_latest_and_is_not_made(tmp_path):
     [
         (
             {"d_ff": 32},
-            "holds a checkpoint of another model or optimizer: `params.up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32] float32 here",
+            (
+                "holds a checkpoint of another model or optimizer: `params.up` is "
+                "[d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32] float32 here"
+            ),
         ),
         (
             {"optimizer": "lion"},
@@ -124,7 +127,10 @@ def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypat
     assert checkpoints.latest == 1
     monkeypatch.setattr(manifest, "write", full)
     checkpoints.save(2, make_state(FSDP), {})
-    said = "the checkpoint of step 2 could not be written: No space left on device; the newest whole one, of step 1, is still there"
+    said = (
+        "the checkpoint of step 2 could not be written: No space left on device; the newest "
+        "whole one, of step 1, is still there"
+    )
     with pytest.raises(MeshDSLError, match=said):
         checkpoints.close()
     assert folders.saved_steps(tmp_path / "checkpoints") == [1]
@@ -151,7 +157,8 @@ def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(
         checkpoints.save(2, make_state(FSDP), {})
     checkpoints.close()
     assert str(refused.value) == (
-        f"{tmp_path}/checkpoints: the checkpoint of step 2 could not be written: No space left on device; "
+        f"{tmp_path}/checkpoints: the checkpoint of step 2 could not be written: No "
+        "space left on device; "
         "the newest whole one, of step 1, is still there"
     )
 
@@ -176,7 +183,10 @@ def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(
         MeshDSLError,
-        match="checkpoints: the checkpoint of step 1 could not be written: File exists; there is none before it",
+        match=(
+            "checkpoints: the checkpoint of step 1 could not be written: File exists; there "
+            "is none before it"
+        ),
     ):
         opened(tmp_path).save(1, make_state(FSDP), {})
 

@@ -21,7 +21,9 @@ MESH = {"data": 4, "model": 2}
 
 
 def bits(shape, dtype):
-    """Random bits, and so NaNs of every kind; none in bfloat16 where loops are compiled another way.
+    """Random bits, and so NaNs of every kind.
+
+    None in bfloat16 where loops are compiled another way.
 
     That way (see `tests/conftest.py`) does not keep the bits of a NaN in bfloat16.
     """

@@ -47,7 +47,10 @@ def test_what_does_not_match_stays_and_is_reported(run):
     assert report.splitlines() == [
         f"warm start from {run}, step 7: 1 of 3 parameters",
         "  not there: `head`",
-        "  of another shape: `up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32] float32 here",
+        (
+            "  of another shape: `up` is [d_model=8, d_ff=16] float32 there and [d_model=8, "
+            "d_ff=32] float32 here"
+        ),
     ]
     assert_equal(
         {name: found[name] for name in ("up", "head")},
@@ -65,7 +68,8 @@ def test_the_same_shape_of_other_dims_does_not_match(run):
         warm_start(run, like)
     assert str(error.value) == (
         f"warm_start={run}: none of its 2 parameters is one of this model's; "
-        "of another shape: `up` is [d_model=8, d_ff=16] float32 there and [vocab=8, d_ff=16] float32 here; not used: `scale`"
+        "of another shape: `up` is [d_model=8, d_ff=16] float32 there and [vocab=8, "
+        "d_ff=16] float32 here; not used: `scale`"
     )
 
 
@@ -133,7 +137,10 @@ def test_all_parameters_of_a_chosen_step_or_the_newest_good_one(run):
         ({"step": 8}, "there is no checkpoint of step 8; there are those of steps 7"),
         (
             {"d_ff": 4},
-            "holds the parameters of another model; of another shape: `up` is \\[d_model=8, d_ff=16\\] float32 there and",
+            (
+                "holds the parameters of another model; of another shape: `up` is "
+                "\\[d_model=8, d_ff=16\\] float32 there and"
+            ),
         ),
     ],
 )

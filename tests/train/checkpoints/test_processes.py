@@ -80,6 +80,9 @@ def test_all_processes_pass_over_what_one_of_them_cannot_read(run):
     one, two = together(run[0], "restore")
     assert one == two
     assert one["said"] == [
-        "the checkpoint of step 6 is damaged: `params.up` cannot be read: a broken disk; using step 4"
+        (
+            "the checkpoint of step 6 is damaged: `params.up` cannot be read: a broken disk; "
+            "using step 4"
+        )
     ]
     assert one["digests"] == digests_of(4)

@@ -90,7 +90,10 @@ def test_what_was_exported_comes_back_by_import_and_warm_start(run, tmp_path):
     for refuse in (opened(tmp_path).check, opened(tmp_path).restore):
         with pytest.raises(
             MeshDSLError,
-            match=f"{tmp_path} holds parameters only; a new run begins with them by warm_start={tmp_path}",
+            match=(
+                f"{tmp_path} holds parameters only; a new run begins with them by "
+                f"warm_start={tmp_path}"
+            ),
         ):
             refuse(make_state(FSDP))
 
@@ -109,7 +112,8 @@ def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path)
         )
     assert str(error.value) == (
         f"{tmp_path}/x.safetensors: does not hold the parameters of this model; not there: `head`; "
-        "of another shape: `up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=4] float32 here"
+        "of another shape: `up` is [d_model=8, d_ff=16] float32 there and [d_model=8, "
+        "d_ff=4] float32 here"
     )
     assert not (tmp_path / "checkpoints").exists()
 
@@ -118,7 +122,10 @@ def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeyp
     monkeypatch.setattr(saved_arrays, "chunk_digest", lambda *args: 1)
     with pytest.raises(
         MeshDSLError,
-        match="the checkpoint of step 5 is damaged: `params.scale` is not what was saved; choose another by --step",
+        match=(
+            "the checkpoint of step 5 is damaged: `params.scale` is not what was saved; "
+            "choose another by --step"
+        ),
     ):
         export(run, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,10 @@ from meshdsl.train.settings import override
 
 
 def config(**values):
-    """A configuration of four rows of eight tokens. Underscores twice stand for dots: `data__separate=True`."""
+    """A configuration of four rows of eight tokens.
+
+    Underscores twice stand for dots: `data__separate=True`.
+    """
     values = {key.replace("__", "."): value for key, value in values.items()}
     return override(Config(), **{"model.length": 8, "batch": 4, **values})
 

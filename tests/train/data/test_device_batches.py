@@ -25,7 +25,8 @@ SPECS = {
     "microbatch": P("data", "model"),
     "copies": P(),
 }
-# Of 144 rows, so many are read by each of two processes with three devices, by the mesh's (data, model), in the order of SPECS.
+# Of 144 rows, so many are read by each of two processes with three devices, by the mesh's (data,
+# model), in the order of SPECS.
 READ = {(2, 3): (72, 144, 72, 72, 72, 72, 144), (3, 2): (96, 144, 96, 72, 72, 96, 144)}
 _PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
@@ -87,7 +88,10 @@ def test_rows_without_a_microbatch_are_numbered_by_the_batch():
 
 
 def _one_of_two(coordinator, process):
-    """One of two processes with three devices each; prints how many rows each layout makes it read."""
+    """One of two processes with three devices each.
+
+    Prints how many rows each layout makes it read.
+    """
     jax.config.update("jax_num_cpu_devices", 3)
     jax.distributed.initialize(coordinator, 2, process)
     devices = np.asarray(jax.devices())
@@ -105,7 +109,10 @@ def test_processes_read_only_the_rows_that_their_devices_need():
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
-    code = f"from tests.train.data.test_device_batches import _one_of_two; _one_of_two({coordinator!r}, {{}})"
+    code = (
+        "from tests.train.data.test_device_batches import _one_of_two; "
+        f"_one_of_two({coordinator!r}, {{}})"
+    )
     start = lambda process: subprocess.Popen(
         [sys.executable, "-c", code.format(process)], env=dict(os.environ, XLA_FLAGS=""), **_PIPES
     )

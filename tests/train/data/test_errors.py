@@ -83,13 +83,19 @@ FILES = {
     "another ending": (
         content("a.jsonl.gz"),
         {},
-        "`{path}`: files that end in .gz cannot be read; unpack it or turn it into text, JSONL (.jsonl), parquet",
+        (
+            "`{path}`: files that end in .gz cannot be read; unpack it or turn it into text, "
+            "JSONL (.jsonl), parquet"
+        ),
     ),
     "text and tokens": (text_and_tokens, {}, "token files and text in one dataset; make it two"),
     "little": (
         content("a.txt", b"x" * 30),
         {},
-        "data: 29 tokens of `a` for training are less than one batch=4 of length=8 (33 tokens); give more data, or set",
+        (
+            "data: 29 tokens of `a` for training are less than one batch=4 of length=8 (33 "
+            "tokens); give more data, or set"
+        ),
     ),
     "no JSON": (jsonl(b"{'text': 1}"), {}, "`{path}` line 2: not JSON: "),
     "half a line": (jsonl(b'{"text": "some'), {}, "`{path}` line 2: not JSON: "),
@@ -138,7 +144,10 @@ FILES = {
     "not its tokens": (
         lambda folder: write_tokens(folder / "a.bin", range(999)),
         {"data__separate": True, "model__vocab": 1000},
-        "data.separate: where documents end is told by the tokenizer, and these are not its tokens; set data.tokenizer",
+        (
+            "data.separate: where documents end is told by the tokenizer, and these are not "
+            "its tokens; set data.tokenizer"
+        ),
     ),
 }
 
@@ -165,7 +174,10 @@ def tokenizer_without_an_end(folder):
 TOKENIZERS = {
     "missing": (
         lambda folder: folder / "t.json",
-        "data.tokenizer: `{path}`: No such file or directory; expected bytes, or a Hugging Face tokenizer.json",
+        (
+            "data.tokenizer: `{path}`: No such file or directory; expected bytes, or a "
+            "Hugging Face tokenizer.json"
+        ),
     ),
     "a folder without one": (
         empty_folder,
@@ -236,7 +248,10 @@ def test_a_dataset_without_files_is_refused():
         ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0.0"),
         (
             "data.sources.web.format=json",
-            "data.sources.web.format=json: expected auto, text, jsonl, parquet or tokens; did you mean `jsonl`?",
+            (
+                "data.sources.web.format=json: expected auto, text, jsonl, parquet or "
+                "tokens; did you mean `jsonl`?"
+            ),
         ),
         (
             "data.sources.web.dtype=int16",
@@ -259,7 +274,10 @@ def test_an_id_that_no_sample_found_is_refused_when_it_is_read(tmp_path):
     )
     with pytest.raises(
         MeshDSLError,
-        match=r"a\.bin`: the token at position 3,000, read as uint16, is not less than model\.vocab=256",
+        match=(
+            r"a\.bin`: the token at position 3,000, read as uint16, is not less than "
+            r"model\.vocab=256"
+        ),
     ):
         take(batches, 8)
 
@@ -334,7 +352,10 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path, tokenizer_file):
     open_data(reads(folder, model__vocab=277)).train(np.arange(2)).set_state(state)
     with pytest.raises(
         MeshDSLError,
-        match=r"began with other data: the tokenizer was 256 tokens \(bytes\) and is 277 tokens \(\w{12}\); go on with",
+        match=(
+            r"began with other data: the tokenizer was 256 tokens \(bytes\) and is 277 "
+            r"tokens \(\w{12}\); go on with"
+        ),
     ):
         open_data(
             config(
@@ -346,6 +367,9 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path, tokenizer_file):
     (folder / "more.txt").write_text("more text")
     with pytest.raises(
         MeshDSLError,
-        match=r"began with other data: a was 1,\d+ tokens in \d+ windows of 8 and is 1,\d+ tokens in \d+ windows of 8; go on with",
+        match=(
+            r"began with other data: a was 1,\d+ tokens in \d+ windows of 8 and is 1,\d+ "
+            r"tokens in \d+ windows of 8; go on with"
+        ),
     ):
         open_data(reads(folder, model__vocab=277)).train(np.arange(4)).set_state(state)

@@ -18,9 +18,9 @@ def test_what_is_not_installed_is_an_error_at_the_start(log, module, name, monke
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MeshDSLError) as error:
         check(log, steps=8)
-    assert (
-        str(error.value)
-        == f'log.{name}: needs {module}, which is not installed; pip install "meshdsl[{name}]" brings it'
+    assert str(error.value) == (
+        f"log.{name}: needs {module}, which is not installed; pip install "
+        f'"meshdsl[{name}]" brings it'
     )
 
 

@@ -23,7 +23,10 @@ def test_a_resumed_file_has_one_record_per_step(tmp_path):
 def test_what_is_damaged_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(
-        b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo{"step": 3}\n'
+        (
+            b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n'
+            b'{"step": 3, "lo{"step": 3}\n'
+        )
     )
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
     keep_until(path, 1)
@@ -57,9 +60,9 @@ def test_a_full_disk_is_one_error_that_says_how_to_go_on(tmp_path):
         seen.step(2, measured(2))
         seen.step(3, measured(3))
     path = tmp_path / "metrics.jsonl"
-    assert (
-        str(error.value)
-        == f"{path}: cannot be written: No space left on device; the newest checkpoint is whole; free some and go on by --resume"
+    assert str(error.value) == (
+        f"{path}: cannot be written: No space left on device; the newest checkpoint is "
+        "whole; free some and go on by --resume"
     )
 
 
@@ -68,7 +71,10 @@ def test_a_folder_that_cannot_be_written_any_more_is_an_error(tmp_path):
     (tmp_path / "metrics.jsonl.part").mkdir()
     with pytest.raises(
         MeshDSLError,
-        match=r"jsonl.part: cannot be written: Is a directory; the newest checkpoint is whole; mend that and go on by --resume",
+        match=(
+            r"jsonl.part: cannot be written: Is a directory; the newest checkpoint is whole; "
+            r"mend that and go on by --resume"
+        ),
     ):
         file.rewind(0)
 
@@ -78,7 +84,10 @@ def test_outputs_that_cannot_be_opened_are_an_error(tmp_path):
     (tmp_path / "tensorboard").write_text("")
     with pytest.raises(
         MeshDSLError,
-        match=r"/tensorboard/.*: cannot be written: Not a directory; the newest checkpoint is whole; mend that",
+        match=(
+            r"/tensorboard/.*: cannot be written: Not a directory; the newest checkpoint is "
+            r"whole; mend that"
+        ),
     ):
         watch(tmp_path, log=Log(tensorboard=True))
 

@@ -33,9 +33,9 @@ def test_without_a_terminal_every_nth_step_is_a_line():
 
 def test_a_line_says_the_mfu_that_a_step_was_skipped_and_hours():
     lines = show(20, {"mfu_causal": 0.4123, "skipped": 1.0, "seconds": 360.0}).splitlines()
-    assert (
-        lines[1]
-        == "step 10/20  loss 2.0000  2.885 bits/byte  12,346 tokens/s  MFU 41.2%  skipped  1:00:00 left"
+    assert lines[1] == (
+        "step 10/20  loss 2.0000  2.885 bits/byte  12,346 tokens/s  MFU 41.2%  skipped  "
+        "1:00:00 left"
     )
 
 
