@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from meshdsl_cli import main
 
 TINY = [

@@ -4,7 +4,6 @@ import shutil
 from contextlib import chdir
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 
 import meshdsl as md
 from meshdsl.commands.lookup import devices_of_mesh, find_layout
