@@ -62,7 +62,9 @@ def little_memory():
 
 @pytest.fixture(scope="module")
 def compiled_for_users():
-    """Programs are compiled as users compile them: for tests that look at what the compiler made."""
+    """Programs are compiled as users compile them: for tests that look at what the
+    compiler made.
+    """
     before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", False)
     yield

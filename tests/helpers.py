@@ -1,4 +1,6 @@
-"""What the tests of ops and of the lowering share: dims, layouts, and `assert_same`, the promise that matters most."""
+"""What the tests of ops and of the lowering share: dims, layouts, and `assert_same`, the
+promise that matters most.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def only(quick: Collection, cases: Iterable) -> list:
 
 
 def every(layouts: Mapping, *slow: str):
-    """`pytest.mark.parametrize` of a test by `rules`, or by `sizes, rules`, one case for each of the layouts, those named marked slow."""
+    """`pytest.mark.parametrize` of a test by `rules`, or by `sizes, rules`, one case for
+    each of the layouts, those named marked slow.
+    """
     assert set(slow) <= set(layouts)
     names = "sizes, rules" if isinstance(next(iter(layouts.values())), tuple) else "rules"
     marks = {name: [pytest.mark.slow] for name in slow}
@@ -105,7 +109,9 @@ def distance(found, expected, floor: float = 1e-3) -> float:
 def assert_equal(
     found, expected, what: str = "result", tolerance: float = TOLERANCE, **how
 ) -> None:
-    """Two trees of Tensors and arrays are the same: dims as sets, dtypes, and values to `tolerance`, norm-wise."""
+    """Two trees of Tensors and arrays are the same: dims as sets, dtypes, and values to
+    `tolerance`, norm-wise.
+    """
     named, tree = jax.tree_util.tree_flatten_with_path(expected, is_leaf=is_tensor)
     others, other_tree = jax.tree.flatten(found, is_leaf=is_tensor)
     assert len(named) == len(others), f"{what}: {other_tree} instead of {tree}"
@@ -151,7 +157,9 @@ def in_a_row(program, collective) -> bool:
 
 
 def with_gradients(fn, args: Sequence):
-    """`fn` as a function that also gives the gradients, by its float arguments, of a weighted sum of its float results."""
+    """`fn` as a function that also gives the gradients, by its float arguments, of a
+    weighted sum of its float results.
+    """
     floats = [i for i, a in enumerate(args) if is_float(a)]
     outs = [t for t in jax.tree.leaves(jax.eval_shape(fn, *args), is_leaf=is_tensor) if is_float(t)]
     if not floats or not outs:
@@ -186,7 +194,9 @@ class _Same(NamedTuple):
 
 
 def _key(x):
-    """Equal for functions of equal code that see equal objects, and for Tensors of equal elements."""
+    """Equal for functions of equal code that see equal objects, and for Tensors of equal
+    elements.
+    """
     if isinstance(x, FunctionType):
         seen = [c.cell_contents for c in x.__closure__ or ()]
         return x.__code__, *map(_key, [*seen, *(x.__defaults__ or ())])
@@ -219,7 +229,8 @@ def assert_same(
     level=None,
     **how,
 ):
-    """`fn` gives the same results and gradients on one device and lowered, split by the law and with nothing unexplained.
+    """`fn` gives the same results and gradients on one device and lowered, split by the
+    law and with nothing unexplained.
 
     Args:
       layout: its `mesh` gives the devices, unless `mesh` does.

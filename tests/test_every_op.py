@@ -1,4 +1,5 @@
-"""The promise that matters most, for every op at once: under any legal layout it is what it is on one device.
+"""The promise that matters most, for every op at once: under any legal layout it is what
+it is on one device.
 
 Hypothesis draws the op, its dims, their sizes and dtype, a mesh of one to three axes and a layout
 in which anything may be split, evenly or not. Dims may be empty, and numbers of any kind; an op
@@ -161,13 +162,15 @@ def test_every_public_op_is_in_the_catalogue():
 
 
 MESH_TENSORFLOW = """
-    SlicewiseOperation GenericGradOperation ScalarMultiplyOperation ScalarAddOperation BinaryOpWithBroadcasting AddOperation
-    MinMaxOperation BroadcastOperation ReduceOperation PoolOperation PoolBackPropOperation ConcatOperation SplitOperation
-    StackOperation UnstackOperation EinsumOperation Conv2dOperation Conv2or3dBackpropInputOperation
-    Conv2or3dBackpropFilterOperation Conv3dOperation Conv2dTransposeOperation Conv3dTransposeOperation ShiftOperation
-    SliceOperation PadOperation OneHotOperation ImportOperation ImportLaidOutTensorOperation Variable ReadVariable Assign
-    Depend Constant StopGradient ScalarSummaryOperation PrintOperation ReshapeOperation TopKOperation RangeOperation
-    RandomOperation WhileLoopOperation CustomGradientOperation
+    SlicewiseOperation GenericGradOperation ScalarMultiplyOperation ScalarAddOperation
+    BinaryOpWithBroadcasting AddOperation MinMaxOperation BroadcastOperation ReduceOperation
+    PoolOperation PoolBackPropOperation ConcatOperation SplitOperation StackOperation
+    UnstackOperation EinsumOperation Conv2dOperation Conv2or3dBackpropInputOperation
+    Conv2or3dBackpropFilterOperation Conv3dOperation Conv2dTransposeOperation
+    Conv3dTransposeOperation ShiftOperation SliceOperation PadOperation OneHotOperation
+    ImportOperation ImportLaidOutTensorOperation Variable ReadVariable Assign Depend Constant
+    StopGradient ScalarSummaryOperation PrintOperation ReshapeOperation TopKOperation
+    RangeOperation RandomOperation WhileLoopOperation CustomGradientOperation
 """.split()
 
 

@@ -8,7 +8,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def mlp():
-    """Run once: JAX may take two classes of one name and shape, as each run makes one, for the same in a cache."""
+    """Run once: JAX may take two classes of one name and shape, as each run makes one,
+    for the same in a cache.
+    """
     return runpy.run_path("examples/mlp.py")["main"]
 
 

@@ -92,10 +92,8 @@ def test_axes_across_slices_stand_first():
     with pytest.raises(
         MeshDSLError,
         match=re.escape(
-            (
-                "mesh.dcn: axes across slices, [replica], stand first in the mesh, which is "
-                "[data, replica]"
-            )
+            "mesh.dcn: axes across slices, [replica], stand first in the mesh, which is "
+            "[data, replica]"
         ),
     ):
         md.Layout(mesh={"data": 2, "replica": 2}, dcn=("replica",))

@@ -95,7 +95,7 @@ REFUSED = {
         ["t[...]", "names, no order", 'md.slice(t, "a", start, size)', 'md.take(t, ids, "a")'],
     ),
     "an index of a number": (lambda: HALF[0], ["t[...]", "Tensor []"]),
-    "a loop": (lambda: [row for row in X], ["a loop over t", 'md.unstack(t, "a")']),
+    "a loop": (lambda: list(X), ["a loop over t", 'md.unstack(t, "a")']),
     "a number of rows": (lambda: len(X), ["len(t)", 't.dim("a").size']),
     "putting": (lambda: taken_from(X), ["t[...] = x", "md.where and md.scatter"]),
     "a product of matrices": (lambda: X @ X, ["t @ u", "md.einsum(t, u, out=(...))"]),

@@ -94,7 +94,7 @@ def test_export_and_import_give_a_run_to_begin_with(run, said, tmp_path):
         [f"wrote {tmp_path}/x.safetensors"],
     )
     with safetensors.safe_open(tmp_path / "x.safetensors", framework="np") as file:
-        assert "blocks.layer.mlp.up.weight" in file.keys()
+        assert "blocks.layer.mlp.up.weight" in file
         assert file.metadata()["config"] == (run / "config.toml").read_text()
     for like in (run, run / "config.toml"):
         out = tmp_path / f"from-{like.name}"

@@ -95,8 +95,6 @@ def test_an_option_that_the_compiler_refuses_is_one_error(reports):
         "error": "option `xla_tpu_no_such_thing`: the compiler for v6e:2x2 has no such option"
     }
     assert reports[4]["error"].startswith(
-        (
-            "option `xla_tpu_scoped_vmem_limit_kib=many`: the compiler for v6e:2x2 fails: "
-            "INVALID_ARGUMENT: Failed to parse"
-        )
+        "option `xla_tpu_scoped_vmem_limit_kib=many`: the compiler for v6e:2x2 fails: "
+        "INVALID_ARGUMENT: Failed to parse"
     )

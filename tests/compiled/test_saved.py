@@ -33,7 +33,7 @@ def job(*settings, layout=LAYOUT, devices=4):
 @pytest.fixture(scope="module")
 def compiled():
     made = job()
-    yield made, made.lowered.compile()
+    return made, made.lowered.compile()
 
 
 @pytest.fixture(scope="module")

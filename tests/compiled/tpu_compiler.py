@@ -1,4 +1,5 @@
-"""Compiles train steps for TPUs that are not there, one for each line of stdin, and answers with the collectives of the compiled program.
+"""Compiles train steps for TPUs that are not there, one for each line of stdin, and
+answers with the collectives of the compiled program.
 
     echo '["v5p:2x2x2", "fsdp"]' | python -m tests.compiled.tpu_compiler
 
@@ -57,7 +58,8 @@ def mesh_of(layout: Layout) -> dict[str, int]:
 
 
 def step(name: str, devices: list | None = None):
-    """What is lowered under a shipped layout, and its arguments in the abstract: gradients of a U-Net under `spatial`, else a step of training a transformer.
+    """What is lowered under a shipped layout, and its arguments in the abstract:
+    gradients of a U-Net under `spatial`, else a step of training a transformer.
 
     devices: of a target; without them there is only a program, no compiled one.
     """

@@ -1,4 +1,6 @@
-"""Every error: its text says what was asked, the dims with their sizes, the rule at fault and what would be legal."""
+"""Every error: its text says what was asked, the dims with their sizes, the rule at fault
+and what would be legal.
+"""
 
 import ast
 import inspect

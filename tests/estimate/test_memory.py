@@ -1,4 +1,6 @@
-"""How much memory a program takes: arguments to the byte, and the peak of small programs whose peak is known."""
+"""How much memory a program takes: arguments to the byte, and the peak of small programs
+whose peak is known.
+"""
 
 import importlib.util
 import json

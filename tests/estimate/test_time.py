@@ -1,4 +1,6 @@
-"""Times of small graphs that are known: a byte of memory and a byte on the links take 1 us, and so does a FLOP."""
+"""Times of small graphs that are known: a byte of memory and a byte on the links take 1
+us, and so does a FLOP.
+"""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,6 @@
-"""value_and_grad: the gradients of jax.grad, under every layout and however they are accumulated."""
+"""value_and_grad: the gradients of jax.grad, under every layout and however they are
+accumulated.
+"""
 
 from itertools import cycle
 
@@ -67,7 +69,7 @@ def test_gradients_and_aux_are_the_same_lowered(rules):
 
 def test_gradients_are_those_of_jax():
     theirs = jax.grad(lambda w: jnp.mean(jnp.tanh(X.array @ w) ** 2))(W.array)
-    value, grad = md.value_and_grad(
+    _value, grad = md.value_and_grad(
         lambda w: md.mean(md.square(md.tanh(md.einsum(X, w, out=(BATCH, C)))))
     )(W)
     assert grad.dims == W.dims and distance(grad.array, theirs) < 1e-6

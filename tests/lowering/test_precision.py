@@ -1,4 +1,6 @@
-"""value_and_grad's dtypes: parameters gathered in that of `compute`, gradients summed over devices in that of `reduce`."""
+"""value_and_grad's dtypes: parameters gathered in that of `compute`, gradients summed
+over devices in that of `reduce`.
+"""
 
 from collections import Counter
 

@@ -1,4 +1,6 @@
-"""Moves between splits: planned for every pair of placements of three axes on three dims, and run on real data for some."""
+"""Moves between splits: planned for every pair of placements of three axes on three dims,
+and run on real data for some.
+"""
 
 from itertools import combinations, combinations_with_replacement, permutations
 from math import prod
@@ -97,7 +99,9 @@ def test_every_plan_arrives_and_gathers_only_where_it_must(then):
 
 
 def contributions(x, pending, scope):
-    """What this device adds to a sum over `pending` whose total is `x`: something else on each device."""
+    """What this device adds to a sum over `pending` whose total is `x`: something else on
+    each device.
+    """
     n = scope.parts(pending)
     mine = lax.axis_index(pending)
     return jnp.where(mine > 0, 3 * x + mine, x - 3 * (n - 1) * x - n * (n - 1) // 2)

@@ -1,4 +1,6 @@
-"""Dims that do not divide over their axes: padded inside of a lowering, exact, and never seen outside of it."""
+"""Dims that do not divide over their axes: padded inside of a lowering, exact, and never
+seen outside of it.
+"""
 
 import os
 import subprocess
@@ -106,7 +108,13 @@ jax.config.update("jax_num_cpu_devices", 16)
 import meshdsl as md
 from tests.helpers import assert_same, data, dims, layout
 length, d = dims(length=1000, d=3)
-run = lambda x: (md.softmax(x, length), md.cumsum(x, length), md.max(x, length), md.einsum(x, x, out=(d,)))
+
+
+def run(x):
+    of_length = md.softmax(x, length), md.cumsum(x, length), md.max(x, length)
+    return (*of_length, md.einsum(x, x, out=(d,)))
+
+
 assert_same(run, data(length, d), layout=layout("length -> m", mesh={"m": 16}, uneven="pad"))
 """
 
@@ -175,7 +183,9 @@ def test_a_padded_dim_nests_so_that_no_move_between_its_splits_gathers_it_all():
 
 
 def test_a_dim_that_divides_over_some_of_its_axes_only_is_whole_at_rest():
-    """Over `m` alone 36 would be even, but its parts nest with those over `m, n`, which are padded."""
+    """Over `m` alone 36 would be even, but its parts nest with those over `m, n`, which
+    are padded.
+    """
     vocab, other = dims(vocab=36, other=3)
     rules = layout("vocab -> m, n", mesh={"n": 2, "m": 4}, uneven="pad")
     assert_same(md.tanh, data(vocab, other), layout=rules)

@@ -1,6 +1,6 @@
-"""Prints where `make_mesh` puts the devices of real TPU topologies, and the rings that the TPU compiler makes of them: run by
-test_places.py in a process of its own, because libtpu reads its settings from the environment when
-jax is imported.
+"""Prints where `make_mesh` puts the devices of real TPU topologies, and the rings that
+the TPU compiler makes of them: run by test_places.py in a process of its own, because
+libtpu reads its settings from the environment when jax is imported.
 """
 
 import json
@@ -45,7 +45,9 @@ def place(text, slices, sizes):
 
 
 def rings(text, sizes, axis):
-    """What the compiler makes of a sum and of a scatter over `axis`: dims of the torus in each ring, `["4 4"]` or `["16"]`."""
+    """What the compiler makes of a sum and of a scatter over `axis`: dims of the torus in
+    each ring, `["4 4"]` or `["16"]`.
+    """
     mesh = md.make_mesh(sizes, topologies.get_topology_desc(**find_target(text).topology).devices)
     x = jax.ShapeDtypeStruct(
         (4096, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())

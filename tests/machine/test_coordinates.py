@@ -1,4 +1,6 @@
-"""Where meshes lie, and what rings the compiler makes there: the same as on the devices that libtpu makes for these machines."""
+"""Where meshes lie, and what rings the compiler makes there: the same as on the devices
+that libtpu makes for these machines.
+"""
 
 import importlib.util
 import json
@@ -79,7 +81,9 @@ def test_meshes_are_those_of_jax_where_it_makes_them(real):
 
 
 def test_the_compiler_uses_several_dims_for_sums_of_whole_dims_only(real):
-    """What `Network` takes for granted: a scatter over two dims goes along one ring, and so does all over a dim in part."""
+    """What `Network` takes for granted: a scatter over two dims goes along one ring, and
+    so does all over a dim in part.
+    """
     assert real["rings"] == [
         {"psum": ["4 4"], "psum_scatter": ["16"]},
         {"psum": ["64"], "psum_scatter": ["64"]},

@@ -58,7 +58,8 @@ for name in json.load(sys.stdin):
     target = find_target(f"{name}:8")
     mesh = md.make_mesh({"data": 8}, topologies.get_topology_desc(**target.topology).devices)
     x = jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
-    f = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    total = lambda x: jax.lax.psum(x, "data")
+    f = jax.shard_map(total, mesh=mesh, in_specs=P("data"), out_specs=P())
     text = jax.jit(f).lower(x).compile().as_text()
     print(name, *[(c.operation, c.axes, c.bytes) for c in from_hlo(text, mesh.shape)])
 """

@@ -1,4 +1,6 @@
-"""How axes lie on the network, and the times of collectives: against the formulas by hand, and against the loads of links."""
+"""How axes lie on the network, and the times of collectives: against the formulas by
+hand, and against the loads of links.
+"""
 
 import doctest
 import math
@@ -246,7 +248,9 @@ def test_an_axis_of_one_and_virtual_devices_take_no_time():
 
 
 def test_a_gather_measured_on_hardware():
-    """bf16[1024, 16384] over an axis of 4 of a v5e 4x4 took 680 us (https://jax-ml.github.io/scaling-book/sharding)."""
+    """bf16[1024, 16384] over an axis of 4 of a v5e 4x4 took 680 us
+    (https://jax-ml.github.io/scaling-book/sharding).
+    """
     assert network("v5e:4x4", x=4, y=4).seconds(
         "all_gather", ("y",), 2 * 1024 * 16384
     ) == pytest.approx(680e-6, rel=0.02)
@@ -281,7 +285,9 @@ def test_all_to_all_is_the_load_of_the_busiest_link(text, sizes, axes):
 
 
 def loads(target, sizes, axes, size):
-    """Bytes over each directed link when every device sends `size` / n to each of its group, along x first, the short way round."""
+    """Bytes over each directed link when every device sends `size` / n to each of its
+    group, along x first, the short way round.
+    """
     order = [i for i, axis in enumerate(sizes) if axis not in axes] + [
         i for i, axis in enumerate(sizes) if axis in axes
     ]

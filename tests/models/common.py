@@ -59,10 +59,7 @@ def load(name: str) -> Layout:
 
 def on(layout: Layout, devices: int, *, reverse: bool = False) -> Layout:
     """`layout` with its mesh sized for `devices`, its axes in either order."""
-    if devices == 1:
-        mesh = dict.fromkeys(layout.mesh, 1)
-    else:
-        mesh = axis_sizes(layout.mesh, devices)
+    mesh = dict.fromkeys(layout.mesh, 1) if devices == 1 else axis_sizes(layout.mesh, devices)
     return dataclasses.replace(layout, mesh=dict(reversed(mesh.items())) if reverse else mesh)
 
 

@@ -1,4 +1,6 @@
-"""Documents that share a sequence: each has the loss that it has alone, under every layout, with microbatches, and split along the length."""
+"""Documents that share a sequence: each has the loss that it has alone, under every
+layout, with microbatches, and split along the length.
+"""
 
 import dataclasses
 import functools
@@ -138,7 +140,9 @@ def test_every_layout_keeps_documents_apart(style, name):
 
 @pytest.mark.parametrize("style, name", [("llama", "fsdp"), ("gpt2", "sequence")])
 def test_microbatches_of_rows_with_more_and_with_fewer_targets_come_to_the_same(style, name):
-    """Four microbatches of two rows, whose rows have between one and fifteen targets, against all rows at once."""
+    """Four microbatches of two rows, whose rows have between one and fifteen targets,
+    against all rows at once.
+    """
     batch, micro, rows = packed(style), md.Dim("micro", 4), md.Dim("batch", 2)
     cut = {
         key: md.tensor(t.array.reshape(4, 2, -1), (micro, rows, t.dims[1]))

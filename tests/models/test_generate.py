@@ -1,4 +1,6 @@
-"""Generating with a cache: the tokens of the whole model run again at every position, and the same under every layout."""
+"""Generating with a cache: the tokens of the whole model run again at every position, and
+the same under every layout.
+"""
 
 import dataclasses
 import functools
@@ -121,7 +123,9 @@ def test_a_row_that_has_ended_repeats_its_end_and_the_others_go_on():
 
 
 def test_a_step_reads_the_cache_where_the_law_put_it():
-    """Heads are split by `model`: a step of tensor parallel sums after attention and the feed-forward layer, and moves no key or value."""
+    """Heads are split by `model`: a step of tensor parallel sums after attention and the
+    feed-forward layer, and moves no key or value.
+    """
     model, layout = on_one_device("llama", GREEDY)[0], common.on(common.load("tensor"), 8)
     tokens, sizes = prompts()
     program = md.lower(

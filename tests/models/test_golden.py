@@ -1,4 +1,5 @@
-"""The collectives of a train step, layout by layout: `tests/golden/*.txt` is the promise, kept in two ways.
+"""The collectives of a train step, layout by layout: `tests/golden/*.txt` is the promise,
+kept in two ways.
 
 The program that meshdsl hands to the compiler has exactly those collectives, each explained by a
 recorded op; and what the compiler made of it has no others. `python -m tests.models.test_golden`

@@ -1,4 +1,6 @@
-"""The invariant: a model under every legal layout equals the same model on one device, gradients included."""
+"""The invariant: a model under every legal layout equals the same model on one device,
+gradients included.
+"""
 
 import functools
 

@@ -1,4 +1,6 @@
-"""Published models by name have the published number of parameters, and the FLOPs that the usual formula gives."""
+"""Published models by name have the published number of parameters, and the FLOPs that
+the usual formula gives.
+"""
 
 import jax
 import pytest

@@ -1,4 +1,6 @@
-"""The U-Net: the same under every layout, and spatial splits that cost halos only, up to images of 4096x4096."""
+"""The U-Net: the same under every layout, and spatial splits that cost halos only, up to
+images of 4096x4096.
+"""
 
 import functools
 import re
@@ -77,7 +79,8 @@ def test_digits_lose_their_noise_and_the_same_under_every_layout(capsys):
 
 
 def halo_bytes(config: Config, size: int, batch: int, rows: int, cols: int) -> tuple[int, int]:
-    """What a forward and backward pass sends over rows and over cols, per device: the rim of each tile, for every 3x3.
+    """What a forward and backward pass sends over rows and over cols, per device: the rim
+    of each tile, for every 3x3.
 
     Each convolution fetches one row of pixels of `ins` channels from above and below, then one
     column on each side, of which rows + 2 pixels are here now. Backward their cotangents travel

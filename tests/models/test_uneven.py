@@ -1,4 +1,6 @@
-"""A model whose sizes divide over nothing, under every shipped layout with `uneven = "pad"`: the same as on one device."""
+"""A model whose sizes divide over nothing, under every shipped layout with `uneven =
+"pad"`: the same as on one device.
+"""
 
 import dataclasses
 import functools
@@ -94,7 +96,9 @@ def step_under(layout, optimizer):
     ],
 )
 def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
-    """Trained under a layout that pads, saved, and gone on with on one device: as if it had always been there."""
+    """Trained under a layout that pads, saved, and gone on with on one device: as if it
+    had always been there.
+    """
     losses = {}
     for name in ("single", "fsdp-tensor"):
         step = step_under(load(name, 1 if name == "single" else 8), optimizer)

@@ -1,4 +1,6 @@
-"""For tests of ops that work along a dim `b`: layouts that split it in every way, evenly and not."""
+"""For tests of ops that work along a dim `b`: layouts that split it in every way, evenly
+and not.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ every_layout = every(LAYOUTS, "the dim", "uneven over both")
 
 
 def assert_as_numpy(ops) -> None:
-    """Each op, a pair of one on Tensors and one on arrays, called with a, b, c: they give the same on one device."""
+    """Each op, a pair of one on Tensors and one on arrays, called with a, b, c: they give
+    the same on one device.
+    """
     for sizes in (EVEN, UNEVEN):
         x = data(*sizes)
         for name, (ours, theirs) in ops.items():
@@ -39,6 +43,8 @@ def assert_as_numpy(ops) -> None:
 
 
 def assert_all_same(ops, sizes, rules, **how) -> None:
-    """All of the ops at once, lowered under `rules`, of a tensor whose padding holds something else than zeros."""
+    """All of the ops at once, lowered under `rules`, of a tensor whose padding holds
+    something else than zeros.
+    """
     run = lambda x: {name: ours(md.cos(x), *sizes) for name, (ours, _) in ops.items()}
     assert_same(run, data(*sizes), layout=rules, dims=("b", "v", "w"), **how)

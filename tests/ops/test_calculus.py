@@ -176,7 +176,9 @@ def test_derivatives_can_be_differentiated(rules):
 
 @custom_gradient
 def product(x, w):
-    """A matrix product whose backward pass is written out, and doubled so that it is seen to be used."""
+    """A matrix product whose backward pass is written out, and doubled so that it is seen
+    to be used.
+    """
     return md.einsum(x, w, out=(A, E)), lambda ct: (
         md.einsum(ct, w, out=(A, B)) * 2.0,
         md.einsum(ct, x, out=(B, E)) * 2.0,

@@ -1,4 +1,6 @@
-"""Component-wise functions: what jax.numpy and jax.nn compute, under any layout, with operands broadcast by name."""
+"""Component-wise functions: what jax.numpy and jax.nn compute, under any layout, with
+operands broadcast by name.
+"""
 
 import jax
 import jax.numpy as jnp

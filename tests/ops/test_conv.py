@@ -1,4 +1,6 @@
-"""conv and conv_transpose: what jax.lax does by position, also along split dims, and what travels for it."""
+"""conv and conv_transpose: what jax.lax does by position, also along split dims, and what
+travels for it.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -235,7 +237,9 @@ def test_three_spatial_dims_split_over_three_axes():
 
 
 def moved(fn, *args, rules):
-    """{(operation, axes): (count, bytes)} in the jaxpr, after checking that the compiled program has the same."""
+    """{(operation, axes): (count, bytes)} in the jaxpr, after checking that the compiled
+    program has the same.
+    """
     mesh = md.make_mesh(rules)
     lowered = md.lower(fn, rules, mesh)
     program = lowered.program(*args)
@@ -279,7 +283,9 @@ def test_a_split_over_rows_and_columns_moves_the_rim_of_the_tiles_forward_and_ba
     }  # and the gradient of the kernel, once
 
 
-HALOS = {  # settings of a window along w (16 elements in 4 parts), and how many elements of it each exchange brings
+# Settings of a window along w (16 elements in 4 parts), and how many elements of it each exchange
+# brings.
+HALOS = {
     "none, of one tap": (1, dict(), []),
     "none, of windows side by side": (2, dict(stride=2, padding="VALID"), []),
     "one side, of an even window": (2, dict(), [1]),

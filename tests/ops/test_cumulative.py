@@ -1,4 +1,6 @@
-"""cumsum, cumprod, cummax, cummin and cumlogsumexp: a scan of the whole dim, of which only one total for each part travels."""
+"""cumsum, cumprod, cummax, cummin and cumlogsumexp: a scan of the whole dim, of which
+only one total for each part travels.
+"""
 
 import jax
 import jax.numpy as jnp

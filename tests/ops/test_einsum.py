@@ -1,5 +1,7 @@
 """einsum: what jnp.einsum computes, over names, under any layout."""
 
+import itertools
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -190,7 +192,7 @@ def test_the_order_of_contraction_is_the_best_for_what_a_device_has():
 
 def test_many_operands_make_nothing_larger_than_they_need():
     chain = dims(**{f"n{i}": 4 for i in range(8)})
-    operands = [data(*pair, seed=i) for i, pair in enumerate(zip(chain, chain[1:], strict=False))]
+    operands = [data(*pair, seed=i) for i, pair in enumerate(itertools.pairwise(chain))]
     rules = layout("n3 -> m", "n0 -> m", mesh={"m": 4})
     run = lambda *xs: md.einsum(*xs, out=(chain[0], chain[-1]))
     assert max(map(len, dots(run, *operands, layout=rules))) == 2
@@ -199,7 +201,7 @@ def test_many_operands_make_nothing_larger_than_they_need():
 
 def test_there_may_be_more_dims_than_letters():
     chain = dims(**{f"n{i}": 2 for i in range(60)})
-    operands = [data(*pair, seed=i) for i, pair in enumerate(zip(chain, chain[1:], strict=False))]
+    operands = [data(*pair, seed=i) for i, pair in enumerate(itertools.pairwise(chain))]
     expected = np.linalg.multi_dot([np.asarray(t.array, np.float64) for t in operands])
     assert distance(md.einsum(*operands, out=(chain[0], chain[-1])).array, expected) < 1e-5
 

@@ -184,7 +184,9 @@ def test_maps_in_batches_are_the_same_lowered(rules):
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_a_batched_map_over_a_parameter_that_lies_split_along_the_mapped_dim(batch):
-    """Dims of 3 do not divide over 2, so at rest the mapped dim is split, and results of batches."""
+    """Dims of 3 do not divide over 2, so at rest the mapped dim is split, and results of
+    batches.
+    """
     n, o, k = dims(n=3, o=3, k=2)
     rules = layout("o? -> y", mesh={"y": 2}, uneven="pad")
     for fn in (md.relu, md.replicate):

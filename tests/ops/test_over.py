@@ -1,4 +1,6 @@
-"""over: a function of one element, mapped over a dim that may be split, in which anything may happen."""
+"""over: a function of one element, mapped over a dim that may be split, in which anything
+may happen.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +150,7 @@ def test_elements_that_loop_for_different_times_wait_for_each_other(rules):
         )(x)
         return grown, shared
 
-    _, (found, _) = assert_same(
+    _, (_found, _) = assert_same(
         run, X * md.exp(COLUMN * 4.0), MIX, layout=rules, dims=NAMES, gradients=False
     )
 

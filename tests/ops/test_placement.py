@@ -1,4 +1,6 @@
-"""reshard and replicate: every state of an axis into every other, by the collective that docs/placements.md says."""
+"""reshard and replicate: every state of an axis into every other, by the collective that
+docs/placements.md says.
+"""
 
 from itertools import permutations, product
 from pathlib import Path
@@ -35,7 +37,9 @@ ONE_AXIS = {
 
 
 def state(axes: dict[str, str]):
-    """The arguments of reshard where each axis is in the state that `axes` says, in the order of the axes."""
+    """The arguments of reshard where each axis is in the state that `axes` says, in the
+    order of the axes.
+    """
     split = {d: [x for x, s in axes.items() if s == d.name] for d in (A, B)}
     return {d: over for d, over in split.items() if over}, [x for x, s in axes.items() if s == "+"]
 

@@ -1,4 +1,6 @@
-"""Random draws: those of jax.random, the same to the bit under every layout and version of JAX, whatever part of them a device makes."""
+"""Random draws: those of jax.random, the same to the bit under every layout and version
+of JAX, whatever part of them a device makes.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""rename, transpose, broadcast and reshape: what numpy and einops do, whichever of the dims are split."""
+"""rename, transpose, broadcast and reshape: what numpy and einops do, whichever of the
+dims are split.
+"""
 
 from itertools import cycle
 

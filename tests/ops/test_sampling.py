@@ -1,4 +1,6 @@
-"""Categories and permutations: the same choices under every layout, and the distribution that was asked for."""
+"""Categories and permutations: the same choices under every layout, and the distribution
+that was asked for.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""scatter, segment_sum and bincount: what loops over numpy arrays do, whichever dims are split, unevenly too."""
+"""scatter, segment_sum and bincount: what loops over numpy arrays do, whichever dims are
+split, unevenly too.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -206,7 +208,9 @@ def test_only_what_updates_come_to_travels(rule, expected):
 
 
 def test_a_lone_update_of_another_part_changes_nothing():
-    """Cut by a slice and scattered into by one index outside of it, `x` was read beyond its part on a CPU."""
+    """Cut by a slice and scattered into by one index outside of it, `x` was read beyond
+    its part on a CPU.
+    """
     v, i = dims(v=8, i=1)
     x, ids, update = data(v, C), md.tensor(jnp.array([7]), (i,)), data(C, i)
     for how in HOW:

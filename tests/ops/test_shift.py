@@ -1,4 +1,6 @@
-"""shift, roll and flip: what numpy does, whichever dims are split, by as few elements as any device lacks."""
+"""shift, roll and flip: what numpy does, whichever dims are split, by as few elements as
+any device lacks.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +106,9 @@ LACKING = {
 
 @pytest.mark.parametrize("name", LACKING)
 def test_a_move_sends_only_what_a_device_lacks(name):
-    """Forward and backward: the compiled program moves as many bytes as the device that lacks most receives."""
+    """Forward and backward: the compiled program moves as many bytes as the device that
+    lacks most receives.
+    """
     fn, columns = LACKING[name]
     program, _ = assert_same(fn, X, layout=layout("b -> m", mesh={"m": PARTS}))
     for phase in ("forward", "backward"):

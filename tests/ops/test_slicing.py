@@ -1,4 +1,6 @@
-"""slice, pad, split, concat, stack and unstack: what numpy does, whichever dims are split, and no more bytes than that takes."""
+"""slice, pad, split, concat, stack and unstack: what numpy does, whichever dims are
+split, and no more bytes than that takes.
+"""
 
 import jax.numpy as jnp
 import numpy as np

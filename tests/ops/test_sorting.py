@@ -1,4 +1,6 @@
-"""sort, argsort, top_k, nth_largest, nth_smallest and searchsorted: what numpy orders, along split and uneven dims too."""
+"""sort, argsort, top_k, nth_largest, nth_smallest and searchsorted: what numpy orders,
+along split and uneven dims too.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""What a jaxpr asks for, and what the compiler makes of it, for small programs whose collectives are known."""
+"""What a jaxpr asks for, and what the compiler makes of it, for small programs whose
+collectives are known.
+"""
 
 from collections import Counter
 

@@ -1,4 +1,5 @@
-"""A plan of llama3-8b under FSDP and sequence parallelism on 64 chips, as `explain` would give it, with a few ops less.
+"""A plan of llama3-8b under FSDP and sequence parallelism on 64 chips, as `explain` would
+give it, with a few ops less.
 
 Times come from a scheduler of a few lines: good for pictures, not for predictions.
 """
@@ -351,7 +352,7 @@ def _spans(ops: list[OpView]) -> list[Span]:
 
 
 def _passes(ops: list[OpView]):
-    head, layer, tail = [op for op in ops[:3]], [op for op in ops if op.loops], ops[33:39]
+    head, layer, tail = list(ops[:3]), [op for op in ops if op.loops], ops[33:39]
     yield ("forward",), head
     yield ("forward",), layer
     yield ("forward",), tail

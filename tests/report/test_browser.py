@@ -147,10 +147,8 @@ def test_button_changes_dark_and_light(visit):
 def test_skip_link_is_first_and_tab_reaches_every_widget(visit):
     browser = visit("sample")
     browser.execute_script(
-        (
-            "for (const many of ['nav li', '.row', '.tensor', '.sortable tbody tr']) "
-            "document.querySelectorAll(many).forEach((e, i) => i > 1 && e.remove())"
-        )
+        "for (const many of ['nav li', '.row', '.tensor', '.sortable tbody tr']) "
+        "document.querySelectorAll(many).forEach((e, i) => i > 1 && e.remove())"
     )
     describe = """
         const e = document.activeElement, label = e.labels && e.labels[0];
@@ -219,20 +217,16 @@ def test_arrow_keys_walk_the_timeline_and_zoom_it(visit):
     assert width() == before
     picked.find_element(By.TAG_NAME, "a").click()
     assert browser.execute_script(
-        (
-            "return document.activeElement.closest('details').open && "
-            "document.activeElement.checkVisibility()"
-        )
+        "return document.activeElement.closest('details').open && "
+        "document.activeElement.checkVisibility()"
     )
 
 
 def test_headings_sort_and_an_op_of_the_table_leads_to_the_flow(visit):
     browser = visit("sample")
     column = lambda i: browser.execute_script(
-        (
-            "return [...document.querySelectorAll('.sortable tbody tr')].map((r) => "
-            f"r.cells[{i}].dataset.value || r.cells[{i}].textContent)"
-        )
+        "return [...document.querySelectorAll('.sortable tbody tr')].map((r) => "
+        f"r.cells[{i}].dataset.value || r.cells[{i}].textContent)"
     )
     heads = browser.find_elements(By.CSS_SELECTOR, ".sortable thead th")
     assert heads[5].get_attribute("aria-sort") == "descending"

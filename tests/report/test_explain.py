@@ -1,4 +1,6 @@
-"""An explanation says what the program says: every collective with its rule, every op with its line, what is at rest, and what is done twice."""
+"""An explanation says what the program says: every collective with its rule, every op
+with its line, what is at rest, and what is done twice.
+"""
 
 import json
 
@@ -21,7 +23,9 @@ _known: dict = {}
 
 
 def explained(name, target=None):
-    """The step under a shipped layout on 8 devices that are not there, its program and its explanation."""
+    """The step under a shipped layout on 8 devices that are not there, its program and
+    its explanation.
+    """
     if (name, target) not in _known:
         layout = common.on(common.load(name), 8) if name != "single" else common.load(name)
         mesh = abstract_mesh(layout.mesh)

@@ -1,4 +1,6 @@
-"""Which splits a regrouping of dims keeps: checked against the numbers of the elements that each device has."""
+"""Which splits a regrouping of dims keeps: checked against the numbers of the elements
+that each device has.
+"""
 
 from itertools import product
 from math import prod
@@ -17,7 +19,9 @@ MESH = {"m": 2, "n": 3, "l": 1}
 
 
 def owned(group_dims, split, scope):
-    """For each device, by its place along each axis, the numbers of the elements that it has, in order; -1 for padding."""
+    """For each device, by its place along each axis, the numbers of the elements that it
+    has, in order; -1 for padding.
+    """
     numbers = np.arange(prod(d.size for d in group_dims)).reshape([d.size for d in group_dims])
     found = {}
     for place in product(*(range(n) for n in scope.sizes.values())):
@@ -40,7 +44,9 @@ def owned(group_dims, split, scope):
 
 @st.composite
 def groups(draw):
-    """Two ways to factor a number into dims, a split of the first, and one that is wanted for the second."""
+    """Two ways to factor a number into dims, a split of the first, and one that is wanted
+    for the second.
+    """
     total = draw(st.sampled_from([1, 6, 12, 24, 36, 16, 10, 7]))
 
     def factors(names):

@@ -32,7 +32,9 @@ def windows(draw):
 
 
 def expected(whole, start, length, stop, fill=-1):
-    """Elements `start` to `start + length` of an array, `fill` before its first and from `stop` on."""
+    """Elements `start` to `start + length` of an array, `fill` before its first and from
+    `stop` on.
+    """
     at = np.arange(start, start + length)
     return np.where((at >= 0) & (at < stop), whole[np.clip(at, 0, len(whole) - 1)], fill)
 

@@ -1,4 +1,6 @@
-"""Each fault is one line on stderr and exit code 2, and costs nothing of the run that it is met in."""
+"""Each fault is one line on stderr and exit code 2, and costs nothing of the run that it
+is met in.
+"""
 
 import shutil
 from contextlib import chdir
@@ -40,7 +42,7 @@ def trained(tmp_path_factory):
     )
     with chdir(folder):
         assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
-    yield folder
+    return folder
 
 
 def contents(folder):

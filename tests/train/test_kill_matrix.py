@@ -104,7 +104,9 @@ def losses(out, steps):
 
 
 def came(out, moment, after):
-    """Whether the moment to kill is there: in a step, or at the checkpoint of one, some steps after the step `after`."""
+    """Whether the moment to kill is there: in a step, or at the checkpoint of one, some
+    steps after the step `after`.
+    """
     try:
         names = os.listdir(out / "checkpoints")
     except FileNotFoundError:

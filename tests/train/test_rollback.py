@@ -48,7 +48,8 @@ def placed(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
     """The runs differ in nothing that is compiled but what a step does where it is not finite."""
-    jax.devices()  # all of them: a run that is the first to ask for some gets no more, and so do the tests after it
+    # All of them: a run that is the first to ask for some gets no more, and nor do later tests.
+    jax.devices()
     steps, first, compiled = {}, [], TrainingLoop._compiled
 
     def step(run):
@@ -136,9 +137,9 @@ def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(
 def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(
     text, placed, poison, tmp_path, capsys
 ):
-    poison(
-        2, 6
-    )  # the one seen when step 3 has begun; the other, the third step from the start with batch 4, before its checkpoint
+    # The first is seen when step 3 has begun; the other is in the third step from the start with
+    # batch 4, before its checkpoint.
+    poison(2, 6)
     code, losses = train(
         tmp_path / "a", "--data", text, *TINY, "checkpoint.every=3", "guard.nonfinite=rollback"
     )

@@ -1,4 +1,5 @@
-"""Two processes of four devices train as one process of eight does, and what they save goes on in one process under another layout.
+"""Two processes of four devices train as one process of eight does, and what they save
+goes on in one process under another layout.
 
 The processes are real ones: they meet, split every batch, sum by gloo, write one checkpoint
   together, and stop after the same step.

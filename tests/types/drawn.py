@@ -1,4 +1,6 @@
-"""Random expressions over tensors and dims, some of which a type checker knows and some of which it does not."""
+"""Random expressions over tensors and dims, some of which a type checker knows and some
+of which it does not.
+"""
 
 import random
 
@@ -71,7 +73,8 @@ def _reduce(draw, names, of):
     draw.random.shuffle(inner)
     gone = [n for n in inner if n not in names] or [draw.one(inner)]
     op = draw.random.choice(["sum", "mean", "max", "logsumexp"])
-    return f"md.{op}({of(inner)}, {draw.dim(gone[0]) if len(gone) == 1 else draw.dims(gone, draw.dim)})"
+    over = draw.dim(gone[0]) if len(gone) == 1 else draw.dims(gone, draw.dim)
+    return f"md.{op}({of(inner)}, {over})"
 
 
 def _take(draw, names, of):
@@ -105,14 +108,16 @@ OPS = [
     lambda draw, names, of: f"md.where({of(names)} > 0, 1.0, {of(draw.near(names))})",
     lambda draw, names, of: f"md.tanh(2 * {of(names)})",
     lambda draw, names, of: (
-        f"md.einsum({of(draw.names())}, {of(draw.near(names))}, {of(names)}, out={draw.dims(names)})"
+        f"md.einsum({of(draw.names())}, {of(draw.near(names))}, {of(names)}, "
+        f"out={draw.dims(names)})"
     ),
     lambda draw, names, of: (
         f"md.transpose({of(draw.random.sample(names, len(names)))}, {draw.dims(names, draw.dim)})"
     ),
     lambda draw, names, of: f"md.broadcast({of(draw.near(names))}, {draw.dims(names)})",
     lambda draw, names, of: (
-        f"md.rename({of(names)}, {draw.dim(draw.one(names))}, {draw.dim(draw.random.choice(NAMES))})"
+        f"md.rename({of(names)}, {draw.dim(draw.one(names))}, "
+        f"{draw.dim(draw.random.choice(NAMES))})"
     ),
     lambda draw, names, of: f"md.softmax({of(names)}, {draw.dims(draw.near(names), draw.dim)})",
     lambda draw, names, of: f"md.cumsum({of(names)}, {draw.dim(draw.one(names))})",
@@ -156,7 +161,9 @@ SOURCE = _source()
 
 
 def run() -> dict[int, tuple[str, object]]:
-    """For each line of `SOURCE` with a program, the program and what comes of it: a Tensor without data, or an error."""
+    """For each line of `SOURCE` with a program, the program and what comes of it: a
+    Tensor without data, or an error.
+    """
     dims = {n: md.Dim(n, 2) for n in NAMES}
     names: dict = {"md": md} | {f"{kind}_{n}": d for n, d in dims.items() for kind in "de"}
     found = {}

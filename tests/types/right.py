@@ -1,4 +1,7 @@
-"""Legal programs. The comment after a `reveal_type` is what the checker infers; where it says more than `Tensor`, it is true.
+"""Legal programs.
+
+The comment after a `reveal_type` is what the checker infers; where it says more than `Tensor`, it
+is true.
 
 Nothing in this file may be reported.
 """

@@ -25,7 +25,9 @@ ARITY = {"Unary": 1, "Tuned": 1, "Binary": 2, "Ternary": 3}
 
 
 def defined(path: Path) -> dict[str, list]:
-    """What a stub defines or passes on: for each name the functions (an overload each), the class or the annotation."""
+    """What a stub defines or passes on: for each name the functions (an overload each),
+    the class or the annotation.
+    """
     found: dict[str, list] = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":

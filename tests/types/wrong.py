@@ -1,6 +1,7 @@
 """Programs that are surely wrong. What the checker reports for a line stands behind it.
 
-`# error:` the statement raises an error when it runs, too; `# claim:` only what is declared is wrong.
+`# error:` the statement raises an error when it runs, too; `# claim:` only what is declared is
+wrong.
 """
 
 from typing import Literal

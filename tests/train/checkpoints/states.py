@@ -30,7 +30,9 @@ class State(NamedTuple):
 
 
 def make_state(layout=FSDP, d_ff=16, optimizer="adamw", seed=0):
-    """A state of one matrix, one scale in bfloat16 and its optimizer, as arrays on the mesh of `layout`; made once."""
+    """A state of one matrix, one scale in bfloat16 and its optimizer, as arrays on the
+    mesh of `layout`; made once.
+    """
     return _made(layout.name, d_ff, optimizer, seed)
 
 

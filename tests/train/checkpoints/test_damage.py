@@ -90,7 +90,9 @@ def test_a_damaged_file_of_any_kind_is_named_and_the_checkpoint_before_is_used(r
 
 
 def test_every_flipped_bit_that_changes_a_value_is_seen(run):
-    """Bits all over the data that is read: where nothing is said, what comes back is what was saved."""
+    """Bits all over the data that is read: where nothing is said, what comes back is what
+    was saved.
+    """
     path = max((run / "checkpoints" / "2" / "d").iterdir(), key=lambda path: path.stat().st_size)
     like, expected, whole, seen = make_state(FSDP), make_state(FSDP, seed=2), path.read_bytes(), 0
     for seed in range(12):
@@ -104,7 +106,9 @@ def test_every_flipped_bit_that_changes_a_value_is_seen(run):
 
 
 def test_wrong_values_in_healthy_files_are_seen_by_their_digest(run, monkeypatch):
-    """As if memory had lied while it was saved: every file is as it was written, and one array is not what it was."""
+    """As if memory had lied while it was saved: every file is as it was written, and one
+    array is not what it was.
+    """
     read = manifest.read
 
     def other(folder):

@@ -92,7 +92,9 @@ def test_from_safetensors_that_another_program_wrote(tmp_path):
     np.testing.assert_array_equal(found["up"].array, up.astype(np.float32))
     assert found["up"].array.sharding == like["up"].array.sharding
     assert report.splitlines() == [
-        f"warm start from {tmp_path}/x.safetensors: 1 of 2 parameters", "  not there: `scale`", "  not used: `other`"
+        f"warm start from {tmp_path}/x.safetensors: 1 of 2 parameters",
+        "  not there: `scale`",
+        "  not used: `other`",
     ]  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""Two processes of four devices save and restore as one of eight does, and each reads what the other wrote."""
+"""Two processes of four devices save and restore as one of eight does, and each reads
+what the other wrote.
+"""
 
 import json
 import os

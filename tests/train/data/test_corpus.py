@@ -25,7 +25,9 @@ ROWS = np.arange(4)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two sources of tokens that tell where they are from: `a` has ids below 1000 and `b` above, each 40 windows of 8; long ones; and one of text."""
+    """Two sources of tokens that tell where they are from: `a` has ids below 1000 and `b`
+    above, each 40 windows of 8; long ones; and one of text.
+    """
     folder = tmp_path_factory.mktemp("data")
     write_tokens(folder / "a.bin", np.arange(321) % 1000)
     write_tokens(folder / "b.bin", 1000 + np.arange(321))

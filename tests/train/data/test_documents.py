@@ -76,5 +76,5 @@ def test_bytes_that_are_no_text_come_whole(tmp_path, monkeypatch):
 def test_a_document_is_held_out_by_its_bytes_and_not_by_its_blocks():
     sides = [reading.is_held_out([b"%d" % i], 0.2) for i in range(500)]
     assert 60 < sum(sides) < 140
-    assert sides == [reading.is_held_out([b"%d" % i][:1] + [b""], 0.2) for i in range(500)]
+    assert sides == [reading.is_held_out([*[b"%d" % i][:1], b""], 0.2) for i in range(500)]
     assert not any(reading.is_held_out([b"%d" % i], 0.0) for i in range(50))

@@ -1,4 +1,6 @@
-"""Data that cannot be read or does not fit: one clear sentence each, before anything else is done."""
+"""Data that cannot be read or does not fit: one clear sentence each, before anything else
+is done.
+"""
 
 import builtins
 import json

@@ -23,10 +23,8 @@ def test_a_resumed_file_has_one_record_per_step(tmp_path):
 def test_what_is_damaged_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(
-        (
-            b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n'
-            b'{"step": 3, "lo{"step": 3}\n'
-        )
+        b'{"step": 1, "loss": 2.0}\n\0\0\0\0\n[]\n{"step": 2, "loss": 1.0}\n'
+        b'{"step": 3, "lo{"step": 3}\n'
     )
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
     keep_until(path, 1)
