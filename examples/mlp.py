@@ -1,7 +1,9 @@
-"""The language on one page: a model of named dims, trained under a layout, and the collectives that it then runs.
+"""The language on one page: a model of named dims, trained under a layout.
+
+At the end it prints the collectives that a step runs under that layout.
 
 python examples/mlp.py                                # fully sharded, on eight virtual devices
-python examples/mlp.py "batch -> devices"             # data parallel: the same losses, other collectives
+python examples/mlp.py "batch -> devices"             # data parallel: the same losses
 python examples/mlp.py "d_ff -> devices"              # tensor parallel
 """
 

@@ -1,8 +1,13 @@
-"""A U-Net that takes the noise off handwritten digits, each image cut into tiles that lie on different devices.
+"""A U-Net that takes the noise off handwritten digits, on tiles of images.
 
-    python examples/unet_digits.py                                          # tiles over rows x cols, the batch over data
-    python examples/unet_digits.py "batch -> data, rows, cols"              # data parallel: the same losses
-    python examples/unet_digits.py "height -> data, rows" "width -> cols"   # every image over all eight devices
+The tiles of an image lie on different devices.
+
+    # tiles over rows x cols, the batch over data
+    python examples/unet_digits.py
+    # data parallel: the same losses
+    python examples/unet_digits.py "batch -> data, rows, cols"
+    # every image over all eight devices
+    python examples/unet_digits.py "height -> data, rows" "width -> cols"
 
 Needs scikit-learn, which has the digits in it.
 """
@@ -34,7 +39,10 @@ def images() -> np.ndarray:
 
 
 def loss(model, clean, key):
-    """Mean squared error of the digits that the model sees in the noise. The noise is the same under every layout."""
+    """Mean squared error of the digits that the model sees in the noise.
+
+    The noise is the same under every layout.
+    """
     noise = NOISE * md.random.normal(key, clean.dims, like=clean)
     return md.mean(md.square(md.rename(model(clean + noise), "outputs", "colors") - clean))
 

@@ -21,8 +21,8 @@ def train_tokenizer(arguments: argparse.Namespace) -> int:
     """
     if arguments.vocab < SMALLEST_VOCAB:
         raise MeshDSLError(
-            f"--vocab {arguments.vocab}: must be at least {SMALLEST_VOCAB}, which are every byte and the "
-            "end of a document"
+            f"--vocab {arguments.vocab}: must be at least {SMALLEST_VOCAB}, which are every "
+            "byte and the end of a document"
         )
     _check_out(arguments.out)
     files = find_files(arguments.paths, arguments.format)

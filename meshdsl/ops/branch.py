@@ -43,7 +43,12 @@ def _chosen(call: Callable) -> Example:
     example=_chosen(lambda cond, x, i: cond(i > 0, FUNCTIONS["sin"], FUNCTIONS["cos"], x)),
 )
 def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
-    """`if_true(*operands)` where the predicate is true, else `if_false(*operands)`; only that runs.
+    """`if_true(*operands)` where the predicate is true, else `if_false(*operands)`.
+
+    Only the function that is chosen runs.
+
+    Args:
+      predicate: a Tensor without dims.
 
     Raises:
       MeshDSLError: the predicate has dims, or the branches return different structures, dims or
@@ -63,7 +68,7 @@ def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
     example=_chosen(lambda switch, x, i: switch(i, [FUNCTIONS["sin"], FUNCTIONS["cos"]], x)),
 )
 def switch(index: Tensor, branches: Sequence[Callable], *operands):
-    """The branch number `index`, of the operands: `branches[index](*operands)`; only that one runs.
+    """`branches[index](*operands)`. Only the function that is chosen runs.
 
     Args:
       index: a Tensor of whole numbers without dims. One below zero takes the first branch, one that

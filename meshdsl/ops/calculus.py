@@ -1,8 +1,8 @@
-"""Derivatives of functions of Tensors: forwards, backwards, and of gradients.
+"""Derivatives of functions on trees of Tensors: forwards, backwards, and of gradients.
 
-JAX differentiates the local program. What is done here is to see that arrays have the types that
-make it right: a tangent is split as what it belongs to, a cotangent too, and a cotangent of
-something that all devices share is summed over them once, as in `value_and_grad`.
+They work inside a lowering too. JAX differentiates the local program; here arrays get the types
+that make the result right. A tangent and a cotangent are split as what they belong to, and the
+cotangent of something that all devices share is summed over them once, as in `value_and_grad`.
 """
 
 from __future__ import annotations
@@ -104,15 +104,15 @@ def _vjp_example(vjp: Callable, x: Tensor):
     floats=True,
 )
 def vjp(fn: Callable, *primals):
-    """`fn(*primals)`, and a function from a cotangent of the result to those of the arguments.
+    """`fn(*primals)`, and its backward pass (reverse mode).
 
     Args:
       fn: takes and returns pytrees of floating-point Tensors.
 
     Returns:
-      The result, and `back(cotangent)`: from a pytree of Tensors like the result to a tuple of
-      pytrees like `primals`. Cotangents of parameters come out as `value_and_grad` gives them:
-      summed over devices once, and split as gradients are.
+      The result, and a function `back`. It takes a cotangent of the result, a pytree like it, and
+      returns those of the arguments, a tuple of pytrees like `primals`. Cotangents of parameters
+      come out as `value_and_grad` gives them: summed over devices once, and split as gradients are.
 
     Raises:
       MeshDSLError: a leaf is no floating-point Tensor, or a cotangent is not like the result.

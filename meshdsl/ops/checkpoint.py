@@ -1,4 +1,4 @@
-"""checkpoint: what the backward pass recomputes, what is kept, and what waits on the host."""
+"""checkpoint: what the backward pass recomputes, what is kept for it, what waits on the host."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def checkpoint(
     """`fn`, recomputed in the backward pass instead of remembered.
 
     Args:
-      policy: what is recomputed: "full": everything; "dots": everything but matrix products;
+      policy: what is recomputed. "full": everything. "dots": everything but matrix products.
         "gathers": only what was gathered from other devices, so that no device keeps whole
         parameters.
       save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
@@ -112,9 +112,9 @@ def _checkpoint_name_example(checkpoint_name: Callable, x: Tensor) -> Tensor:
     result="same",
 )
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
-    """`x`, as a save point of the `checkpoint`s around it.
+    """`x`, as a save point of that name, which a `checkpoint` around it can keep.
 
-    A pending sum is taken first, so that its result is what is kept.
+    A sum that `x` waits for is taken, so that what is kept is the sum.
     """
     x = resharding.settle(x)
     for names in _marked.get():

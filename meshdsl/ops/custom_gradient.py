@@ -27,17 +27,21 @@ def _custom_gradient_example(custom_gradient: Callable, x: Tensor) -> Tensor:
     example=of_x(_custom_gradient_example),
 )
 def custom_gradient(fn: Callable) -> Callable:
-    """`fn` with the gradient that it says it has, instead of the one that JAX finds.
+    """`fn` with the gradient that it brings, instead of the one that JAX finds.
 
-    It is written as if on one device. Cotangents arrive as settled Tensors, split by the law; what
-    the backward function returns may be split in any way and may wait for sums, which are taken.
+            md.custom_gradient(lambda x: (md.round(x), lambda cotangent: cotangent))
+
+    It is written as if on one device. Cotangents arrive split by the law, with no sum pending. What
+    the backward function returns may be split in any way and may wait for sums, which are then
+    taken.
 
     Args:
-      fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`: a pytree of
-        Tensors, and a function from a pytree like the result, the cotangents, to one pytree for
-        each argument: a tuple of them where there are several. `None` in place of a Tensor, or of a
-        whole argument, says that no gradient flows to it. What `fn` closes over must not depend on
-        anything that is differentiated (JAX raises UnexpectedTracerError): give it as an argument.
+      fn: takes pytrees of Tensors (and arrays) and returns `(result, backward)`. The result is a
+        pytree of Tensors. `backward` takes a pytree like it, the cotangents, and returns one pytree
+        for each argument: a tuple of them where there are several. `None` in place of a Tensor, or
+        of a whole argument, says that no gradient flows to it. What `fn` closes over must not
+        depend on anything that is differentiated (JAX raises UnexpectedTracerError): give it as an
+        argument.
 
     Returns:
       A function of the same arguments that returns the result. It has no derivative in forward

@@ -27,12 +27,13 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
     Backward kernels run under the same split as the forward one.
 
     Args:
-      fn: takes the local array of each tensor, its dims in the tensor's order, and returns the local
-        array of the result. It must treat alike, and separately, the parts of every dim that is not
-        whole. It may be traced twice.
+      fn: takes the local array of each tensor, its dims in the tensor's order, and returns the
+        local array of the result. It must treat alike, and separately, the parts of every dim that
+        may be split. It may be traced twice.
       out: dims of the result.
-      whole: dims that must not be split while `fn` runs. Dims that the result lacks are always
-        whole.
+      whole: dims that must not be split while `fn` runs. Those that the result lacks are always
+        gathered.
+      name: what errors and `explain` call the op; by default the function's name.
 
     Raises:
       MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a part of

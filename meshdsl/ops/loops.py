@@ -1,4 +1,4 @@
-"""while_loop, and map over a dim: loops that are no recurrence over the elements of a dim."""
+"""while_loop, and map_over: a function of every element of a dim, one after another."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def _map_over_example(map_over: Callable, draw: Draw) -> Case:
     example=_map_over_example,
 )
 def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
-    """`fn` of every element of `dim`, one after another, with the memory of one.
+    """`fn` of every element of `dim`, one after another.
 
-    `over` does all at once, with the memory of all.
+    That takes the memory of one element, where `over` takes that of all.
 
     Args:
       fn: takes Tensors without `dim`, one tree for each of `xs`, and returns a pytree of Tensors.

@@ -28,16 +28,16 @@ from meshdsl.values import array_of
 def over(dim: Dim, fn: Callable) -> Callable:
     """`fn` of every element of `dim`, all at once: `jax.vmap` along a named dim.
 
-    `dim` stays split: each device maps over its part of it. Inside, the axes that split it are
-    spent: the law gives them to no other dim, and `dim` keeps them until the results leave. They
-    are those that the law gives it in every argument that has it. Nested, each `over` spends axes
-    of its own.
+        `dim` stays split: each device maps over its part of it. Inside, the axes that split it are
+        spent:
+    the law gives them to no other dim, and `dim` keeps them until the results leave. They are those
+    that the law gives it in every argument that has it. Nested, each `over` spends axes of its own.
 
     Args:
       fn: takes pytrees of Tensors and returns a pytree of Tensors. It may contain any op, loop or
-        derivative. What it closes over is shared by all elements, as are arguments that lack `dim`,
-        and so is a key: draws are the same for each element unless its key comes with `dim` too, as
-        `md.tensor(jax.random.split(key, dim.size), (dim,))`.
+        derivative. What it closes over is shared by all elements, as are arguments that lack `dim`.
+        A random key is shared too: draws are the same for each element, unless the key has `dim`,
+        as `md.tensor(jax.random.split(key, dim.size), (dim,))`.
 
     Returns:
       A function of the same arguments, in which Tensors may have `dim`; the results have it in

@@ -1,8 +1,8 @@
-"""Placements by hand: where a tensor stands, said for once by the program and not by the layout.
+"""Placements by hand: how a tensor is split, said by the program and not by the layout.
 
-No op needs it: each brings its operands to its own loop's split by the law, whatever they were.
-It is for programs that know better when to move something, such as gathering before a loop
-instead of in it.
+No op needs that: each brings its operands to the split that the law gives it, however they were
+split before. It is for programs that know better when to move something, such as gathering it
+before a loop instead of in it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def reshard(
 ) -> Tensor:
     """`x` split over exactly these mesh axes, and waiting for sums over exactly the axes `pending`.
 
-    Outside of a lowering `x` itself. Inside, every state of an axis (it splits a dim, or another
-    dim, or nothing, or a sum over it is pending) can be turned into every other; docs/placements.md
-    lists the collective of each.
+    Outside of a lowering that is `x` itself. Inside, every state of an axis (it splits a dim, or
+    another dim, or nothing, or a sum over it is pending) can be turned into every other;
+    docs/placements.md lists the collective of each.
 
     Args:
       split: for each dim that is to be split its axis, or axes, major first.
@@ -107,7 +107,10 @@ def _replicate_example(replicate: Callable, draw: Draw) -> Case:
     result="same",
 )
 def replicate(x: Tensor) -> Tensor:
-    """`x` whole on every device, with nothing pending. Outside of a lowering it is `x` itself."""
+    """`x` whole on every device: nothing split, nothing pending.
+
+    Outside of a lowering that is `x` itself.
+    """
     return reshard(x, {})
 
 

@@ -393,7 +393,7 @@ def _log_softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
 
 
 def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
-    """An op that keeps the dims of `x`. Its local function is `fn(loop, positions, dims, array)`."""
+    """An op that keeps the dims of `x`, by a local `fn(loop, positions, dims, array)`."""
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))

@@ -44,11 +44,14 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
     """Run `fn` over the elements of `dim`, one after another: `carry, y = fn(carry, x)`.
 
     Args:
-      carry: a pytree of Tensors (and arrays); each keeps its dims and dtype from step to step. A
+          carry: a pytree of Tensors (and arrays); each keeps its dims and dtype from turn to turn.
+            A
         parameter in it is a value from then on.
       xs: a pytree of Tensors that have `dim`, and of arrays whose first dimension is it; `fn` gets
         them without it.
-      dim: is whole while the scan runs, whatever the layout says of it.
+      dim: the dim; it is whole while the scan runs, whatever the layout says of it.
+      reverse: begin with the last element.
+      unroll: how many elements one turn of the compiled loop takes.
 
     Returns:
       The last carry, and the results `y` with `dim` in front.

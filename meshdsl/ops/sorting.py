@@ -130,9 +130,9 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
                 indices = jnp.take_along_axis(indices, chosen, -1)
         return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
 
-    return apply_op_many(
-        "top_k", local, (x,), loop=x.dims, outs=(out, out), sums=False, fill=bounds(x.dtype)[0]
-    )
+    how = {"outs": (out, out), "sums": False, "fill": bounds(x.dtype)[0]}
+    values, indices = apply_op_many("top_k", local, (x,), loop=x.dims, **how)
+    return values, indices
 
 
 def _top(a, k: int):

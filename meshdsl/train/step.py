@@ -50,7 +50,7 @@ class State(PyTreeNode):
     """
 
     step: jax.Array
-    params: PyTreeNode
+    params: Any
     opt_state: PyTreeNode
     key: jax.Array
     scale: LossScale | None = None

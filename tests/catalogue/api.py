@@ -69,7 +69,7 @@ def page() -> str:
 def _wrapped(part: str) -> list[str]:
     """A part of the page, its list items and long lines broken into lines of an editor's width."""
     item = part.startswith("- ")
-    how = {"break_long_words": False, "break_on_hyphens": False}
+    how: Any = {"break_long_words": False, "break_on_hyphens": False}
     lines = [part] if item else part.split("\n")
     wrapped = (textwrap.wrap(x, 98, subsequent_indent="  " if item else "", **how) for x in lines)
     return [broken for line in wrapped for broken in line or [""]]

@@ -19,8 +19,7 @@ from meshdsl.train.folder import check_folder
 from meshdsl.train.nonfinite import NonfiniteGuard
 from meshdsl.train.watchdog import HUNG, Watchdog
 
-# -- the folder
-# --------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_can_be_made_is_left_alone(tmp_path):
@@ -46,8 +45,7 @@ def test_a_full_disk_is_an_error_that_says_how_much_is_missing(tmp_path):
         check_folder(tmp_path, 2**60)
 
 
-# -- what is not finite
-# ------------------------------------------------------------------------------------------
+# -- what is not finite ----------------------------------------------------------------------------
 
 
 @jax.jit
@@ -187,8 +185,7 @@ def test_each_process_saves_its_own_rows(tmp_path, monkeypatch):
     assert (tmp_path / "nonfinite-2-process-1.npz").exists()
 
 
-# -- steps that never end
-# ----------------------------------------------------------------------------------------
+# -- steps that never end --------------------------------------------------------------------------
 
 
 def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_path):

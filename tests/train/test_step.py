@@ -135,8 +135,7 @@ def collectives(step):
     return summary(from_hlo(compiled.as_text(), step.mesh))
 
 
-# -- what is not finite
-# ----------------------------------------------------------------------------------------------
+# -- what is not finite ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name, bad", [("zero1", np.nan), ("zero3", np.inf)])
@@ -175,8 +174,7 @@ def test_without_skipping_what_is_not_finite_gets_through():
     assert np.isnan(np.asarray(state.params.up.array)).all()
 
 
-# -- the scale of the loss
-# -------------------------------------------------------------------------------------------
+# -- the scale of the loss -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", ["0.5", "dynamic"])
@@ -290,8 +288,7 @@ def test_rounded_at_random_small_updates_are_not_lost_and_no_layout_changes_a_bi
     assert 0.5 < moved < 1.5
 
 
-# -- memory of the host
-# ----------------------------------------------------------------------------------------------
+# -- memory of the host ----------------------------------------------------------------------------
 
 
 def kinds(tree):
