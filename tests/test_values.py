@@ -171,9 +171,9 @@ def test_gradients_by_jax_are_of_functions_that_return_an_array():
 
 
 def test_nothing_is_equal_to_none():
-    found = (X == None, X != None, None == X, X in [None], None in [X])  # noqa: E711
+    found = (X == None, X != None, None == X, X in [None], None in [X])
     assert found == (False, True, False, False, False)
-    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)  # noqa: E711
+    assert lowered(lambda x: x if x == None else x * 2.0, X).dims == (A, B)
 
 
 LIES = {

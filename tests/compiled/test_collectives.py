@@ -99,7 +99,7 @@ def test_a_collective_on_another_thread_counts_once(start, done):
 %called (a: bf16[8,128]) -> bf16[4,128] {
   %a = bf16[8,128]{1,0} parameter(0)
   ROOT %rs = bf16[4,128]{1,0} reduce-scatter(%a), replica_groups=[4,2]<=[8], dimensions={0}, to_apply=%add
-}"""  # noqa: E501
+}"""
     link = "calls" if start == "async-start" else "to_apply"
     found = read(
         f"  %s = ((bf16[8,128], token[]), bf16[4,128]) {start}(%p), "
@@ -117,7 +117,7 @@ def test_a_collective_spread_over_fusions_counts_where_it_starts():
   %{name}.a = bf16[8,128]{{1,0}} parameter(0)
   %{name}.ag = bf16[16,128] all-gather(%{name}.a), replica_groups=[4,2]<=[8], frontend_attributes={{chain_id="1"}}
   ROOT %{name}.r = bf16[16,128] {root}
-}}"""  # noqa: E501
+}}"""
 
     parts = [
         part("begin", 'custom-call(%begin.ag), custom_call_target="AsyncCollectiveStart"'),
@@ -161,7 +161,7 @@ LOOP = """
   %i2 = s32[] get-tuple-element(%t2), index=0
   %limit = s32[] constant(5)
   ROOT %lt = pred[] compare(%i2, %limit), direction=LT
-}"""  # noqa: E501
+}"""
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ ENTRY %main.4 (x.1: f32[8,128]) -> (f32[8,128], s32[]) {
   %constant.2 = s32[] constant(-3)
   ROOT %tuple.3 = (f32[8,128]{1,0:T(8,128)}, /*index=1*/s32[]) tuple(%fusion.7, %constant.2)
 }
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")

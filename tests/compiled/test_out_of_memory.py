@@ -49,7 +49,7 @@ Program hbm requirement 10.62M:
      XLA label: copy-start.16 = copy-start(get-tuple-element.1817)
      Allocation type: HLO temp
      ==========================
-"""  # noqa: E501
+"""
 
 
 @pytest.mark.parametrize(("message", "needed"), [(EARLY, 376.30), (OLDER, 48.15)])

@@ -200,7 +200,7 @@ def chain(name, target):
   %{name}.ag = f32[25]{{0}} all-reduce(%{name}.a), {ALONG_DATA}, to_apply=%add, frontend_attributes={{chain_id="7"}}
   ROOT %{name}.r = f32[25]{{0}} {last}
 }}
-"""  # noqa: E501
+"""
 
 
 def test_a_collective_spread_over_fusions_runs_from_the_first_to_the_last():

@@ -16,7 +16,7 @@ ERRORS = {
         ["belongs to another lowering", "from outside"],
     ),
     "another lowering's operand": (
-        lambda: lower(lambda x, y=leaked(): x + y, X),  # noqa: B008
+        lambda: lower(lambda x, y=leaked(): x + y, X),
         ["add", "two different lowerings"],
     ),
     "an argument of another shape": (

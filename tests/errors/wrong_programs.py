@@ -151,7 +151,7 @@ ERRORS = {
         ["the state of the optimizer has an array of shape (1, 8)", "[a=4, b=8]", "adafactor"],
     ),
     "a result of another lowering": (
-        lambda: lowered(lambda x, kept=leaked(): kept),  # noqa: B008
+        lambda: lowered(lambda x, kept=leaked(): kept),
         ["`result` belongs to another lowering"],
     ),
     "a Tensor kept from a trace": (
@@ -163,7 +163,7 @@ ERRORS = {
         ["multiply: cannot be done with [a=4, b=8]", "was kept"],
     ),
     "a Tensor kept from a trace, lowered": (
-        lambda: lowered(lambda x, t=kept(): x * t),  # noqa: B008
+        lambda: lowered(lambda x, t=kept(): x * t),
         ["was kept from a traced function", "as an argument"],
     ),
     "item of many": (lambda: X.item(), ["item: a Tensor [a=4, b=8] has 32 elements"]),

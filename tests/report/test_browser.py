@@ -40,7 +40,7 @@ for (const e of document.querySelectorAll("body *")) {
   if (ratio < (size >= 24 || (size >= 18.6 && style.fontWeight >= 700) ? 3 : 4.5)) found.add(`${e.className || e.tagName} ${ratio.toFixed(2)}`);
 }
 return [...found];
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_skip_link_is_first_and_tab_reaches_every_widget(visit):
     describe = """
         const e = document.activeElement, label = e.labels && e.labels[0];
         return [`${e.className} ${e.tagName} ${(e.closest('section') || {}).id}`, getComputedStyle(label || e).outlineStyle];
-    """  # noqa: E501
+    """
     seen = []
     while len(seen) < 60 and not (seen and "sort" in seen[-1]):
         press(browser, Keys.TAB)

@@ -47,12 +47,12 @@ def test_a_kill_while_a_file_is_cut_loses_nothing(tmp_path, monkeypatch):
 def full(file):
     """The disk is full from now on."""
     file._file.close()
-    file._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115 - the file closes it
+    file._file = open("/dev/full", "a", buffering=1)
 
 
 def test_a_full_disk_is_one_error_that_says_how_to_go_on(tmp_path):
     pytest.importorskip("tensorboardX")
-    with pytest.raises(MeshDSLError) as error, watch(tmp_path, log=Log(tensorboard=True)) as seen:  # noqa: PT012
+    with pytest.raises(MeshDSLError) as error, watch(tmp_path, log=Log(tensorboard=True)) as seen:
         seen.step(1, measured(1))
         full(seen._outputs[0])
         seen.step(2, measured(2))

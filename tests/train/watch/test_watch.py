@@ -44,7 +44,7 @@ class Pending:
 
 
 def test_a_step_that_was_just_started_is_not_waited_for(tmp_path):
-    with pytest.raises(KeyboardInterrupt), watch(tmp_path) as seen:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), watch(tmp_path) as seen:
         seen.step(1, measured(1))
         assert seen.step(2, {"loss": Pending()})["step"] == 1
         raise KeyboardInterrupt
