@@ -26,9 +26,9 @@ class Carried:
     def tree_flatten(self):
         x = self.tensor
         copy = copy_of(x)
-        level = x.place and x.place.level  # beside the place, whose equality passes over it
+        level = x.placement and x.placement.level  # beside the place, whose equality passes over it
         copies = () if copy is None else (Carried(copy),)
-        return (x.stored, *copies), (x.dims, x.role, x.place, level)
+        return (x.stored, *copies), (x.dims, x.role, x.placement, level)
 
     @classmethod
     def tree_unflatten(cls, aux, children):

@@ -186,7 +186,7 @@ def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
     """
     free = False
     for t in tensors:
-        place = t.place
+        place = t.placement
         if place is None:
             free, expected = True, tuple([d.size for d in t.dims])
         else:
@@ -200,7 +200,7 @@ def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
             raise other_shape(name, t, expected, found)
     if free and scope is not None:
         for t in tensors:
-            if t.place is None:
+            if t.placement is None:
                 check_alike(f"{name}: an operand {show(t.dims)}", t.stored, scope)
     return scope
 
