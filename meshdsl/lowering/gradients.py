@@ -134,8 +134,8 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     def of_arrays(arrays, inputs):
         made = []
         for t, array, number in zip(varying, arrays, numbers, strict=True):
-            place = t.placement._replace(origin=t.placement.origin | {number})
-            made.append(with_copy(Tensor(array, t.dims, t.role, place), copy_of(t)))
+            placement = t.placement._replace(origin=t.placement.origin | {number})
+            made.append(with_copy(Tensor(array, t.dims, t.role, placement), copy_of(t)))
         leaves, tree = jax.tree.flatten(body(made, uncarried(inputs)))
         results[:] = [tree, leaves]
         return [x for x in leaves if _is_array(x)]
@@ -334,10 +334,10 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
         rules = scope.layout.at("value")
         named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
         reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
-        place = grad.placement._replace(
+        placement = grad.placement._replace(
             pending=tuple(axes), level=level, dtypes=None, reasons=reasons
         )
-        settled = resharding.settle(Tensor(array, grad.dims, grad.role, place), "gradient")
+        settled = resharding.settle(Tensor(array, grad.dims, grad.role, placement), "gradient")
         return settled.replace(array=settled.stored.astype(dtype))
 
 
@@ -360,10 +360,10 @@ def _element(args, dim: Dim | None, index):
         if not is_tensor(x) or dim not in x.dims:
             return x
         at = x.dims.index(dim)
-        place = x.placement and x.placement._replace(
+        placement = x.placement and x.placement._replace(
             axes=x.placement.axes[:at] + x.placement.axes[at + 1 :]
         )
         array = lax.dynamic_index_in_dim(x.array, index, at, keepdims=False)
-        return Tensor(array, dim_algebra.without(x.dims, (dim,)), x.role, place)
+        return Tensor(array, dim_algebra.without(x.dims, (dim,)), x.role, placement)
 
     return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)

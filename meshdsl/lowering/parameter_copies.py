@@ -42,8 +42,8 @@ def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
     by = t if part == t.placement.axes else copy
     by = by.replace(placement=by.placement._replace(dtypes=None))
     by = _recorded(by, part, "gradient", "part", "gradients are split so")
-    place = by.placement._replace(dtypes=t.placement.dtypes)
-    return with_copy(by.replace(array=by.stored.astype(rest), placement=place), copy)
+    placement = by.placement._replace(dtypes=t.placement.dtypes)
+    return with_copy(by.replace(array=by.stored.astype(rest), placement=placement), copy)
 
 
 def _recorded(t: Tensor, split: Split, level: str, name: str, why: str) -> Tensor:

@@ -46,21 +46,23 @@ def reshard(
     """`x` in another split. Whoever asks for the same again gets the same array.
 
     Args:
-      x: a Tensor of this lowering, or one without a place: a constant, whole on every device.
+      x: a Tensor of this lowering, or one without a placement: a constant, whole on every device.
       split: for each dim of `x` the axes that are to split it.
       op: the op that asks, in whose record the changes are written down; or a function that begins
         an op for them, and is called if there are any to make.
       varies: the axes over which the loop of that op is split, see `reshard_array`.
       pending: the axes over which a sum of `x` is pending that is to be taken on the way.
     """
-    place = x.placement or whole_placement(x, scope)
-    made = place._replace(axes=split, pending=tuple([a for a in place.pending if a not in pending]))
-    key = (x.dims, place, split, varies, pending)
+    placement = x.placement or whole_placement(x, scope)
+    made = placement._replace(
+        axes=split, pending=tuple([a for a in placement.pending if a not in pending])
+    )
+    key = (x.dims, placement, split, varies, pending)
     # A constant may outlive this trace, so nothing is remembered of one.
     array = None if x.placement is None else scope.remembered(x.stored, key)
     if array is None:
         op = op if isinstance(op, Op) else op()
-        array = _array(x, place, split, op, why, varies, pending)
+        array = _array(x, placement, split, op, why, varies, pending)
         if x.placement is not None:
             scope.remember(x.stored, key, array)
     return Tensor(array, x.dims, x.role, made)
@@ -77,20 +79,20 @@ def settle(
       split: the split to bring it to, where that is not the law's.
       level: whose rules are the reason for that split, where they are not those of `x`.
     """
-    place = x.placement
-    if place is None:
+    placement = x.placement
+    if placement is None:
         return x
-    scope = place.scope
-    target = scope.split(x.dims, place.level) if split is None else split
-    if not place.pending and place.axes == target:
+    scope = placement.scope
+    target = scope.split(x.dims, placement.level) if split is None else split
+    if not placement.pending and placement.axes == target:
         return x
-    why = lambda change: _rules_behind(x, change, level or place.level)
+    why = lambda change: _rules_behind(x, change, level or placement.level)
     begin = lambda: scope.recorder.begin(name, x.dims, target)
-    return reshard(x, target, scope, begin, why, pending=place.pending)
+    return reshard(x, target, scope, begin, why, pending=placement.pending)
 
 
 def whole_placement(x: Tensor, scope, level: str = "value") -> Placement:
-    """The place of a constant: whole on every device."""
+    """The placement of a constant: whole on every device."""
     return Placement(scope, ((),) * len(x.dims), (), level)
 
 
@@ -123,7 +125,7 @@ def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
 
 
 def _array(
-    x: Tensor, place: Placement, split: Split, op: Op, why: Why, varies, pending
+    x: Tensor, placement: Placement, split: Split, op: Op, why: Why, varies, pending
 ) -> jax.Array:
     """The array of `x` in its dtype of use, in another split; see `reshard`.
 
@@ -131,12 +133,12 @@ def _array(
     of it is at hand that one is resharded, and the gradient takes the way back that `x` would have
     gone.
     """
-    dtypes, constant = place.dtypes, x.placement is None
-    changes = padded_changes(x.dims, place.axes, split, place.scope, pending)
-    how = {"dims": x.dims, "now": place.axes, "then": split, "varies": varies, "why": why}
+    dtypes, constant = placement.dtypes, x.placement is None
+    changes = padded_changes(x.dims, placement.axes, split, placement.scope, pending)
+    how = {"dims": x.dims, "now": placement.axes, "then": split, "varies": varies, "why": why}
 
     def move(array, op: Op) -> jax.Array:
-        return reshard_array(array, changes, place.scope, op, **how, constant=constant)
+        return reshard_array(array, changes, placement.scope, op, **how, constant=constant)
 
     def cast_and_move(array, op: Op) -> jax.Array:
         assert dtypes is not None

@@ -131,9 +131,9 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
     if x.dims == dims:
         return x
     order = tuple(x.dims.index(d) for d in dims)
-    place = x.placement and x.placement._replace(axes=tuple(x.placement.axes[i] for i in order))
+    placement = x.placement and x.placement._replace(axes=tuple(x.placement.axes[i] for i in order))
     copy = copy_of(x)
-    x = x.replace(array=jnp.transpose(x.stored, order), dims=dims, placement=place)
+    x = x.replace(array=jnp.transpose(x.stored, order), dims=dims, placement=placement)
     return x if copy is None else with_copy(x, lying_as(copy, dims))
 
 

@@ -198,8 +198,10 @@ def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
     array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(
         *sizes, *x.array.shape[1:]
     )
-    place = x.placement and x.placement._replace(axes=(*((),) * len(into), *x.placement.axes[1:]))
-    return Tensor(array, (*into, *x.dims[1:]), x.role, place)
+    placement = x.placement and x.placement._replace(
+        axes=(*((),) * len(into), *x.placement.axes[1:])
+    )
+    return Tensor(array, (*into, *x.dims[1:]), x.role, placement)
 
 
 def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
@@ -213,5 +215,5 @@ def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
         if t.placement is not None and any(t.placement.axes[:new]):
             t = resharding.in_turn(t, t.dims[:new], op)
         arrays.append(lax.collapse(t.array, 0, new))
-    place = t.placement and t.placement._replace(axes=t.placement.axes[new:])
-    return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, place)
+    placement = t.placement and t.placement._replace(axes=t.placement.axes[new:])
+    return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, placement)

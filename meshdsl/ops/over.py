@@ -88,8 +88,8 @@ def over(dim: Dim, fn: Callable) -> Callable:
         return jax.tree.unflatten(
             out_tree,
             [
-                _left(a, dims, role, place, dim, axes)
-                for a, (dims, role, place) in zip(arrays, kinds, strict=True)
+                _left(a, dims, role, placement, dim, axes)
+                for a, (dims, role, placement) in zip(arrays, kinds, strict=True)
             ],
         )
 
@@ -115,9 +115,8 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         return x
     if x.placement is not None:
         own = {a for split in x.placement.axes for a in split}.union(axes)
-        scope.note_use(
-            x.placement.origin, set(scope.sizes) - own
-        )  # being cut over an axis is no use that varies over it
+        # Being cut over an axis is no use that varies over it.
+        scope.note_use(x.placement.origin, set(scope.sizes) - own)
     x = resharding.settle(x)
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "value"))
@@ -150,11 +149,11 @@ def _element(x: Tensor, array) -> Tensor:
     )
 
 
-def _left(array, dims: Dims, role, place: Placement | None, dim: Dim, axes) -> Tensor:
+def _left(array, dims: Dims, role, placement: Placement | None, dim: Dim, axes) -> Tensor:
     """A result of all elements on this device, split by the law."""
     dims = dim_algebra.distinct((dim, *dims), "over")
-    if place is None:
+    if placement is None:
         return Tensor(array, dims, role)
     return resharding.settle(
-        varied(Tensor(array, dims, role, place._replace(axes=(axes, *place.axes))), axes)
+        varied(Tensor(array, dims, role, placement._replace(axes=(axes, *placement.axes))), axes)
     )

@@ -128,9 +128,9 @@ def _element(x, dim: Dim):
     if not is_tensor(x):
         return x
     assert x.dims[0] == dim
-    place = x.placement and x.placement._replace(axes=x.placement.axes[1:])
+    placement = x.placement and x.placement._replace(axes=x.placement.axes[1:])
     copy = copy_of(x)
-    x = x.replace(dims=x.dims[1:], placement=place)
+    x = x.replace(dims=x.dims[1:], placement=placement)
     return x if copy is None else with_copy(x, _element(copy, dim))
 
 
