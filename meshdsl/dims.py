@@ -25,9 +25,8 @@ class Dim:
     name: str
     size: int
 
-    __class_getitem__ = classmethod(
-        GenericAlias
-    )  # `Dim[Literal["batch"]]` says more to a type checker, see dims.pyi
+    # `Dim[Literal["batch"]]` says more to a type checker, see dims.pyi.
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.isidentifier():

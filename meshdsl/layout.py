@@ -67,15 +67,18 @@ class Layout:
         see docs/layouts.md. `dim?` marks a dim that a model may lack. A line may be a table,
         `{"rule": "vocab -> model", "uneven": "pad"}`.
       mesh: size of each axis, major first; one of them may be `"rest"`: as many devices as are
-      left. dcn: axes of `mesh`, its most major ones, that go across slices or nodes, over the
-      data centre's network; the others lie within. strict: raise an error where two dims of a
-      tensor or an op want one axis, instead of letting the upper rule win. gather: when
-      parameters that only `parameters` splits are gathered: "layer": where an op uses them, or
-      "step": once, before
-        gradients are taken; then the "gradient" level passes over `parameters`.
-      uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its
-      last parts are padded. name: what error messages call this layout. spent: axes that no rule
-      can take any more, see `Scope.spending`.
+        left.
+      dcn: axes of `mesh`, its most major ones, that go across slices or nodes, over the data
+        centre's network; the others lie within.
+      strict: raise an error where two dims of a tensor or an op want one axis, instead of letting
+        the upper rule win.
+      gather: when parameters that only `parameters` splits are gathered: "layer": where an op uses
+        them, or "step": once, before gradients are taken; then the "gradient" level passes over
+        `parameters`.
+      uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its last
+        parts are padded.
+      name: what error messages call this layout.
+      spent: axes that no rule can take any more, see `Scope.spending`.
     """
 
     rules: Sequence[str | Mapping[str, str]] = ()

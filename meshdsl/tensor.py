@@ -1,7 +1,7 @@
 """Tensor: an array whose dimensions have names.
 
 Outside a lowering a Tensor holds a whole (global) array, and ops on it are plain JAX. Inside a
-lowering it holds what one device has, and `place` says how the whole was cut: which axes split
+lowering it holds what one device has, and `placement` says how the whole was cut: which axes split
 each dim, over which axes a sum is still pending, and the scope it lives in. Dims always state
 whole sizes.
 
@@ -54,11 +54,11 @@ class Dtypes(NamedTuple):
     sums: np.dtype
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where a Tensor inside a lowering stands. Static: part of the tree structure, never traced.
 
-    Two places that differ only in their level or in their reasons are equal: a parameter and its
-    gradient, split alike, have the same tree structure, and what is made of both has the level of
+    Two placements that differ only in level or reasons are equal: a parameter and its gradient,
+    split alike, have the same tree structure, and what is made of both has the level of
     the first.
 
     Attributes:
@@ -83,7 +83,7 @@ class Place(NamedTuple):
         return self.scope, self.axes, self.pending, self.origin, self.dtypes
 
     def __eq__(self, other):
-        return isinstance(other, Place) and self._standing() == other._standing()
+        return isinstance(other, Placement) and self._standing() == other._standing()
 
     def __ne__(self, other):
         return not self == other
@@ -102,26 +102,25 @@ class Tensor(Values):
       stored: the same as it is at rest, where it is used in another dtype, see `Dtypes`.
       dims: the dims, in the order in which they lie in memory.
       role: `Parameter` for parameters and what follows them, else None.
-      place: where it stands inside a lowering, see `Place`; None outside of one.
+      placement: where it stands inside a lowering, see `Placement`; None outside of one.
     """
 
-    __slots__ = ("dims", "place", "role", "stored")
-    __class_getitem__ = classmethod(
-        GenericAlias
-    )  # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi
+    __slots__ = ("dims", "placement", "role", "stored")
+    # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi.
+    __class_getitem__ = classmethod(GenericAlias)
     __array_priority__ = 1000  # so that `numpy_array * tensor` asks us first
 
     def __init__(
-        self, array, dims: Dims, role: Parameter | None = None, place: Place | None = None
+        self, array, dims: Dims, role: Parameter | None = None, placement: Placement | None = None
     ):
         self.stored = array
         self.dims = dims
         self.role = role
-        self.place = place
+        self.placement = placement
 
     def tree_flatten(self):
-        x = self if self.place is None else self.place.scope.leaf(self)
-        return (x.stored,), (x.dims, x.role, x.place)
+        x = self if self.placement is None else self.placement.scope.leaf(self)
+        return (x.stored,), (x.dims, x.role, x.placement)
 
     def tree_flatten_with_keys(self):
         (array,), aux = self.tree_flatten()
@@ -130,22 +129,27 @@ class Tensor(Values):
     @classmethod
     def tree_unflatten(cls, aux, children):
         x = cls(*children, *aux)
-        return x if x.place is None else x.place.scope.unleaf(x)
+        return x if x.placement is None else x.placement.scope.unleaf(x)
 
     def replace(self, **changes) -> Tensor:
-        """This Tensor with another `array`, `dims`, `role` or `place`."""
-        kept = {"array": self.stored, "dims": self.dims, "role": self.role, "place": self.place}
+        """This Tensor with another `array`, `dims`, `role` or `placement`."""
+        kept = {
+            "array": self.stored,
+            "dims": self.dims,
+            "role": self.role,
+            "placement": self.placement,
+        }
         return Tensor(**{**kept, **changes})
 
     @property
     def array(self):
-        dtypes = self.place and self.place.dtypes
+        dtypes = self.placement and self.placement.dtypes
         return self.stored.astype(dtypes.use) if dtypes else self.stored
 
     @property
     def dtype(self):
         """The dtype of `array`."""
-        dtypes = self.place and self.place.dtypes
+        dtypes = self.placement and self.placement.dtypes
         if dtypes:
             return dtypes.use
         dtype = getattr(self.stored, "dtype", None)
@@ -163,7 +167,7 @@ class Tensor(Values):
     @property
     def pending(self) -> tuple[str, ...]:
         """Axes over which this is a sum that has not been taken yet; empty outside a lowering."""
-        return self.place.pending if self.place else ()
+        return self.placement.pending if self.placement else ()
 
     @property
     def split(self) -> dict[Dim, tuple[str, ...]]:
@@ -217,9 +221,9 @@ def notation(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> str:
 
 
 def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]:
-    """For each dim of `x` the axes that split it: by its place, or by the sharding of its array."""
-    if x.place:
-        return x.place.axes
+    """For each dim of `x` the axes that split it: by its placement, or its array's sharding."""
+    if x.placement:
+        return x.placement.axes
     spec = getattr(getattr(x.array, "sharding", x.array), "spec", None)
     if spec is None or len(spec) > len(x.dims):
         return ((),) * len(x.dims)

@@ -48,7 +48,7 @@ class Dtypes(NamedTuple):
     use: np.dtype[Any]
     sums: np.dtype[Any]
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     scope: Any
     axes: tuple[tuple[str, ...], ...]
     pending: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class _Dims:
     def __get__(self, tensor: Any, owner: Any) -> Dims: ...
 
 _Role: TypeAlias = Parameter | None
-_Place: TypeAlias = Place | None
+_Placement: TypeAlias = Placement | None
 
 class Tensor(Generic[*Ds]):
     """A tensor, whose type knows the names of its dims, in order.
@@ -89,7 +89,7 @@ class Tensor(Generic[*Ds]):
     stored: Any
     dims: _Dims
     role: Parameter | Any
-    place: Place | Any
+    placement: Placement | Any
 
     @overload
     def __init__(
@@ -97,7 +97,7 @@ class Tensor(Generic[*Ds]):
         array: Any,
         dims: UnsureNames,
         role: _Role = None,
-        place: _Place = None,
+        placement: _Placement = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -105,7 +105,7 @@ class Tensor(Generic[*Ds]):
         array: Any,
         dims: tuple[()],
         role: _Role = None,
-        place: _Place = None,
+        placement: _Placement = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -113,7 +113,7 @@ class Tensor(Generic[*Ds]):
         array: Any,
         dims: Dims1[A],
         role: _Role = None,
-        place: _Place = None,
+        placement: _Placement = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -121,7 +121,7 @@ class Tensor(Generic[*Ds]):
         array: Any,
         dims: Dims2[A, B],
         role: _Role = None,
-        place: _Place = None,
+        placement: _Placement = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -129,7 +129,7 @@ class Tensor(Generic[*Ds]):
         array: Any,
         dims: Dims3[A, B, C],
         role: _Role = None,
-        place: _Place = None,
+        placement: _Placement = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -137,7 +137,7 @@ class Tensor(Generic[*Ds]):
         array: Any,
         dims: Dims4[A, B, C, D],
         role: _Role = None,
-        place: _Place = None,
+        placement: _Placement = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -145,7 +145,7 @@ class Tensor(Generic[*Ds]):
         array: Any,
         dims: Dims,
         role: _Role = None,
-        place: _Place = None,
+        placement: _Placement = None,
     ) -> None: ...
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]: ...

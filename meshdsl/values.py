@@ -30,7 +30,7 @@ class Values:
     dims: Dims
     stored: Any
     array: Any
-    place: Any
+    placement: Any
     size: int
 
     @property
@@ -66,7 +66,7 @@ class Values:
         return complex(self._number("complex"))
 
     def __bool__(self) -> bool:
-        if self.dims or self.place is not None:
+        if self.dims or self.placement is not None:
             raise MeshDSLError(
                 f"a Tensor {self._named} has no truth value; use md.cond, or md.where per element. "
                 "Outside of a lowering md.all and md.any give one for all elements; to look for a "
@@ -118,7 +118,9 @@ class Values:
     def _expected_shape(self) -> tuple[int, ...]:
         """The shape of an array that has the dims: inside of a lowering that of a device."""
         return (
-            self.place.scope.local_shape(self.dims, self.place.axes) if self.place else self.shape
+            self.placement.scope.local_shape(self.dims, self.placement.axes)
+            if self.placement
+            else self.shape
         )
 
     @property
@@ -135,7 +137,7 @@ class Values:
 
     def _value(self, what: str):
         """The whole array, which `what` needs."""
-        if self.place is not None:
+        if self.placement is not None:
             raise MeshDSLError(
                 f"{what}: inside of a lowering a Tensor {self._named} has no value yet; return it "
                 "from the lowered function and take its value outside, or use ops on it"
@@ -168,7 +170,7 @@ class Values:
     def _shown_values(self) -> str:
         """The values of a small Tensor that has some here, to stand at the end of its `repr`."""
         array = self.stored
-        if self.place is not None or isinstance(array, Tracer) or self.size > SHOWN:
+        if self.placement is not None or isinstance(array, Tracer) or self.size > SHOWN:
             return ""
         if not isinstance(array, (np.ndarray, np.generic, jax.Array)):
             return ""
@@ -220,7 +222,7 @@ def check_shape(where: str, x) -> None:
 
 
 def other_shape(where: str, x, expected, found) -> MeshDSLError:
-    local = " on a device" if x.place is not None else ""
+    local = " on a device" if x.placement is not None else ""
     holds = f"an array of shape {tuple(found)}" if found is not None else held(x.stored)
     return MeshDSLError(
         f"{where}: a Tensor {dim_algebra.show(x.dims)} needs an array of shape {tuple(expected)}"

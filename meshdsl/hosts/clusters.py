@@ -14,13 +14,14 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Under `srun` all of these are set, under `sbatch` alone they are not.
 _SLURM = (
     "SLURM_JOB_ID",
     "SLURM_STEP_NODELIST",
     "SLURM_NTASKS",
     "SLURM_PROCID",
     "SLURM_LOCALID",
-)  # under `srun` all of these are set, under `sbatch` alone they are not
+)
 _METADATA = "computeMetadata/v1/instance/attributes"
 
 
@@ -55,11 +56,9 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
 def _slurm(environment: Mapping[str, str]) -> Cluster | None:
     if not all(name in environment for name in _SLURM):
         return None
-    tasks = (
-        environment.get("SLURM_STEP_TASKS_PER_NODE")
-        or environment.get("SLURM_TASKS_PER_NODE")
-        or "1"
-    )  # such as 8(x2),4: eight on each of two machines, four on the third
+    # Such as 8(x2),4: eight on each of two machines, four on the third.
+    of_step = environment.get("SLURM_STEP_TASKS_PER_NODE")
+    tasks = of_step or environment.get("SLURM_TASKS_PER_NODE") or "1"
     here = int(re.split(r"\D", tasks)[0])
     bound = any(name in environment for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     devices = () if bound else _gpus(int(environment["SLURM_LOCALID"]), here, environment)

@@ -26,16 +26,18 @@ class Carried:
     def tree_flatten(self):
         x = self.tensor
         copy = copy_of(x)
-        level = x.place and x.place.level  # beside the place, whose equality passes over it
+        level = (
+            x.placement and x.placement.level
+        )  # beside the placement, whose equality passes over it
         copies = () if copy is None else (Carried(copy),)
-        return (x.stored, *copies), (x.dims, x.role, x.place, level)
+        return (x.stored, *copies), (x.dims, x.role, x.placement, level)
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        dims, role, place, level = aux
-        place = place and place._replace(level=level)
+        dims, role, placement, level = aux
+        placement = placement and placement._replace(level=level)
         stored, *copies = children
-        return cls(with_copy(Tensor(stored, dims, role, place), *[c.tensor for c in copies]))
+        return cls(with_copy(Tensor(stored, dims, role, placement), *[c.tensor for c in copies]))
 
 
 def carried(tree):

@@ -12,14 +12,17 @@ from meshdsl.tensor import Tensor
 
 def copy_of(x: Tensor) -> Tensor | None:
     """The copy that is at hand of the parameter `x`; None where there is none."""
-    if x.place is None or x.place.level != "gradient":
+    if x.placement is None or x.placement.level != "gradient":
         return None
-    _, copy = x.place.scope.copies.get(id(x.stored), (None, None))
+    _, copy = x.placement.scope.copies.get(id(x.stored), (None, None))
     return copy
 
 
 def with_copy(x: Tensor, copy: Tensor | None = None) -> Tensor:
     """`x`, of which `copy` is at hand from then on, unless that is None."""
     if copy is not None:
-        x.place.scope.copies[id(x.stored)] = x.stored, copy  # it must live as long as its id counts
+        x.placement.scope.copies[id(x.stored)] = (
+            x.stored,
+            copy,
+        )  # it must live as long as its id counts
     return x

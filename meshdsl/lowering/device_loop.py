@@ -109,9 +109,8 @@ class DeviceLoop:
 
     def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
         """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
-        exact = (
-            dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32
-        )  # bfloat16 would round the part and the sum
+        # Not in bfloat16, say, which would round the part and the sum.
+        exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32
         return (
             jnp.arange(self.size(dim), dtype=exact) + jnp.asarray(self.offset(dim), exact)
         ).astype(dtype)
@@ -210,9 +209,8 @@ class DeviceLoop:
             )
         assert len(starts) == parts
         if stop is None or stop >= end:
-            stop = parts * self.size(
-                dim
-            )  # padding holds `fill`, and blocks of one size are joined without a mask
+            # Padding holds `fill`, and blocks of one size are joined without a mask.
+            stop = parts * self.size(dim)
         return self.exchange(
             x, at, dim, windows.pieces(starts, length, self.size(dim), stop), length, fill=fill
         )

@@ -85,7 +85,9 @@ def value_and_grad(
             )
             arrays = [t.stored for t in tensors]
             (value, aux), grads = _differentiated(run, arrays, args, accumulate)
-        grads = [Tensor(g, t.dims, t.role, t.place) for g, t in zip(grads, tensors, strict=True)]
+        grads = [
+            Tensor(g, t.dims, t.role, t.placement) for g, t in zip(grads, tensors, strict=True)
+        ]
         if scope is not None:
             grads = [gradient(g, axes) for g, axes in zip(grads, uses, strict=True)]
         return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, grads)
@@ -132,8 +134,8 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     def of_arrays(arrays, inputs):
         made = []
         for t, array, number in zip(varying, arrays, numbers, strict=True):
-            place = t.place._replace(origin=t.place.origin | {number})
-            made.append(with_copy(Tensor(array, t.dims, t.role, place), copy_of(t)))
+            placement = t.placement._replace(origin=t.placement.origin | {number})
+            made.append(with_copy(Tensor(array, t.dims, t.role, placement), copy_of(t)))
         leaves, tree = jax.tree.flatten(body(made, uncarried(inputs)))
         results[:] = [tree, leaves]
         return [x for x in leaves if _is_array(x)]
@@ -172,7 +174,7 @@ def _is_array(x) -> bool:
 
 def _own_axes(t: Tensor) -> frozenset[str]:
     """The axes over which no use makes `t` vary: a loop over a dim that they split gathers it."""
-    return t.place.scope.layout.spent.union(*t.place.axes)
+    return t.placement.scope.layout.spent.union(*t.placement.axes)
 
 
 def _cast_first(body: Callable, tensors: Sequence[Tensor], compute) -> Callable:
@@ -282,19 +284,19 @@ def made_whole(t: Tensor) -> Tensor:
     Inside `over` each element has a derivative of its own, so nothing is summed over the axes that
     its dim is split over: `t` is made whole, and varying, over these beforehand.
     """
-    spent = t.place.scope.in_mesh_order(t.place.scope.layout.spent)
-    return varied(resharding.settle(t), spent, t.place.scope) if spent else t
+    spent = t.placement.scope.in_mesh_order(t.placement.scope.layout.spent)
+    return varied(resharding.settle(t), spent, t.placement.scope) if spent else t
 
 
 def _settled_result(x: Tensor) -> Tensor:
     """What a differentiated function returns, settled; no gradient, whatever it comes from."""
-    if x.place is None:
+    if x.placement is None:
         return x
-    scope, level = x.place.scope, x.place.level
-    scope.note_use(x.place.origin, ())
+    scope, level = x.placement.scope, x.placement.level
+    scope.note_use(x.placement.origin, ())
     level = "parameter" if level == "gradient" else level
     x = resharding.plain(resharding.settle(x, split=scope.split(x.dims, level), level=level))
-    return x.replace(place=x.place._replace(level=level, origin=frozenset()))
+    return x.replace(placement=x.placement._replace(level=level, origin=frozenset()))
 
 
 def _float(name: str, dtype):
@@ -315,7 +317,7 @@ def varied(t: Tensor, axes, scope: Scope) -> Tensor:
     """`t` with a type that varies over `axes`; recorded, as a second derivative sums over them."""
     if not axes:
         return t
-    with jax.named_scope(scope.recorder.begin("vary", t.dims, t.place.axes).tag):
+    with jax.named_scope(scope.recorder.begin("vary", t.dims, t.placement.axes).tag):
         return with_copy(t.replace(array=collectives.vary(t.stored, axes)), copy_of(t))
 
 
@@ -324,16 +326,18 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
 
     It is summed in the dtype that `grad` says, and comes out in its own.
     """
-    array, dtype, scope = grad.stored, grad.stored.dtype, grad.place.scope
+    array, dtype, scope = grad.stored, grad.stored.dtype, grad.placement.scope
     with jax.named_scope("gradient"):
-        dtypes = grad.place.dtypes
+        dtypes = grad.placement.dtypes
         if axes and dtypes:  # see `derivatives.to_sum`: the cast up may lie further back
             array = lax.optimization_barrier(array.astype(dtypes.sums))
         rules = scope.layout.at("value")
         named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
         reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
-        place = grad.place._replace(pending=tuple(axes), level=level, dtypes=None, reasons=reasons)
-        settled = resharding.settle(Tensor(array, grad.dims, grad.role, place), "gradient")
+        placement = grad.placement._replace(
+            pending=tuple(axes), level=level, dtypes=None, reasons=reasons
+        )
+        settled = resharding.settle(Tensor(array, grad.dims, grad.role, placement), "gradient")
         return settled.replace(array=settled.stored.astype(dtype))
 
 
@@ -356,8 +360,10 @@ def _element(args, dim: Dim | None, index):
         if not is_tensor(x) or dim not in x.dims:
             return x
         at = x.dims.index(dim)
-        place = x.place and x.place._replace(axes=x.place.axes[:at] + x.place.axes[at + 1 :])
+        placement = x.placement and x.placement._replace(
+            axes=x.placement.axes[:at] + x.placement.axes[at + 1 :]
+        )
         array = lax.dynamic_index_in_dim(x.array, index, at, keepdims=False)
-        return Tensor(array, dim_algebra.without(x.dims, (dim,)), x.role, place)
+        return Tensor(array, dim_algebra.without(x.dims, (dim,)), x.role, placement)
 
     return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)

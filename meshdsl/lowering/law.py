@@ -38,7 +38,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split, padded_changes
-from meshdsl.tensor import Dtypes, Parameter, Place, Tensor
+from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
 _NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
@@ -102,7 +102,7 @@ def apply_op_many(
         which the result comes out.
     """
     scope = common(name, operands) or (
-        like.place.scope if like is not None and like.place else None
+        like.placement.scope if like is not None and like.placement else None
     )
     if scope is None:
         return _on_one_device(name, local, operands, loop, outs)
@@ -115,7 +115,7 @@ def apply_op_many(
     chosen = None
     if choose_splits is not None:
         law = _less(scope.split(outs[0], level), pending)
-        chosen = choose_splits(operands[0].place.axes, law, scope)
+        chosen = choose_splits(operands[0].placement.axes, law, scope)
 
     work = split(scope, loop, tuple(outs), level, pending, unsplit, same_split, sums, chosen)
     op = _begin(name, loop, outs, work, scope)
@@ -235,11 +235,11 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     arrays = []
     for t, value in zip(operands, fills, strict=True):
-        wanted, place = work.split_of(t.dims), t.place
-        if place is not None and place.origin and work.level == "value":
+        wanted, placement = work.split_of(t.dims), t.placement
+        if placement is not None and placement.origin and work.level == "value":
             # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
-            own = {a for axes in (*place.axes, *wanted) for a in axes}
-            place.scope.note_use(place.origin, work.loop_axes - own)
+            own = {a for axes in (*placement.axes, *wanted) for a in axes}
+            placement.scope.note_use(placement.origin, work.loop_axes - own)
         if not _stands_so(t, wanted, work.loop_axes):
             t = resharding.reshard(t, wanted, at.scope, op, work.why, varies=work.loop_axes)
         array = array_of(op.name, t)
@@ -267,14 +267,14 @@ def settle(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor,
         if sums_in is not None and jnp.issubdtype(array.dtype, jnp.inexact):
             dtypes = Dtypes(array.dtype, sums_in)
         because = (*reasons, *result.reasons) if pending else ()
-        place = Place(scope, result.target, pending, work.level, origin, dtypes, because)
+        placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
         if result.split != result.target:
             changes = padded_changes(dims, result.split, result.target, scope)
             how = {"dims": dims, "now": result.split, "then": result.target, "varies": _NOTHING}
             why = _reason(scope, dims, work.level)
             array = resharding.reshard_array(array, changes, scope, op, **how, why=why)
         role = roles.get(dims, Parameter()) if roles is not None else None
-        made.append(Tensor(array, dims, role, place))
+        made.append(Tensor(array, dims, role, placement))
     return tuple(made)
 
 
@@ -304,9 +304,9 @@ _NO_AXES: Mapping[Dim, tuple[str, ...]] = MappingProxyType({})
 def _level(operands: Sequence[Tensor]) -> str:
     """Parameters alone make parameters; anything else makes a value.
 
-    Tensors without a place adopt the level of the others.
+    Tensors without a placement adopt the level of the others.
     """
-    levels = {t.place.level for t in operands if t.place is not None}
+    levels = {t.placement.level for t in operands if t.placement is not None}
     if "value" in levels or not levels:
         return "value"
     return max(levels, key=LEVELS.index)
@@ -342,10 +342,10 @@ def _begin(name: str, loop: Dims, outs: Sequence[Dims], work: Work, scope: Scope
 
 def _stands_so(t: Tensor, split: Split, loop_axes: frozenset[str]) -> bool:
     """Whether there is nothing to do to bring `t` to a loop with this split."""
-    place = t.place
-    if place is None:
+    placement = t.placement
+    if placement is None:
         return not any(split) and loop_axes <= collectives.varying(t.stored)
-    if place.axes != split or place.dtypes is not None or copy_of(t) is not None:
+    if placement.axes != split or placement.dtypes is not None or copy_of(t) is not None:
         return False
     return loop_axes <= collectives.varying(t.stored)
 
@@ -357,12 +357,12 @@ def _inherited(operands: Sequence[Tensor], level: str):
       The parameters that they come from, their roles by dims, the dtype in which their gradients
       are summed, and the reasons of sums that stay pending.
     """
-    reasons = operands[0].place.reasons if operands and operands[0].place else ()
+    reasons = operands[0].placement.reasons if operands and operands[0].placement else ()
     if level == "value":
         return _NOTHING, None, None, reasons
-    placed = [t for t in operands if t.place is not None]
-    origin = _NOTHING.union(*(t.place.origin for t in placed))
-    sums_in = next((t.place.dtypes.sums for t in placed if t.place.dtypes), None)
+    placed = [t for t in operands if t.placement is not None]
+    origin = _NOTHING.union(*(t.placement.origin for t in placed))
+    sums_in = next((t.placement.dtypes.sums for t in placed if t.placement.dtypes), None)
     return origin, _roles(placed), sums_in, reasons
 
 

@@ -20,10 +20,8 @@ from meshdsl.record.recorder import tag_in
 
 _OF_MANY = ("reduce_", "arg", "cum", "dot_general", "conv_general", "ragged_dot", "fft", "sort")
 _OF_MATRICES = ("cholesky", "eig", "eigh", "lu", "qr", "svd", "schur", "triangular_solve", "top_k")
-_NEITHER = (
-    "reduce_precision",
-    "reduce_scatter",
-)  # of each element; a collective, which is explicit
+# Called like reductions, but one treats each element, and the other is an explicit collective.
+_NEITHER = ("reduce_precision", "reduce_scatter")
 _DRAWS = ("random_bits", "rng_bit_generator", "rng_uniform")
 _INSTALLED = os.path.dirname(os.path.dirname(jax.__file__))
 _OURS = os.path.dirname(os.path.dirname(__file__))

@@ -22,18 +22,18 @@ def leaf(x: Tensor) -> Tensor:
     """
     if not isinstance(x.stored, jax.Array):
         return x  # JAX moves structures around that hold no arrays
-    scope, place = x.place.scope, x.place
-    scope.note_use(place.origin, ())
-    level = "value" if place.level == "value" else "optimizer"
+    scope, placement = x.placement.scope, x.placement
+    scope.note_use(placement.origin, ())
+    level = "value" if placement.level == "value" else "optimizer"
     x = plain(settle(x, "tree_leaf", split=scope.split(x.dims, level), level=level))
-    return x.replace(place=x.place._replace(origin=frozenset()))
+    return x.replace(placement=x.placement._replace(origin=frozenset()))
 
 
 def unleaf(x: Tensor) -> Tensor:
     """`x`, put together from a leaf, with a type that varies over the axes that split it."""
     if not isinstance(x.stored, jax.Array):
         return x
-    axes = [a for axes in x.place.axes for a in axes]
+    axes = [a for axes in x.placement.axes for a in axes]
     if collectives.varying(x.stored).issuperset(axes):
         return x
     return x.replace(array=collectives.vary(x.stored, axes))

@@ -26,7 +26,7 @@ from meshdsl.lowering.scope import Scope, TakesParts, check_alike, common
 from meshdsl.lowering.shardings import level_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.record.program import Program
-from meshdsl.tensor import Place, Tensor, is_tensor, is_value
+from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
 from meshdsl.values import check_shape
 
 
@@ -164,7 +164,7 @@ class Lowered:
 
         def local(*arrays):
             placed = [
-                Tensor(_part(array), t.dims, t.role, Place(scope, split, (), at))
+                Tensor(_part(array), t.dims, t.role, Placement(scope, split, (), at))
                 if is_tensor(t)
                 else array
                 for array, t, split, at in zip(arrays, leaves, splits, levels, strict=True)
@@ -176,7 +176,7 @@ class Lowered:
             self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
             result[:] = [out_tree, [(t.dims, t.role) if is_tensor(t) else None for t in outs]]
             out_specs[:] = [
-                partition_spec(t.place.axes) if is_tensor(t) else PartitionSpec() for t in outs
+                partition_spec(t.placement.axes) if is_tensor(t) else PartitionSpec() for t in outs
             ]
             return [t.array if is_tensor(t) else t for t in outs]
 
@@ -265,7 +265,7 @@ def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -
     """
 
     def gather_updated(parameters):
-        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.place._replace(level="parameter"))
+        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.placement._replace(level="parameter"))
         return jax.tree.map(to_rest, parameters, is_leaf=is_tensor)
 
     return Lowered(gather_updated, layout, mesh, dims, optimizer=(0,))
@@ -316,14 +316,14 @@ def _leave(x, scope: Scope, what: str):
     if not is_tensor(x):
         check_alike(what, x, scope)
         return x
-    if x.place is not None and x.place.scope is not scope:
+    if x.placement is not None and x.placement.scope is not scope:
         raise MeshDSLError(
             f"{what} belongs to another lowering, where it was kept; return it from that one and "
             "give it to this one as an argument"
         )
     common(what, [x], scope)
     x = resharding.placed(x, scope, level_of(x))
-    x = resharding.settle(x, split=scope.at_rest(x.dims, x.place.level))
-    loose = collectives.varying(x.array) - {a for axes in x.place.axes for a in axes}
+    x = resharding.settle(x, split=scope.at_rest(x.dims, x.placement.level))
+    loose = collectives.varying(x.array) - {a for axes in x.placement.axes for a in axes}
     assert not loose, f"{x} varies over {loose}"
     return x

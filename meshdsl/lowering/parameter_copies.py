@@ -28,29 +28,29 @@ def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
     """
     dtypes = Dtypes(use or t.dtype, sums or t.dtype)
     rest = t.stored.dtype
-    t = t.replace(place=t.place._replace(dtypes=None if dtypes == (rest, rest) else dtypes))
-    scope, level = t.place.scope, t.place.level
+    t = t.replace(placement=t.placement._replace(dtypes=None if dtypes == (rest, rest) else dtypes))
+    scope, level = t.placement.scope, t.placement.level
     if level != "parameter" or scope.layout.spent:
         return t
     at_hand = "value" if scope.layout.gather == "step" else level
     for_use, part = scope.at_rest(t.dims, at_hand), scope.at_rest(t.dims, "gradient")
-    if for_use == part == t.place.axes:
+    if for_use == part == t.placement.axes:
         return t
     copy = _recorded(t, for_use, at_hand, "gather", "gathered once per step")
     if part == for_use and copy.dtype == rest:
-        return copy.replace(place=copy.place._replace(level="gradient"))
-    by = t if part == t.place.axes else copy
-    by = by.replace(place=by.place._replace(dtypes=None))
+        return copy.replace(placement=copy.placement._replace(level="gradient"))
+    by = t if part == t.placement.axes else copy
+    by = by.replace(placement=by.placement._replace(dtypes=None))
     by = _recorded(by, part, "gradient", "part", "gradients are split so")
-    place = by.place._replace(dtypes=t.place.dtypes)
-    return with_copy(by.replace(array=by.stored.astype(rest), place=place), copy)
+    placement = by.placement._replace(dtypes=t.placement.dtypes)
+    return with_copy(by.replace(array=by.stored.astype(rest), placement=placement), copy)
 
 
 def _recorded(t: Tensor, split: Split, level: str, name: str, why: str) -> Tensor:
     """`t` in this split, recorded as an op `name`. Nobody takes a derivative of what it was."""
-    if t.place.axes != split:
-        scope = t.place.scope
+    if t.placement.axes != split:
+        scope = t.placement.scope
         op = scope.recorder.begin(name, t.dims, split)
         reason = lambda c: str(scope.rule(t.dims, "optimizer", c.axes[0]) or why)
         t = t.replace(array=resharding.without_gradient(t, split, op, reason))
-    return t.replace(place=t.place._replace(axes=split, level=level))
+    return t.replace(placement=t.placement._replace(axes=split, level=level))

@@ -28,7 +28,7 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     part. Where padding keeps the smaller parts from lying within the larger ones, the dim is put
     among zeros as a whole, before anything moves.
     """
-    now = x.place
+    now = x.placement
     if now.axes == split and now.pending == pending:
         return x
     scope, added = now.scope, [a for a in pending if a not in now.pending]
@@ -57,7 +57,7 @@ def _unnested_made_whole(
     Returns:
       The array, its split, and those of the axes `added` over which it is a sum by then.
     """
-    now = x.place.axes
+    now = x.placement.axes
 
     def nests(i: int) -> bool:
         own = tuple(a for a in now[i] if a in added)
@@ -80,7 +80,7 @@ def _moved(array, changes, x: Tensor, now: Split, then: Split, op: Op) -> jax.Ar
     return resharding.reshard_array(
         array,
         changes,
-        x.place.scope,
+        x.placement.scope,
         op,
         dims=x.dims,
         now=now,

@@ -28,7 +28,7 @@ from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivati
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits.changes import Change, Split, padded_changes
-from meshdsl.tensor import Place, Tensor
+from meshdsl.tensor import Placement, Tensor
 
 Why = Callable[[Change], str]  # the reason of a change, for the record: the rule that asked for it
 
@@ -46,22 +46,24 @@ def reshard(
     """`x` in another split. Whoever asks for the same again gets the same array.
 
     Args:
-      x: a Tensor of this lowering, or one without a place: a constant, whole on every device.
+      x: a Tensor of this lowering, or one without a placement: a constant, whole on every device.
       split: for each dim of `x` the axes that are to split it.
       op: the op that asks, in whose record the changes are written down; or a function that begins
         an op for them, and is called if there are any to make.
       varies: the axes over which the loop of that op is split, see `reshard_array`.
       pending: the axes over which a sum of `x` is pending that is to be taken on the way.
     """
-    place = x.place or whole_place(x, scope)
-    made = place._replace(axes=split, pending=tuple([a for a in place.pending if a not in pending]))
-    key = (x.dims, place, split, varies, pending)
+    placement = x.placement or whole_placement(x, scope)
+    made = placement._replace(
+        axes=split, pending=tuple([a for a in placement.pending if a not in pending])
+    )
+    key = (x.dims, placement, split, varies, pending)
     # A constant may outlive this trace, so nothing is remembered of one.
-    array = None if x.place is None else scope.remembered(x.stored, key)
+    array = None if x.placement is None else scope.remembered(x.stored, key)
     if array is None:
         op = op if isinstance(op, Op) else op()
-        array = _array(x, place, split, op, why, varies, pending)
-        if x.place is not None:
+        array = _array(x, placement, split, op, why, varies, pending)
+        if x.placement is not None:
             scope.remember(x.stored, key, array)
     return Tensor(array, x.dims, x.role, made)
 
@@ -77,64 +79,66 @@ def settle(
       split: the split to bring it to, where that is not the law's.
       level: whose rules are the reason for that split, where they are not those of `x`.
     """
-    place = x.place
-    if place is None:
+    placement = x.placement
+    if placement is None:
         return x
-    scope = place.scope
-    target = scope.split(x.dims, place.level) if split is None else split
-    if not place.pending and place.axes == target:
+    scope = placement.scope
+    target = scope.split(x.dims, placement.level) if split is None else split
+    if not placement.pending and placement.axes == target:
         return x
-    why = lambda change: _rules_behind(x, change, level or place.level)
+    why = lambda change: _rules_behind(x, change, level or placement.level)
     begin = lambda: scope.recorder.begin(name, x.dims, target)
-    return reshard(x, target, scope, begin, why, pending=place.pending)
+    return reshard(x, target, scope, begin, why, pending=placement.pending)
 
 
-def whole_place(x: Tensor, scope, level: str = "value") -> Place:
-    """The place of a constant: whole on every device."""
-    return Place(scope, ((),) * len(x.dims), (), level)
+def whole_placement(x: Tensor, scope, level: str = "value") -> Placement:
+    """The placement of a constant: whole on every device."""
+    return Placement(scope, ((),) * len(x.dims), (), level)
 
 
 def placed(x: Tensor, scope, level: str = "value") -> Tensor:
     """`x` in the lowering; a constant is whole on every device."""
-    return x if x.place else Tensor(x.array, x.dims, x.role, whole_place(x, scope, level))
+    return x if x.placement else Tensor(x.array, x.dims, x.role, whole_placement(x, scope, level))
 
 
 def plain(x: Tensor) -> Tensor:
     """`x` as one array in the dtype in which it is used, as it crosses the boundary of a body."""
-    if copy_of(x) is None and not (x.place and x.place.dtypes):
+    if copy_of(x) is None and not (x.placement and x.placement.dtypes):
         return x
-    level = "parameter" if x.place.level == "gradient" else x.place.level
-    return Tensor(x.array, x.dims, x.role, x.place._replace(dtypes=None, level=level))
+    level = "parameter" if x.placement.level == "gradient" else x.placement.level
+    return Tensor(x.array, x.dims, x.role, x.placement._replace(dtypes=None, level=level))
 
 
 def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
     """`x` for a loop over `dims`: these whole, and the others split by the law for one element."""
-    if x.place is None:
+    if x.placement is None:
         return x
-    rest = iter(x.place.scope.split(without(x.dims, dims), x.place.level))
+    rest = iter(x.placement.scope.split(without(x.dims, dims), x.placement.level))
     split = tuple(() if d in dims else next(rest) for d in x.dims)
-    if x.place.axes != split or x.place.pending:
+    if x.placement.axes != split or x.placement.pending:
         x = settle(x)
-    if x.place.axes == split:
+    if x.placement.axes == split:
         copy = copy_of(x)
         return x if copy is None else with_copy(x, in_turn(copy, dims, op))
     names = ", ".join(f"`{d.name}`" for d in dims)
-    return reshard(x, split, x.place.scope, op, lambda _: f"a loop over {names} needs it whole")
+    return reshard(x, split, x.placement.scope, op, lambda _: f"a loop over {names} needs it whole")
 
 
-def _array(x: Tensor, place: Place, split: Split, op: Op, why: Why, varies, pending) -> jax.Array:
+def _array(
+    x: Tensor, placement: Placement, split: Split, op: Op, why: Why, varies, pending
+) -> jax.Array:
     """The array of `x` in its dtype of use, in another split; see `reshard`.
 
     A parameter is cast on the way, and its gradient summed in the dtype that it says. Where a copy
     of it is at hand that one is resharded, and the gradient takes the way back that `x` would have
     gone.
     """
-    dtypes, constant = place.dtypes, x.place is None
-    changes = padded_changes(x.dims, place.axes, split, place.scope, pending)
-    how = {"dims": x.dims, "now": place.axes, "then": split, "varies": varies, "why": why}
+    dtypes, constant = placement.dtypes, x.placement is None
+    changes = padded_changes(x.dims, placement.axes, split, placement.scope, pending)
+    how = {"dims": x.dims, "now": placement.axes, "then": split, "varies": varies, "why": why}
 
     def move(array, op: Op) -> jax.Array:
-        return reshard_array(array, changes, place.scope, op, **how, constant=constant)
+        return reshard_array(array, changes, placement.scope, op, **how, constant=constant)
 
     def cast_and_move(array, op: Op) -> jax.Array:
         assert dtypes is not None
@@ -165,9 +169,9 @@ def without_gradient(
     x: Tensor, split: Split, op: Op, why: Why, *, varies: frozenset[str] = frozenset()
 ) -> jax.Array:
     """The array of `x` in its dtype of use, in another split, for which no gradient is recorded."""
-    changes = padded_changes(x.dims, x.place.axes, split, x.place.scope)
-    how = {"dims": x.dims, "now": x.place.axes, "then": split, "varies": varies, "why": why}
-    return reshard_array(x.array, changes, x.place.scope, op, **how, constant=True)
+    changes = padded_changes(x.dims, x.placement.axes, split, x.placement.scope)
+    how = {"dims": x.dims, "now": x.placement.axes, "then": split, "varies": varies, "why": why}
+    return reshard_array(x.array, changes, x.placement.scope, op, **how, constant=True)
 
 
 def reshard_array(
@@ -311,7 +315,7 @@ def record(op: Op, scope, operation, axes, size: int, why: str, backward: str) -
 
 def _rules_behind(x: Tensor, change: Change, level: str) -> str:
     """Why a result is resharded: the rules that made its sum pending, and those that split it."""
-    scope, reasons = x.place.scope, dict(x.place.reasons)
+    scope, reasons = x.placement.scope, dict(x.placement.reasons)
     taken = change.axes if change.operation in ("psum", "psum_scatter") else ()
     summed = [reasons[a] for a in taken if a in reasons]
     split = [str(r) for r in (scope.rule(x.dims, level, a) for a in change.axes) if r]

@@ -186,27 +186,27 @@ def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
     """
     free = False
     for t in tensors:
-        place = t.place
-        if place is None:
+        placement = t.placement
+        if placement is None:
             free, expected = True, tuple([d.size for d in t.dims])
         else:
-            if place.scope is not scope:
+            if placement.scope is not scope:
                 if scope is not None:
                     raise MeshDSLError(f"{name}: the operands come from two different lowerings")
-                scope = place.scope
-            expected = place.scope.local_shape(t.dims, place.axes)
+                scope = placement.scope
+            expected = placement.scope.local_shape(t.dims, placement.axes)
         found = getattr(t.stored, "shape", None)
         if found != expected:
             raise other_shape(name, t, expected, found)
     if free and scope is not None:
         for t in tensors:
-            if t.place is None:
+            if t.placement is None:
                 check_alike(f"{name}: an operand {show(t.dims)}", t.stored, scope)
     return scope
 
 
 def check_alike(what: str, array, scope: Scope) -> None:
-    """Raise a MeshDSLError for an array without a place that differs between devices."""
+    """Raise a MeshDSLError for an array without a placement that differs between devices."""
     if differs := scope.in_mesh_order(collectives.varying(array) - scope.layout.spent):
         raise MeshDSLError(
             f"{what} is an array that differs between devices along "

@@ -70,11 +70,11 @@ def scope_within(name: str, body: Callable) -> Scope | None:
 
 def varied(t: Tensor, axes) -> Tensor:
     """`t` with a type that varies over `axes` too; recorded, for its gradient is summed over."""
-    scope = t.place.scope
+    scope = t.placement.scope
     missing = scope.in_mesh_order(set(axes) - collectives.varying(t.array))
     if not missing:
         return t
-    op = scope.recorder.begin("vary", t.dims, t.place.axes)
+    op = scope.recorder.begin("vary", t.dims, t.placement.axes)
     if scope.parts(missing) > 1:
         op.moves.append(
             Move(
@@ -86,7 +86,7 @@ def varied(t: Tensor, axes) -> Tensor:
             )
         )
     with jax.named_scope(op.tag):
-        return Tensor(collectives.vary(t.array, missing), t.dims, t.role, t.place)
+        return Tensor(collectives.vary(t.array, missing), t.dims, t.role, t.placement)
 
 
 def fixed(t, scope: Scope | None):
@@ -94,7 +94,7 @@ def fixed(t, scope: Scope | None):
     if scope is None or not is_tensor(t):
         return t
     t = resharding.plain(resharding.settle(resharding.placed(t, scope)))
-    return varied(t, {a for axes in t.place.axes for a in axes} | scope.layout.spent)
+    return varied(t, {a for axes in t.placement.axes for a in axes} | scope.layout.spent)
 
 
 def value(t, scope: Scope | None):
@@ -104,10 +104,13 @@ def value(t, scope: Scope | None):
     """
     if not is_tensor(t):
         return t
-    if t.place is not None:
-        t.place.scope.note_use(t.place.origin, ())
+    if t.placement is not None:
+        t.placement.scope.note_use(t.placement.origin, ())
     return fixed(
-        t.replace(role=None, place=t.place and t.place._replace(level="value", origin=frozenset())),
+        t.replace(
+            role=None,
+            placement=t.placement and t.placement._replace(level="value", origin=frozenset()),
+        ),
         scope,
     )
 
@@ -118,8 +121,8 @@ def agreed(t: Tensor) -> Tensor:
     A parameter that it is computed from is not made to vary for the sake of its gradient: by their
     type the results of what is run would vary too.
     """
-    if t.place is not None:
-        t.place.scope.note_use(t.place.origin, ())
+    if t.placement is not None:
+        t.placement.scope.note_use(t.placement.origin, ())
     return resharding.settle(t)
 
 
@@ -128,9 +131,9 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
     if x.dims == dims:
         return x
     order = tuple(x.dims.index(d) for d in dims)
-    place = x.place and x.place._replace(axes=tuple(x.place.axes[i] for i in order))
+    placement = x.placement and x.placement._replace(axes=tuple(x.placement.axes[i] for i in order))
     copy = copy_of(x)
-    x = x.replace(array=jnp.transpose(x.stored, order), dims=dims, place=place)
+    x = x.replace(array=jnp.transpose(x.stored, order), dims=dims, placement=placement)
     return x if copy is None else with_copy(x, lying_as(copy, dims))
 
 

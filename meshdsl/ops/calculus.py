@@ -186,25 +186,28 @@ def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
     ct = lying_as(ct, x.dims)
     if scope is None:
         return Tensor(ct.array, x.dims, x.role)
-    if ct.place is not None:
-        scope.note_use(ct.place.origin, ())
+    if ct.placement is not None:
+        scope.note_use(ct.placement.origin, ())
     ct = resharding.placed(ct, scope)
     ct = resharding.settle(
         Tensor(
-            ct.array, ct.dims, x.role, ct.place._replace(level=x.place.level, origin=frozenset())
+            ct.array,
+            ct.dims,
+            x.role,
+            ct.placement._replace(level=x.placement.level, origin=frozenset()),
         ),
-        split=x.place.axes,
+        split=x.placement.axes,
     )
     return varied(ct, collectives.varying(x.array))
 
 
 def _summed(array, x: Tensor, axes) -> Tensor:
     """The cotangent of `x`, of which each device along `axes` has a part."""
-    if x.place is None:
+    if x.placement is None:
         return Tensor(array, x.dims, x.role)
-    level = "value" if x.place.level == "value" else "optimizer"
+    level = "value" if x.placement.level == "value" else "optimizer"
     return gradients.gradient(
-        Tensor(array, x.dims, x.role, x.place._replace(origin=frozenset())), axes, level
+        Tensor(array, x.dims, x.role, x.placement._replace(origin=frozenset())), axes, level
     )
 
 
@@ -229,13 +232,13 @@ def _results(name: str, out, scope: Scope | None):
     """What a differentiated function returns, settled."""
     leaves, tree = _floats(name, out, "a result")
     for t in leaves:
-        if t.place is not None:
-            t.place.scope.note_use(t.place.origin, ())
+        if t.placement is not None:
+            t.placement.scope.note_use(t.placement.origin, ())
     return jax.tree.unflatten(tree, [_without_origin(fixed(t, scope)) for t in leaves])
 
 
 def _without_origin(t: Tensor) -> Tensor:
-    return t.replace(place=t.place and t.place._replace(origin=frozenset()))
+    return t.replace(placement=t.placement and t.placement._replace(origin=frozenset()))
 
 
 def _of_tensors(name: str, fn: Callable, tree, scope: Scope | None):
@@ -248,7 +251,7 @@ def _of_tensors(name: str, fn: Callable, tree, scope: Scope | None):
     def body(tensors, _=()):
         args = jax.tree.unflatten(tree, tensors)
         out, out_tree = jax.tree.flatten(_results(name, fn(*args), scope), is_leaf=is_tensor)
-        traced[:] = [out_tree, [(t.dims, t.role, t.place) for t in out]]
+        traced[:] = [out_tree, [(t.dims, t.role, t.placement) for t in out]]
         return [t.array for t in out]
 
     def result(arrays):

@@ -122,8 +122,8 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
         array = lax.complex(marked(x.array.real), marked(x.array.imag))
-        return Tensor(array, x.dims, x.role, x.place)
-    return Tensor(marked(x.array), x.dims, x.role, x.place)
+        return Tensor(array, x.dims, x.role, x.placement)
+    return Tensor(marked(x.array), x.dims, x.role, x.placement)
 
 
 def _policy(policy: str, save, offload):

@@ -76,9 +76,9 @@ def conv(
       out: dims of the result; shared dims that it lacks are contracted. A spatial dim may stand in
         it as it goes in or as it comes out. `...` stands for the dims of `x` that the kernel lacks
         and `out` does not name.
-      stride, dilation: a number, or one for each spatial dim: `{height: 2, width: 1}`. padding:
-      "SAME", "VALID", a number of zeros for both sides, a pair (low, high), or one of these
-        for each spatial dim.
+      stride, dilation: a number, or one for each spatial dim: `{height: 2, width: 1}`.
+      padding: "SAME", "VALID", a number of zeros for both sides, a pair (low, high), or one of
+        these for each spatial dim.
       into: for a spatial dim its name, or its Dim, in the result. By default it keeps its name, and
         has its new size.
       precision, preferred_element_type: as in `jax.lax.conv_general_dilated`.

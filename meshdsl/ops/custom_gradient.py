@@ -57,9 +57,9 @@ def custom_gradient(fn: Callable) -> Callable:
         scope = scope_of("custom_gradient", args)
         given = []
         for x in leaves:
-            if scope is not None and is_tensor(x) and x.place:
-                scope.note_use(x.place.origin, ())
-                x = Tensor(x.array, x.dims, x.role, x.place._replace(origin=frozenset()))
+            if scope is not None and is_tensor(x) and x.placement:
+                scope.note_use(x.placement.origin, ())
+                x = Tensor(x.array, x.dims, x.role, x.placement._replace(origin=frozenset()))
             given.append(fixed(x, scope))
         traced: list = []
         ops: list = []  # those of `fn`, which JAX may trace twice: for its value and its gradient
@@ -71,16 +71,17 @@ def custom_gradient(fn: Callable) -> Callable:
 
         def differentiated(*arrays):
             inside = [
-                Tensor(a, x.dims, x.role, x.place) if is_tensor(x) else a
+                Tensor(a, x.dims, x.role, x.placement) if is_tensor(x) else a
                 for a, x in zip(arrays, given, strict=True)
             ]
             result, backward = _split(fn(*jax.tree.unflatten(tree, inside)))
             out, out_tree = _settled(result, scope)
-            traced[:] = [out_tree, [(t.dims, t.role, t.place) for t in out]]
+            traced[:] = [out_tree, [(t.dims, t.role, t.placement) for t in out]]
 
             def pull(cotangents):
                 cts = [
-                    Tensor(a, t.dims, t.role, t.place) for a, t in zip(cotangents, out, strict=True)
+                    Tensor(a, t.dims, t.role, t.placement)
+                    for a, t in zip(cotangents, out, strict=True)
                 ]
                 back = backward(jax.tree.unflatten(out_tree, cts))
                 return tuple(_returned(back if len(args) > 1 else (back,), args, inside, scope))

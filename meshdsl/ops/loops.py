@@ -198,8 +198,10 @@ def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
     array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(
         *sizes, *x.array.shape[1:]
     )
-    place = x.place and x.place._replace(axes=(*((),) * len(into), *x.place.axes[1:]))
-    return Tensor(array, (*into, *x.dims[1:]), x.role, place)
+    placement = x.placement and x.placement._replace(
+        axes=(*((),) * len(into), *x.placement.axes[1:])
+    )
+    return Tensor(array, (*into, *x.dims[1:]), x.role, placement)
 
 
 def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
@@ -210,8 +212,8 @@ def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
     arrays = []
     for t in parts:
         new = sum(d in gone for d in t.dims)
-        if t.place is not None and any(t.place.axes[:new]):
+        if t.placement is not None and any(t.placement.axes[:new]):
             t = resharding.in_turn(t, t.dims[:new], op)
         arrays.append(lax.collapse(t.array, 0, new))
-    place = t.place and t.place._replace(axes=t.place.axes[new:])
-    return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, place)
+    placement = t.placement and t.placement._replace(axes=t.placement.axes[new:])
+    return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, placement)

@@ -17,7 +17,7 @@ from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, lying_as, scope_of, varied
 from meshdsl.ops.declare import along_a, op
 from meshdsl.ops.reduce import softmax
-from meshdsl.tensor import Place, Tensor, is_tensor
+from meshdsl.tensor import Placement, Tensor, is_tensor
 from meshdsl.values import array_of
 
 
@@ -77,8 +77,8 @@ def over(dim: Dim, fn: Callable) -> Callable:
                     f"over: the function returns Tensors, not {', '.join(others)}; give it dims "
                     "with md.tensor"
                 )
-            made = [fixed(t, t.place.scope if t.place else scope) for t in made]
-            results[:] = [out_tree, [(t.dims, t.role, t.place) for t in made]]
+            made = [fixed(t, t.placement.scope if t.placement else scope) for t in made]
+            results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in made]]
             return [t.array for t in made]
 
         with scope.spending(axes, dim) if scope else nullcontext():
@@ -88,8 +88,8 @@ def over(dim: Dim, fn: Callable) -> Callable:
         return jax.tree.unflatten(
             out_tree,
             [
-                _left(a, dims, role, place, dim, axes)
-                for a, (dims, role, place) in zip(arrays, kinds, strict=True)
+                _left(a, dims, role, placement, dim, axes)
+                for a, (dims, role, placement) in zip(arrays, kinds, strict=True)
             ],
         )
 
@@ -113,18 +113,17 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
     x = lying_as(x, (dim, *dim_algebra.without(x.dims, (dim,))))
     if scope is None:
         return x
-    if x.place is not None:
-        own = {a for split in x.place.axes for a in split}.union(axes)
-        scope.note_use(
-            x.place.origin, set(scope.sizes) - own
-        )  # being cut over an axis is no use that varies over it
+    if x.placement is not None:
+        own = {a for split in x.placement.axes for a in split}.union(axes)
+        # Being cut over an axis is no use that varies over it.
+        scope.note_use(x.placement.origin, set(scope.sizes) - own)
     x = resharding.settle(x)
     with scope.spending(axes, dim):
-        split = (axes, *scope.split(x.dims[1:], x.place.level if x.place else "value"))
+        split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "value"))
         why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.layout.spent)
     return Tensor(
-        _filled(x.array, DeviceLoop({dim: axes}, scope, op), dim), x.dims, x.role, x.place
+        _filled(x.array, DeviceLoop({dim: axes}, scope, op), dim), x.dims, x.role, x.placement
     )
 
 
@@ -145,14 +144,16 @@ def _filled(array, loop: DeviceLoop, dim: Dim):
 
 
 def _element(x: Tensor, array) -> Tensor:
-    return Tensor(array, x.dims[1:], x.role, x.place and x.place._replace(axes=x.place.axes[1:]))
+    return Tensor(
+        array, x.dims[1:], x.role, x.placement and x.placement._replace(axes=x.placement.axes[1:])
+    )
 
 
-def _left(array, dims: Dims, role, place: Place | None, dim: Dim, axes) -> Tensor:
+def _left(array, dims: Dims, role, placement: Placement | None, dim: Dim, axes) -> Tensor:
     """A result of all elements on this device, split by the law."""
     dims = dim_algebra.distinct((dim, *dims), "over")
-    if place is None:
+    if placement is None:
         return Tensor(array, dims, role)
     return resharding.settle(
-        varied(Tensor(array, dims, role, place._replace(axes=(axes, *place.axes))), axes)
+        varied(Tensor(array, dims, role, placement._replace(axes=(axes, *placement.axes))), axes)
     )

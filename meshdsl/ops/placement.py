@@ -71,9 +71,9 @@ def reshard(
             " devices, so nothing of it can be pending; leave out `pending`, or cast it with "
             "md.cast"
         )
-    if x.place is None:
+    if x.placement is None:
         return x
-    scope = x.place.scope
+    scope = x.placement.scope
     for axis in named:
         if axis not in scope.sizes:
             raise MeshDSLError(f"reshard: no axis `{axis}` in the mesh{nearest(axis, scope.sizes)}")

@@ -128,9 +128,9 @@ def _element(x, dim: Dim):
     if not is_tensor(x):
         return x
     assert x.dims[0] == dim
-    place = x.place and x.place._replace(axes=x.place.axes[1:])
+    placement = x.placement and x.placement._replace(axes=x.placement.axes[1:])
     copy = copy_of(x)
-    x = x.replace(dims=x.dims[1:], place=place)
+    x = x.replace(dims=x.dims[1:], placement=placement)
     return x if copy is None else with_copy(x, _element(copy, dim))
 
 
@@ -139,8 +139,8 @@ def restacked(x, dim: Dim, name: str):
     if not is_tensor(x):
         return x
     dims = dim_algebra.distinct((dim, *x.dims), name)
-    if x.place is None:
+    if x.placement is None:
         return Tensor(x.array, dims, x.role)
     return resharding.settle(
-        Tensor(x.array, dims, x.role, x.place._replace(axes=((), *x.place.axes)))
+        Tensor(x.array, dims, x.role, x.placement._replace(axes=((), *x.placement.axes)))
     )

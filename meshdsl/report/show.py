@@ -107,7 +107,7 @@ def show(tensor: Tensor, name: str = "Tensor") -> Shown:
 
 def _local_shape(tensor: Tensor) -> tuple[int, ...]:
     """The shape of what one device has of it."""
-    if tensor.place:  # inside of a lowering the array is that part
+    if tensor.placement:  # inside of a lowering the array is that part
         return tuple(tensor.array.shape)
     sharding = getattr(tensor.array, "sharding", None)
     return tuple(sharding.shard_shape(tensor.shape)) if sharding else tensor.shape
@@ -115,8 +115,8 @@ def _local_shape(tensor: Tensor) -> tuple[int, ...]:
 
 def _mesh(tensor: Tensor) -> dict[str, int]:
     """The mesh that it lies on, `{axis: size}`; empty without one."""
-    if tensor.place:
-        return dict(tensor.place.scope.sizes)
+    if tensor.placement:
+        return dict(tensor.placement.scope.sizes)
     mesh = getattr(getattr(tensor.array, "sharding", None), "mesh", None)
     return dict(mesh.shape) if mesh is not None else {}
 
@@ -151,7 +151,7 @@ def _bounds(
     """
     sharding = getattr(tensor.array, "sharding", None)
     abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
-    if sharding is not None and not tensor.place and not abstract:
+    if sharding is not None and not tensor.placement and not abstract:
         for device, index in sharding.devices_indices_map(tuple(d.size for d in view.dims)).items():
             bounds = (s.indices(d.size)[:2] for s, d in zip(index, view.dims, strict=True))
             yield f"{device.platform} {device.id}", tuple(bounds)

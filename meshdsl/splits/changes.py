@@ -16,13 +16,22 @@ Split = tuple[tuple[str, ...], ...]  # for each dim of a tensor the axes that sp
 
 
 class Change(NamedTuple):
+    """One change of split: a collective, or a slice.
+
+    Attributes:
+      operation: psum, psum_scatter, all_gather, all_to_all, ppermute or slice.
+      axes: over which it runs; for ppermute all axes of the dim, in the order that they had.
+      dim: the number of the dim that is gathered, sliced, scattered or permuted; for all_to_all of
+        the dim that becomes split.
+      source: for all_to_all the number of the dim that was split.
+      order: for ppermute the axes in the order that they get.
+    """
+
     operation: str
-    axes: tuple[str, ...]  # for ppermute all axes of the dim, in the order that they had
-    dim: int = (
-        -1
-    )  # gathered, sliced, scattered, permuted; for all_to_all the dim that becomes split
-    source: int = -1  # for all_to_all the dim that was split
-    order: tuple[str, ...] = ()  # for ppermute the axes in the order that they get
+    axes: tuple[str, ...]
+    dim: int = -1
+    source: int = -1
+    order: tuple[str, ...] = ()
 
 
 def changes(

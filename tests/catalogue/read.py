@@ -46,10 +46,12 @@ def lowered_moves(case: Case, layout: md.Layout, dims) -> tuple[set[str], bool]:
 
     def run(*args):
         result = case.fn(*args)
-        placed = [t for t in jax.tree.leaves(result, is_leaf=is_tensor) if is_tensor(t) and t.place]
+        placed = [
+            t for t in jax.tree.leaves(result, is_leaf=is_tensor) if is_tensor(t) and t.placement
+        ]
         pending.extend(t.pending for t in placed)
         if placed:
-            ops = placed[0].place.scope.recorder.ops
+            ops = placed[0].placement.scope.recorder.ops
             seen.update(own_moves(ops), sums_at_the_end(ops))
         return result
 

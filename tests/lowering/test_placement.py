@@ -47,7 +47,7 @@ def placements(mesh):
 def placed(x, placement):
     """`x` so placed, as far as the axes are not spent and the dims are its own."""
     states, order = placement
-    scope = x.place and x.place.scope
+    scope = x.placement and x.placement.scope
     free = [axis for axis in order if not scope or axis not in scope.layout.spent]
     names = [d.name for d in x.dims]
     split = {name: [a for a in free if states[a] == name] for name in names}

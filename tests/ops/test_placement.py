@@ -47,7 +47,7 @@ def moved(*states):
     def run(x):
         for split, pending in states:
             x = reshard(x, split, pending=pending)
-            assert x.place is None or (
+            assert x.placement is None or (
                 {d: list(axes) for d, axes in x.split.items()} == split
                 and set(x.pending) == set(pending)
             )

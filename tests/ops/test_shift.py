@@ -76,7 +76,7 @@ def test_moving_is_linear_and_keeps_a_sum_pending():
 
     def run(x):
         made = [md.roll(md.sum(x, a), b, 3), md.shift(md.sum(x, a), b, 3), md.flip(md.sum(x, a), b)]
-        assert all(t.pending == ("m",) for t in made if t.place)
+        assert all(t.pending == ("m",) for t in made if t.placement)
         assert not md.shift(md.sum(x, a), b, 3, fill=1).pending
         return made
 

@@ -139,7 +139,7 @@ def test_linear_cuts_keep_a_sum_pending():
             second,
         ]
         kept += md.unstack(total, b)
-        assert all(t.pending == ("m",) for t in kept if t.place), kept
+        assert all(t.pending == ("m",) for t in kept if t.placement), kept
         assert not md.pad(total, b, 1, 1, value=1, out="v").pending
         return kept
 
