@@ -375,7 +375,8 @@ def _merge_partners(parts: int) -> list[list[int]]:
 def _searchsorted_example(searchsorted: Callable, draw: Draw) -> Case:
     a, b, c = draw.dims("a", "b", "c")
     side = draw.pick("left", "right")
-    operands = sort(draw.tensor(a, b), a), draw.tensor(*draw.pick((b, c), (c,)))
+    ordered = sort(draw.tensor(a, b, low=0.0), a)  # as whole numbers of any dtype it is sorted too
+    operands = ordered, draw.tensor(*draw.pick((b, c), (c,)))
     return Case(lambda x, values: searchsorted(x, values, a, side=side), operands, (a,))
 
 
