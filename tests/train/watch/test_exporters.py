@@ -1,6 +1,7 @@
 """TensorBoard and Weights & Biases, where they are installed."""
 
 import sys
+import time
 
 import pytest
 
@@ -63,7 +64,11 @@ def test_wandb_goes_on_with_the_same_run_after_a_resume(tmp_path, monkeypatch):
     run(tmp_path, 3, 3, log=Log(wandb="project"))
     assert (tmp_path / "wandb-id").read_text() == name
     written = list((tmp_path / "wandb").glob(f"offline-run-*/run-{name}.wandb"))
-    assert written and all(b"learning_rate" in path.read_bytes() for path in written)
+    deadline = time.monotonic() + 30  # a process of wandb's own writes them
+    while not all(b"learning_rate" in path.read_bytes() for path in written):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert written
 
 
 def test_wandb_that_does_not_know_the_user_is_an_error_at_the_start(monkeypatch):
