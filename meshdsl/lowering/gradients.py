@@ -8,7 +8,7 @@ psum_scatter where the layout splits optimizer state (ZeRO-1).
 
 Over which axes the uses of a parameter vary is known when the function has been traced. So it is
 traced to a jaxpr with a guess, the axes that split the data of the program, and this jaxpr is what
-JAX differentiates. Only where the guess was wrong the function is traced a second time.
+JAX differentiates. Only where the guess was wrong the function is traced again.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ def value_and_grad(
     fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None, compute=None, reduce=None
 ) -> Callable:
     """A function that returns the value of `fn` and its gradient by the first argument.
+
+    `fn` is traced once, unless a parameter does not vary over the axes that split the data: because
+    it stands in a penalty of its own, is the carry of a loop, or is not used at all. Then `fn` is
+    traced once or twice more, and what it prints is printed again.
 
     Args:
       fn: called with a pytree of Tensors and any other arguments; returns a Tensor without dims,

@@ -138,3 +138,36 @@ def test_second_derivatives_are_the_same_lowered_and_recorded(name):
         dims=("micro",),
         level="optimizer",
     )
+
+
+@pytest.mark.parametrize("penalty, times", [(False, 1), (True, 2)], ids=["data", "penalty"])
+def test_the_function_is_traced_once_unless_a_parameter_meets_no_data(penalty, times):
+    """With a penalty on a parameter alone it does not vary over the axes that split the data.
+
+    Then the first trace stops there, and the second one knows.
+    """
+    traces = []
+
+    def value(w, x):
+        traces.append(None)
+        total = md.mean(md.square(md.einsum(x, w, out=(BATCH, C))))
+        return total + md.sum(md.square(w)) if penalty else total
+
+    layout = md.Layout(["batch -> m", "c -> n"], mesh={"m": 2, "n": 4})
+    md.lower(md.value_and_grad(value), layout).trace(W, X)
+    assert len(traces) == times
+    assert_same(md.value_and_grad(value), W, X, layout=layout, gradients=False, level="optimizer")
+
+
+def test_ops_of_a_custom_gradient_are_recorded_once():
+    """JAX traces the function for its value, and again for its gradient."""
+
+    @md.custom_gradient
+    def scaled(x):
+        return md.einsum(x, W, out=(BATCH, C)), lambda ct: md.einsum(ct, W, out=(BATCH, D))
+
+    layout = md.Layout(["batch -> m", "d -> n"], mesh={"m": 2, "n": 4})
+    run = md.value_and_grad(lambda x: md.mean(scaled(x)))
+    program = md.lower(run, layout).program(md.parameter(X.array, X.dims))
+    names = [op.name for op in program.ops]
+    assert names.count("einsum") == 2  # the value and the backward function, once each
