@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec
 
@@ -85,7 +85,7 @@ def _opaque(fn: Callable, *args):
     return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed))
 
 
-def _traced(fn: Callable, arrays: Sequence) -> tuple[ClosedJaxpr, Any]:
+def _traced(fn: Callable, arrays: Sequence) -> tuple[Any, Any]:
     """The jaxpr of `fn` for arrays of these shapes, traced as if outside of `shard_map`, and the
     structure of its result.
     """

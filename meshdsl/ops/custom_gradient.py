@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,7 @@ def custom_gradient(fn: Callable) -> Callable:
 
             return tuple(t.array for t in out), pull
 
-        arrays = run(*[x.array if is_tensor(x) else jnp.asarray(x) for x in given])
+        arrays: Any = run(*[x.array if is_tensor(x) else jnp.asarray(x) for x in given])
         out_tree, kinds = traced
         return jax.tree.unflatten(
             out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)]

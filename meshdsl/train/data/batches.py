@@ -124,6 +124,7 @@ class BatchRows(grain.sources.RandomAccessDataSource):
         out = np.empty((len(self._rows), self._sequences[0].length + 1), np.int32)
         for i, row in enumerate(self._rows):
             number = self._order[self.first + index * self.batch + row]
+            assert number is not None  # no row of a dataset of numbers is left out
             dataset = bisect.bisect_right(self._ends, number)
             sequences = self._sequences[dataset]
             sequences.read_into(out[i], number - (self._ends[dataset] - len(sequences)))
