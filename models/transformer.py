@@ -233,8 +233,9 @@ class Transformer(PyTreeNode):
           segments: which document of its sequence each token belongs to (batch, length; int32);
             documents do not see each other.
           positions: of each token in its document (batch, length; int32); by default in its
-          sequence. key: a JAX PRNG key; with it, dropout is on. offload: what the backward pass
-          needs of each layer waits in the memory of the host.
+            sequence.
+          key: a JAX PRNG key; with it, dropout is on.
+          offload: what the backward pass needs of each layer waits in the memory of the host.
         """
         length, count = self._fitting(tokens), self.config.layers + 1
         keys = [None] * count if key is None else jax.random.split(key, count)

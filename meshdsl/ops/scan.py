@@ -44,8 +44,7 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
     """Run `fn` over the elements of `dim`, one after another: `carry, y = fn(carry, x)`.
 
     Args:
-          carry: a pytree of Tensors (and arrays); each keeps its dims and dtype from turn to turn.
-            A
+      carry: a pytree of Tensors (and arrays); each keeps its dims and dtype from turn to turn. A
         parameter in it is a value from then on.
       xs: a pytree of Tensors that have `dim`, and of arrays whose first dimension is it; `fn` gets
         them without it.
