@@ -35,7 +35,8 @@ class Style(NamedTuple):
     """What a family of models has in common.
 
     Attributes:
-      norm: one of NORMS; mlp: one of MLPS.
+      norm: one of NORMS.
+      mlp: one of MLPS.
       rotary: positions turn queries and keys; else they are learned and added to the embedding.
       bias: linear layers have biases.
       tied: the output layer shares the table of the embedding.
