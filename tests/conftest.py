@@ -63,10 +63,9 @@ def little_memory():
 @pytest.fixture(scope="module")
 def compiled_for_users():
     """Programs are compiled as users do it, for tests that look at what the compiler made."""
-    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", not NIGHTLY)
 
 
 @pytest.fixture(scope="session")

@@ -114,14 +114,10 @@ class Recorder:
       name: of the lowered function; tags contain it.
       ops: in the order in which they were begun.
       names: of all dims that appeared in a loop nest.
-
-    Args:
-      lines: whether the lines of the user's code are recorded, which takes time.
     """
 
-    def __init__(self, name: str, *, lines: bool = True):
+    def __init__(self, name: str):
         self.name = name
-        self._lines = lines
         self.ops: list[Op] = []
         self.names: set[str] = set()
         self._loops: tuple[tuple[str, int], ...] = ()
@@ -136,7 +132,7 @@ class Recorder:
             name,
             dims,
             axes,
-            _user_lines() if self._lines else (),
+            _user_lines(),
             self._loops,
             waste,
         )

@@ -19,6 +19,7 @@ from meshdsl.record.collective import summary
 from meshdsl.train.step import TrainStep
 from tests.models import common
 
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
 GOLDEN = Path(__file__).parent.parent / "golden"
 CONFIG = common.Config(
     style="llama", layers=4, d_model=64, heads=16, kv_heads=8, d_ff=128, vocab=64, length=16

@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.record import Collective, from_jaxpr, summary
 
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
+
 A, B = "data", "model"
 MESHES = {"data-model": {A: 2, B: 4}, "model-data": {B: 4, A: 2}}
 
