@@ -111,6 +111,15 @@ def _flipped(bits):
     return bits ^ ((bits >> (bits.dtype.itemsize * 8 - 1)) & jnp.iinfo(bits.dtype).max)
 
 
+def computed_once(a):
+    """`a`, behind a barrier, so that a compiler computes it once for all that compare with it.
+
+    Computed twice, in two fusions that round differently, no element of `a` would equal the one
+    that was chosen from it, and the gradient would be lost.
+    """
+    return lax.optimization_barrier(a)
+
+
 def share_ties(loop, dims: Dims, at: tuple[int, ...], a, chosen, tangent):
     """The derivative of an element that was chosen, as of a maximum: elements that tie share it.
 
@@ -118,7 +127,7 @@ def share_ties(loop, dims: Dims, at: tuple[int, ...], a, chosen, tangent):
       loop: the device's view of the dims; elements on other devices tie too.
       dims: the dims along which one element was chosen.
       at: the positions of these dims in `a`.
-      a: the array that was chosen from.
+      a: the array that was chosen from, `computed_once`.
       chosen: the chosen element for each of the other dims.
       tangent: the derivative of `a`.
     """

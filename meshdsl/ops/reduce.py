@@ -24,6 +24,7 @@ from meshdsl.ops.comparison import (
     bounds,
     check_real,
     check_some,
+    computed_once,
     from_key,
     is_complex,
     parts,
@@ -185,8 +186,9 @@ def _complex_extremum(sign: int, loop: DeviceLoop, at: tuple[int, ...], dims: Di
 
 @_extremum.defjvp
 def _extremum_jvp(sign, loop, at, dims, primals, tangents):
-    extremum = _extremum(sign, loop, at, dims, *primals)
-    return extremum, share_ties(loop, dims, at, primals[0], extremum, tangents[0])
+    a = computed_once(primals[0])
+    extremum = _extremum(sign, loop, at, dims, a)
+    return extremum, share_ties(loop, dims, at, a, extremum, tangents[0])
 
 
 @op(

@@ -20,7 +20,7 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
-from meshdsl.ops.comparison import bounds, from_key, is_complex, parts, to_key
+from meshdsl.ops.comparison import bounds, computed_once, from_key, is_complex, parts, to_key
 from meshdsl.ops.component import align
 from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.reduce import Which
@@ -329,8 +329,8 @@ def _largest_complex(loop: DeviceLoop, target: _Target, sign: int, index, inside
 
 @_largest.defjvp
 def _largest_jvp(loop, target, sign, dims, primals, tangents):
-    index, inside, updates = primals
-    found = _largest(loop, target, sign, dims, *primals)
+    index, inside, updates = *primals[:2], computed_once(primals[2])
+    found = _largest(loop, target, sign, dims, index, inside, updates)
     ties = ((_aligned(target, updates, dims) == found[index]) & inside).astype(updates.dtype)
     total = lambda u: loop.psum(_put(target, loop, "add", index, u, 0), target.picked)
     return found, total(_aligned(target, tangents[2], dims) * ties) / jnp.maximum(total(ties), 1)

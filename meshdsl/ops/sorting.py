@@ -26,6 +26,7 @@ from meshdsl.ops.comparison import (
     canonical,
     check_real,
     check_some,
+    computed_once,
     from_key,
     last,
     share_ties,
@@ -219,8 +220,9 @@ def _nth_of(loop: DeviceLoop, dim: Dim, n: int, a):
 
 @_nth_of.defjvp
 def _nth_of_jvp(loop, dim, n, primals, tangents):
-    nth = _nth_of(loop, dim, n, *primals)
-    return nth, share_ties(loop, (dim,), (primals[0].ndim - 1,), primals[0], nth, tangents[0])
+    a = computed_once(primals[0])
+    nth = _nth_of(loop, dim, n, a)
+    return nth, share_ties(loop, (dim,), (a.ndim - 1,), a, nth, tangents[0])
 
 
 def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
