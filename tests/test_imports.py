@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 # is a folder of meshdsl/ or one of its modules; `meshdsl` itself is the language, with every op.
 ROOMS = (
     *("errors", "fields", "figures", "dims", "layouts", "layout", "mesh", "values", "tensor"),
-    *("checked", "later", "hosts", "record", "splits", "lowering", "ops", "meshdsl"),
+    *("user_code", "checked", "later", "hosts", "record", "splits", "lowering", "ops", "family"),
+    "meshdsl",
     *("layers", "models", "machine", "estimate", "compiled", "report", "train", "commands", "cli"),
 )
 # What a room may not import although it is below. Estimates and reports are made from a record.
@@ -43,8 +44,8 @@ APART = {
 EXCEPTIONS = {(f"train/watch/{name}.py", "report") for name in ("curves_page", "curves_svg")}
 
 OPTIONAL = {"matplotlib", "pyarrow", "tensorboardX", "wandb"}  # packages that may be missing
-# Who imports by name: `later`, and the exporters, which take what is installed of `OPTIONAL`.
-BY_NAME = {"later.py", "train/watch/exporters.py"}
+# Who imports by name: `later`, `user_code` (what a setting names), and the exporters, which take what is installed of `OPTIONAL`.
+BY_NAME = {"later.py", "user_code.py", "train/watch/exporters.py"}
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import math
 from dataclasses import dataclass, field
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.fields import bounded, chosen, listed
-from meshdsl.models.transformer import Config as Model
+from meshdsl.family import DEFAULT, Family, family_name, find_family
+from meshdsl.fields import ClassChoice, bounded, chosen, listed, of_class
 
 FLOATS = ("float32", "bfloat16", "float16")
 OFFLOADS = ("optimizer", "activations")
@@ -231,6 +231,15 @@ class Sample:
     temperature: float = bounded(0.8, least=0.0)
 
 
+FAMILY = ClassChoice(
+    "family",
+    find_family,
+    family_name,
+    "the family of models: one of those that come with meshdsl, or one of your own as "
+    "`my_package.my_module:Name` or `my_model.py:Name`. The settings below are those of the family.",
+)
+
+
 @dataclass(frozen=True)
 class Config:
     """A run of `meshdsl train`. A file of settings needs only those that it changes.
@@ -256,7 +265,7 @@ class Config:
     seed: int = bounded(0, least=0, below=2**32)
     warm_start: str = ""
     offload: tuple[str, ...] = listed((), OFFLOADS)
-    model: Model = field(default_factory=Model)
+    model: Family = of_class(lambda: find_family(DEFAULT)(), FAMILY)
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
