@@ -54,7 +54,7 @@ def listed(default: tuple[str, ...], known: Sequence[str]) -> Any:
 
 
 class ClassChoice(NamedTuple):
-    """How a setting picks the class of the dataclass that a field holds.
+    """How a setting picks the class of the dataclass that a field holds: its metadata `class`.
 
     Attributes:
       key: of the setting, inside of the field: with `family`, `model.family` picks the class.
@@ -67,11 +67,6 @@ class ClassChoice(NamedTuple):
     find: Callable[[str], type]
     name_of: Callable[[Any], str]
     says: str
-
-
-def of_class(default: Callable[[], Any], choice: ClassChoice) -> Any:
-    """A field that holds a dataclass, the class of which is a setting too."""
-    return dataclasses.field(default_factory=default, metadata={"class": choice})
 
 
 def crossed(value: float, metadata: Mapping[str, Any]) -> str | None:

@@ -28,7 +28,7 @@ _SET_BY_FLAG = {
 
 
 def train_model(arguments: argparse.Namespace) -> int:
-    """Train a transformer on text: a new run, or one that goes on.
+    """Train a model: a new run, or one that goes on.
 
     Raises:
       MeshDSLError: flags and settings contradict each other or the run that goes on, there is no

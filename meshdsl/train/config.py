@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.family import DEFAULT, Family, family_name, find_family
-from meshdsl.fields import ClassChoice, bounded, chosen, listed, of_class
+from meshdsl.fields import ClassChoice, bounded, chosen, listed
 
 FLOATS = ("float32", "bfloat16", "float16")
 OFFLOADS = ("optimizer", "activations")
@@ -236,7 +236,8 @@ FAMILY = ClassChoice(
     find_family,
     family_name,
     "the family of models: one of those that come with meshdsl, or one of your own as "
-    "`my_package.my_module:Name` or `my_model.py:Name`. The settings below are those of the family.",
+    "`my_package.my_module:Name` or `my_model.py:Name`. The settings below are those of the "
+    "family.",
 )
 
 
@@ -249,7 +250,7 @@ class Config:
         keys of a layout file, as `mesh` and `rules`.
       devices: how many devices to use; 0: as many as the layout's mesh asks for.
       steps: how many steps the run has.
-      batch: sequences in a step, all microbatches together.
+      batch: rows in a step (sequences, images, ...), all microbatches together.
       microbatches: parts in which a step's batch is run, one after the other; it divides `batch`.
       seed: the seed of parameters, dropout and the order of the data.
       warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with;
@@ -265,7 +266,9 @@ class Config:
     seed: int = bounded(0, least=0, below=2**32)
     warm_start: str = ""
     offload: tuple[str, ...] = listed((), OFFLOADS)
-    model: Family = of_class(lambda: find_family(DEFAULT)(), FAMILY)
+    model: Family = field(
+        default_factory=lambda: find_family(DEFAULT)(), metadata={"class": FAMILY}
+    )
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)

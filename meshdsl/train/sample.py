@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import meshdsl as md
 from meshdsl.models import generate
 from meshdsl.models.generate import Progress, Sampling
-from meshdsl.models.transformer import Transformer
 from meshdsl.train.checkpoints import read_params
 from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Tokenizer
@@ -23,7 +22,7 @@ from meshdsl.train.job import Job
 from meshdsl.train.precision import cast
 
 
-def sample_text(job: Job, params: Transformer, tokenizer: Tokenizer) -> str:
+def sample_text(job: Job, params: Any, tokenizer: Tokenizer) -> str:
     """The configured prompt, and what the model writes after it, under the layout of `job`.
 
     Of a prompt that is longer than the model, only the beginning is used.
@@ -60,7 +59,7 @@ def open_model(
     mesh: Mesh,
     step: int | None,
     report: Callable[[str], Any],
-) -> tuple[int, Transformer]:
+) -> tuple[int, Any]:
     """Read the model of a run from a checkpoint, under any layout.
 
     Args:
@@ -75,7 +74,7 @@ def open_model(
       MeshDSLError: there is no such checkpoint, or it is of another model.
     """
     shapes = jax.eval_shape(
-        lambda key: cast(Transformer.init(key, config.model), config.precision.params),
+        lambda key: cast(config.model.init(key), config.precision.params),
         jax.random.key(0),
     )
     like = jax.tree.map(
@@ -88,7 +87,7 @@ def open_model(
 
 
 def continuations(
-    model: Transformer,
+    model: Any,
     prompts: Sequence[Sequence[int]],
     count: int,
     key: jax.Array,
@@ -111,10 +110,10 @@ def continuations(
         return
     tokens, sizes, memory = _placed_prompts(prompts, count, layout, mesh)
 
-    def first(model: Transformer, prompts: md.Tensor, sizes: md.Tensor, key) -> Progress:
+    def first(model: Any, prompts: md.Tensor, sizes: md.Tensor, key) -> Progress:
         return generate.start(model, prompts, sizes, memory, key, how)
 
-    def after(model: Transformer, cache, rest: Progress, key) -> Progress:
+    def after(model: Any, cache, rest: Progress, key) -> Progress:
         return generate.advance(model, rest.replace(cache=cache), key, how)
 
     dims = [*model.config.dims, "batch"]

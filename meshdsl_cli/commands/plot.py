@@ -29,7 +29,7 @@ COMMAND = Command(
         ),
         Flag(
             "--x",
-            choices=("step", "tokens", "time"),
+            choices=("step", "tokens", "images", "pairs", "examples", "time"),
             default="step",
             help="over what: steps, tokens, or the time that the steps took",
         ),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
-# The unit of each metric. A run may measure more: whatever its loss function reports.
+SPEED = "_per_second"  # ends the name of the metric that is the speed of training
+# What a run may count its data in.
+COUNTED = ("tokens", "images", "pairs", "examples")
+# The unit of a loss, by what the run counts; of other losses it is not known.
+_LOSSES = {"tokens": "nats per token"}
+_OF_LOSS = ("loss", "cross_entropy", "validation_loss")
+# The unit of each other metric. A run may measure more: whatever its loss function reports.
 UNITS = {
     "step": "steps",
-    "loss": "nats per token",
-    "cross_entropy": "nats per token",
     "trained": "of all tokens",
     "bits_per_byte": "bits per byte",
     "gradient_norm": "1",
@@ -16,9 +20,9 @@ UNITS = {
     "learning_rate": "1",
     "loss_scale": "1",
     "skipped": "steps",
-    "tokens": "tokens",
-    "tokens_per_second": "tokens/s",
-    "tokens_per_second_per_device": "tokens/s",
+    **{each: each for each in COUNTED},
+    **{f"{each}{SPEED}": f"{each}/s" for each in COUNTED},
+    **{f"{each}{SPEED}_per_device": f"{each}/s" for each in COUNTED},
     "mfu_causal": "of peak FLOP/s",
     "mfu_full": "of peak FLOP/s",
     "seconds": "s",
@@ -29,19 +33,22 @@ UNITS = {
     "profile_seconds": "s",
     "memory_bytes": "bytes",
     "memory_peak_bytes": "bytes",
-    "validation_loss": "nats per token",
     "validation_bits_per_byte": "bits per byte",
     "validation_perplexity": "1",
 }
 
 
-def unit(metric: str) -> str:
+def unit(metric: str, counted: str = "tokens") -> str:
     """The unit of a metric; empty where it has none or is not known.
 
     With several datasets `validation/NAME/loss` has the unit of `validation_loss`.
+
+    Args:
+      counted: what the run counts its data in, one of COUNTED.
     """
     before, _, last = metric.rpartition("/")
-    found = UNITS.get(f"validation_{last}" if before else metric, "1")
+    name = f"validation_{last}" if before else metric
+    found = _LOSSES.get(counted, "1") if name in _OF_LOSS else UNITS.get(name, "1")
     return "" if found == "1" else found
 
 
