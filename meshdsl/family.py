@@ -42,7 +42,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -262,7 +262,7 @@ def measured(
     family: Family, model: Any, batch: Mapping[str, Tensor], how: Mapping[str, Any]
 ) -> dict[str, Average]:
     """What is measured on a batch of held-out rows: `loss`, and what is reported beside it."""
-    what = f"{type(family).__name__}.evaluate"
+    what, how = f"{type(family).__name__}.evaluate", keywords(family.evaluate, how)
     loss, report = _parts(what, family.evaluate(model, _Batch(batch), **how))
     return {name: _average(each) for name, each in {"loss": loss, **report}.items()}
 
@@ -276,15 +276,22 @@ def accepted(family: Family, options: Mapping[str, Any], usual: Mapping[str, Any
     Raises:
       MeshDSLError: an option has another value, and the loss does not take it.
     """
-    takes = inspect.signature(family.loss).parameters
-    all_of_them = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
+    taken = keywords(family.loss, options)
     for name, value in options.items():
-        if value != usual[name] and name not in takes and not all_of_them:
+        if value != usual[name] and name not in taken:
             raise MeshDSLError(
                 f"{type(family).__name__}: its loss does not take `{name}`, so it cannot be "
                 f"{value}; see md.Family.loss"
             )
-    return {name: value for name, value in options.items() if name in takes or all_of_them}
+    return taken
+
+
+def keywords(function: Callable, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the `options` that `function` takes as keywords."""
+    takes = inspect.signature(function).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values()):
+        return dict(options)
+    return {name: value for name, value in options.items() if name in takes}
 
 
 RESERVED = frozenset({"step", "loss", "learning_rate", "gradient_norm", "parameter_norm"})
@@ -323,6 +330,6 @@ def _average(measure: Tensor | Average) -> Average:
     return Average(measure, Tensor(jnp.ones((), jnp.int32), ()))
 
 
-def names_in(dims: Collection[Dim | str] | Iterable[Dim | str]) -> list[Dim | str]:
+def names_in(dims: Iterable[Dim | str]) -> list[Dim | str]:
     """Dims as a list; of a mapping from names to dims, the dims."""
     return list(dims.values()) if isinstance(dims, Mapping) else list(dims)

@@ -17,9 +17,12 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.compiled import saved
-from meshdsl.family import accepted, batch_fields, loss_and_report, names_in
+from meshdsl.family import accepted, loss_and_report, names_in
+from meshdsl.later import imported
+from meshdsl.mesh import abstract_mesh
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config
+from meshdsl.train.data import task_of
 from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.settings import leaves
@@ -99,9 +102,7 @@ class Job:
 
     def _abstract_batch(self, microbatches: md.Dim | None) -> dict[str, md.Tensor]:
         leading = () if microbatches is None else (microbatches,)
-        fields = batch_fields(self.config.model, md.Dim("batch", self.rows))
-        if self.config.data.separate:
-            fields |= dict.fromkeys(("segments", "positions"), fields["tokens"])
+        fields = task_of(self.config).fields(self.config, md.Dim("batch", self.rows))
         whole = {
             name: md.abstract((*leading, *field.dims), field.dtype)
             for name, field in fields.items()
@@ -119,6 +120,21 @@ class Job:
     def program(self) -> Program:
         """The recorded program of one step: every op with its split, and every collective."""
         return self.step.program(self.state, self.batch)
+
+    @cached_property
+    def step_flops(self) -> tuple[float, float]:
+        """FLOPs of the model in one step: with causal attention counted half, and in full.
+
+        Where the family does not state them, they are counted from the step as one device would
+        run it. Both counts are the same then, because a record does not know what is causal.
+        """
+        stated = self.config.model.step_flops(self.config.batch)
+        if stated is not None:
+            return stated
+        alone: Any = abstract_mesh({})
+        program = Job(replace(self.config, microbatches=1), md.Layout(), alone).program()
+        count = imported("meshdsl.estimate.model_flops", "model_flops")(program)
+        return count, count
 
     @cached_property
     def lowered(self) -> jax.stages.Lowered:
