@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.compile import compile_for
 from meshdsl.compiled.report import CompiledReport
@@ -32,6 +32,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 # They sum over whole parameters, by collectives that XLA places and the record does not list.
 _UNRECORDED_OPTIMIZERS = ("adafactor", "muon")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from meshdsl import hosts
-from meshdsl.commands.lookup import find_layout, pick_devices
+from meshdsl.commands.lookup import pick_devices
 from meshdsl.commands.printed_texts import print_as_it_comes, print_json
 from meshdsl.errors import MeshDSLError
 from meshdsl.mesh import make_mesh
@@ -18,6 +18,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.sample import check_generates, continuations, open_model, text_length
+from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli.commands.generate import USUAL_TOKENS
 
 # Flags that all processes must have alike, beside the prompts.

@@ -33,6 +33,23 @@ from meshdsl.train.watch import Facts, Watch
 from meshdsl.train.watchdog import Watchdog
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+      state: after its last step.
+      ending: what ended it before its time, or just after its last step: "preempted",
+        "interrupted" or None.
+      exit_code: of a program that does nothing but this run.
+    """
+
+    job: Job
+    state: State
+    ending: str | None = None
+    exit_code: int = 0
+
+
 @dataclass
 class TrainingLoop:
     """A run that has been checked: what it trains, what it reads, and where it writes.
@@ -84,8 +101,8 @@ class TrainingLoop:
             state = state.replace(params=params)
         return state
 
-    def train_to_end(self, state: State, done: int) -> int:
-        """Train from `state`, which `done` steps led to; returns the exit code of the program."""
+    def train_to_end(self, state: State, done: int) -> Ended:
+        """Train from `state`, which `done` steps led to."""
         step = self.loaded or self._compiled()
         with stopping() as stop:
             state, done, ending = self.train_steps(step, state, done, stop)
@@ -93,17 +110,18 @@ class TrainingLoop:
         # A signal that came in the last step. This process got it, others perhaps did not.
         if done == self.job.config.steps and stop.wish:
             text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
-            return hosts.report_and_end(text, EXIT_CODES[stop.wish])
+            code = hosts.report_and_end(text, EXIT_CODES[stop.wish])
+            return Ended(self.job, state, stop.wish, code)
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
             when = f"after step {done}, which is saved" if done else "before a first step was saved"
             self.console.print(f"{ending} {when}; to go on: {again}")
-            return EXIT_CODES[ending]
+            return Ended(self.job, state, ending, EXIT_CODES[ending])
         if self.job.config.sample.tokens and generates(self.job.config):
             text = sample_text(self.job, state.params, self.data.tokenizer)
             self.console.print(f"\nsample:\n{text}\n")
         self.console.print(f"saved in {self.folder.path}")
-        return 0
+        return Ended(self.job, state)
 
     def _compiled(self) -> Callable:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`train`: a training run, from a configuration to a trained model in a folder.
+"""`run`: a training run, from a configuration to a trained model in a folder.
 
 Everything that can be refused is checked before anything is written: the configuration, the data,
 the mesh, the layout against the model, the folder and the checkpoints in it. What is quick to check
@@ -25,13 +25,13 @@ from meshdsl.train.job import Job
 from meshdsl.train.optimizer import peak
 from meshdsl.train.overview import describe, whole_bytes
 from meshdsl.train.settings import leaves
-from meshdsl.train.training_loop import TrainingLoop
+from meshdsl.train.training_loop import Ended, TrainingLoop
 from meshdsl.train.watch import check
 
 _PREPARING = 86400.0  # seconds until the last process has tokenized its copy of the text
 
 
-def train(
+def run(
     config: Config,
     layout: md.Layout,
     # JAX's types declare the class jax.Device as a variable.
@@ -41,8 +41,8 @@ def train(
     resume: bool,
     again: bool = False,
     executable: Path | None = None,
-) -> int:
-    """Start the run in `folder`, or go on with it; returns the exit code of the program.
+) -> Ended:
+    """Start the run in `folder`, or go on with it, until it ends.
 
     Args:
       resume: go on with the run in the folder, instead of starting one.
@@ -80,7 +80,7 @@ def train(
             if not again:
                 raise md.MeshDSLError(f"{folder.path} is {where}; set more --steps to go on")
             console.print(f"{folder.path} is finished, {where}")
-            return 0
+            return Ended(job, checkpoints.restore(job.state)[0])
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now

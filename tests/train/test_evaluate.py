@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.train.config import Config
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 TINY = [
     "model.d_model=16",
