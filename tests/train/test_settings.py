@@ -104,8 +104,8 @@ def test_only_all_settings_together_have_to_be_consistent():
         (
             "data.sources.web.format=json",
             (
-                "data.sources.web.format=json: expected auto, text, jsonl, parquet or "
-                "tokens; did you mean `jsonl`?"
+                "data.sources.web.format=json: expected auto, text, jsonl, parquet, "
+                "tokens, folders or arrays; did you mean `jsonl`?"
             ),
         ),
         ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0"),
