@@ -17,7 +17,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.compiled import saved
-from meshdsl.family import accepted, loss_and_report, names_in
+from meshdsl.family import accepted, first_model, loss_and_report, names_in
 from meshdsl.later import imported
 from meshdsl.mesh import abstract_mesh
 from meshdsl.record.program import Program
@@ -60,7 +60,7 @@ class Job:
             md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
         )
         self.step = TrainStep(
-            config.model.init,
+            lambda key: first_model(config.model, key),
             self._loss,
             make_optimizer(config.optimizer, config.schedule, config.steps),
             layout,
