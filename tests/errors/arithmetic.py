@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 import meshdsl as md
-from tests.errors.common import EMPTY, IMAGE, A, B, C, T, W, X, Y
+from tests.errors.common import EMPTY, IMAGE, A, B, C, T, W, X, Y, lowered
 from tests.helpers import data
 
 COMPLEX = md.cast(X, jnp.complex64)
@@ -28,6 +28,10 @@ ERRORS = {
     "a function of complex numbers": (
         lambda: md.floor(COMPLEX),
         ["floor", "not defined for [a=4, b=8] of complex64", "md.real"],
+    ),
+    "a function of complex numbers, lowered": (
+        lambda: lowered(lambda x: md.floor(md.cast(x, jnp.complex64))),
+        ["floor: is not defined for [a=4, b=8] of complex64"],
     ),
     "a function of bools": (
         lambda: (X > 0) - (X > 1),

@@ -18,7 +18,15 @@ ERRORS = {
     # value_and_grad.
     "gradients summed in a whole number": (
         lambda: md.value_and_grad(lambda x: x, reduce="int32"),
-        ["value_and_grad: reduce", "'int32'"],
+        ["value_and_grad: reduce is a floating-point dtype such as bfloat16, not 'int32'"],
+    ),
+    "gradients summed in a dtype that there is not": (
+        lambda: md.value_and_grad(lambda x: x, reduce="bfloat"),
+        ["value_and_grad: reduce is a floating-point dtype such as bfloat16, not 'bfloat'"],
+    ),
+    "parameters cast to whole numbers": (
+        lambda: md.value_and_grad(lambda x: x, compute="int8"),
+        ["value_and_grad: compute is a floating-point dtype such as bfloat16, not 'int8'"],
     ),
     "a value with dims": (
         lambda: md.value_and_grad(lambda w: w * 2)(W),
@@ -35,6 +43,10 @@ ERRORS = {
     "a gradient of whole numbers": (
         lambda: md.value_and_grad(lambda x: md.count_nonzero(x))(X),
         ["value_and_grad", "a real floating-point number, not int32", "md.cast"],
+    ),
+    "a gradient of a complex number": (
+        lambda: md.value_and_grad(lambda x: md.sum(md.cast(x, jnp.complex64)))(X),
+        ["the value is a real floating-point number, not complex64; use md.cast"],
     ),
     "no microbatch": (
         lambda: md.value_and_grad(lambda w, x: md.sum(w * x), accumulate=EMPTY.dim("n"))(W, EMPTY),

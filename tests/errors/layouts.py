@@ -68,6 +68,18 @@ ERRORS = {
         lambda: md.Layout([{"rul": "a -> data"}], name="layout dp.toml"),
         ["layout dp.toml, rule 1", "unknown key `rul`", "did you mean `rule`?"],
     ),
+    "gather, misspelt": (
+        lambda: md.Layout(["a -> data"], gather="steps"),
+        ["layout: gather is 'layer' or 'step', not 'steps'; did you mean `step`?"],
+    ),
+    "gradients that are no list": (
+        lambda: md.Layout(["a -> data"], gradients="b -> data"),
+        ["layout, gradients: a list of strings such as"],
+    ),
+    "a malformed gradients rule": (
+        lambda: md.Layout(["a -> data"], gradients=["b"]),
+        ["layout, gradients rule 1: 'b' is not of the form"],
+    ),
     "uneven, misspelt": (
         lambda: file('[layout]\nuneven = "padd"'),
         ["layout dp.toml", "uneven is 'error' or 'pad'", "not 'padd'", "did you mean `pad`?"],
@@ -84,6 +96,14 @@ ERRORS = {
     "an axis that the mesh lacks": (
         lambda: md.Layout(["a -> modl"], mesh=MESH),
         ["rule 1", "no axis `modl`", "did you mean `model`?"],
+    ),
+    "an axis of a gradients rule that the mesh lacks": (
+        lambda: md.Layout(["a -> data"], gradients=["b -> dat"], mesh=MESH),
+        ["layout, gradients rule 1: no axis `dat` in the mesh; did you mean `data`?"],
+    ),
+    "a dim of a gradients rule that nothing has": (
+        lambda: md.Layout(gradients=["d_f -> data"]).check_dims(["d_ff"]),
+        ["layout, gradients rule 1: no dim `d_f`"],
     ),
     "an axis that another mesh lacks": (
         lambda: md.lower(len, md.Layout(["a -> model"]), md.make_mesh({"data": 8})),
@@ -166,7 +186,15 @@ ERRORS = {
     # Axes across slices.
     "an axis within slices and across them": (
         lambda: file("[mesh]\ndata = 2\n[mesh.dcn]\ndata = 2"),
-        ["dp.toml, mesh.dcn", "axis `data` is in [mesh] too"],
+        ["dp.toml, mesh.dcn", "axis `data` is in [mesh] too; an axis goes across slices or lies"],
+    ),
+    "an axis across no slices": (
+        lambda: md.Layout.from_dict({"mesh": {"data": 2, "dcn": {"replica": 0}}}),
+        ["the size of axis `replica` is a whole number of at least 1"],
+    ),
+    "two rests, one across slices": (
+        lambda: md.Layout.from_dict({"mesh": {"data": "rest", "dcn": {"replica": "rest"}}}),
+        ['only one axis can be "rest"'],
     ),
     "axes across slices that are one word": (
         lambda: md.Layout(mesh=MESH, dcn="data"),

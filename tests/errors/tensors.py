@@ -61,11 +61,7 @@ ERRORS = {
         ["parameter", "no dim `b`", "[a=4]"],
     ),
     "a truth value": (lambda: bool(X), ["Tensor [a=4, b=8] has no truth value", "md.where"]),
-    "item of many": (lambda: X.item(), ["item: a Tensor [a=4, b=8] has 32 elements"]),
-    "item inside": (
-        lambda: lowered(lambda x: md.sum(x).item()),
-        ["item: inside of a lowering a Tensor [] has no value yet", "ops on it"],
-    ),
+    "item of many": (lambda: X.item(), ["item: a Tensor [a=4, b=8] has 32 elements", "md.slice"]),
     # What is no Tensor, and a Tensor without numbers.
     "sum of an array": (
         lambda: md.sum(jnp.ones(3)),
@@ -83,6 +79,7 @@ ERRORS = {
             "[a=4, b=8] needs an array of shape (4, 8)",
             "holds an array of shape (8,)",
             "jax.tree.map",
+            "md.over",
             "md.tensor(array, dims)",
         ],
     ),
