@@ -42,11 +42,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.struct import PyTreeNode
 
 from meshdsl import user_code
@@ -244,6 +245,29 @@ def batch_fields(family: Family, rows: Dim) -> dict[str, Tensor]:
     return dict(fields)
 
 
+def first_model(family: Family, key: Any) -> Any:
+    """The model before training.
+
+    Raises:
+      MeshDSLError: something in it is no parameter.
+    """
+    model, what = family.init(key), f"{type(family).__name__}.init"
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_tensor)
+    for path, leaf in leaves:
+        if not (is_tensor(leaf) and leaf.role is not None):
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "the model"
+            is_array = isinstance(leaf, (jax.Array, np.ndarray))
+            found = "a Tensor that is none" if is_tensor(leaf) else quote(leaf)
+            raise MeshDSLError(
+                f"{what}: a model is made of parameters, and `{name}` is "
+                f"{f'an array of shape {leaf.shape}' if is_array else found}; md.parameter makes "
+                "one of an array and its dims, and md.normal draws one"
+            )
+    if not leaves:
+        raise MeshDSLError(f"{what}: the model has no parameters")
+    return model
+
+
 def loss_and_report(
     family: Family, model: Any, batch: Mapping[str, Tensor], key: Any, how: Mapping[str, Any]
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -262,7 +286,7 @@ def measured(
     family: Family, model: Any, batch: Mapping[str, Tensor], how: Mapping[str, Any]
 ) -> dict[str, Average]:
     """What is measured on a batch of held-out rows: `loss`, and what is reported beside it."""
-    what = f"{type(family).__name__}.evaluate"
+    what, how = f"{type(family).__name__}.evaluate", keywords(family.evaluate, how)
     loss, report = _parts(what, family.evaluate(model, _Batch(batch), **how))
     return {name: _average(each) for name, each in {"loss": loss, **report}.items()}
 
@@ -276,15 +300,22 @@ def accepted(family: Family, options: Mapping[str, Any], usual: Mapping[str, Any
     Raises:
       MeshDSLError: an option has another value, and the loss does not take it.
     """
-    takes = inspect.signature(family.loss).parameters
-    all_of_them = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
+    taken = keywords(family.loss, options)
     for name, value in options.items():
-        if value != usual[name] and name not in takes and not all_of_them:
+        if value != usual[name] and name not in taken:
             raise MeshDSLError(
                 f"{type(family).__name__}: its loss does not take `{name}`, so it cannot be "
                 f"{value}; see md.Family.loss"
             )
-    return {name: value for name, value in options.items() if name in takes or all_of_them}
+    return taken
+
+
+def keywords(function: Callable, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the `options` that `function` takes as keywords."""
+    takes = inspect.signature(function).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values()):
+        return dict(options)
+    return {name: value for name, value in options.items() if name in takes}
 
 
 RESERVED = frozenset({"step", "loss", "learning_rate", "gradient_norm", "parameter_norm"})
@@ -323,6 +354,6 @@ def _average(measure: Tensor | Average) -> Average:
     return Average(measure, Tensor(jnp.ones((), jnp.int32), ()))
 
 
-def names_in(dims: Collection[Dim | str] | Iterable[Dim | str]) -> list[Dim | str]:
+def names_in(dims: Iterable[Dim | str]) -> list[Dim | str]:
     """Dims as a list; of a mapping from names to dims, the dims."""
     return list(dims.values()) if isinstance(dims, Mapping) else list(dims)

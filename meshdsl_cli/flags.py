@@ -45,7 +45,7 @@ REQUIRED_TARGET = TARGET.but(
     missing="say for which machine, with --target, for example --target v5p:4x4x4"
 )
 ANALYSIS = (
-    MODEL.but(default="llama"),
+    MODEL,
     Flag(
         "--slices",
         type=count,

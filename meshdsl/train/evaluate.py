@@ -6,7 +6,6 @@ its two parts are summed over the batches before they are divided, see `md.Avera
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,11 +28,9 @@ class Evaluator:
     def __init__(self, job: Job):
         self._like = job.held_out
         precision, family = job.config.precision, job.config.model
-        takes = inspect.signature(family.evaluate).parameters
-        how = {name: value for name, value in job.how.items() if name in takes or "how" in takes}
 
         def sums(model: Any, batch: dict[str, md.Tensor]) -> dict[str, md.Average]:
-            return measured(family, model, batch, how)
+            return measured(family, model, batch, job.how)
 
         lowered = md.lower(sums, job.layout, job.mesh, dims=job.dims)
         self._sums = jax.jit(lambda params, batch: lowered(cast(params, precision.compute), batch))

@@ -17,9 +17,11 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.compiled import saved
-from meshdsl.family import accepted, batch_fields, loss_and_report, names_in
+from meshdsl.family import accepted, first_model, loss_and_report, names_in
+from meshdsl.later import imported
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config
+from meshdsl.train.data import task_of
 from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.settings import leaves
@@ -57,7 +59,7 @@ class Job:
             md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
         )
         self.step = TrainStep(
-            config.model.init,
+            lambda key: first_model(config.model, key),
             self._loss,
             make_optimizer(config.optimizer, config.schedule, config.steps),
             layout,
@@ -99,9 +101,7 @@ class Job:
 
     def _abstract_batch(self, microbatches: md.Dim | None) -> dict[str, md.Tensor]:
         leading = () if microbatches is None else (microbatches,)
-        fields = batch_fields(self.config.model, md.Dim("batch", self.rows))
-        if self.config.data.separate:
-            fields |= dict.fromkeys(("segments", "positions"), fields["tokens"])
+        fields = task_of(self.config).fields(self.config, md.Dim("batch", self.rows))
         whole = {
             name: md.abstract((*leading, *field.dims), field.dtype)
             for name, field in fields.items()
@@ -119,6 +119,21 @@ class Job:
     def program(self) -> Program:
         """The recorded program of one step: every op with its split, and every collective."""
         return self.step.program(self.state, self.batch)
+
+    @cached_property
+    def step_flops(self) -> tuple[float, float]:
+        """FLOPs of the model in one step: with causal attention counted half, and in full.
+
+        Where the family does not state them, they are counted in the recorded step. Both counts
+        are the same then, because a record does not know what is causal.
+        """
+        stated = self.config.model.step_flops(self.config.batch)
+        if stated is not None:
+            return stated
+        count = imported("meshdsl.estimate.time.model_flops", "counted_flops")
+        graph = imported("meshdsl.estimate.fusion.kernel_graph", "kernel_graph")(self.program())
+        flops = count(graph, self.program()) * self.mesh.size
+        return flops, flops
 
     @cached_property
     def lowered(self) -> jax.stages.Lowered:

@@ -50,7 +50,9 @@ def test_flops_are_six_per_parameter_of_a_matrix_and_as_much_per_pair_of_positio
 
 
 def test_grouped_queries_share_keys_and_a_llama_has_three_matrices_in_its_mlp():
-    config = Config(style="llama", layers=1, d_model=8, heads=4, kv_heads=2, d_ff=16, vocab=32, length=1)
+    config = Config(
+        style="llama", layers=1, d_model=8, heads=4, kv_heads=2, d_ff=16, vocab=32, length=1
+    )
     matrices = 8 * (8 + 8 + 4 + 4) + 3 * 8 * 16 + 8 * 32
     assert config.step_flops(rows=1)[1] == 6 * (matrices + 2 * 8)
 

@@ -127,7 +127,8 @@ def panels(
             raise MeshDSLError(f"no metric `{metric}` in {', '.join(runs)}{nearest(metric, known)}")
     along = {run: _along(run, steps, x) for run, steps in runs.items()}
     counts = [name for name in COUNTED if any(name in step for s in runs.values() for step in s)]
-    counted = counts[0] if len(counts) == 1 else "examples"
+    # Runs of several tasks have no unit of the loss in common.
+    counted = (counts or COUNTED)[0] if len(counts) < 2 else "examples"
     words, scale = _x_words(x, max(each[-1] for each in along.values()))
     return [
         Panel(

@@ -15,7 +15,7 @@ class Facts:
       unit: what speed is counted in: `token`, `image`, `pair` or `example`.
       units: how many of these a step trains on, on all devices together.
       flops: FLOPs of the model in one step, with causal attention counted half and in full; see
-        `md.Family.step_flops`.
+        `md.Family.step_flops`. None where no peak is known.
       peak_flops: FLOP/s of one device, dense in bfloat16; None where that is unknown, as on a CPU.
       devices: how many the mesh has, on all processes together.
       learning_rate: the schedule, from the number of a step, counted from 0, to its rate.
@@ -26,7 +26,7 @@ class Facts:
 
     unit: str
     units: int
-    flops: tuple[float, float]
+    flops: tuple[float, float] | None
     peak_flops: float | None
     devices: int
     learning_rate: Callable[[Any], Any]

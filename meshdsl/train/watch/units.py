@@ -7,12 +7,12 @@ import math
 SPEED = "_per_second"  # ends the name of the metric that is the speed of training
 # What a run may count its data in.
 COUNTED = ("tokens", "images", "pairs", "examples")
-# The unit of a loss, by what the run counts; of other losses it is not known.
-_LOSSES = {"tokens": "nats per token"}
-_OF_LOSS = ("loss", "cross_entropy", "validation_loss")
-# The unit of each other metric. A run may measure more: whatever its loss function reports.
+# The unit of each metric. A run may measure more: whatever its loss function reports. Where images
+# or something else is counted, these stand in the place of `tokens` in names and in units.
 UNITS = {
     "step": "steps",
+    "loss": "nats per token",
+    "cross_entropy": "nats per token",
     "trained": "of all tokens",
     "bits_per_byte": "bits per byte",
     "gradient_norm": "1",
@@ -20,9 +20,9 @@ UNITS = {
     "learning_rate": "1",
     "loss_scale": "1",
     "skipped": "steps",
-    **{each: each for each in COUNTED},
-    **{f"{each}{SPEED}": f"{each}/s" for each in COUNTED},
-    **{f"{each}{SPEED}_per_device": f"{each}/s" for each in COUNTED},
+    "tokens": "tokens",
+    "tokens_per_second": "tokens/s",
+    "tokens_per_second_per_device": "tokens/s",
     "mfu_causal": "of peak FLOP/s",
     "mfu_full": "of peak FLOP/s",
     "seconds": "s",
@@ -33,6 +33,7 @@ UNITS = {
     "profile_seconds": "s",
     "memory_bytes": "bytes",
     "memory_peak_bytes": "bytes",
+    "validation_loss": "nats per token",
     "validation_bits_per_byte": "bits per byte",
     "validation_perplexity": "1",
 }
@@ -44,12 +45,15 @@ def unit(metric: str, counted: str = "tokens") -> str:
     With several datasets `validation/NAME/loss` has the unit of `validation_loss`.
 
     Args:
-      counted: what the run counts its data in, one of COUNTED.
+      counted: what the run counts its data in, one of COUNTED. Only where these are tokens is the
+        unit of a loss known.
     """
     before, _, last = metric.rpartition("/")
-    name = f"validation_{last}" if before else metric
-    found = _LOSSES.get(counted, "1") if name in _OF_LOSS else UNITS.get(name, "1")
-    return "" if found == "1" else found
+    name = (f"validation_{last}" if before else metric).replace(counted, "tokens")
+    found = UNITS.get(name, "1")
+    if counted != "tokens" and found.startswith("nats"):
+        found = "1"
+    return "" if found == "1" else found.replace("tokens", counted)
 
 
 def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:

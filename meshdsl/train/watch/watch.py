@@ -217,7 +217,7 @@ class Watch:
             f"{facts.unit}s{SPEED}": speed,
             f"{facts.unit}s{SPEED}_per_device": speed / facts.devices,
         }
-        if facts.peak_flops:
+        if facts.peak_flops and facts.flops:
             peak = training_seconds * facts.peak_flops * facts.devices
             metrics |= {"mfu_causal": facts.flops[0] / peak, "mfu_full": facts.flops[1] / peak}
         return metrics | times | self._memory_in_use()
