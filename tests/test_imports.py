@@ -46,7 +46,7 @@ APART = {
 # The page of curves has the style of the other pages; no run of training draws it.
 EXCEPTIONS = {(f"train/watch/{name}.py", "report") for name in ("curves_page", "curves_svg")}
 
-OPTIONAL = {"matplotlib", "pyarrow", "tensorboardX", "wandb"}  # packages that may be missing
+OPTIONAL = {"PIL", "matplotlib", "pyarrow", "tensorboardX", "wandb"}  # packages that may be missing
 # Who imports by name: `later`; `user_code`, what a setting names; and the exporters, which take
 # what is installed of `OPTIONAL`.
 BY_NAME = {"later.py", "user_code.py", "train/watch/exporters.py"}

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshdsl import user_code
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words
 from meshdsl.train import settings
@@ -147,6 +148,7 @@ def _with_absolute_paths(config: Config) -> Config:
         name: replace(
             source,
             paths=tuple(map(_absolute, source.paths)),
+            dataset=user_code.absolute(source.dataset),
             validation=tuple(map(_absolute, source.validation)),
         )
         for name, source in data.sources.items()

@@ -7,7 +7,7 @@ before it measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,7 @@ class TrainingLoop:
     folder: RunFolder
     checkpoints: Checkpoints
     batches: Batches
-    held_out: dict[str, list[Arrays]]
+    held_out: Mapping[str, Sequence[Arrays]]
     loaded: Callable | None = None
 
     def initial_state(self, done: int) -> tuple[State, int]:
