@@ -18,6 +18,7 @@ from tests.errors import (
     arithmetic,
     control_flow,
     convolution,
+    families,
     gradients,
     layouts,
     lowering,
@@ -39,6 +40,7 @@ SUBJECTS = (
     random_numbers,
     control_flow,
     gradients,
+    families,
 )
 # A title begins with its file, so that no row hides one with the same title in another file.
 ERRORS = {
@@ -48,7 +50,7 @@ ERRORS = {
 }
 
 # What is raised to be caught: nobody sees it.
-NO_ERRORS = ("AssertionError", "WrongGuess")
+NO_ERRORS = ("AssertionError", "NotImplementedError", "WrongGuess")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def test_an_error_says_what_was_asked_and_what_is_legal(name, caught):
 
 def test_every_error_of_the_language_is_in_the_table(caught):
     package = Path(inspect.getfile(md)).parent
-    modules = ("checked", "dims", "errors", "layout", "mesh", "tensor")
+    modules = ("checked", "dims", "errors", "family", "layout", "mesh", "tensor")
     places = [package / f"{name}.py" for name in modules]
     places += [p for folder in ("ops", "lowering") for p in sorted((package / folder).glob("*.py"))]
     raised = set()
