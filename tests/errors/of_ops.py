@@ -48,6 +48,14 @@ ERRORS = {
         lambda: md.einsum(X, Y, out=(A, T)),
         ["einsum", "out has t=2", "none of [a=4, b=8], [b=8, c=3]", "known"],
     ),
+    "einsum, a name of nothing": (
+        lambda: md.einsum(X, Y, out=("a", "cc")),
+        ["einsum, out: no dim `cc` in [a=4, b=8, c=3]", "did you mean `c`?"],
+    ),
+    "einsum, names of unequal sizes": (
+        lambda: md.einsum(X, data(C, md.Dim("b", 4)), out=("a", "b")),
+        ["einsum", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [c=3, b=4]"],
+    ),
     "einsum, a dim twice": (lambda: md.einsum(X, out=(A, A)), ["einsum", "`a` occurs twice"]),
     "einsum of numbers": (
         lambda: md.einsum(X, 3.0, out=(A,)),
@@ -115,6 +123,21 @@ ERRORS = {
     "broadcast, missing": (
         lambda: md.broadcast(X, (A, C)),
         ["broadcast", "[a=4, c=3] lacks [b=8] of [a=4, b=8]"],
+    ),
+    "broadcast, a new name": (
+        lambda: md.broadcast(X, ("a", "b", "heads")),
+        [
+            "broadcast: no dim `heads` in [a=4, b=8]",
+            "a dim that no operand has is given with its size, such as Dim('heads', 8), not as",
+        ],
+    ),
+    "broadcast, no word": (
+        lambda: md.broadcast(X, ("a", "b", "d model")),
+        ["broadcast: no dim `d model`", "such as Dim('batch', 8)"],
+    ),
+    "reshape, a new name": (
+        lambda: md.reshape(X, ("a", md.Dim("c", 2), "t")),
+        ["reshape: no dim `t` in [a=4, b=8]", "with its size, such as Dim('t', 8)"],
     ),
     "reshape, another size": (
         lambda: md.reshape(X, (A, C)),
@@ -198,9 +221,21 @@ ERRORS = {
     ),
     "pad, negative": (lambda: md.pad(X, B, -1), ["pad", "-1", "b=8", "slice"]),
     # Control.
-    "scan over a name": (
-        lambda: md.scan(lambda c, x: (c, x), (), X, dim="a"),
-        ["scan", "`dim` is a Dim such as Dim('batch', 8), not 'a'", "[a=4, b=8]"],
+    "scan over a name of nothing": (
+        lambda: md.scan(lambda c, x: (c, x), (), X, dim="aa"),
+        ["scan: no dim `aa` in [a=4, b=8]", "such as Dim('aa', 8)", "did you mean `a`?"],
+    ),
+    "scan over a number": (
+        lambda: md.scan(lambda c, x: (c, x), (), X, dim=4),
+        ["scan: a dim is given as a Dim or by its name, not 4", "[a=4, b=8]"],
+    ),
+    "scan of nothing over a name": (
+        lambda: md.scan(lambda c, _: (c, ()), X, (), dim="turns"),
+        ["scan: a dim that no operand has is given with its size, such as Dim('turns', 8)"],
+    ),
+    "map_over, a name of nothing": (
+        lambda: md.map_over(md.sin, X, dim="t"),
+        ["map_over: no dim `t` in [a=4, b=8]", "such as Dim('t', 8)"],
     ),
     "scan, no such dim": (
         lambda: md.scan(lambda c, x: (c, x), (), X, dim=C),
@@ -480,7 +515,7 @@ ERRORS = {
     ),
     "permutation of a name": (
         lambda: md.random.permutation(KEY, "a"),
-        ["permutation", "`dim` is a Dim", "not 'a'"],
+        ["permutation: a dim that no operand has", "its size, such as Dim('a', 8), not as 'a'"],
     ),
     "permute, no such dim": (
         lambda: md.random.permute(KEY, X, C),

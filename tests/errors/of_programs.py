@@ -91,7 +91,14 @@ ERRORS = {
         lambda: md.switch(md.tensor(1, ()), [md.sin, md.cos, md.sum], X),
         ["switch", "[a=4, b=8] of float32 and [] of float32"],
     ),
-    "over a name": (lambda: md.over("a", md.sin), ["over", "`dim` is a Dim", "not 'a'"]),
+    "over a name of nothing": (
+        lambda: md.over("aa", md.sin)(X),
+        ["over: no dim `aa` in [a=4, b=8]", "did you mean `a`?"],
+    ),
+    "value_and_grad, microbatches of a name of nothing": (
+        lambda: md.value_and_grad(lambda w, x: md.sum(w * x), accumulate="aa")(X, X),
+        ["value_and_grad, accumulate: no dim `aa` in [a=4, b=8]", "did you mean `a`?"],
+    ),
     "over, no such dim": (
         lambda: md.over(C, md.sin)(X),
         ["over", "no argument has c=3", "[a=4, b=8]"],

@@ -170,7 +170,7 @@ ERRORS = {
     "cast to a word": (lambda: md.cast(X, "flaot32"), ["cast: `dtype`", "not 'flaot32'"]),
     "iota of a name": (
         lambda: md.iota("a"),
-        ["iota: `dim` is a Dim such as Dim('batch', 8), not 'a'"],
+        ["iota: a dim that no operand has is given with its size, such as Dim('a', 8), not as"],
     ),
     "dropout, a word": (
         lambda: md.dropout(X, "0.1", KEY),
@@ -185,9 +185,22 @@ ERRORS = {
         ["einsum: dims are Dims such as", "not None"],
     ),
     "einsum, out of a word": (
-        lambda: md.einsum(X, W, out="a"),
-        ["einsum: dims are Dims such as", "not 'a'"],
+        lambda: md.einsum(X, W, out="all"),
+        ["einsum, out: no dim `all` in [a=4, b=8]"],
     ),
+    "local, out of a word": (
+        lambda: md.local(jnp.sin, X, out=("a", "heads")),
+        ["local, out: no dim `heads` in [a=4, b=8]", "with its size, such as Dim('heads', 8)"],
+    ),
+    "conv, out of a word": (
+        lambda: md.conv(IMAGE, KERNEL, {"b": "p"}, out=("a", "b", "w")),
+        ["conv, out: no dim `w` in"],
+    ),
+    "normal, a name of nothing": (
+        lambda: md.random.normal(KEY, ("a", "heads"), like=X),
+        ["random: no dim `heads` in [a=4, b=8]", "with its size"],
+    ),
+    "diagonal, a number": (lambda: md.diagonal(X, A, B, 3), ["identifier", "not 3"]),
     "einsum, a precision": (
         lambda: md.einsum(X, W, out=(A,), precision="hi"),
         ["einsum: cannot be done with [a=4, b=8] of float32", "Precision"],
