@@ -17,6 +17,7 @@ from meshdsl.mesh import make_mesh
 from meshdsl.ops import operators as _operators  # noqa: F401  (gives Tensors their operators)
 from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
+from meshdsl.parameters import full, normal, ones, truncated_normal, uniform, zeros
 from meshdsl.tensor import Tensor, from_local, parameter, tensor
 
 _OPS = _named()
@@ -30,13 +31,19 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "MeshDSLError",
     "Tensor",
     "from_local",
+    "full",
     "lower",
     "make_mesh",
+    "normal",
+    "ones",
     "parameter",
     "random",
     "shardings",
     "show",
     "tensor",
+    "truncated_normal",
+    "uniform",
+    "zeros",
     *_OPS,
 ]
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 # is a folder of meshdsl/ or one of its modules; `meshdsl` itself is the language, with every op.
 ROOMS = (
     *("errors", "fields", "figures", "dims", "layouts", "layout", "mesh", "values", "tensor"),
-    *("checked", "later", "hosts", "record", "splits", "lowering", "ops", "meshdsl"),
+    *("parameters", "checked", "later", "hosts", "record", "splits", "lowering", "ops", "meshdsl"),
     *("layers", "models", "machine", "estimate", "compiled", "report", "train", "commands", "cli"),
 )
 # What a room may not import although it is below. Estimates and reports are made from a record.

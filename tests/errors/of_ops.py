@@ -90,6 +90,23 @@ ERRORS = {
         ["einsum, contract", "no dim `bb` in [a=4, b=8, c=3]", "did you mean `b`?"],
     ),
     "einsum, two rests": (lambda: md.einsum(X, Y, out=(..., ...)), ["einsum", "ellipsis"]),
+    # dot.
+    "dot with what contracts nothing": (
+        lambda: md.dot(X, Y),
+        ["dot", "the second operand [b=8, c=3] does not say", "ins=...", "md.einsum(x, w, out="],
+    ),
+    "dot, a dim that is missing": (
+        lambda: md.dot(X, weight(P, C, ins=P)),
+        ["dot", "the weight [p=3, c=3] contracts p=3, which [a=4, b=8] lacks", "known: `a`, `b`"],
+    ),
+    "dot, unequal sizes": (
+        lambda: md.dot(X, weight(md.Dim("b", 4), C, ins="b")),
+        ["dot", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [b=4, c=3]"],
+    ),
+    "dot of whole numbers": (
+        lambda: md.dot(IDS, weight(A, B, ins=A)),
+        ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
+    ),
     # Reductions.
     "the largest of nothing": (
         lambda: md.max(EMPTY, "n"),
