@@ -28,7 +28,7 @@ def _diagonal_example(diagonal: Callable, draw: Draw) -> Case:
     moves=("ppermute",),
     example=_diagonal_example,
 )
-def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim | str) -> Tensor:
+def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: str | Dim) -> Tensor:
     """The elements of `x` whose indices along `a` and `b` are equal.
 
     The result has the dims of `x` without `a` and `b`, then `new`. It comes out split as the

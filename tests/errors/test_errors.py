@@ -9,11 +9,11 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from tests.errors import of_nouns, of_ops, of_programs, wrong_arguments, wrong_programs
+from tests.errors import of_indexing, of_nouns, of_ops, of_programs, wrong_arguments, wrong_programs
 from tests.errors.common import MESH, A, X, file, model
 
 ERRORS = of_nouns.ERRORS | of_ops.ERRORS | of_programs.ERRORS
-ERRORS |= wrong_arguments.ERRORS | wrong_programs.ERRORS
+ERRORS |= wrong_arguments.ERRORS | wrong_programs.ERRORS | of_indexing.ERRORS
 
 # What is raised to be caught: nobody sees it.
 NO_ERRORS = ("AssertionError", "WrongGuess")
