@@ -9,8 +9,9 @@ from importlib.metadata import version as _version
 from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.later import show
+from meshdsl.later import compare, compile, explain, show
 from meshdsl.layout import Layout
+from meshdsl.lowering.init import init
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
@@ -32,8 +33,12 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "Layout",
     "MeshDSLError",
     "Tensor",
+    "compare",
+    "compile",
+    "explain",
     "from_local",
     "full",
+    "init",
     "lower",
     "make_mesh",
     "normal",
