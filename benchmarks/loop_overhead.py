@@ -29,7 +29,7 @@ from rich.console import Console
 import meshdsl as md
 from meshdsl.commands.lookup import pick_devices
 from meshdsl.train.checkpoints import Checkpoints
-from meshdsl.train.config import Checkpoint, Config
+from meshdsl.train.config import Config
 from meshdsl.train.data import open_data
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder
@@ -93,9 +93,7 @@ class Loops:
 
         with tempfile.TemporaryDirectory() as path:
             folder = RunFolder(Path(path))
-            with closing(
-                Checkpoints(folder.checkpoints, Checkpoint(every=every, keep=1), report=print)
-            ) as checkpoints:
+            with closing(Checkpoints(folder.checkpoints, every=every, keep=1)) as checkpoints:
                 run = Counted(
                     self.job,
                     self.corpus,

@@ -1,4 +1,48 @@
 """Layers: frozen dataclasses of Tensors that compute with them.
 
-They know nothing of meshes, axes or collectives.
+They know nothing of meshes, axes or collectives. Each says which dims go in, which come out and
+which its parameters have; docs/layers.md has them on one page. A layer of your own is written as
+these are:
+
+    class Gated(PyTreeNode):                     # flax.struct.PyTreeNode: a frozen dataclass
+        up: md.Tensor
+
+        @classmethod
+        def init(cls, key, d_model: md.Dim, d_ff: md.Dim):
+            return cls(md.normal(key, (d_model, d_ff), ins=d_model))
+
+        def __call__(self, x: md.Tensor) -> md.Tensor:
+            return md.silu(md.dot(x, self.up))
 """
+
+from meshdsl.layers.attention import Attention, Cache, Documents
+from meshdsl.layers.conv import Conv, ConvTranspose
+from meshdsl.layers.dropout import Dropout
+from meshdsl.layers.embedding import Embedding
+from meshdsl.layers.linear import Linear
+from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
+from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, Norm, RMSNorm
+from meshdsl.layers.rotary import angles, rotate
+from meshdsl.layers.stack import Stack
+
+__all__ = [
+    "MLP",
+    "MLPS",
+    "NORMS",
+    "Attention",
+    "Cache",
+    "Conv",
+    "ConvTranspose",
+    "Documents",
+    "Dropout",
+    "Embedding",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "Norm",
+    "RMSNorm",
+    "Stack",
+    "SwiGLU",
+    "angles",
+    "rotate",
+]

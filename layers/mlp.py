@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
+from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
@@ -10,40 +13,88 @@ from meshdsl.layers.linear import Linear
 
 
 class MLP(PyTreeNode):
-    """A matrix, a GELU and a matrix: `down(gelu(up(x)))`."""
+    """A matrix, a nonlinearity and a matrix: `down(activation(up(x)))`.
+
+        mlp = MLP.init(key, d_model, d_ff)
+        mlp(x)   # [batch, length, d_model] -> the same
+
+    Attributes:
+      up: from d_model to d_ff.
+      down: from d_ff to d_model.
+      activation: a component-wise function of a Tensor.
+    """
 
     up: Linear
     down: Linear
+    activation: Callable[[md.Tensor], md.Tensor] = struct.field(pytree_node=False, default=md.gelu)
 
     @classmethod
-    def init(cls, key, d_model: md.Dim, d_ff: md.Dim, *, bias: bool, out_std: float):
+    def init(
+        cls,
+        key,
+        d_model: md.Dim,
+        d_ff: md.Dim,
+        *,
+        bias: bool = False,
+        out_std: float | None = None,
+        activation: Callable[[md.Tensor], md.Tensor] = md.gelu,
+    ):
+        """Weights as those of `Linear`.
+
+        Args:
+          out_std: the standard deviation of the weights of `down`.
+        """
         up, down = jax.random.split(key)
         return cls(
-            up=Linear.init(up, (d_model,), (d_ff,), bias=bias),
-            down=Linear.init(down, (d_ff,), (d_model,), bias=bias, std=out_std),
+            up=Linear.init(up, d_model, d_ff, bias=bias),
+            down=Linear.init(down, d_ff, d_model, bias=bias, std=out_std),
+            activation=activation,
         )
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        return self.down(md.gelu(self.up(x)))
+        """The other dims of `x`, then d_model, which `x` has too."""
+        return self.down(self.activation(self.up(x)))
 
 
 class SwiGLU(PyTreeNode):
-    """A matrix with a gate, and a matrix: `down(silu(gate(x)) * up(x))` (Shazeer, 2020)."""
+    """A matrix with a gate, and a matrix: `down(silu(gate(x)) * up(x))` (Shazeer, 2020).
+
+        mlp = SwiGLU.init(key, d_model, d_ff)
+        mlp(x)   # [batch, length, d_model] -> the same
+
+    Attributes:
+      gate, up: from d_model to d_ff.
+      down: from d_ff to d_model.
+    """
 
     gate: Linear
     up: Linear
     down: Linear
 
     @classmethod
-    def init(cls, key, d_model: md.Dim, d_ff: md.Dim, *, bias: bool, out_std: float):
+    def init(
+        cls,
+        key,
+        d_model: md.Dim,
+        d_ff: md.Dim,
+        *,
+        bias: bool = False,
+        out_std: float | None = None,
+    ):
+        """Weights as those of `Linear`.
+
+        Args:
+          out_std: the standard deviation of the weights of `down`.
+        """
         gate, up, down = jax.random.split(key, 3)
         return cls(
-            gate=Linear.init(gate, (d_model,), (d_ff,), bias=bias),
-            up=Linear.init(up, (d_model,), (d_ff,), bias=bias),
-            down=Linear.init(down, (d_ff,), (d_model,), bias=bias, std=out_std),
+            gate=Linear.init(gate, d_model, d_ff, bias=bias),
+            up=Linear.init(up, d_model, d_ff, bias=bias),
+            down=Linear.init(down, d_ff, d_model, bias=bias, std=out_std),
         )
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
+        """The other dims of `x`, then d_model, which `x` has too."""
         return self.down(md.silu(self.gate(x)) * self.up(x))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import struct
@@ -14,25 +15,39 @@ CARRY = "layer input"  # the name under which an offloaded carry is known to `md
 
 
 class Stack(PyTreeNode):
-    """Copies of a layer over the dim `layers`.
+    """Copies of a layer over the dim `layers`, one after another.
+
+        blocks = Stack.init(key, lambda key: Block.init(key, d_model), layers)
+        blocks(x)          # blocks of `block(x)`, each with parameters of its own
+        blocks(x, causal=True)
 
     Attributes:
       layer: one layer whose Tensors have `layers` in front.
       remat: what the backward pass recomputes: "none", or a policy of `md.checkpoint`.
     """
 
-    layer: PyTreeNode
+    layer: Any
     layers: md.Dim = struct.field(pytree_node=False)
     remat: str = struct.field(pytree_node=False, default="full")
 
     @classmethod
     def init(cls, key, init: Callable, layers: md.Dim, *, remat: str = "full"):
-        """`init(key)` makes one layer; each copy gets a key of its own."""
-        stacked = jax.vmap(init)(jax.random.split(key, layers.size))
-        add = lambda t: md.Tensor(t.array, (layers, *t.dims), t.role)
-        return cls(
-            jax.tree.map(add, stacked, is_leaf=lambda x: isinstance(x, md.Tensor)), layers, remat
-        )
+        """`init(key)` makes one layer, of Tensors and dims; each copy gets a key of its own."""
+        keys = md.tensor(jax.random.split(key, layers.size), layers)
+        return cls(md.over(layers, lambda key: init(key.array))(keys), layers, remat)
+
+    def __call__(self, x, *args, key=None, **how):
+        """`x = layer(x, *args, **how)` for each layer in turn: the last `x`.
+
+        Args:
+          x: a Tensor, or a tree of them, whose dims and dtypes no layer changes.
+          args, how: the same for each layer.
+          key: a JAX PRNG key; with it, each layer is given one of its own, as `key=`.
+        """
+        if key is None:
+            return self.scan(lambda layer, x, _: (layer(x, *args, **how), ()), x)[0]
+        keys = jax.random.split(key, self.layers.size)
+        return self.scan(lambda layer, x, k: (layer(x, *args, key=k, **how), ()), x, keys)[0]
 
     def scan(self, fn: Callable, carry, xs=(), *, offload: bool = False):
         """Run `carry, y = fn(layer, carry, x)` for each layer in turn.

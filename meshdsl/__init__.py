@@ -16,9 +16,12 @@ from meshdsl.lowering.init import init
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
-from meshdsl.ops import operators as _operators  # noqa: F401  (gives Tensors their operators)
+from meshdsl.ops import indexing as _indexing  # noqa: F401  (these three give Tensors their
+from meshdsl.ops import methods as _methods  # noqa: F401  (methods and operators)
+from meshdsl.ops import operators as _operators  # noqa: F401
 from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
+from meshdsl.parameters import full, normal, ones, truncated_normal, uniform, zeros
 from meshdsl.tensor import Tensor, abstract, from_local, parameter, tensor
 
 _OPS = _named()
@@ -38,14 +41,20 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "compile",
     "explain",
     "from_local",
+    "full",
     "init",
     "lower",
     "make_mesh",
+    "normal",
+    "ones",
     "parameter",
     "random",
     "shardings",
     "show",
     "tensor",
+    "truncated_normal",
+    "uniform",
+    "zeros",
     *_OPS,
 ]
 

@@ -22,6 +22,12 @@ from meshdsl.lowering.init import init as init
 from meshdsl.lowering.shardings import shardings as shardings
 from meshdsl.mesh import make_mesh as make_mesh
 from meshdsl.ops import random as random
+from meshdsl.parameters import full as full
+from meshdsl.parameters import normal as normal
+from meshdsl.parameters import ones as ones
+from meshdsl.parameters import truncated_normal as truncated_normal
+from meshdsl.parameters import uniform as uniform
+from meshdsl.parameters import zeros as zeros
 from meshdsl.tensor import Tensor as Tensor
 from meshdsl.tensor import abstract as abstract
 from meshdsl.tensor import from_local as from_local

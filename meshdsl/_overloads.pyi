@@ -35,6 +35,7 @@ from meshdsl._types import (
     Lowered,
     M,
     Many,
+    Named,
     Number,
     One,
     Operand,
@@ -213,7 +214,7 @@ def einsum(
 @overload
 def einsum(
     *tensors: Tensor,
-    out: Elliptic | Iterable[Dim],
+    out: Elliptic | str | Iterable[Dim | str],
     contract: Which[Tensor] = None,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -291,7 +292,7 @@ def broadcast(
     x: Unsure | Fits[Tensor[A, B, C, D, E, F]], dims: Dims6[A, B, C, D, E, F]
 ) -> Tensor[A, B, C, D, E, F]: ...
 @overload
-def broadcast(x: Tensor, dims: tuple[UnsureName, ...] | Many) -> Tensor: ...
+def broadcast(x: Tensor, dims: tuple[UnsureName, ...] | Named | Many) -> Tensor: ...
 @overload
 def reshape(x: Tensor, to: UnsureNames, **sizes: Dim | int) -> Tensor: ...
 @overload
@@ -311,7 +312,7 @@ def reshape(
     x: Tensor, to: Dims6[A, B, C, D, E, F], **sizes: Dim | int
 ) -> Tensor[A, B, C, D, E, F]: ...
 @overload
-def reshape(x: Tensor, to: str | Iterable[Dim], **sizes: Dim | int) -> Tensor: ...
+def reshape(x: Tensor, to: str | Iterable[Dim | str], **sizes: Dim | int) -> Tensor: ...
 
 # Indexing
 
@@ -341,6 +342,8 @@ def one_hot(ids: Tensor[*Ds], dim: Dim[X], dtype: Any = ...) -> Tensor[*Ds, X]: 
 def iota(dim: UnsureName, dtype: Any = ..., *, like: Tensor | None = None) -> Tensor: ...
 @overload
 def iota(dim: Dim[X], dtype: Any = ..., *, like: Tensor | None = None) -> Tensor[X]: ...
+@overload
+def iota(dim: str, dtype: Any = ..., *, like: Tensor) -> Tensor: ...
 def segment_sum(x: Tensor, ids: T, dim: Which[T], segments: Dim) -> Tensor: ...
 @overload
 def bincount(ids: Tensor, bins: UnsureName, *, weights: Tensor | None = None) -> Tensor: ...
@@ -394,6 +397,8 @@ def eye(a: UnsureName, b: Dim, dtype: Any = ..., *, like: Tensor | None = None) 
 def eye(a: Dim, b: UnsureName, dtype: Any = ..., *, like: Tensor | None = None) -> Tensor: ...
 @overload
 def eye(a: Dim[A], b: Dim[B], dtype: Any = ..., *, like: Tensor | None = None) -> Tensor[A, B]: ...
+@overload
+def eye(a: Dim | str, b: Dim | str, dtype: Any = ..., *, like: Tensor) -> Tensor: ...
 
 # Windows
 
@@ -403,7 +408,7 @@ def conv(
     kernel: Tensor,
     over: Mapping[Any, Dim | str],
     *,
-    out: Elliptic | Iterable[Dim],
+    out: Elliptic | str | Iterable[Dim | str],
     stride: Any = 1,
     dilation: Any = 1,
     padding: Any = "SAME",
@@ -417,7 +422,7 @@ def conv_transpose(
     kernel: Tensor,
     over: Mapping[Any, Dim | str],
     *,
-    out: Elliptic | Iterable[Dim],
+    out: Elliptic | str | Iterable[Dim | str],
     stride: Any = 1,
     dilation: Any = 1,
     padding: Any = "SAME",
@@ -460,7 +465,7 @@ def scan(
     carry: T,
     xs: Any = (),
     *,
-    dim: Dim,
+    dim: Dim | str,
     reverse: bool = False,
     unroll: int = 1,
 ) -> tuple[T, Any]: ...
@@ -470,7 +475,7 @@ def scan(
     carry: Any,
     xs: Any = (),
     *,
-    dim: Dim,
+    dim: Dim | str,
     reverse: bool = False,
     unroll: int = 1,
 ) -> tuple[Any, Any]: ...
@@ -524,7 +529,7 @@ def value_and_grad(
     fn: Callable[..., Any],
     *,
     has_aux: bool = False,
-    accumulate: Dim | None = None,
+    accumulate: Dim | str | None = None,
     compute: Any = None,
     reduce: Any = None,
 ) -> Callable[..., Any]: ...
@@ -616,7 +621,7 @@ def local(
 def local(
     fn: Callable[..., Any],
     *tensors: Tensor,
-    out: Iterable[Dim],
+    out: str | Iterable[Dim | str],
     whole: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor: ...

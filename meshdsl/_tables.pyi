@@ -106,8 +106,8 @@ class Ternary(_Function):
     @overload
     def __call__(self, x: X, y: X, z: Holder[X, T], /) -> T: ...
 
-class Makes(_Function, Generic[X, P]):
-    """A tensor of given dims."""
+class Makes(_Function, Generic[X, Y, P]):
+    """A tensor of given dims; `Y` is all that an op takes for its dims."""
 
     @overload
     def __call__(
@@ -142,13 +142,11 @@ class Makes(_Function, Generic[X, P]):
         self, first: X, dims: Dims6[A, B, C, D, E, F], *args: P.args, **kwargs: P.kwargs
     ) -> Tensor[A, B, C, D, E, F]: ...
     @overload
-    def __call__(
-        self, first: X, dims: Iterable[Dim], *args: P.args, **kwargs: P.kwargs
-    ) -> Tensor: ...
+    def __call__(self, first: X, dims: Y, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
     @overload
-    def __call__(self, *, dims: Dim | Iterable[Dim], **kwargs: Any) -> Tensor: ...
+    def __call__(self, *, dims: Y, **kwargs: Any) -> Tensor: ...
 
-def makes(op: Callable[Concatenate[X, Any, P], Tensor]) -> Makes[X, P]: ...
+def makes(op: Callable[Concatenate[X, Y, P], Tensor]) -> Makes[X, Y, P]: ...
 
 class Removes(_Function, Generic[P]):
     """A tensor without one of its dims."""
@@ -407,7 +405,7 @@ class Slides(_Function):
         kernel: Tensor,
         over: _Over,
         *,
-        out: Elliptic | Iterable[Dim],
+        out: Elliptic | str | Iterable[Dim | str],
         **settings: Unpack[_Settings],
     ) -> Tensor: ...
 

@@ -66,6 +66,8 @@ _Somewhere: TypeAlias = (
     | tuple[Any, Any, Any, Any, Any, X, *tuple[Any, ...]]
 )
 UnsureNames: TypeAlias = UnsureName | _Somewhere[UnsureName]
+Named: TypeAlias = str | _Somewhere[str]
+"""Dims of which at least one is given by its name."""
 Elliptic: TypeAlias = _Somewhere[EllipsisType]
 Unsure: TypeAlias = (
     Tensor[Nobody, *tuple[Any, ...]]

@@ -40,6 +40,10 @@ class Dim:
     def __repr__(self):
         return f"{self.name}={self.size}"
 
+    def alias(self, name: str) -> Dim:
+        """The same size under another name: `length.alias("memory")`."""
+        return Dim(name, self.size)
+
 
 Dims = tuple[Dim, ...]
 
@@ -124,6 +128,46 @@ def find_all(where: str, dims: Dims, wanted: Dim | str | Iterable[Dim | str] | N
     if wanted is None:
         return dims
     return distinct([find(where, dims, w) for w in listed(wanted)], where)
+
+
+def resolve(where: str, known: Iterable[Dim], given, *, new: bool = True) -> tuple:
+    """`given`, which is one dim or several, with every name replaced by the Dim that it means.
+
+    Dims stay as they are, whether they are known or not, and so does anything else: who uses the
+    result refuses that.
+
+    Args:
+      known: the dims of the operands, among which names are looked up.
+      new: a Dim that no operand has would be legal here, so that the error for an unknown name says
+        how to give one.
+
+    Raises:
+      MeshDSLError: no dim of `known` has that name.
+    """
+    known = tuple(dict.fromkeys(known))
+    return tuple(_sized(where, known, g, new) if isinstance(g, str) else g for g in listed(given))
+
+
+def resolve_one(where: str, known: Iterable[Dim], given: Dim | str, *, new: bool = True) -> Dim:
+    """The same for one dim, which is given as a Dim or by its name."""
+    if isinstance(given, Dim):
+        return given
+    known = tuple(dict.fromkeys(known))
+    return _sized(where, known, given, new) if isinstance(given, str) else find(where, known, given)
+
+
+def _sized(where: str, known: Dims, name: str, new: bool) -> Dim:
+    for d in known:
+        if d.name == name:
+            return d
+    if not new:
+        return find(where, known, name)
+    example = f"Dim({name!r}, 8)" if name.isidentifier() else "Dim('batch', 8)"
+    absent = f"no dim `{name}` in {show(known)}; " if known else ""
+    raise MeshDSLError(
+        f"{where}: {absent}a dim that no operand has is given with its size, such as {example}, "
+        f"not as {name!r}{nearest(name, [d.name for d in known])}"
+    )
 
 
 def without(dims: Dims, gone: Iterable[Dim]) -> Dims:

@@ -1,4 +1,4 @@
-"""What Python, NumPy and JAX may ask of a Tensor that is no op: a value, its shape, `t[0]`.
+"""What Python, NumPy and JAX may ask of a Tensor that is no op: a value, its shape, a truth value.
 
 Outside of a lowering a Tensor is a whole array, so numbers and NumPy arrays come out of it.
 Inside of one, and while JAX traces a function, there is no value yet, and asking for it is an
@@ -81,6 +81,12 @@ class Values:
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.array(np.asarray(self._value("np.asarray")), dtype=dtype, copy=copy)
 
+    def __array_function__(self, function, types, args, kwargs):
+        """A function of NumPy takes Tensors as arrays, not by methods such as `sum` and `max`."""
+        arrays = lambda x: np.asarray(x) if isinstance(x, Values) else x
+        args, kwargs = jax.tree.map(arrays, (args, kwargs), is_leaf=lambda x: isinstance(x, Values))
+        return function(*args, **kwargs)
+
     @property
     def __jax_array__(self):
         """JAX asks for this before it takes an object for an array, and this says that it is none.
@@ -100,10 +106,6 @@ class Values:
             "len(t), or list(t)",
             't.dim("{0}").size is the size of a dim; md.unstack(t, "{0}") gives parts',
         )
-
-    def __getitem__(self, index):
-        how = 'md.slice(t, "{0}", start, size), md.take(t, ids, "{0}") or md.unstack(t, "{0}")'
-        raise self._by_name("t[...], or a loop over t", f"take elements by name: {how}")
 
     def __setitem__(self, index, value):
         raise self._by_name(

@@ -227,7 +227,8 @@ class Block(PyTreeNode):
     def __call__(
         self, x: md.Tensor, length: md.Dim, turn, dropout, documents: Documents | None = None
     ) -> tuple[md.Tensor, Cache]:
-        attended, cache = self.attention(self.attention_norm(x), length, turn, documents)
+        how = {"length": length, "rotary": turn, "documents": documents}
+        attended, cache = self.attention.prefill(self.attention_norm(x), **how)
         x = x + dropout(attended, 0)
         return x + dropout(self.mlp(self.mlp_norm(x)), 1), cache
 

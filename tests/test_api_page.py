@@ -42,4 +42,6 @@ def test_a_signature_is_written_as_in_the_code():
 
     said = "(x: Tensor, *more: int, size=3, like: md.Dim | None = None) -> md.Dim"
     assert api.signature(function) == said
-    assert api.signature(md.eye).startswith("(a: Dim, b: Dim, dtype: DTypeLike = float32, *, ")
+    assert api.signature(md.eye).startswith(
+        "(a: Dim | str, b: Dim | str, dtype: DTypeLike = float32, *, "
+    )

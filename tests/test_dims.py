@@ -4,7 +4,18 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl.dims import distinct, find, find_all, replace, show, size, union, without
+from meshdsl.dims import (
+    distinct,
+    find,
+    find_all,
+    replace,
+    resolve,
+    resolve_one,
+    show,
+    size,
+    union,
+    without,
+)
 from tests.helpers import dims
 
 A, B, C = dims(a=2, b=3, c=4)
@@ -31,6 +42,10 @@ ALGEBRA = {
     "find by name": (lambda: find("x", (A, B), "b"), B),
     "find by Dim": (lambda: find("x", (A, B), B), B),
     "find all": (lambda: find_all("x", (A, B, C), ("c", A)), (C, A)),
+    "resolve names": (lambda: resolve("x", (A, B, A), ("b", A, C, ...)), (B, A, C, ...)),
+    "resolve one name": (lambda: resolve("x", (A, B), "b"), (B,)),
+    "resolve one": (lambda: (resolve_one("x", (A, B), "b"), resolve_one("x", (), C)), (B, C)),
+    "alias": (lambda: A.alias("memory"), md.Dim("memory", 2)),
     "find one": (lambda: find_all("x", (A, B), "b"), (B,)),
     "find every": (lambda: find_all("x", (A, B), None), (A, B)),
     "distinct": (lambda: distinct([A, B], "x"), (A, B)),

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[1]
 # is a folder of meshdsl/ or one of its modules; `meshdsl` itself is the language, with every op.
 ROOMS = (
     *("errors", "fields", "figures", "dims", "layouts", "layout", "mesh", "values", "tensor"),
-    *("user_code", "checked", "later", "hosts", "record", "splits", "lowering", "ops", "family"),
-    "meshdsl",
+    *("user_code", "parameters", "checked", "later", "hosts", "record", "splits", "lowering"),
+    *("ops", "family", "meshdsl"),
     *("layers", "models", "machine", "estimate", "compiled", "report"),
     *("analysis", "train", "commands", "cli"),
 )

@@ -91,11 +91,12 @@ REFUSED = {
     "many in a text": (lambda: f"{X:.3f}", ["format", "[a=2, b=4] is not one number"]),
     "an index": (
         lambda: X[0],
-        ["t[...]", "names, no order", 'md.slice(t, "a", start, size)', 'md.take(t, ids, "a")'],
+        ["t[...]", "names, no order", 't["a", 3], t["a", 0:4] or t["a", ids]'],
     ),
     "an index of a number": (lambda: HALF[0], ["t[...]", "Tensor []"]),
     "a loop": (lambda: [row for row in X], ["a loop over t", 'md.unstack(t, "a")']),  # noqa: C416
     "a number of rows": (lambda: len(X), ["len(t)", 't.dim("a").size']),
+    "a number of a dim that is not there": (lambda: X["c", 0], ["t[...]", "no dim `c`"]),
     "putting": (lambda: taken_from(X), ["t[...] = x", "md.where and md.scatter"]),
     "a product of matrices": (lambda: X @ X, ["t @ u", "md.einsum(t, u, out=(...))"]),
     "a product from the right": (lambda: np.ones((4, 2)) @ X, ["t @ u", "md.einsum"]),

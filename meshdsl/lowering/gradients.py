@@ -35,7 +35,12 @@ from meshdsl.tensor import Tensor, is_tensor
 
 
 def value_and_grad(
-    fn: Callable, *, has_aux: bool = False, accumulate: Dim | None = None, compute=None, reduce=None
+    fn: Callable,
+    *,
+    has_aux: bool = False,
+    accumulate: Dim | str | None = None,
+    compute=None,
+    reduce=None,
 ) -> Callable:
     """A function that returns the value of `fn` and its gradient by the first argument.
 
@@ -46,10 +51,10 @@ def value_and_grad(
     Args:
       fn: called with a pytree of Tensors and any other arguments; returns a Tensor without dims,
         and with `has_aux` also a pytree of Tensors.
-      accumulate: a dim of microbatches. Every Tensor among the other arguments that has it is cut
-        along it, the gradients of the cuts are averaged, and only the average is summed over
-        devices: one reduction per step for parameters that are not split. Value and auxiliary
-        results are averaged too.
+      accumulate: a dim of microbatches, or its name. Every Tensor among the other arguments that
+        has it is cut along it, the gradients of the cuts are averaged, and only the average is
+        summed over devices: one reduction per step for parameters that are not split. Value and
+        auxiliary results are averaged too.
       compute: the dtype in which `fn` gets the first argument, and in which it is gathered where it
         is split; by default its own.
       reduce: the dtype in which gradients travel and are summed over devices; by default that of
@@ -71,7 +76,7 @@ def value_and_grad(
         tensors, tree = _parameters(params)
         inputs = [x for x in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(x)]
         scope = common("value_and_grad", [*tensors, *inputs])
-        _check_microbatches(accumulate, inputs)
+        turns = _microbatches(accumulate, inputs)
 
         def body(tensors, args):
             params = jax.tree.unflatten(tree, tensors)
@@ -80,15 +85,13 @@ def value_and_grad(
         if scope is None:
             run, arrays = _cast_first(body, tensors, compute), [t.stored for t in tensors]
             uses = [()] * len(tensors)
-            (value, aux), grads = _differentiated(run, arrays, args, accumulate)
+            (value, aux), grads = _differentiated(run, arrays, args, turns)
         else:
             tensors = [_entered(t, scope, compute, reduce) for t in tensors]
-            args = _in_turn(args, accumulate, scope)
-            run, tensors, uses = traced(
-                body, tensors, scope, _element(args, accumulate, 0), accumulate
-            )
+            args = _in_turn(args, turns, scope)
+            run, tensors, uses = traced(body, tensors, scope, _element(args, turns, 0), turns)
             arrays = [t.stored for t in tensors]
-            (value, aux), grads = _differentiated(run, arrays, args, accumulate)
+            (value, aux), grads = _differentiated(run, arrays, args, turns)
         grads = [
             Tensor(g, t.dims, t.role, t.placement) for g, t in zip(grads, tensors, strict=True)
         ]
@@ -228,9 +231,12 @@ def _parameters(params):
     return tensors, tree
 
 
-def _check_microbatches(dim: Dim | None, inputs: Sequence[Tensor]) -> None:
+def _microbatches(dim: Dim | str | None, inputs: Sequence[Tensor]) -> Dim | None:
+    """The dim of microbatches, which may be given by the name of a dim of the inputs."""
     if dim is None:
-        return
+        return None
+    known = [d for x in inputs for d in x.dims]
+    dim = dim_algebra.resolve_one("value_and_grad, accumulate", known, dim, new=False)
     if not any(dim in x.dims for x in inputs):
         raise MeshDSLError(f"value_and_grad: no argument has the dim {dim} to accumulate over")
     if not dim.size:
@@ -238,6 +244,7 @@ def _check_microbatches(dim: Dim | None, inputs: Sequence[Tensor]) -> None:
             f"value_and_grad: {dim} has no microbatch to take a gradient of; "
             "give it a size of 1 or more"
         )
+    return dim
 
 
 def _value_and_aux(made, has_aux: bool):

@@ -73,9 +73,9 @@ def conv(
 
     Args:
       over: for each spatial dim of `x` the dim of the kernel that slides along it.
-      out: dims of the result; shared dims that it lacks are contracted. A spatial dim may stand in
-        it as it goes in or as it comes out. `...` stands for the dims of `x` that the kernel lacks
-        and `out` does not name.
+      out: dims of the result (or names); shared dims that it lacks are contracted. A spatial dim
+        may stand in it as it goes in or as it comes out. `...` stands for the dims of `x` that the
+        kernel lacks and `out` does not name.
       stride, dilation: a number, or one for each spatial dim: `{height: 2, width: 1}`.
       padding: "SAME", "VALID", a number of zeros for both sides, a pair (low, high), or one of
         these for each spatial dim.
@@ -251,7 +251,9 @@ def _apply(
 
 def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim], out) -> Dims:
     """The dims of the result. `spatial` has for each spatial dim what it is in the result."""
-    out = tuple(spatial.get(d, d) if isinstance(d, Dim) else d for d in dim_algebra.listed(out))
+    known = (*spatial.values(), *x.dims, *kernel.dims)
+    out = dim_algebra.resolve(f"{name}, out", known, out, new=False)
+    out = tuple(spatial.get(d, d) if isinstance(d, Dim) else d for d in out)
     if any(d is ... for d in out):
         rest = tuple(spatial.get(d, d) for d in x.dims if d not in kernel.dims)
         at = next(i for i, d in enumerate(out) if d is ...)

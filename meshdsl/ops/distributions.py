@@ -6,7 +6,7 @@ layout draws the same numbers. They are also those of `jax.random` for an array 
 (with `jax_threefry_partitionable`, JAX's default). All functions take
 
     key: a JAX PRNG key (threefry), an array or a Tensor without dims; the same on every device.
-    dims: dims of the result.
+    dims: dims of the result; those of `like` may be given by their names.
     like: any tensor of the computation, so that each device draws its own part only; see `iota`.
 
 The arithmetic that makes other distributions of uniform numbers is that of `bitwise.py`: no layout,
@@ -39,6 +39,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     """A random tensor. `of(loop, key, dims)` draws the part of a device; `key` is two words."""
+    dims = dim_algebra.resolve("random", like.dims if like is not None else (), dims)
     dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
     return apply_op(
         f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like
@@ -64,7 +65,7 @@ def _drawn(
     result="makes",
     gradients=False,
 )
-def bits(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
+def bits(key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None) -> Tensor:
     """Uniform random uint32: `jax.random.bits`, to the bit."""
     return _draw("bits", key, dims, like, threefry.bits)
 
@@ -79,7 +80,7 @@ def bits(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tenso
 )
 def uniform(
     key,
-    dims: Dim | Iterable[Dim],
+    dims: Dim | str | Iterable[Dim | str],
     dtype: DTypeLike = jnp.float32,
     *,
     low=0.0,
@@ -122,7 +123,11 @@ def _of_uniform(u, dtype) -> jax.Array:
     gradients=False,
 )
 def normal(
-    key, dims: Dim | Iterable[Dim], dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
+    key,
+    dims: Dim | str | Iterable[Dim | str],
+    dtype: DTypeLike = jnp.float32,
+    *,
+    like: Tensor | None = None,
 ) -> Tensor:
     """Standard normal: `jax.random.normal` but for rounding.
 
@@ -150,7 +155,7 @@ def normal(
 )
 def truncated_normal(
     key,
-    dims: Dim | Iterable[Dim],
+    dims: Dim | str | Iterable[Dim | str],
     lower: float,
     upper: float,
     dtype: DTypeLike = jnp.float32,
@@ -189,7 +194,9 @@ def truncated_normal(
     result="makes",
     gradients=False,
 )
-def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
+def exponential(
+    key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None
+) -> Tensor:
     """Exponential with mean 1: `jax.random.exponential` but for rounding."""
     return _draw(
         "exponential",
@@ -208,7 +215,7 @@ def exponential(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -
     result="makes",
     gradients=False,
 )
-def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor:
+def gumbel(key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None) -> Tensor:
     """Standard Gumbel: `jax.random.gumbel` but for rounding.
 
     The index of the largest of `logits + gumbel` is a sample of `softmax(logits)`.
@@ -230,7 +237,7 @@ def gumbel(key, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Ten
 def bernoulli(
     key,
     probability: float | Tensor | jax.Array,
-    dims: Dim | Iterable[Dim],
+    dims: Dim | str | Iterable[Dim | str],
     *,
     like: Tensor | None = None,
 ) -> Tensor:
@@ -246,7 +253,7 @@ def bernoulli(
     gradients=False,
 )
 def randint(
-    key, dims: Dim | Iterable[Dim], low: int, high: int, *, like: Tensor | None = None
+    key, dims: Dim | str | Iterable[Dim | str], low: int, high: int, *, like: Tensor | None = None
 ) -> Tensor:
     """Whole numbers (int32) from `low` to below `high`: `jax.random.randint`, exactly.
 

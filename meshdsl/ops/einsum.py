@@ -55,7 +55,7 @@ def einsum(
     `ins` of parameters among the tensors. Anything else could be meant in two ways: an error.
 
     Args:
-      out: dims of the result, a tuple of Dims, with or without `...`.
+      out: dims of the result (or names), with or without `...`.
       contract: the dims (or names) that are summed over, and no others are.
       precision, preferred_element_type: as in `jnp.einsum`.
 
@@ -88,7 +88,7 @@ def einsum(
 
 
 def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
-    out = dim_algebra.listed(out)
+    out = dim_algebra.resolve("einsum, out", loop, out, new=False)
     if contract is not None:
         contract = dim_algebra.find_all("einsum, contract", loop, contract)
     if any(d is ... for d in out):

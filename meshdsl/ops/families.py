@@ -14,6 +14,7 @@ from meshdsl.ops import (
     cumulative,
     custom_gradient,
     distributions,
+    dot,
     einsum,
     functions,
     index,
@@ -36,7 +37,7 @@ from meshdsl.ops.declare import DECLARED, Declaration
 
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "Component-wise": (functions, component),
-    "Contracting": (einsum,),
+    "Contracting": (einsum, dot),
     "Control flow and calculus": (
         scan,
         loops,

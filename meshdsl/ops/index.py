@@ -136,13 +136,15 @@ def _iota_example(iota: Callable, draw: Draw) -> Case:
     example=_iota_example,
     gradients=False,
 )
-def iota(dim: Dim, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) -> Tensor:
+def iota(dim: Dim | str, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = None) -> Tensor:
     """The index of each element of `dim`.
 
     Args:
+      dim: a Dim, or the name of a dim of `like`.
       like: any tensor of the computation. With it each device makes its own part only. Without it
         every device makes the whole, and takes its part where it meets a split tensor.
     """
+    dim = dim_algebra.resolve_one("iota", like.dims if like is not None else (), dim)
     return apply_op(
         "iota", lambda at: at.indices(dim, dtype), (), loop=(dim,), out=(dim,), like=like
     )

@@ -30,7 +30,7 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
       fn: takes the local array of each tensor, its dims in the tensor's order, and returns the
         local array of the result. It must treat alike, and separately, the parts of every dim that
         may be split. It may be traced twice.
-      out: dims of the result.
+      out: dims of the result (or names of dims of the tensors).
       whole: dims that must not be split while `fn` runs. Those that the result lacks are always
         gathered.
       name: what errors and `explain` call the op; by default the function's name.
@@ -39,7 +39,8 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
       MeshDSLError: one name has two sizes, or the result of `fn` has another shape than a part of
         `out`.
     """
-    out = dim_algebra.distinct(out, "local")
+    known = [d for t in tensors for d in t.dims]
+    out = dim_algebra.distinct(dim_algebra.resolve("local, out", known, out), "local")
     loop = dim_algebra.union("local", [*(t.dims for t in tensors), out])
     named = dim_algebra.find_all("local", loop, whole)
     new = {d for d in out if not any(d in t.dims for t in tensors)}

@@ -29,7 +29,7 @@ from meshdsl.ops.declare import Case, Draw, of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
-from meshdsl.ops.scan import restacked, scan_as, stacked
+from meshdsl.ops.scan import dim_of, restacked, scan_as, stacked
 from meshdsl.record.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -148,7 +148,7 @@ def _map_over_example(map_over: Callable, draw: Draw) -> Case:
     computes="the body, for one element of the dim after another; the dim is whole",
     example=_map_over_example,
 )
-def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
+def map_over(fn: Callable, *xs, dim: Dim | str, batch: int | None = None):
     """`fn` of every element of `dim`, one after another.
 
     That takes the memory of one element, where `over` takes that of all.
@@ -156,7 +156,7 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
     Args:
       fn: takes Tensors without `dim`, one tree for each of `xs`, and returns a pytree of Tensors.
       xs: pytrees of Tensors that have `dim`.
-      dim: is whole while this runs, whatever the layout says of it.
+      dim: one of their dims, or its name; it is whole while this runs, whatever the layout says.
       batch: elements that are taken together, by `over`.
 
     Returns:
@@ -171,6 +171,7 @@ def map_over(fn: Callable, *xs, dim: Dim, batch: int | None = None):
             f"map_over: maps over Tensors that have {dim}, not {', '.join(others)}; close over "
             "what is shared"
         )
+    dim = dim_of("map_over", xs, dim)
     if batch is None:
         return scan_as("map_over", lambda _, x: ((), fn(*x)), (), xs, dim)[1]
     whole_number("map_over: a batch", batch, 1)

@@ -14,7 +14,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import resharding
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
-from meshdsl.ops.bodies import fixed, lying_as, scope_of, varied
+from meshdsl.ops.bodies import fixed, leaves_of, lying_as, scope_of, varied
 from meshdsl.ops.declare import along_a, op
 from meshdsl.ops.reduce import softmax
 from meshdsl.tensor import Placement, Tensor, is_tensor
@@ -25,15 +25,16 @@ from meshdsl.values import array_of
     computes="the function, for all elements of its part at once",
     example=along_a(lambda over, x, a, b: over(a, lambda x: softmax(x, b))(x)),
 )
-def over(dim: Dim, fn: Callable) -> Callable:
+def over(dim: Dim | str, fn: Callable) -> Callable:
     """`fn` of every element of `dim`, all at once: `jax.vmap` along a named dim.
 
-        `dim` stays split: each device maps over its part of it. Inside, the axes that split it are
-        spent:
-    the law gives them to no other dim, and `dim` keeps them until the results leave. They are those
-    that the law gives it in every argument that has it. Nested, each `over` spends axes of its own.
+    `dim` stays split: each device maps over its part of it. Inside, the axes that split it are
+    spent: the law gives them to no other dim, and `dim` keeps them until the results leave. They
+    are those that the law gives it in every argument that has it. Nested, each `over` spends axes
+    of its own.
 
     Args:
+      dim: a dim of an argument, or its name.
       fn: takes pytrees of Tensors and returns a pytree of Tensors. It may contain any op, loop or
         derivative. What it closes over is shared by all elements, as are arguments that lack `dim`.
         A random key is shared too: draws are the same for each element, unless the key has `dim`,
@@ -48,52 +49,55 @@ def over(dim: Dim, fn: Callable) -> Callable:
     """
 
     def mapped(*args):
-        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
-        tensors = [x for x in leaves if is_tensor(x)]
-        if not any(d.name == dim.name for t in tensors for d in t.dims):
-            got = ", ".join(dim_algebra.show(t.dims) for t in tensors) or "none"
-            raise MeshDSLError(f"over: no argument has {dim}; the Tensors among them are {got}")
-        has = [is_tensor(x) and any(d.name == dim.name for d in x.dims) for x in leaves]
-        for x in (x for x, h in zip(leaves, has, strict=True) if h):
-            dim_algebra.find("over", x.dims, dim)
-        scope = scope_of("over", args)
-        axes = _axes(dim, [x.dims for x, h in zip(leaves, has, strict=True) if h], scope)
-        op = scope.recorder.begin("over", (dim,), (axes,)) if scope else None
-        entered = [
-            _entered(x, dim, axes, scope, op) if h else x for x, h in zip(leaves, has, strict=True)
-        ]
-        results: list = []
-
-        def element(*arrays):
-            arrays = iter(arrays)
-            inside = [
-                _element(x, next(arrays)) if h else x for x, h in zip(entered, has, strict=True)
-            ]
-            made, out_tree = jax.tree.flatten(
-                fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor
-            )
-            if others := sorted({type(x).__name__ for x in made if not is_tensor(x)}):
-                raise MeshDSLError(
-                    f"over: the function returns Tensors, not {', '.join(others)}; give it dims "
-                    "with md.tensor"
-                )
-            made = [fixed(t, t.placement.scope if t.placement else scope) for t in made]
-            results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in made]]
-            return [t.array for t in made]
-
-        with scope.spending(axes, dim) if scope else nullcontext():
-            given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
-            arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
-        out_tree, kinds = results
-        return jax.tree.unflatten(
-            out_tree,
-            [
-                _left(a, dims, role, placement, dim, axes)
-                for a, (dims, role, placement) in zip(arrays, kinds, strict=True)
-            ],
-        )
+        tensors = [x for x in leaves_of(args) if is_tensor(x)]
+        known = [d for t in tensors for d in t.dims]
+        return _mapped(dim_algebra.resolve_one("over", known, dim, new=False), fn, args)
 
     return mapped
+
+
+def _mapped(dim: Dim, fn: Callable, args: tuple):
+    """`over(dim, fn)(*args)`."""
+    leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
+    tensors = [x for x in leaves if is_tensor(x)]
+    if not any(d.name == dim.name for t in tensors for d in t.dims):
+        got = ", ".join(dim_algebra.show(t.dims) for t in tensors) or "none"
+        raise MeshDSLError(f"over: no argument has {dim}; the Tensors among them are {got}")
+    has = [is_tensor(x) and any(d.name == dim.name for d in x.dims) for x in leaves]
+    for x in (x for x, h in zip(leaves, has, strict=True) if h):
+        dim_algebra.find("over", x.dims, dim)
+    scope = scope_of("over", args)
+    axes = _axes(dim, [x.dims for x, h in zip(leaves, has, strict=True) if h], scope)
+    op = scope.recorder.begin("over", (dim,), (axes,)) if scope else None
+    entered = [
+        _entered(x, dim, axes, scope, op) if h else x for x, h in zip(leaves, has, strict=True)
+    ]
+    results: list = []
+
+    def element(*arrays):
+        arrays = iter(arrays)
+        inside = [_element(x, next(arrays)) if h else x for x, h in zip(entered, has, strict=True)]
+        made, out_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor)
+        if others := sorted({type(x).__name__ for x in made if not is_tensor(x)}):
+            raise MeshDSLError(
+                f"over: the function returns Tensors, not {', '.join(others)}; give it dims "
+                "with md.tensor"
+            )
+        made = [fixed(t, t.placement.scope if t.placement else scope) for t in made]
+        results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in made]]
+        return [t.array for t in made]
+
+    with scope.spending(axes, dim) if scope else nullcontext():
+        given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
+        arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
+    out_tree, kinds = results
+    return jax.tree.unflatten(
+        out_tree,
+        [
+            _left(a, dims, role, placement, dim, axes)
+            for a, (dims, role, placement) in zip(arrays, kinds, strict=True)
+        ],
+    )
 
 
 def _axes(dim: Dim, operands: list[Dims], scope: Scope | None) -> tuple[str, ...]:

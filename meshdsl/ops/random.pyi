@@ -18,30 +18,41 @@ from meshdsl.tensor import Tensor
 def bernoulli(
     key: Any,
     probability: float | Tensor | Array,
-    dims: Dim | Iterable[Dim],
+    dims: Dim | str | Iterable[Dim | str],
     *,
     like: Tensor | None = None,
 ) -> Tensor: ...
 @makes
-def bits(key: Any, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor: ...
+def bits(
+    key: Any, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None
+) -> Tensor: ...
 def dropout(x: T, rate: float, key: Any) -> T: ...
 @makes
-def exponential(key: Any, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor: ...
+def exponential(
+    key: Any, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None
+) -> Tensor: ...
 @makes
-def gumbel(key: Any, dims: Dim | Iterable[Dim], *, like: Tensor | None = None) -> Tensor: ...
+def gumbel(
+    key: Any, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None
+) -> Tensor: ...
 @makes
 def normal(
-    key: Any, dims: Dim | Iterable[Dim], dtype: Any = ..., *, like: Tensor | None = None
+    key: Any, dims: Dim | str | Iterable[Dim | str], dtype: Any = ..., *, like: Tensor | None = None
 ) -> Tensor: ...
 def permute(key: Any, x: T, dim: Along[T]) -> T: ...
 @makes
 def randint(
-    key: Any, dims: Dim | Iterable[Dim], low: int, high: int, *, like: Tensor | None = None
+    key: Any,
+    dims: Dim | str | Iterable[Dim | str],
+    low: int,
+    high: int,
+    *,
+    like: Tensor | None = None,
 ) -> Tensor: ...
 @makes
 def truncated_normal(
     key: Any,
-    dims: Dim | Iterable[Dim],
+    dims: Dim | str | Iterable[Dim | str],
     lower: float,
     upper: float,
     dtype: Any = ...,
@@ -51,7 +62,7 @@ def truncated_normal(
 @makes
 def uniform(
     key: Any,
-    dims: Dim | Iterable[Dim],
+    dims: Dim | str | Iterable[Dim | str],
     dtype: Any = ...,
     *,
     low: Any = 0.0,

@@ -45,17 +45,17 @@ def _reshape_example(reshape: Callable, draw: Draw) -> Case:
     "wrong slices for [3, 2] -> [6] split in 2",
     example=_reshape_example,
 )
-def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
+def reshape(x: Tensor, to: tuple[Dim | str, ...] | str, **sizes: Dim | int) -> Tensor:
     """Split and merge dims.
 
         md.reshape(x, (batch, heads, head_dim))
         md.reshape(x, "batch (heads head_dim) -> batch heads head_dim", heads=8)
 
     Args:
-      to: the dims of the result. Those that `x` has too are kept; the others regroup the rest of
-        the dims of `x` in order, major first. Or a pattern, in which a group in brackets stands for
-        a dim that is their product: on the left any dim of `x`, on the right one that is called by
-        the names joined with `_`, or as `sizes` says.
+      to: the dims of the result. Those that `x` has too, which may be given by their names, are
+        kept; the others regroup the rest of the dims of `x` in order, major first. Or a pattern, in
+        which a group in brackets stands for a dim that is their product: on the left any dim of
+        `x`, on the right one that is called by the names joined with `_`, or as `sizes` says.
       sizes: for a pattern, sizes (or Dims) of names that `x` does not have.
 
     Raises:
@@ -63,7 +63,7 @@ def reshape(x: Tensor, to: tuple[Dim, ...] | str, **sizes: Dim | int) -> Tensor:
     """
     if isinstance(to, str):
         return _by_pattern(x, to, sizes)
-    out = dim_algebra.distinct(to, "reshape")
+    out = dim_algebra.distinct(dim_algebra.resolve("reshape", x.dims, to), "reshape")
     dim_algebra.union("reshape", [x.dims, out])
     old = tuple(d for d in x.dims if d not in out)
     new = tuple(d for d in out if d not in x.dims)
@@ -138,10 +138,12 @@ def _broadcast_example(broadcast: Callable, draw: Draw) -> Case:
 def broadcast(x: Tensor, dims) -> Tensor:
     """`x` repeated along every dim of `dims` that it lacks; the result has its dims in this order.
 
+        md.broadcast(x, (heads, "batch", "length"))   # x [batch, length]; a new dim needs a size
+
     Raises:
       MeshDSLError: `dims` lack a dim of `x`, or have it with another size.
     """
-    out = dim_algebra.distinct(dims, "broadcast")
+    out = dim_algebra.distinct(dim_algebra.resolve("broadcast", x.dims, dims), "broadcast")
     dim_algebra.union("broadcast", [x.dims, out])
     absent = dim_algebra.without(x.dims, out)
     if absent:

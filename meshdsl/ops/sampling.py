@@ -156,14 +156,14 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
     example=along_a(lambda permutation, x, a, b: permutation(jax.random.key(5), a, like=x)),
     gradients=False,
 )
-def permutation(key, dim: Dim, *, like: Tensor | None = None) -> Tensor:
+def permutation(key, dim: Dim | str, *, like: Tensor | None = None) -> Tensor:
     """The indices (int32) of `dim` in a random order: `jax.random.permutation`, exactly.
 
     Every device finds the whole order, without communication, and keeps its part where `dim` is
     split.
     """
     data = threefry.key_data(key)
-    (dim,) = dim_algebra.distinct(dim, "random")
+    dim = dim_algebra.resolve_one("permutation", like.dims if like is not None else (), dim)
     return apply_op(
         "random.permutation",
         lambda _: _order(data, dim),

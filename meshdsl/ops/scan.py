@@ -19,6 +19,7 @@ from meshdsl.ops.bodies import (
     arrays_in,
     each,
     fixed,
+    leaves_of,
     lying_as,
     matching,
     scope_of,
@@ -40,7 +41,7 @@ def _scan_example(scan: Callable, x: Tensor, a: Dim, b: Dim):
     computes="the body, for one element of the dim after another; the dim is whole",
     example=along_a(_scan_example),
 )
-def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll: int = 1):
+def scan(fn: Callable, carry, xs=(), *, dim: Dim | str, reverse: bool = False, unroll: int = 1):
     """Run `fn` over the elements of `dim`, one after another: `carry, y = fn(carry, x)`.
 
     Args:
@@ -48,7 +49,8 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
         parameter in it is a value from then on.
       xs: a pytree of Tensors that have `dim`, and of arrays whose first dimension is it; `fn` gets
         them without it.
-      dim: the dim; it is whole while the scan runs, whatever the layout says of it.
+      dim: the dim, or the name that it has in `xs`; it is whole while the scan runs, whatever the
+        layout says of it.
       reverse: begin with the last element.
       unroll: how many elements one turn of the compiled loop takes.
 
@@ -62,7 +64,7 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim, reverse: bool = False, unroll:
 
 
 def scan_as(
-    name: str, fn: Callable, carry, xs, dim: Dim, *, reverse: bool = False, unroll: int = 1
+    name: str, fn: Callable, carry, xs, dim: Dim | str, *, reverse: bool = False, unroll: int = 1
 ):
     """`scan`, for the op that errors are to call `name`."""
     if unroll < 0:
@@ -71,6 +73,7 @@ def scan_as(
         )
     arrays_in(name, "carry", carry)
     arrays_in(name, "input", xs)
+    dim = dim_of(name, xs, dim)
     scope = scope_of(name, (carry, xs)) or scope_within(
         name, lambda: fn(carry, _first(xs, dim, name))
     )
@@ -92,6 +95,12 @@ def scan_as(
         how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
         carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
     return uncarried(carry), each(lambda t: restacked(t, dim, name), uncarried(ys))
+
+
+def dim_of(name: str, tree, dim: Dim | str) -> Dim:
+    """`dim`, which may be given by the name that it has in the Tensors of a tree."""
+    tensors = [x for x in leaves_of(tree) if is_tensor(x)]
+    return dim_algebra.resolve_one(name, [d for t in tensors for d in t.dims], dim)
 
 
 def _first(xs, dim: Dim, name: str):

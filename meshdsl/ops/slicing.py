@@ -122,20 +122,30 @@ def check_fits(name: str, x: Tensor, value) -> None:
         )
 
 
-def windowed(name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0) -> Tensor:
-    """The elements of `x` along `dim` from `start` on, as the dim `new`.
+def windowed(
+    name: str, x: Tensor, dim: Dim, new: Dim, start: int, value=0, *, step: int = 1
+) -> Tensor:
+    """The elements of `x` along `dim` from `start` on, every `step`th one, as the dim `new`.
 
-    The window may reach beyond `dim` on both sides; `value` stands outside of it.
+    The window may reach beyond `dim` on both sides; `value` stands outside of it. With a negative
+    step the elements come in the opposite order.
     """
     out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), name)
-    if out == x.dims and start == 0:
+    if out == x.dims and start == 0 and step == 1:
         return x
     at = x.dims.index(dim)
 
     def local(loop: DeviceLoop, a):
         size = loop.size(new)
-        starts = [start + j * size for j in range(loop.parts(new))]
-        return loop.fetch(a, at, dim, starts, size, stop=start + new.size, fill=value)
+        reach = (size - 1) * step  # from the first element of a part to its last
+        starts = [start + j * size * step + min(reach, 0) for j in range(loop.parts(new))]
+        length = abs(reach) + 1 if size else 0
+        stop = start + max((new.size - 1) * step, 0) + 1
+        run = loop.fetch(a, at, dim, starts, length, stop=stop, fill=value)
+        if step == 1:
+            return run
+        run = jax.lax.slice_in_dim(run, 0, length, abs(step), at)
+        return run if step > 0 else jnp.flip(run, at)
 
     return apply_op(
         name,

@@ -28,7 +28,7 @@ def _diagonal_example(diagonal: Callable, draw: Draw) -> Case:
     moves=("ppermute",),
     example=_diagonal_example,
 )
-def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
+def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: str | Dim) -> Tensor:
     """The elements of `x` whose indices along `a` and `b` are equal.
 
     The result has the dims of `x` without `a` and `b`, then `new`. It comes out split as the
@@ -36,11 +36,15 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: Dim) -> Tensor:
     other is whole. Where the other is split, each device has what falls into its part of both,
     and the result is a pending sum of these.
 
+    Args:
+      new: a Dim of the size of the smaller of `a` and `b`, or a name.
+
     Raises:
       MeshDSLError: `a` is `b`, or `new` does not have the size of the smaller of them.
     """
     a, b = _matrix("diagonal", x, a, b)
     along, across = (a, b) if a.size <= b.size else (b, a)
+    new = new if isinstance(new, Dim) else Dim(new, along.size)
     if new == across and new.size == along.size:
         along, across = across, along
     if new.size != along.size:
@@ -122,12 +126,17 @@ def _eye_example(eye: Callable, draw: Draw) -> Case:
     example=_eye_example,
     gradients=False,
 )
-def eye(a: Dim, b: Dim, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None) -> Tensor:
+def eye(
+    a: Dim | str, b: Dim | str, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
+) -> Tensor:
     """The identity matrix: 1 where the indices along `a` and `b` are equal, 0 elsewhere.
 
     Args:
+      a, b: Dims, or names of dims of `like`.
       like: any tensor of the computation. With it each device makes its own part only; see `iota`.
     """
+    known = like.dims if like is not None else ()
+    a, b = (dim_algebra.resolve_one("eye", known, d) for d in (a, b))
     out = dim_algebra.distinct((a, b), "eye")
     local = lambda loop: (loop.indices(a)[:, None] == loop.indices(b)).astype(dtype)
     return apply_op("eye", local, (), loop=out, out=out, like=like)

@@ -85,7 +85,7 @@ class TrainingLoop:
                     f"no checkpoint in {self.folder.checkpoints}: the run begins again"
                 )
             return self.first_state(), 0
-        state, position = self.checkpoints.restore(self.job.state)
+        state, _, position = self.checkpoints.restore(self.job.state)
         self.batches.set_state(position)
         done = int(state.step)
         self.console.print(f"resumed after step {done}")
@@ -199,7 +199,7 @@ class TrainingLoop:
         if self.checkpoints.latest is None:
             state, done = self.first_state(), 0
         else:
-            state, _ = self.checkpoints.restore(self.job.state)
+            state, _, _ = self.checkpoints.restore(self.job.state)
             done = int(state.step)
         self.console.print(
             f"rolled back to step {done}; the data go on after the batch that was no good"

@@ -8,7 +8,7 @@ comes first. Then `TrainingLoop` takes the steps.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -72,7 +72,9 @@ def run(
         # checkpoint is still being written.
         lock = stack.enter_context(ExitStack())
         stack.enter_context(closing(batches))
-        checkpoints = Checkpoints(folder.checkpoints, config.checkpoint, report=console.print)
+        checkpoints = Checkpoints(
+            folder.checkpoints, **asdict(config.checkpoint), report=console.print
+        )
         stack.enter_context(closing(checkpoints))
         done = checkpoints.check(job.state) or 0
         if done >= config.steps:

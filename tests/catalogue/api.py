@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
 from meshdsl.ops.functions import FUNCTIONS, KIND, LAX, NN, NUMPY
+from meshdsl.ops.methods import METHODS
 from meshdsl.record.program import Program
 from meshdsl.report.show import Shown
 from tests.catalogue.read import families
@@ -105,6 +106,8 @@ def _class(name: str, cls: type, *, made: bool = True) -> Iterator[str]:
         value = inspect.getattr_static(cls, member)
         if member.startswith("_") or member in PROTOCOLS or member in known:
             continue
+        if cls is md.Tensor and member in METHODS:
+            continue
         if isinstance(value, (property, cached_property)):
             function = value.fget if isinstance(value, property) else value.func
             yield f"- `{name}.{member}`: {_summary(function)}"
@@ -112,6 +115,10 @@ def _class(name: str, cls: type, *, made: bool = True) -> Iterator[str]:
             bound = getattr(cls, member)
             text = signature(bound, method=inspect.isfunction(value))
             yield f"- `{name}.{member}{text}`: {_summary(bound)}"
+    if cls is md.Tensor:
+        listed = ", ".join(f"`Tensor.{method}`" for method in sorted(METHODS))
+        yield f"- {listed}: the ops of these names: `x.sum(d)` is `md.sum(x, d)`."
+        yield '- `Tensor["dim", index, ...]`: ' + _summary(md.Tensor.__getitem__)
 
 
 def _attributes(cls: type) -> dict[str, str]:

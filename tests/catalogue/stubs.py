@@ -6,16 +6,16 @@ An op that `_overloads.pyi` or `_random_overloads.pyi` types by hand is left to 
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import meshdsl as md
 from meshdsl.ops.declare import DECLARED, Declaration
+from tests.catalogue import methods
+from tests.catalogue.definitions import definition
 
 PACKAGE = Path(md.__file__).parent
-COLUMNS = 100
 KINDS = ("Unary", "Tuned", "Binary", "Ternary")
 FUNCTIONS = '''"""The types of ops that follow from what the ops declare.
 
@@ -40,14 +40,6 @@ IMPORTS = {  # for each name the module that a stub has it from
     "Dim": "meshdsl.dims",
     "Tensor": "meshdsl.tensor",
 }
-SPELLING = {  # of an annotation in a stub, where it is another than in the code
-    "": "Any",
-    "Callable": "Callable[..., Any]",
-    "DTypeLike": "Any",
-    "Dim | str": "Along[T]",
-    "Which": "Which[T]",
-    "float | Tensor | jax.Array": "float | Tensor | Array",
-}
 
 
 def files() -> dict[Path, str]:
@@ -57,6 +49,7 @@ def files() -> dict[Path, str]:
     return {
         PACKAGE / "_functions.pyi": _functions(mine),
         PACKAGE / "ops/random.pyi": _random(theirs),
+        methods.STUB: methods.stub(),
     }
 
 
@@ -93,53 +86,6 @@ def _typed(declarations: list[Declaration], overloads: set[str]) -> Iterator[str
     for d in {d.name: d for d in _sorted(declarations)}.values():
         if d.name.split(".")[-1] not in overloads:
             yield definition(d)
-
-
-def definition(d: Declaration) -> str:
-    """`def flip(x: T, dim: Along[T]) -> T: ...`: how the op is typed by its signature.
-
-    The first Tensor is the `T` of which dims are dims, and the result too where the op says that it
-    has the same dims. An op of a table of `_tables.pyi` gets its decorator instead.
-    """
-    name, table = d.name.split(".")[-1], "" if d.result == "same" else d.result
-    signature = inspect.signature(d.function)
-    parts: list[str] = []
-    for p in signature.parameters.values():
-        if p.kind is p.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
-            parts.append("*")
-        parts.append(_parameter(p))
-    result = _spelled(signature.return_annotation)
-    whose = next((i for i, part in enumerate(parts) if part.endswith(": Tensor")), None)
-    text = " ".join(parts)
-    if table or whose is None:
-        parts = [re.sub(r"\[T\]", "[Tensor]", part) for part in parts]
-    elif "[T]" in text or d.result == "same":
-        parts[whose] = re.sub(r": Tensor$", ": T", parts[whose])
-        result = "T" if d.result == "same" else result
-    decorator = f"@{table}\n" if table else ""
-    return decorator + _lines(f"def {name}", parts, f" -> {result}: ...")
-
-
-def _parameter(p: inspect.Parameter) -> str:
-    stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-    plain = p.default is None or isinstance(p.default, (bool, int, float, str, tuple))
-    default = f" = {p.default!r}" if plain else " = ..."
-    default = default.replace("'", '"')
-    return f"{stars}{p.name}: {_spelled(p.annotation)}{'' if p.default is p.empty else default}"
-
-
-def _spelled(annotation) -> str:
-    said = "" if annotation is inspect.Signature.empty else str(annotation)
-    return SPELLING.get(said, said).replace("Mapping[Dim | str,", "Mapping[Any,")
-
-
-def _lines(start: str, parts: list[str], end: str) -> str:
-    """A definition in one line, or in three, or with a line for each parameter: what fits."""
-    if len(line := f"{start}({', '.join(parts)}){end}") <= COLUMNS:
-        return line
-    if len(line := f"    {', '.join(parts)}") <= COLUMNS:
-        return f"{start}(\n{line}\n){end}"
-    return f"{start}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
 
 
 def _stub(head: str, parts: list[str], more: Iterable[str] = ()) -> str:

@@ -11,7 +11,7 @@ import pytest
 from meshdsl.commands.printed_texts import print_as_it_comes
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import Checkpoints
-from meshdsl.train.config import Checkpoint, Config
+from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Bytes
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
@@ -37,7 +37,7 @@ def make_run(path, *settings) -> RunFolder:
     layout = find_layout("fsdp")
     job = Job(config, layout, make_mesh(layout, jax.devices()))
     folder.write_config(config)
-    checkpoints = Checkpoints(folder.checkpoints, Checkpoint(keep=2))
+    checkpoints = Checkpoints(folder.checkpoints, keep=2)
     for step in (0, 5):
         checkpoints.save(step, job.step.init(jax.random.key(step)), {})
     checkpoints.close()

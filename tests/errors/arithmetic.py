@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 
 import meshdsl as md
-from tests.errors.common import EMPTY, IMAGE, A, B, C, T, W, X, Y, lowered
-from tests.helpers import data
+from tests.errors.common import EMPTY, IDS, IMAGE, A, B, C, T, W, X, Y, lowered
+from tests.helpers import data, weight
 
 COMPLEX = md.cast(X, jnp.complex64)
 
@@ -94,8 +94,8 @@ ERRORS = {
         ["einsum: dims are Dims such as", "not None"],
     ),
     "einsum, out of a word": (
-        lambda: md.einsum(X, W, out="a"),
-        ["einsum: dims are Dims such as", "not 'a'"],
+        lambda: md.einsum(X, W, out="all"),
+        ["einsum, out: no dim `all` in [a=4, b=8]"],
     ),
     "einsum, a precision": (
         lambda: md.einsum(X, W, out=(A,), precision="hi"),
@@ -128,5 +128,29 @@ ERRORS = {
     "local, another shape": (
         lambda: md.local(lambda x: x.T, X, out=(A, B)),
         ["(8, 4)", "[a=4, b=8]", "(4, 8)"],
+    ),
+    "einsum, a name of nothing": (
+        lambda: md.einsum(X, Y, out=("a", "cc")),
+        ["einsum, out: no dim `cc` in [a=4, b=8, c=3]", "did you mean `c`?"],
+    ),
+    "einsum, names of unequal sizes": (
+        lambda: md.einsum(X, data(C, md.Dim("b", 4)), out=("a", "b")),
+        ["einsum", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [c=3, b=4]"],
+    ),
+    "dot with what contracts nothing": (
+        lambda: md.dot(X, Y),
+        ["dot", "the second operand [b=8, c=3] does not say", "ins=...", "md.einsum(x, w, out="],
+    ),
+    "dot, a dim that is missing": (
+        lambda: md.dot(X, weight(T, C, ins=T)),
+        ["dot", "the weight [t=2, c=3] contracts t=2, which [a=4, b=8] lacks", "known: `a`, `b`"],
+    ),
+    "dot, unequal sizes": (
+        lambda: md.dot(X, weight(md.Dim("b", 4), C, ins="b")),
+        ["dot", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [b=4, c=3]"],
+    ),
+    "dot of whole numbers": (
+        lambda: md.dot(IDS, weight(A, B, ins=A)),
+        ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
     ),
 }

@@ -207,9 +207,7 @@ ERRORS = {
     # The loss.
     "a loss with dims": (
         lambda: step(loss=loss(lambda batch: md.mean(floats(batch), "length"))),
-        [
-            "Wrong.loss: the loss has the dims [batch=8], and is to have none; take md.mean or md.sum"
-        ],
+        ["Wrong.loss: the loss has the dims [batch=8], and is to have none; take md.mean"],
     ),
     "no loss": (
         lambda: step(loss=loss(lambda batch: None)),

@@ -55,7 +55,7 @@ ERRORS = {
     # Permutations and dropout.
     "permutation of a name": (
         lambda: md.random.permutation(KEY, "a"),
-        ["permutation", "`dim` is a Dim", "not 'a'"],
+        ["permutation: a dim that no operand has", "its size, such as Dim('a', 8), not as 'a'"],
     ),
     "permute, no such dim": (
         lambda: md.random.permute(KEY, X, C),
@@ -65,5 +65,9 @@ ERRORS = {
     "dropout, a word": (
         lambda: md.dropout(X, "0.1", KEY),
         ["dropout: `rate` is a number, not '0.1'"],
+    ),
+    "normal, a name of nothing": (
+        lambda: md.random.normal(KEY, ("a", "heads"), like=X),
+        ["random: no dim `heads` in [a=4, b=8]", "with its size"],
     ),
 }

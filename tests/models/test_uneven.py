@@ -13,7 +13,6 @@ import pytest
 
 import meshdsl as md
 from meshdsl.train.checkpoints import Checkpoints
-from meshdsl.train.config import Checkpoint
 from meshdsl.train.step import TrainStep
 from tests.helpers import only
 from tests.models import common
@@ -79,11 +78,11 @@ def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
             state, metrics = step(state, batch(CONFIGS["gpt2"], seed=i))
             losses[name].append(float(metrics["loss"]))
     np.testing.assert_allclose(losses["fsdp-tensor"], losses["single"], rtol=1e-5)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", Checkpoint(keep=1))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     checkpoints.save(3, state, {"next_index": 0})
     checkpoints.close()
     single = step_under(load("single", 1), optimizer)
-    restored, _ = Checkpoints(tmp_path / "checkpoints", Checkpoint(keep=1)).restore(single.abstract)
+    restored, _, _ = Checkpoints(tmp_path / "checkpoints", keep=1).restore(single.abstract)
     table = next(
         t
         for t in jax.tree.leaves(restored.params, is_leaf=lambda x: isinstance(x, md.Tensor))

@@ -72,7 +72,14 @@ def _reduce(draw, names, of):
     gone = [n for n in inner if n not in names] or [draw.one(inner)]
     op = draw.random.choice(["sum", "mean", "max", "logsumexp"])
     over = draw.dim(gone[0]) if len(gone) == 1 else draw.dims(gone, draw.dim)
-    return f"md.{op}({of(inner)}, {over})"
+    call = draw.random.choice(["md.{op}({x}, {over})", "({x}).{op}({over})"])
+    return call.format(op=op, x=of(inner), over=over)
+
+
+def _element(draw, names, of):
+    at = draw.random.randint(0, len(names))
+    inner = [*names[:at], next(n for n in NAMES if n not in names), *names[at:]]
+    return f"({of(inner[:4])})[{draw.dim(draw.one(inner[at : at + 1]))}, 1]"
 
 
 def _take(draw, names, of):
@@ -107,7 +114,7 @@ OPS = [
     lambda draw, names, of: f"md.tanh(2 * {of(names)})",
     lambda draw, names, of: (
         f"md.einsum({of(draw.names())}, {of(draw.near(names))}, {of(names)}, "
-        f"out={draw.dims(names)})"
+        f"out={draw.dims(names, draw.random.choice([draw.proper, draw.dim]))})"
     ),
     lambda draw, names, of: (
         f"md.transpose({of(draw.random.sample(names, len(names)))}, {draw.dims(names, draw.dim)})"
@@ -127,6 +134,9 @@ OPS = [
         f"md.stack([{of(names)}, {of(names)}], {draw.dim(draw.random.choice(NAMES))})"
     ),
     lambda draw, names, of: f"md.concat([{of(names)}, {of(names)}], {draw.dim(draw.one(names))})",
+    lambda draw, names, of: f"({of(names)})[{draw.dim(draw.one(names))}, ::-1]",
+    lambda draw, names, of: f"({of(names)}).softmax({draw.dim(draw.one(names))}).exp()",
+    _element,
     _reduce,
     _reduce,
     _take,

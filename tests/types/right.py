@@ -298,6 +298,51 @@ some: md.Tensor
 for some in (up, vector):
     some = some + some
 
+# Methods, and indices by name
+
+reveal_type(x.exp())  # Tensor[batch, length, d_model]
+reveal_type(x.gelu(approximate=False).clip(-1.0, 1.0))  # Tensor[batch, length, d_model]
+reveal_type(x.sum())  # Tensor[]
+reveal_type(x.sum(length))  # Tensor[batch, d_model]
+reveal_type(x.max("length"))  # Tensor[batch, d_model]
+reveal_type(x.mean((batch, d_model)))  # Tensor[length]
+reveal_type(x.var(d_model, ddof=1))  # Tensor[batch, length]
+reveal_type(x.argmax(d_model))  # Tensor[batch, length]
+reveal_type(x.softmax(d_model).cumsum(length, reverse=True))  # Tensor[batch, length, d_model]
+reveal_type(x.cast(jnp.bfloat16))  # Tensor[batch, length, d_model]
+memory = length.alias("memory")
+reveal_type(x.rename(length, memory))  # Tensor[batch, memory, d_model]
+reveal_type(x.transpose((d_model, batch, length)))  # Tensor[d_model, batch, length]
+reveal_type(rows.broadcast((d_ff, batch, length)))  # Tensor[d_ff, batch, length]
+reveal_type(x.take(md.iota(length), d_model))  # Tensor
+reveal_type(x.reshape("batch length d_model -> batch (length d_model)"))  # Tensor
+reveal_type(x.unstack(batch))  # tuple[Tensor, ...]
+made = x.top_k(d_model, 2)
+reveal_type(made)  # tuple[Tensor[batch, length, d_model], Tensor[batch, length, d_model]]
+reveal_type(x[length, 0])  # Tensor[batch, d_model]
+reveal_type(x["batch", -1])  # Tensor[length, d_model]
+reveal_type(x["length", 0:2])  # Tensor[batch, length, d_model]
+reveal_type(x["length", 0:2, d_model, ::-1])  # Tensor[batch, length, d_model]
+reveal_type(x["length", 0, "batch", 1:])  # Tensor
+reveal_type(x[length, md.iota(d_ff)])  # Tensor
+reveal_type(x[text, 0])  # Tensor
+reveal_type(memory)  # Dim[memory]
+reveal_type(length.alias(text))  # Dim[Any]
+
+# Names of dims of operands
+
+reveal_type(md.einsum(x, up, out=("batch", ..., "d_ff"), contract="d_model"))  # Tensor
+reveal_type(md.einsum(x, up, out=("batch", d_ff)))  # Tensor
+reveal_type(md.broadcast(rows, ("batch", d_ff, length)))  # Tensor
+reveal_type(md.reshape(x, (batch, "length", "d_model")))  # Tensor
+reveal_type(md.random.normal(key, ("batch", d_ff), like=x))  # Tensor
+reveal_type(md.random.permutation(key, "batch", like=x))  # Tensor
+reveal_type(md.iota("batch", like=x))  # Tensor
+reveal_type(md.eye("batch", length, like=x))  # Tensor
+reveal_type(md.local(lambda a: a, x, out=("batch", length, "d_model")))  # Tensor
+reveal_type(md.over("batch", lambda row: md.sum(row))(x))  # Any
+reveal_type(md.map_over(lambda row: md.sum(row), x, dim="batch"))  # Any
+
 # Functions of functions
 
 

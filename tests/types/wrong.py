@@ -49,6 +49,8 @@ x + "1"  # error: Operator "+" not supported
 x + None  # error: Operator "+" not supported
 x @ up  # error: Operator "@" not supported
 x[0]  # error: __getitem__
+x[batch]  # error: __getitem__
+x["batch", "length"]  # error: __getitem__
 len(x)  # error: Argument of type
 jnp.sin(x)  # error: Argument of type
 md.exp(2.0)  # error: No overloads
@@ -80,15 +82,21 @@ md.random.categorical(key, x, d_ff)  # error: No overloads
 md.transpose(x, (d_ff, length, batch))  # error: No overloads
 md.broadcast(x, (batch, length, d_ff))  # error: No overloads
 md.broadcast(x, (d_model,))  # error: No overloads
+x[d_ff, 0]  # error: __getitem__
+x[d_ff, 1:2]  # error: __getitem__
+x.sum(d_ff)  # error: No overloads
+x.mean((batch, d_ff))  # error: No overloads
+x.softmax(d_ff)  # error: Argument of type
 
 # Settings
 md.tensor(jnp.ones(2), ("batch",))  # error: No overloads
-md.einsum(x, up, out=("batch", "d_ff"))  # error: No overloads
 md.sum(x, axis=0)  # error: No overloads
 md.cumsum(x, batch, True)  # error: Expected 2 positional arguments
 md.cond(x > 0, lambda: x, lambda: x)  # error: No overloads
 md.conv(x, up, {}, out=(batch,), strides=2)  # error: No overloads
 md.summ(x)  # error: "summ" is not a known attribute
+x.summ()  # error: Cannot access attribute "summ"
+x.exp(x)  # error: Expected 0 positional argument
 
 
 # What is declared

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved while it runs, pruned, restored from the newest good one."""
+"""The checkpoints of a tree: saved while a program runs, pruned, read from the newest good one."""
 
 from __future__ import annotations
 
@@ -6,45 +6,92 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from meshdsl import hosts
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, whole_number
+from meshdsl.layout import Layout
 from meshdsl.train.checkpoints import folders, manifest, tree_leaves
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.manifest import Manifest
 from meshdsl.train.checkpoints.newest import GoodCheckpoint, newest_complete, read_newest_good
+from meshdsl.train.checkpoints.places import as_before, as_wanted, on_devices
 from meshdsl.train.checkpoints.save_schedule import SaveSchedule
 from meshdsl.train.checkpoints.writer import Writer
-from meshdsl.train.config import Checkpoint
 
 _WRITE_ERRORS = (OSError, ValueError, RuntimeError)  # that orbax and tensorstore raise
 
 
-class Checkpoints:
-    """The checkpoints in a folder that all processes of a run share.
+class Restored(NamedTuple):
+    """A checkpoint that was read.
 
-    All processes call the methods, in the same order.
+    Attributes:
+      state: the tree, with arrays.
+      step: after which it was saved.
+      data: what was saved with it.
+    """
+
+    state: Any
+    step: int
+    data: Any
+
+
+class Checkpoints:
+    """The checkpoints in a folder: of any pytree of Tensors, arrays and numbers.
+
+    They are written while the program goes on, and checked before they are used. In a run of
+    several processes all of them call the methods, in the same order, and see one folder.
+
+        with Checkpoints("runs/vit", every=100, keep=2) as checkpoints:
+            if checkpoints.latest is not None:
+                state, step, data = checkpoints.restore(state)
+            for step in range(step + 1, steps + 1):
+                state = train_step(state)
+                if checkpoints.due(step):
+                    checkpoints.save(step, state)
 
     Args:
       folder: made when the first checkpoint is written.
-      settings: when to write, and what to keep.
+      every: steps between two checkpoints, for `due`; 0: none by steps.
+      minutes: minutes between two checkpoints, for `due`; 0: none by time.
+      keep: how many of the newest are kept.
+      keep_every: checkpoints of steps that this number divides are kept for good; 0: none are.
       report: called with a line on each damaged checkpoint that is passed over.
+
+    Raises:
+      MeshDSLError: one of the numbers is not legal.
     """
 
-    def __init__(self, folder: Path, settings: Checkpoint, report: Callable[[str], Any] = print):
-        self.folder = folder
-        self._settings = settings
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: int = 0,
+        minutes: float = 0.0,
+        keep: int = 2,
+        keep_every: int = 0,
+        report: Callable[[str], Any] = print,
+    ):
+        self.folder = Path(folder)
+        self._keep = whole_number("Checkpoints: `keep`", keep, 1)
+        self._keep_every = whole_number("Checkpoints: `keep_every`", keep_every, 0)
         self._report = report
-        self._schedule = SaveSchedule(settings)
+        self._schedule = SaveSchedule(whole_number("Checkpoints: `every`", every, 0), minutes)
         self._writer: Writer | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._being_written: tuple[int, Future] | None = None  # the step, and when it is complete
         self._reported: set[str] = set()
         self._damaged: set[int] = set()  # steps that the next save sets aside
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
     @property
     def latest(self) -> int | None:
@@ -59,9 +106,9 @@ class Checkpoints:
         Damaged ones and those that are kept for good do not count. So the disk needs room for
         `keep + 1 - kept` more. Each process may ask this alone: only names are read.
         """
-        every = self._settings.keep_every
+        every = self._keep_every
         good = set(folders.saved_steps(self.folder)) - self._damaged
-        return min(self._settings.keep, sum(not (every and step % every == 0) for step in good))
+        return min(self._keep, sum(not (every and step % every == 0) for step in good))
 
     def check(self, state: Any) -> int | None:
         """Look at the newest checkpoint whose files are all there; arrays are not read.
@@ -91,16 +138,24 @@ class Checkpoints:
             self._finish_writing()
         return self._schedule.due(step)
 
-    def save(self, step: int, state: Any, data: Any) -> None:
+    def save(self, step: int, state: Any, data: Any = None) -> None:
         """Begin to write a checkpoint; returns when its arrays are copied and may be overwritten.
 
         Args:
-          data: the state of the data, as JSON can hold it, the same on all processes.
+          step: its name; at least 0, and above those that were saved.
+          state: any pytree of Tensors, arrays and numbers.
+          data: anything that JSON can hold, the same on all processes: where the run is in its
+            data, say.
 
         Raises:
-          MeshDSLError: this checkpoint, or the previous one, could not be written.
+          MeshDSLError: this checkpoint, or the previous one, could not be written; a leaf is
+            nothing that a checkpoint holds.
         """
         self._finish_writing()
+        step = whole_number("save: `step`", step, 0)
+        state = on_devices(state)
+        if not jax.tree.leaves(tree_leaves.named_arrays(state)):
+            raise MeshDSLError("save: there is no array in the state; `data` holds what is none")
         self._writer = self._writer or Writer()
         arrays, leaves = tree_leaves.named_arrays(state), tree_leaves.describe(state)
         names = list(arrays)
@@ -119,27 +174,37 @@ class Checkpoints:
             raise self._not_written(step, error) from error
         self._being_written = step, self._background.submit(self._complete, self._writer)
 
-    def restore(self, like: Any) -> tuple[Any, Any]:
-        """Read the newest good checkpoint.
+    def restore(
+        self, like: Any, layout: Layout | None = None, mesh: Mesh | None = None
+    ) -> Restored:
+        """Read the newest good checkpoint; damaged ones are passed over, and reported.
 
         Args:
-          like: a state of arrays, or of `ShapeDtypeStruct`s with shardings.
+          like: a tree of arrays or of `ShapeDtypeStruct`s, with the names, dims and dtypes of what
+            was saved. The arrays are read into its shardings, whatever those were in which they
+            were saved. What has none is read whole onto each device of the mesh of the others.
+          layout: read Tensors as this layout splits them, instead of as those of `like` are split.
+          mesh: of the layout; by default `make_mesh(layout)`.
 
         Returns:
-          The state in the shardings of `like`, and the state of the data that was saved with it.
+          The state, the step and the data: `state, step, data = checkpoints.restore(like)`.
 
         Raises:
-          MeshDSLError: there is no good checkpoint, or it is of another model or optimizer.
+          MeshDSLError: there is no good checkpoint, or it does not fit `like`: the error names the
+            first leaf that differs, and says what it is there and here.
         """
         self._finish_writing()
+        target = as_wanted(like, layout, mesh)
 
         def wanted(content: Manifest) -> dict[str, Any]:
-            self._refuse_other(content, like)
-            return tree_leaves.named_arrays(like)
+            self._refuse_other(content, target)
+            return tree_leaves.named_arrays(target)
 
         newest = read_newest_good(self.folder, wanted)
         self._pass_over_damaged(newest)
-        return tree_leaves.with_arrays(like, newest.arrays), newest.manifest["data"]
+        numbers = tree_leaves.numbers_in(newest.manifest["state"])
+        state = tree_leaves.with_arrays(target, newest.arrays | numbers)
+        return Restored(as_before(like, state), newest.step, newest.manifest["data"])
 
     def close(self) -> None:
         """Wait until everything is written.
@@ -164,7 +229,7 @@ class Checkpoints:
 
     def _refuse_other(self, content: Manifest, state: Any) -> None:
         """Raise a MeshDSLError unless the checkpoint with this manifest is one of such a state."""
-        run = self.folder.parent
+        run = self.folder.parent if self.folder.name == "checkpoints" else self.folder
         if not content["whole_state"]:
             raise MeshDSLError(
                 f"{run} holds parameters only; a new run begins with them by warm_start={run}"
@@ -186,9 +251,8 @@ class Checkpoints:
         """Wait until the checkpoint is complete, then remove older ones. Runs in a thread."""
         writer.wait()
         if jax.process_index() == 0:
-            keep, keep_every = self._settings.keep, self._settings.keep_every
             steps = folders.saved_steps(self.folder)
-            folders.remove(self.folder, folders.surplus(steps, keep, keep_every))
+            folders.remove(self.folder, folders.surplus(steps, self._keep, self._keep_every))
 
     def _finish_writing(self) -> None:
         """Wait until the checkpoint that is being written is complete."""

@@ -21,8 +21,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 _ODD, _FIRST, _SECOND = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
-# An element of 8 bytes is two words of 32 bits.
-_UINT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
+# An element of 8 bytes is two words of 32 bits, one of 16 bytes four.
+_UINT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32, 16: np.uint32}
 
 
 def digests(arrays: dict[str, jax.Array]) -> jax.Array:
@@ -78,9 +78,15 @@ def _moved(array: jax.Array, to: NamedSharding) -> jax.Array:
 
 
 def _digest(array: jax.Array) -> jax.Array:
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.stack([array.real, array.imag], axis=-1)
+        shape = (*array.shape[:-1], -1)
+    else:
+        shape = None
     bits = jax.lax.bitcast_convert_type(
         array.astype(jnp.uint8) if array.dtype == bool else array, _UINT[array.dtype.itemsize]
     )
+    bits = bits if shape is None else bits.reshape(shape)
     index = jnp.uint32(0)
     for i, stride in enumerate(_strides(bits.shape)):
         index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, i) * jnp.uint32(stride)
@@ -97,7 +103,7 @@ def chunk_digest(chunk: np.ndarray, start: tuple[int, ...], shape: tuple[int, ..
       start: where the chunk begins in the array, for each position in its shape.
       shape: of the array.
     """
-    words = 2 if chunk.dtype.itemsize == 8 else 1
+    words = max(1, chunk.dtype.itemsize // 4)
     uint = _UINT[chunk.dtype.itemsize]
     bits = np.ascontiguousarray(chunk).view(uint).reshape(*chunk.shape, words)
     start, shape = (*start, 0), (*shape, words)

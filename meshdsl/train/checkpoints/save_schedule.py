@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from meshdsl.hosts import first_does
-from meshdsl.train.config import Checkpoint
 
 
 class SaveSchedule:
@@ -16,10 +15,14 @@ class SaveSchedule:
     ask it again: from the pace so far, about halfway to the time that is left, and never further
     ahead than the number of steps that the pace was measured over. A run that goes back to an older
     step measures its pace anew.
+
+    Args:
+      every: steps between two checkpoints; 0: none by steps.
+      minutes: between two checkpoints; 0: none by time.
     """
 
-    def __init__(self, settings: Checkpoint):
-        self._settings = settings
+    def __init__(self, every: int = 0, minutes: float = 0.0):
+        self._every, self._minutes = every, minutes
         self._last_due = time.monotonic()  # when a checkpoint was last due by time, or the start
         self._pace_from: tuple[int, float] | None = None  # a step, and when it had ended
         self._next_question = 0  # the step at which to ask process 0 again
@@ -30,11 +33,11 @@ class SaveSchedule:
         if step <= self._previous_step:
             self._pace_from, self._next_question = None, 0
         self._previous_step = step
-        by_steps = bool(self._settings.every) and step % self._settings.every == 0
+        by_steps = bool(self._every) and step % self._every == 0
         return self._due_by_time(step) or by_steps
 
     def _due_by_time(self, step: int) -> bool:
-        if not self._settings.minutes or step < self._next_question:
+        if not self._minutes or step < self._next_question:
             return False
         due, self._next_question = first_does(lambda: self._ask(step, time.monotonic()))
         return due
@@ -44,9 +47,9 @@ class SaveSchedule:
         if self._pace_from is None:
             self._pace_from = (step, now)
             return False, step + 1
-        left = self._last_due + 60 * self._settings.minutes - now
+        left = self._last_due + 60 * self._minutes - now
         if due := left <= 0:
-            self._last_due, left = now, 60 * self._settings.minutes
+            self._last_due, left = now, 60 * self._minutes
         first_step, first_time = self._pace_from
         steps = step - first_step
         seconds_per_step = (now - first_time) / steps

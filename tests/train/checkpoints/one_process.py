@@ -41,6 +41,6 @@ else:
         return read(stored, like)
 
     SavedArrays.read = read_but_for_6
-    state, _ = checkpoints.restore(make_state(FSDP))
+    state, _, _ = checkpoints.restore(make_state(FSDP))
 numbers = np.asarray(digests(named_arrays(state))).tolist()
 print(json.dumps({"digests": numbers, "latest": checkpoints.latest, "due": due, "said": said}))

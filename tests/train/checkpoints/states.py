@@ -14,7 +14,7 @@ from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import parameter
 from meshdsl.train.checkpoints import Checkpoints
-from meshdsl.train.config import Checkpoint, Optimizer, Schedule
+from meshdsl.train.config import Optimizer, Schedule
 from meshdsl.train.optimizer import make_optimizer
 
 FSDP = Layout(["batch -> data"], parameters=["d_model -> data"], mesh={"data": 8}, name="fsdp")
@@ -62,7 +62,7 @@ def assert_equal(one, two):
 
 
 def opened(run: Path, report=print, **settings) -> Checkpoints:
-    return Checkpoints(run / "checkpoints", Checkpoint(**settings), report)
+    return Checkpoints(run / "checkpoints", **settings, report=report)
 
 
 def saved(run: Path, states: dict[int, Any], **settings) -> None:

@@ -27,7 +27,7 @@ def test_a_state_comes_back_under_another_layout_and_number_of_devices(tmp_path,
     state = make_state(FSDP, optimizer=optimizer, seed=3)
     saved(tmp_path, {1: state})
     like = make_state(other, optimizer=optimizer)
-    found, data = opened(tmp_path).restore(like)
+    found, _, data = opened(tmp_path).restore(like)
     assert_equal(found, state)
     assert [x.sharding for x in jax.tree.leaves(found)] == [
         x.sharding for x in jax.tree.leaves(like)

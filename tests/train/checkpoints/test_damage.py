@@ -70,7 +70,7 @@ def test_a_damaged_file_of_any_kind_is_named_and_the_checkpoint_before_is_used(r
         before = contents(run)
         said = []
         checkpoints = opened(run, said.append)
-        found, data = checkpoints.restore(make_state(TENSOR))
+        found, _, data = checkpoints.restore(make_state(TENSOR))
         checkpoints.close()
         unread = (
             how == "flipped" and "data" in kind.name and not said
@@ -96,7 +96,7 @@ def test_every_flipped_bit_that_changes_a_value_is_seen(run):
     for seed in range(12):
         path.write_bytes(flipped(whole, seed))
         said = []
-        found, _ = opened(run, said.append).restore(like)
+        found, _, _ = opened(run, said.append).restore(like)
         assert_equal(found, make_state(FSDP, seed=1) if said else expected)
         seen += bool(said)
     path.write_bytes(whole)
@@ -157,7 +157,7 @@ def test_a_run_goes_on_from_an_older_one_and_sets_the_damaged_aside(tmp_path):
     saved(tmp_path, {2: make_state(FSDP, seed=2), 4: make_state(FSDP, seed=4)})
     damage(tmp_path / "checkpoints" / "4" / FILE, "missing")
     checkpoints = opened(tmp_path, lambda line: None, keep=1)
-    state, _ = checkpoints.restore(make_state(FSDP))
+    state, _, _ = checkpoints.restore(make_state(FSDP))
     checkpoints.save(3, state, {})
     checkpoints.close()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4.damaged"]

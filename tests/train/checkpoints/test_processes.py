@@ -71,7 +71,7 @@ def test_two_processes_save_what_one_would_keep_the_newest_and_agree_when_to_sav
 
 
 def test_one_process_reads_under_another_layout_what_two_wrote(run):
-    found, data = opened(run[0]).restore(make_state(TENSOR))
+    found, _, data = opened(run[0]).restore(make_state(TENSOR))
     assert_equal(found, make_state(FSDP, seed=6))
     assert data == {"next_index": 6}
 

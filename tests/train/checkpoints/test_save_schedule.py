@@ -5,12 +5,11 @@ import itertools
 import pytest
 
 from meshdsl.train.checkpoints import save_schedule
-from meshdsl.train.config import Checkpoint
 
 
 @pytest.mark.parametrize(("every", "saved"), [(3, [3, 6, 9]), (0, [])])
 def test_every_so_many_steps_or_never(every, saved):
-    due = save_schedule.SaveSchedule(Checkpoint(every=every)).due
+    due = save_schedule.SaveSchedule(every=every).due
     assert [step for step in range(1, 10) if due(step)] == saved
 
 
@@ -20,7 +19,7 @@ def test_every_so_many_minutes_at_any_pace_and_rarely_asked(monkeypatch, pace, f
     monkeypatch.setattr(save_schedule.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(save_schedule, "first_does", lambda make: (next(looks), make())[1])
     timer, saved, steps = (
-        save_schedule.SaveSchedule(Checkpoint(every=0, minutes=10)),
+        save_schedule.SaveSchedule(every=0, minutes=10),
         [],
         int(3600 / min(pace, 60)),
     )
@@ -37,7 +36,7 @@ def test_every_so_many_minutes_at_any_pace_and_rarely_asked(monkeypatch, pace, f
 def test_a_run_that_goes_back_is_asked_at_once(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(save_schedule.time, "monotonic", lambda: now[0])
-    timer, saved = save_schedule.SaveSchedule(Checkpoint(every=0, minutes=10)), []
+    timer, saved = save_schedule.SaveSchedule(every=0, minutes=10), []
     for step in [*range(1, 301), *range(2, 100)]:  # from 300 back to 2; from then on steps are slow
         now[0] += 1 if now[0] < 300 else 60
         if timer.due(step):
@@ -48,7 +47,7 @@ def test_a_run_that_goes_back_is_asked_at_once(monkeypatch):
 def test_both_together(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(save_schedule.time, "monotonic", lambda: now[0])
-    timer, saved = save_schedule.SaveSchedule(Checkpoint(every=10, minutes=1)), []
+    timer, saved = save_schedule.SaveSchedule(every=10, minutes=1), []
     for step in range(1, 31):
         now[0] += 10
         if timer.due(step):

@@ -1,0 +1,154 @@
+"""Every layer equals itself on one device under four layouts, gradients included."""
+
+import inspect
+
+import pytest
+
+import meshdsl as md
+from meshdsl import layers
+from tests.helpers import data, dims, integers
+from tests.layers.common import (
+    BATCH,
+    D_FF,
+    D_MODEL,
+    D_SOURCE,
+    GROUP,
+    HEAD_DIM,
+    HEADS,
+    KEYS,
+    LAYOUTS,
+    LENGTH,
+    OTHER,
+    SOURCE,
+    VOCAB,
+    X,
+    assert_tree_same,
+)
+
+HEIGHT, WIDTH, HIDDEN = dims(height=8, width=4, hidden=4)
+IMAGE = data(BATCH, HEIGHT, WIDTH, D_MODEL, seed=2)
+SMALL = data(BATCH, *dims(height=4, width=2), D_MODEL, seed=3)
+TOKENS = integers(BATCH, LENGTH, below=VOCAB.size)
+SEGMENTS = integers(BATCH, LENGTH, below=2)
+SEEN = data(BATCH, SOURCE, seed=4) > -0.5
+KERNEL = {"height": 3, "width": 3}
+DROP = next(KEYS)
+
+
+def attention(group=None, **how):
+    return layers.Attention.init(next(KEYS), D_MODEL, HEADS, HEAD_DIM, group, **how)
+
+
+def decoder(layer, x):
+    return layer(x, causal=True, rotary=layers.angles(md.iota(LENGTH), HEAD_DIM))
+
+
+def documents(layer, x, segments):
+    both = layers.Documents.of(segments)
+    return layer(x, documents=both), layer(x, documents=both, causal=True)
+
+
+def generated(layer, x):
+    """What attention gives position by position; position 2 is the first without a prefill."""
+    rotary = layers.angles(md.iota(LENGTH), HEAD_DIM)
+    begun, cache = layer.prefill(x, rotary=rotary)
+    position = md.broadcast(md.tensor(2, ()), (BATCH,))
+    turn = layers.angles(position, HEAD_DIM)
+    step, cache = layer.step(md.take(x, position, LENGTH), cache, position, turn)
+    return begun, step, cache
+
+
+# For each case a layer, what is done with it, and tensors for that.
+CASES = {
+    "of vectors": {
+        "linear": (layers.Linear.init(next(KEYS), D_MODEL, (HEADS, HEAD_DIM), bias=True), X),
+        "linear, several": (layers.Linear.init(next(KEYS), (LENGTH, D_MODEL), D_FF), X),
+        "rms": (layers.RMSNorm.init(D_MODEL), X),
+        "rms, several": (layers.RMSNorm.init((LENGTH, D_MODEL)), X),
+        "layer norm": (layers.LayerNorm.init(D_MODEL), X),
+        "mlp": (layers.MLP.init(next(KEYS), D_MODEL, D_FF, bias=True, activation=md.relu), X),
+        "swiglu": (layers.SwiGLU.init(next(KEYS), D_MODEL, D_FF), X),
+        "dropout": (layers.Dropout(0.5), lambda layer, x: layer(x, DROP), X),
+        "embedding": (layers.Embedding.init(next(KEYS), VOCAB, D_MODEL), TOKENS),
+        "logits": (
+            layers.Embedding.init(next(KEYS), VOCAB, D_MODEL),
+            layers.Embedding.logits,
+            X,
+        ),
+        "rotary": (
+            layers.Linear.init(next(KEYS), D_MODEL, (HEADS, HEAD_DIM)),
+            lambda layer, x: layers.rotate(
+                layer(x), layers.angles(md.iota(LENGTH), HEAD_DIM), HEAD_DIM
+            ),
+            X,
+        ),
+    },
+    "attention": {
+        "encoder": (attention(), X),
+        "padded": (
+            attention(GROUP),
+            lambda layer, x, seen: layer(x, mask=md.rename(seen, LENGTH, "memory")),
+            X,
+            SEGMENTS > 0,
+        ),
+        "decoder": (attention(GROUP), decoder, X),
+        "documents": (attention(), documents, X, SEGMENTS),
+        "cross": (
+            attention(GROUP, d_source=D_SOURCE),
+            lambda layer, x, other, seen: layer(x, other, memory=SOURCE, mask=seen),
+            X,
+            OTHER,
+            SEEN,
+        ),
+        "generated": (attention(GROUP), generated, X),
+    },
+    "of images": {
+        "conv": (layers.Conv.init(next(KEYS), KERNEL, D_MODEL, HIDDEN, bias=True, stride=2), IMAGE),
+        "conv transpose": (
+            layers.ConvTranspose.init(next(KEYS), KERNEL, D_MODEL, HIDDEN, stride=2),
+            SMALL,
+            IMAGE,
+        ),
+        "group norm": (layers.GroupNorm.init(D_MODEL, 2, over=("height", "width")), IMAGE),
+        "group norm of a pixel": (layers.GroupNorm.init(D_MODEL, 4), IMAGE),
+    },
+    "stack": {
+        "of layers": (
+            layers.Stack.init(
+                next(KEYS),
+                lambda key: layers.MLP.init(key, D_MODEL, D_FF),
+                md.Dim("layers", 3),
+            ),
+            X,
+        ),
+        "that attend to another tensor": (
+            layers.Stack.init(
+                next(KEYS),
+                lambda key: layers.Attention.init(key, D_MODEL, HEADS, HEAD_DIM, d_source=D_SOURCE),
+                md.Dim("layers", 2),
+            ),
+            lambda layer, x, other: layer(x, other, memory="source"),
+            X,
+            OTHER,
+        ),
+    },
+}
+
+
+def parts(case):
+    """The layer, what is done with it, and the tensors for that."""
+    layer, *rest = case
+    given = inspect.isfunction(rest[0])
+    return layer, rest[0] if given else type(layer).__call__, rest[1:] if given else rest
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("group", CASES)
+def test_layers_are_the_same_under_every_layout(group, name):
+    """All layers of a group in one program: that is compiled once."""
+    cases = {key: parts(case) for key, case in CASES[group].items()}
+    tree = {key: (layer, args) for key, (layer, _, args) in cases.items()}
+    together = lambda tree: {
+        key: cases[key][1](layer, *args) for key, (layer, args) in tree.items()
+    }
+    assert_tree_same(together, tree, layout=LAYOUTS[name])
