@@ -22,7 +22,7 @@ from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.loss import cross_entropy
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
-from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, Norm, RMSNorm
+from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, RMSNorm
 from meshdsl.layers.rotary import angles, rotate
 from meshdsl.layers.stack import Stack
 
@@ -40,7 +40,6 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "Linear",
-    "Norm",
     "RMSNorm",
     "Stack",
     "SwiGLU",
