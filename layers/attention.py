@@ -221,8 +221,11 @@ class Attention(PyTreeNode):
     def remember(self, source: md.Tensor) -> Cache:
         """Keys and values of a source, made once to be attended to several times.
 
-        cache = attention.remember(source)
-        attention(x, cache)   # as attention(x, source)
+            cache = attention.remember(source)
+            attention(x, cache)   # as attention(x, source)
+
+        Args:
+          source: as for a call.
         """
         return Cache(self.key(source), self.value(source))
 
@@ -230,7 +233,12 @@ class Attention(PyTreeNode):
         self, x, length, memory, rotary, *, causal: bool, documents, mask
     ) -> tuple[md.Tensor, Cache]:
         length = _dim(x, length, "the dim that attends to itself", "length")
-        memory = md.Dim(memory if isinstance(memory, str) else memory.name, length.size)
+        memory = md.Dim(memory, length.size) if isinstance(memory, str) else memory
+        if memory.name in [d.name for d in x.dims]:
+            raise md.MeshDSLError(
+                f"Attention: {list(x.dims)} has `{memory.name}`, and so would its keys, in the "
+                "place of the length; `memory=` gives them another name"
+            )
         query, key, value = self._project(x, rotary)
         key, value = md.rename(key, length, memory), md.rename(value, length, memory)
         visible = None
