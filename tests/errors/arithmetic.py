@@ -1,4 +1,4 @@
-"""Errors of component-wise ops, einsum, reductions and local functions."""
+"""Errors of component-wise ops, einsum and dot, reductions and local functions."""
 
 import jax.numpy as jnp
 
@@ -100,6 +100,23 @@ ERRORS = {
     "einsum, a precision": (
         lambda: md.einsum(X, W, out=(A,), precision="hi"),
         ["einsum: cannot be done with [a=4, b=8] of float32", "Precision"],
+    ),
+    # dot.
+    "dot with what contracts nothing": (
+        lambda: md.dot(X, Y),
+        ["dot", "the second operand [b=8, c=3] does not say", "ins=...", "md.einsum(x, w, out="],
+    ),
+    "dot, a dim that is missing": (
+        lambda: md.dot(X, weight(T, C, ins=T)),
+        ["dot", "the weight [t=2, c=3] contracts t=2, which [a=4, b=8] lacks", "known: `a`, `b`"],
+    ),
+    "dot, unequal sizes": (
+        lambda: md.dot(X, weight(md.Dim("b", 4), C, ins="b")),
+        ["dot", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [b=4, c=3]"],
+    ),
+    "dot of whole numbers": (
+        lambda: md.dot(IDS, weight(A, B, ins=A)),
+        ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
     ),
     # Reductions.
     "the largest of nothing": (
