@@ -18,6 +18,7 @@ from meshdsl.mesh import make_mesh
 from meshdsl.ops import operators as _operators  # noqa: F401  (gives Tensors their operators)
 from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
+from meshdsl.ops.global_norm import clip_by_global_norm, global_norm
 from meshdsl.tensor import Tensor, from_local, parameter, tensor
 
 _OPS = _named()
@@ -30,10 +31,12 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "Layout",
     "MeshDSLError",
     "Tensor",
+    "clip_by_global_norm",
     "compare",
     "compile",
     "explain",
     "from_local",
+    "global_norm",
     "init",
     "lower",
     "make_mesh",

@@ -9,16 +9,9 @@ from typing import Any
 
 from meshdsl.later import imported
 
-# What is public as `meshdsl.train.NAME`, with the module that has it. They are imported when they
-# are first asked for, because what is in `meshdsl.train` needs packages that the language does not.
-_PUBLIC = {"Checkpoints": "meshdsl.train.checkpoints"}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-    return imported(_PUBLIC[name], name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_PUBLIC]
+    """What is public here, imported when it is first asked for: it needs more than the language."""
+    if name == "Checkpoints":
+        return imported("meshdsl.train.checkpoints", "Checkpoints")
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
