@@ -29,7 +29,7 @@ def global_norm(tree: Any) -> Tensor:
     device.
 
     Raises:
-      MeshDSLError: there is no Tensor in `tree`.
+      MeshDSLError: a leaf of `tree` is no Tensor, or there is none.
     """
     return global_norms(tree)[0]
 
@@ -42,10 +42,13 @@ def global_norms(*trees: Any) -> list[Tensor]:
     square, sqrt = FUNCTIONS["square"], FUNCTIONS["sqrt"]
     waiting: dict[tuple[str, ...], dict[int, Tensor]] = {}
     for i, tree in enumerate(trees):
-        tensors = [t for t in jax.tree.leaves(tree, is_leaf=is_tensor) if is_tensor(t)]
-        if not tensors:
-            raise MeshDSLError(f"global_norm: there is no Tensor in a value {quote(tree)}")
-        for t in tensors:
+        leaves = [x for x in jax.tree.leaves(tree, is_leaf=is_tensor) if jax.tree.leaves(x)]
+        other = next((x for x in leaves if not is_tensor(x)), None if leaves else tree)
+        if other is not None or not leaves:
+            raise MeshDSLError(
+                f"global_norm: it is that of a pytree of Tensors, not of a value {quote(other)}"
+            )
+        for t in leaves:
             wide = jnp.promote_types(t.dtype, jnp.float32)
             power = reduce.sum(square(cast(t, wide)))
             powers = waiting.setdefault(power.pending, {})
@@ -79,7 +82,12 @@ def clip_by_global_norm(most: float) -> Transformation:
     It works inside of a lowering, where optax's would take norms of parts, and outside of one:
 
         optimizer = optax.chain(md.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+    Raises:
+      MeshDSLError: `most` is not above 0.
     """
+    if most <= 0:
+        raise MeshDSLError(f"clip_by_global_norm: a norm above 0, not {most}")
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         norm = global_norm(updates).array

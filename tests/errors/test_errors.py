@@ -9,11 +9,18 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from tests.errors import of_nouns, of_ops, of_programs, wrong_arguments, wrong_programs
+from tests.errors import (
+    from_python,
+    of_nouns,
+    of_ops,
+    of_programs,
+    wrong_arguments,
+    wrong_programs,
+)
 from tests.errors.common import MESH, A, X, file, model
 
 ERRORS = of_nouns.ERRORS | of_ops.ERRORS | of_programs.ERRORS
-ERRORS |= wrong_arguments.ERRORS | wrong_programs.ERRORS
+ERRORS |= from_python.ERRORS | wrong_arguments.ERRORS | wrong_programs.ERRORS
 
 # What is raised to be caught: nobody sees it.
 NO_ERRORS = ("AssertionError", "WrongGuess")
