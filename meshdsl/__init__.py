@@ -21,6 +21,7 @@ from meshdsl.ops import methods as _methods  # noqa: F401  (methods and operator
 from meshdsl.ops import operators as _operators  # noqa: F401
 from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
+from meshdsl.ops.global_norm import clip_by_global_norm, global_norm
 from meshdsl.parameters import full, normal, ones, truncated_normal, uniform, zeros
 from meshdsl.tensor import Tensor, abstract, from_local, parameter, tensor
 
@@ -37,11 +38,13 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "MeshDSLError",
     "Tensor",
     "abstract",
+    "clip_by_global_norm",
     "compare",
     "compile",
     "explain",
     "from_local",
     "full",
+    "global_norm",
     "init",
     "lower",
     "make_mesh",

@@ -22,6 +22,8 @@ from meshdsl.lowering.init import init as init
 from meshdsl.lowering.shardings import shardings as shardings
 from meshdsl.mesh import make_mesh as make_mesh
 from meshdsl.ops import random as random
+from meshdsl.ops.global_norm import clip_by_global_norm as clip_by_global_norm
+from meshdsl.ops.global_norm import global_norm as global_norm
 from meshdsl.parameters import full as full
 from meshdsl.parameters import normal as normal
 from meshdsl.parameters import ones as ones

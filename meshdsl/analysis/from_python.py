@@ -14,7 +14,7 @@ from meshdsl.analysis.function import Compiled, FunctionAnalysis, HowToLower, Me
 from meshdsl.analysis.side_by_side import Case, side_by_side
 from meshdsl.compiled.topology import target_devices
 from meshdsl.dims import Dim
-from meshdsl.errors import MeshDSLError, quote
+from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.estimate.explanation import Explanation
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered
@@ -119,6 +119,7 @@ def compare(
             "itself, which is lowered by each layout"
         )
     how = HowToLower(dims, optimizer_argnums, donate_argnums)
+    compiled = whole_number("compare: `compiled`", compiled, 0)
     if compiled and chosen is not None:
         target_devices(chosen)
 
@@ -137,7 +138,8 @@ def compare(
     )
     errors = {row.error for row in rows}
     if len(errors) == 1 and (error := errors.pop()):
-        raise MeshDSLError(error)  # what is wrong under every layout is one error
+        # What is wrong under every layout is one error, not a table of them.
+        raise MeshDSLError(error)
     return Comparison(tuple(rows))
 
 
@@ -179,4 +181,6 @@ def _mesh_words(mesh: MeshLike | None) -> str:
     if mesh is None:
         return ""
     sizes = mesh.shape if isinstance(mesh, (Mesh, AbstractMesh)) else mesh
+    if not isinstance(sizes, Mapping):
+        return ""  # no mesh at all, as the row will say
     return " ".join(f"{axis}={size}" for axis, size in sizes.items())

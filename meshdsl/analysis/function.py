@@ -45,6 +45,12 @@ class HowToLower:
     optimizer_argnums: int | Iterable[int] = ()
     donate_argnums: int | Iterable[int] = ()
 
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        options = (self.dims, self.optimizer_argnums, self.donate_argnums)
+        return any(not isinstance(option, tuple) or option for option in options)
+
 
 @dataclass(frozen=True, repr=False)
 class Compiled(CompiledReport):
@@ -178,7 +184,7 @@ def analysis_of(
     name = fn.name if isinstance(fn, Lowered) else getattr(fn, "__name__", "the function")
     shapes = _shapes(what, name, args)
     if isinstance(fn, Lowered):
-        if layout is not None or how != HowToLower():
+        if layout is not None or how.given:
             raise MeshDSLError(
                 f"{what}: `{name}` is lowered already, by {fn.layout.name}; its layout and how it "
                 "is lowered are given to md.lower"
@@ -237,7 +243,10 @@ def _shapes(what: str, name: str, args: tuple) -> tuple:
     Raises:
       MeshDSLError: none of them is a Tensor.
     """
-    if not any(map(is_tensor, jax.tree.leaves(args, is_leaf=is_tensor))):
+    tensors = [x for x in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(x)]
+    if any(x.placement is not None for x in tensors):
+        raise MeshDSLError(f"{what}: is called inside of a lowering; call it from outside")
+    if not tensors:
         given = "no arguments are given" if not args else "no argument is a Tensor"
         raise MeshDSLError(
             f"{what}: {given}, so nothing of `{name}` can be split; give arrays dims with "

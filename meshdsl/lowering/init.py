@@ -12,7 +12,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
-from meshdsl.tensor import is_tensor
+from meshdsl.tensor import is_tensor, is_value
 
 
 def init(init: Callable, key: Any, layout: Layout, mesh: Mesh | AbstractMesh | None = None) -> Any:
@@ -31,11 +31,14 @@ def init(init: Callable, key: Any, layout: Layout, mesh: Mesh | AbstractMesh | N
         `ShapeDtypeStruct`s with shardings.
 
     Raises:
-      MeshDSLError: `init` makes no Tensors; the layout names an axis that the mesh lacks, or splits
-        a dim that does not divide.
+      MeshDSLError: the key is no array; `init` makes no Tensors; the layout names an axis that the
+        mesh lacks, or splits a dim that does not divide.
     """
     mesh = make_mesh(layout) if mesh is None else mesh
     layout.check_axes(mesh.shape)
+    for x in jax.tree.leaves(key, is_leaf=is_tensor):
+        if not is_value(x):
+            raise MeshDSLError(f"init: the key is one of jax.random.key(seed), not {quote(x)}")
     shapes = jax.eval_shape(init, key)
     if not any(map(is_tensor, jax.tree.leaves(shapes, is_leaf=is_tensor))):
         raise MeshDSLError(

@@ -26,9 +26,9 @@ import meshdsl as md
 from meshdsl.compiled.options import default_options
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
-from meshdsl.lowering import resharding
 from meshdsl.lowering.lower import gather_updated
 from meshdsl.lowering.shardings import shardings
+from meshdsl.ops.global_norm import global_norms
 from meshdsl.record.program import Program
 from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.train.config import Precision
@@ -272,25 +272,3 @@ def _loss_and_gradients(loss: Callable, microbatches: Dim | None, precision: Pre
         return value, aux, grads, {"gradient_norm": gradient, "parameter_norm": parameter}
 
     return loss_and_gradients
-
-
-def global_norms(*trees) -> list[Tensor]:
-    """The global norm of each of `trees`: the root of the sum of squares of all its Tensors.
-
-    Sums of squares that are pending over the same axes are stacked, and settled by one collective.
-    """
-    waiting: dict[tuple[str, ...], dict[int, Tensor]] = {}
-    for i, tree in enumerate(trees):
-        for t in jax.tree.leaves(tree, is_leaf=is_tensor):
-            power = md.sum(md.square(md.cast(t, jnp.float32)))
-            powers = waiting.setdefault(power.pending, {})
-            powers[i] = powers[i] + power if i in powers else power
-    totals: list[list[Tensor]] = [[] for _ in trees]
-    for pending, powers in waiting.items():
-        found = list(powers.values())
-        if pending and len(found) > 1:
-            dim = Dim("norms", len(found))
-            found = md.unstack(resharding.settle(md.stack(found, dim)), dim)
-        for i, power in zip(powers, found, strict=True):
-            totals[i].append(power)
-    return [md.sqrt(sum(rest, start=first)) for first, *rest in totals]

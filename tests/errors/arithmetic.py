@@ -154,20 +154,4 @@ ERRORS = {
         lambda: md.einsum(X, data(C, md.Dim("b", 4)), out=("a", "b")),
         ["einsum", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [c=3, b=4]"],
     ),
-    "dot with what contracts nothing": (
-        lambda: md.dot(X, Y),
-        ["dot", "the second operand [b=8, c=3] does not say", "ins=...", "md.einsum(x, w, out="],
-    ),
-    "dot, a dim that is missing": (
-        lambda: md.dot(X, weight(T, C, ins=T)),
-        ["dot", "the weight [t=2, c=3] contracts t=2, which [a=4, b=8] lacks", "known: `a`, `b`"],
-    ),
-    "dot, unequal sizes": (
-        lambda: md.dot(X, weight(md.Dim("b", 4), C, ins="b")),
-        ["dot", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [b=4, c=3]"],
-    ),
-    "dot of whole numbers": (
-        lambda: md.dot(IDS, weight(A, B, ins=A)),
-        ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
-    ),
 }

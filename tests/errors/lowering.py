@@ -114,7 +114,7 @@ ERRORS = {
     ),
     "a sum of the parts of a Tensor": (
         lambda: lowered(lambda x: jax.tree.map(lambda part: part * jnp.sum(part), x)),
-        ["works on one device's part of an array", "md.sum, md.norm"],
+        ["works on one device's part of an array", "md.sum, md.global_norm"],
     ),
     # Tensors of another lowering, or of a trace that has ended.
     "an argument of the lowering around it": (

@@ -220,32 +220,4 @@ ERRORS = {
         lambda: md.shardings(X, LAYOUT, md.make_mesh(MESH), "params"),
         ["shardings: level is 'value'", "not 'params'"],
     ),
-    "a draw that contracts what it lacks": (
-        lambda: md.normal(KEY, (A, B), ins="aa"),
-        ["normal, ins", "no dim `aa`", "[a=4, b=8]", "did you mean `a`?"],
-    ),
-    "zeros that contract what they lack": (
-        lambda: md.zeros((A, B), ins=Y.dims[1]),
-        ["zeros, ins", "no dim `c`", "[a=4, b=8]"],
-    ),
-    "a draw with dims for a key": (
-        lambda: md.normal((A, B), KEY),
-        ["normal", "dims are Dims", "of type"],
-    ),
-    "a draw with a number for a key": (
-        lambda: md.uniform(0, (A, B)),
-        ["uniform", "the key is one jax.random.key(...), not 0"],
-    ),
-    "a draw with several keys": (
-        lambda: md.truncated_normal(jax.random.split(KEY, 3), (A, B)),
-        ["truncated_normal", "the key is one", "not an array of key<fry> (3,)"],
-    ),
-    "a draw of a negative deviation": (
-        lambda: md.normal(KEY, (A, B), std=-1.0),
-        ["normal", "a standard deviation is at least 0, not -1.0"],
-    ),
-    "a draw of whole numbers": (
-        lambda: md.normal(KEY, (A, B), dtype="int32"),
-        ["normal", "numbers with fractions are drawn, not int32"],
-    ),
 }

@@ -19,6 +19,7 @@ from tests.errors import (
     control_flow,
     convolution,
     families,
+    from_python,
     gradients,
     layouts,
     lowering,
@@ -41,6 +42,7 @@ SUBJECTS = (
     control_flow,
     gradients,
     families,
+    from_python,
 )
 # A title begins with its file, so that no row hides one with the same title in another file.
 ERRORS = {

@@ -1,7 +1,10 @@
 """A whole step of training written inside one lowering: gradients, optimizer and update."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -10,7 +13,8 @@ from meshdsl.lowering.shardings import shardings
 from meshdsl.machine import find_target
 from meshdsl.report import explain
 from meshdsl.tensor import is_tensor
-from tests.helpers import assert_by_law, assert_equal, assert_explained, data, dims, weight
+from tests.helpers import assert_by_law, assert_equal, assert_explained, data, dims, only, weight
+from tests.models import common
 
 ROWS, INNER, OUTER = dims(rows=8, inner=16, outer=4)
 PARAMS = {
@@ -36,6 +40,8 @@ LAYOUTS = {
 }
 OPTIMIZERS = {
     "adamw": optax.adamw(0.01),
+    "lion": optax.lion(0.01),
+    "clipped": optax.chain(md.clip_by_global_norm(0.5), optax.sgd(0.1)),
     "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
     "decay of matrices only": optax.chain(
         optax.add_decayed_weights(0.1, mask=lambda params: _matrices(params)), optax.scale(-0.1)
@@ -57,7 +63,7 @@ def descend(params, batch):
     return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), value
 
 
-def step_of(optimizer):
+def step_of(optimizer, loss=loss):
     def step(params, state, batch):
         value, grads = md.value_and_grad(loss)(params, batch)
         updates, state = optimizer.update(grads, state, params)
@@ -94,6 +100,45 @@ def test_three_steps_of_optax(layout, optimizer):
     assert_equal(found, expected, tolerance=2e-5)
     assert_by_law(found[0], layout, lowered.mesh)
     assert_by_law(found[1], layout, lowered.mesh, "optimizer")
+
+
+SHIPPED = ("data", "zero1", "zero2", "fsdp", "fsdp-once", "hybrid-fsdp", "tensor", "sequence")
+SHIPPED = (*SHIPPED, "fsdp-tensor", "fsdp-sequence")
+CONFIG = common.CONFIGS["llama"]
+
+
+def first_state(key):
+    params = common.Transformer.init(key, CONFIG)
+    return params, CLIPPED.init(params)
+
+
+def loss_of_model(model, batch):
+    return common.loss(model, batch, None)[0]
+
+
+CLIPPED = optax.chain(md.clip_by_global_norm(0.5), optax.adamw(1e-2))
+
+
+@functools.cache
+def losses_on_one_device():
+    return losses(step_of(CLIPPED, loss_of_model), *first_state(jax.random.key(3)))
+
+
+def losses(step, params, state):
+    found = []
+    for i in range(3):
+        params, state, value = step(params, state, common.batch(CONFIG, seed=i))
+        found.append(float(value.array))
+    return found
+
+
+@pytest.mark.parametrize("name", only(["zero2", "fsdp", "fsdp-once", "fsdp-sequence"], SHIPPED))
+def test_three_steps_of_a_transformer_are_those_without_a_lowering(name):
+    """The optimizer's state is found by its classes, and born split as the layout says."""
+    layout = common.on(common.load(name), 8)
+    lowered = md.lower(step_of(CLIPPED, loss_of_model), layout, donate_argnums=(0, 1))
+    found = losses(lowered, *md.init(first_state, jax.random.key(3), layout, lowered.mesh))
+    np.testing.assert_allclose(found, losses_on_one_device(), rtol=1e-5)
 
 
 def test_zero1_scatters_each_gradient_and_gathers_each_parameter_once():
@@ -171,7 +216,12 @@ def test_the_whole_step_is_explained_with_its_memory():
     state = optimizer.init(PARAMS)
     how = {"optimizer_argnums": 1, "donate_argnums": (0, 1)}
     lowered = md.lower(step_of(optimizer), LAYOUTS["zero1"], **how)
-    memory = explain(lowered.program(PARAMS, state, BATCH), target=find_target("v5p:2x2x1")).memory
+    without = md.lower(step_of(optimizer), LAYOUTS["zero1"], donate_argnums=(0, 1))
+    v5p = find_target("v5p:2x2x1")
+    memory, same = (
+        explain(one.program(PARAMS, state, BATCH), target=v5p).memory for one in (lowered, without)
+    )
+    assert (same.at_rest, same.peak) == (memory.at_rest, memory.peak)
     held = {}
     for t in memory.at_rest:
         held[t.kind] = held.get(t.kind, 0) + t.bytes
