@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
-from rich.console import Console
 
 from meshdsl import hosts
 from meshdsl.hosts.signals import EXIT_CODES
@@ -32,6 +32,9 @@ from meshdsl.train.sample import sample_text
 from meshdsl.train.step import State
 from meshdsl.train.watch import Facts, Watch, bits_per_byte, perplexity
 from meshdsl.train.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass

@@ -6,20 +6,23 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
+from meshdsl.later import imported
 from meshdsl.train.checkpoints import folders, manifest, tree_leaves
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.manifest import Manifest
 from meshdsl.train.checkpoints.newest import GoodCheckpoint, newest_complete, read_newest_good
 from meshdsl.train.checkpoints.save_schedule import SaveSchedule
-from meshdsl.train.checkpoints.writer import Writer
 from meshdsl.train.config import Checkpoint
+
+if TYPE_CHECKING:
+    from meshdsl.train.checkpoints.writer import Writer
 
 _WRITE_ERRORS = (OSError, ValueError, RuntimeError)  # that orbax and tensorstore raise
 
@@ -101,7 +104,8 @@ class Checkpoints:
           MeshDSLError: this checkpoint, or the previous one, could not be written.
         """
         self._finish_writing()
-        self._writer = self._writer or Writer()
+        new_writer: Callable[[], Writer] = imported("meshdsl.train.checkpoints.writer", "Writer")
+        self._writer = self._writer or new_writer()
         arrays, leaves = tree_leaves.named_arrays(state), tree_leaves.describe(state)
         names = list(arrays)
         # Computed after the step that is running; read when all arrays are written.

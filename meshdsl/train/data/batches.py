@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import grain
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 from meshdsl.train.data.sequences import Batch, Sequences, batch_of
 
 
@@ -29,6 +29,8 @@ class Batches:
     """
 
     def __init__(self, rows: BatchRows, ahead: int, of: Mapping[str, str]):
+        with extra("train"):
+            import grain
         self._of, self._rows = dict(of), rows
         self._batches = iter(
             grain.MapDataset.source(rows).to_iter_dataset(
@@ -71,7 +73,7 @@ class Batches:
         self._batches.close()
 
 
-class BatchRows(grain.sources.RandomAccessDataSource):
+class BatchRows:
     """The rows of every batch that one process wants, by the number of the batch.
 
     The sequences of each dataset are shuffled, in each epoch anew, and those of all datasets are
@@ -98,6 +100,8 @@ class BatchRows(grain.sources.RandomAccessDataSource):
         rows: Iterable[int],
         separator: int | None,
     ):
+        with extra("train"):
+            import grain
         self._sequences, self.batch = list(sequences.values()), batch
         self._rows, self._separator = [int(row) for row in rows], separator
         # The sequences of all datasets are numbered end to end.
