@@ -27,7 +27,7 @@ import jax
 from rich.console import Console
 
 import meshdsl as md
-from meshdsl.commands.lookup import find_layout, pick_devices
+from meshdsl.commands.lookup import pick_devices
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Checkpoint, Config
 from meshdsl.train.data import open_data
@@ -37,6 +37,7 @@ from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
+from meshdsl.train.stored_layout import find_layout
 from meshdsl.train.training_loop import TrainingLoop
 from meshdsl.train.watch import read_metrics
 

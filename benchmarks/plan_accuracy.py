@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshdsl.commands.analysis import Analysis
-from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.out_of_memory import parse_oom
 from meshdsl.compiled.replay import replay
@@ -26,6 +25,7 @@ from meshdsl.machine import Network, find_target
 from meshdsl.mesh import make_mesh
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 from .kept import compiled
 from .measure import table

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.commands.lookup import find_layout
 from meshdsl.train.config import Config
 from meshdsl.train.data import open_data
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 from . import measure
 

@@ -30,7 +30,6 @@ from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from meshdsl.commands.analysis import Analysis
-from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.compiled.options import default_options, parse_options
@@ -40,6 +39,7 @@ from meshdsl.machine import Network, find_target
 from meshdsl.record import summary
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 from . import llama, measure
 from .kept import compiled as kept_or_compiled

@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.commands.lookup import find_layout
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import find_target
 from meshdsl.record.collective import Collective, summary
@@ -35,6 +34,7 @@ from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 from . import measure
 

@@ -9,6 +9,7 @@ from importlib.metadata import version as _version
 from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
+from meshdsl.family import Average, Family
 from meshdsl.later import show
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import lower
@@ -17,7 +18,7 @@ from meshdsl.mesh import make_mesh
 from meshdsl.ops import operators as _operators  # noqa: F401  (gives Tensors their operators)
 from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
-from meshdsl.tensor import Tensor, from_local, parameter, tensor
+from meshdsl.tensor import Tensor, abstract, from_local, parameter, tensor
 
 _OPS = _named()
 globals().update(_OPS)
@@ -25,10 +26,13 @@ globals().update(_OPS)
 __version__ = _version("meshdsl")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themselves)
+    "Average",
     "Dim",
+    "Family",
     "Layout",
     "MeshDSLError",
     "Tensor",
+    "abstract",
     "from_local",
     "lower",
     "make_mesh",

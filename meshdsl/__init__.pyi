@@ -11,12 +11,15 @@ from meshdsl._functions import *
 from meshdsl._overloads import *
 from meshdsl.dims import Dim as Dim
 from meshdsl.errors import MeshDSLError as MeshDSLError
+from meshdsl.family import Average as Average
+from meshdsl.family import Family as Family
 from meshdsl.later import show as show
 from meshdsl.layout import Layout as Layout
 from meshdsl.lowering.shardings import shardings as shardings
 from meshdsl.mesh import make_mesh as make_mesh
 from meshdsl.ops import random as random
 from meshdsl.tensor import Tensor as Tensor
+from meshdsl.tensor import abstract as abstract
 from meshdsl.tensor import from_local as from_local
 from meshdsl.tensor import parameter as parameter
 from meshdsl.tensor import tensor as tensor

@@ -25,8 +25,8 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 # How each kind of bound is put into words.
 BOUNDS = {"least": "at least", "above": "more than", "below": "less than"}
@@ -51,6 +51,22 @@ def chosen(default: str, known: Sequence[str]) -> Any:
 def listed(default: tuple[str, ...], known: Sequence[str]) -> Any:
     """A field whose value is a tuple of some of `known`."""
     return dataclasses.field(default=default, metadata={"each": tuple(known)})
+
+
+class ClassChoice(NamedTuple):
+    """How a setting picks the class of the dataclass that a field holds: its metadata `class`.
+
+    Attributes:
+      key: of the setting, inside of the field: with `family`, `model.family` picks the class.
+      find: the class of a name; it raises a MeshDSLError where there is none.
+      name_of: the name by which `find` finds the class of a value.
+      says: what the setting is, in words.
+    """
+
+    key: str
+    find: Callable[[str], type]
+    name_of: Callable[[Any], str]
+    says: str
 
 
 def crossed(value: float, metadata: Mapping[str, Any]) -> str | None:

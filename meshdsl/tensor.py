@@ -260,6 +260,18 @@ def tensor(array, dims) -> Tensor:
     return Tensor(array, dims)
 
 
+def abstract(dims, dtype=jnp.float32) -> Tensor:
+    """A Tensor without data: only its dims and its dtype, for tools that never compute with it.
+
+        md.abstract((batch, length), jnp.int32)
+
+    Raises:
+      MeshDSLError: a name occurs twice.
+    """
+    dims = dim_algebra.distinct(dims, "abstract")
+    return Tensor(jax.ShapeDtypeStruct([d.size for d in dims], dtype), dims)
+
+
 def parameter(array, dims, *, ins=()) -> Tensor:
     """A Tensor that is trained.
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeAlias, overload
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 from typing_extensions import TypeIs, TypeVarTuple
 
 from meshdsl._tables import makes
@@ -263,6 +264,7 @@ def notation(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> str: ...
 def axes_of(x: Tensor) -> tuple[tuple[str, ...], ...]: ...
 @makes
 def tensor(array: Any, dims: Dim | Iterable[Dim]) -> Tensor: ...
+def abstract(dims: Dim | Iterable[Dim], dtype: DTypeLike = ...) -> Tensor: ...
 @makes
 def parameter(
     array: Any, dims: Dim | Iterable[Dim], *, ins: Dim | str | Iterable[Dim | str] = ()

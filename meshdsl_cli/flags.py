@@ -24,7 +24,8 @@ LAYOUT = Flag(
 MODEL = Flag(
     "--model",
     metavar="NAME",
-    help="a published size such as llama3-8b (see `meshdsl models`), or a style: gpt2 or llama",
+    help="a published size such as llama3-8b (see `meshdsl models`), a style (gpt2 or llama), a "
+    "family (unet), or one of your own: my_model.py:ViT, my_package.my_module:ViT/small",
 )
 MESH = Flag(
     "--mesh",
@@ -44,7 +45,7 @@ REQUIRED_TARGET = TARGET.but(
     missing="say for which machine, with --target, for example --target v5p:4x4x4"
 )
 ANALYSIS = (
-    MODEL.but(default="llama"),
+    MODEL,
     Flag(
         "--slices",
         type=count,
@@ -56,7 +57,7 @@ ANALYSIS = (
         "--batch",
         type=count,
         metavar="N",
-        help="sequences in a step; by default one for each device, and 32 at least",
+        help="rows in a step; by default one for each device, and 32 at least",
     ),
     Flag("--length", type=count, metavar="N", help="tokens of a sequence"),
     Flag(

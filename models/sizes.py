@@ -1,4 +1,4 @@
-"""Published models by name, as configurations of the transformer, and the FLOPs of a training step.
+"""Published models by name, as settings of the transformer.
 
 `meshdsl explain --model llama3-8b` explains one of them without any code. Sizes are those of the
 models' papers and published configurations: GPT-2 (Radford et al., 2019), Llama 2 (Touvron et al.,
@@ -8,9 +8,6 @@ models' papers and published configurations: GPT-2 (Radford et al., 2019), Llama
 from __future__ import annotations
 
 from typing import Any
-
-from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.models.transformer import STYLES, Config
 
 _COLUMNS = (
     *("style", "layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "length"),
@@ -32,40 +29,3 @@ SIZES: dict[str, dict[str, Any]] = {
     name: {key: value for key, value in zip(_COLUMNS, row, strict=True) if value}
     for name, row in _ROWS.items()
 }
-
-
-def size(name: str) -> dict[str, Any]:
-    """The fields of `Config` that make the model `name`.
-
-    Args:
-      name: one of SIZES; or a style, which leaves everything else as it is.
-
-    Raises:
-      MeshDSLError: there is no such model.
-    """
-    if name in STYLES:
-        return {"style": name}
-    if name not in SIZES:
-        raise MeshDSLError(f"no model `{name}`{nearest(name, (*SIZES, *STYLES))}")
-    return dict(SIZES[name])
-
-
-def step_flops(config: Config, tokens: int, length: int) -> tuple[float, float]:
-    """Floating-point operations of the model in one training step.
-
-    Six per token and parameter of a matrix (two forward, four backward), and as many for each
-    pair of positions that meet in attention; what is recomputed does not count (Chowdhery et al.,
-    2022, appendix B). Looking up an embedding is no product; an output layer that shares its
-    table is one.
-
-    Returns:
-      Two counts: with causal attention counted half, and in full.
-    """
-    d = {name: dim.size for name, dim in config.dims.items()}
-    kv = (config.kv_heads or config.heads) * d["head_dim"]
-    queries = config.heads * d["head_dim"]
-    mlp = (2 if config.style == "gpt2" else 3) * d["d_model"] * d["d_ff"]
-    layer = d["d_model"] * (2 * queries + 2 * kv) + mlp
-    matrices = config.layers * layer + d["d_model"] * d["vocab"]
-    attention = config.layers * 2 * queries * length
-    return 6.0 * tokens * (matrices + attention / 2), 6.0 * tokens * (matrices + attention)

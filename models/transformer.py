@@ -9,8 +9,9 @@ memory (the length, as keys see it), d_ff, vocab, layers and, in `gpt2`, positio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,7 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.errors import nearest
-from meshdsl.fields import bounded, chosen, crossed, legal
+from meshdsl.fields import bounded, chosen
 from meshdsl.layers.attention import Attention, Cache, Documents
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
@@ -27,6 +27,7 @@ from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
 from meshdsl.layers.norm import EPSILON, NORMS, Norm
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import Stack
+from meshdsl.models.sizes import SIZES
 from meshdsl.ops.checkpoint import POLICIES
 from meshdsl.tensor import is_tensor
 
@@ -56,7 +57,7 @@ STYLES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(md.Family):
     """Sizes and choices of a transformer.
 
     Attributes:
@@ -81,6 +82,13 @@ class Config:
     computed in float32.
     """
 
+    # A size by name, and each style, which leaves everything else as it is. Published sizes compute
+    # in bfloat16, as they were trained.
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **{name: {"precision.compute": "bfloat16", **size} for name, size in SIZES.items()},
+        **{style: {"style": style} for style in STYLES},
+    }
+
     style: str = chosen("llama", tuple(STYLES))
     layers: int = bounded(4, least=1)
     d_model: int = bounded(128, least=1)
@@ -98,14 +106,7 @@ class Config:
     remat: str = chosen("full", ("none", *POLICIES))
 
     def __post_init__(self):
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if known := each.metadata.get("known"):
-                if value not in known:
-                    close = nearest(str(value), known)
-                    raise md.MeshDSLError(f"model: no {each.name} {value!r}{close}")
-            elif crossed(value, each.metadata):
-                raise md.MeshDSLError(f"model: {each.name} is {legal(each.metadata)}, not {value}")
+        super().__post_init__()
         if not self.head_dim and self.d_model % self.heads:
             raise md.MeshDSLError(
                 f"model: d_model={self.d_model} does not divide into heads={self.heads}; set "
@@ -143,6 +144,50 @@ class Config:
             **({} if STYLES[self.style].rotary else {"positions": self.length}),
         }
         return {name: md.Dim(name, size) for name, size in sizes.items()}
+
+    def batch(self, rows: md.Dim) -> dict[str, md.Tensor]:
+        """`tokens` and `targets` (batch, length; int32)."""
+        field = md.abstract((rows, self.dims["length"]), jnp.int32)
+        return {"tokens": field, "targets": field}
+
+    def init(self, key) -> Transformer:
+        return Transformer.init(key, self)
+
+    def loss(
+        self,
+        model: Transformer,
+        batch: dict[str, md.Tensor],
+        key,
+        *,
+        output=jnp.float32,
+        offload: bool = False,
+    ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+        """See `Transformer.loss`. A batch may have `segments` and `positions` too."""
+        return model.loss(**batch, key=key, output=output, offload=offload)
+
+    def evaluate(
+        self, model: Transformer, batch: dict[str, md.Tensor], *, output=jnp.float32
+    ) -> md.Average:
+        """The cross-entropy in nats per target, without the z-loss."""
+        nats = model.nats(**batch, output=output)
+        return md.Average(md.sum(nats), md.sum(md.cast(batch["targets"] >= 0, jnp.int32)))
+
+    def step_flops(self, rows: int) -> tuple[float, float]:
+        """FLOPs of a step: causal attention counted half, and in full.
+
+        Six per token and parameter of a matrix (two forward, four backward), and as many for each
+        pair of positions that meet in attention; what is recomputed does not count (Chowdhery et
+        al., 2022, appendix B). Looking up an embedding is no product; an output layer that shares
+        its table is one.
+        """
+        d, tokens = {name: dim.size for name, dim in self.dims.items()}, rows * self.length
+        kv = (self.kv_heads or self.heads) * d["head_dim"]
+        queries = self.heads * d["head_dim"]
+        mlp = (2 if self.style == "gpt2" else 3) * d["d_model"] * d["d_ff"]
+        layer = d["d_model"] * (2 * queries + 2 * kv) + mlp
+        matrices = self.layers * layer + d["d_model"] * d["vocab"]
+        attention = self.layers * 2 * queries * self.length
+        return 6.0 * tokens * (matrices + attention / 2), 6.0 * tokens * (matrices + attention)
 
 
 class Block(PyTreeNode):

@@ -14,11 +14,14 @@ and kernel_width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax.struct import PyTreeNode
 
 import meshdsl as md
+from meshdsl.fields import bounded, chosen
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.norm import EPSILON, NORMS, Norm
@@ -27,48 +30,58 @@ HALVING = {"height": 2, "width": 2}
 
 
 @dataclass(frozen=True)
-class Config:
-    """Sizes of a U-Net.
+class Config(md.Family):
+    """Sizes of a U-Net, which takes the noise off images.
 
     Attributes:
       levels: how often height and width are halved.
       channels: at full size; twice as many at each level.
       kernel: size of the windows, in height and width.
-      colors, outputs: channels of the images that go in and come out.
+      colors: channels of the images that go in.
+      outputs: channels of the images that come out; training needs as many as `colors`.
+      norm: which norm stands behind each convolution.
       norm_epsilon: what norms add to the mean square or the variance before they take its root.
+      height: of the images that it is trained on, in pixels.
+      width: of the images that it is trained on, in pixels.
+      noise: standard deviation of the noise that training adds to them.
     """
 
-    levels: int = 2
-    channels: int = 16
-    kernel: int = 3
-    colors: int = 1
-    outputs: int = 1
-    norm: str = "rms"
-    norm_epsilon: float = EPSILON
+    task: ClassVar[str] = "images"
 
-    def __post_init__(self):
-        for name, least in (
-            ("levels", 0),
-            ("channels", 1),
-            ("kernel", 1),
-            ("colors", 1),
-            ("outputs", 1),
-        ):
-            if getattr(self, name) < least:
-                raise md.MeshDSLError(
-                    f"model: {name} is at least {least}, not {getattr(self, name)}"
-                )
-        if not 0 < self.norm_epsilon < 1:
-            legal = "more than 0 and less than 1"
-            raise md.MeshDSLError(f"model: norm_epsilon is {legal}, not {self.norm_epsilon}")
-        if self.norm not in NORMS:
-            raise md.MeshDSLError(
-                f"model: no norm {self.norm!r}; known: {', '.join(f'`{n}`' for n in NORMS)}"
-            )
+    levels: int = bounded(2, least=0)
+    channels: int = bounded(16, least=1)
+    kernel: int = bounded(3, least=1)
+    colors: int = bounded(1, least=1)
+    outputs: int = bounded(1, least=1)
+    norm: str = chosen("rms", tuple(NORMS))
+    norm_epsilon: float = bounded(EPSILON, above=0, below=1)
+    height: int = bounded(8, least=1)
+    width: int = bounded(8, least=1)
+    noise: float = bounded(0.5, least=0)
 
     def at(self, name: str, level: int) -> md.Dim:
         """The dim of the channels of `level`, as `name`."""
         return md.Dim(name, self.channels * 2**level)
+
+    def batch(self, rows: md.Dim) -> dict[str, md.Tensor]:
+        """`image` (batch, height, width, colors; float32)."""
+        sizes = {"height": self.height, "width": self.width, "colors": self.colors}
+        dims = (rows, *(md.Dim(name, size) for name, size in sizes.items()))
+        return {"image": md.abstract(dims, jnp.float32)}
+
+    def init(self, key) -> UNet:
+        return UNet.init(key, self)
+
+    def loss(self, model: UNet, batch: dict[str, md.Tensor], key) -> md.Tensor:
+        """Mean squared error of the images that the model sees in the noise.
+
+        The noise is the same under every layout. Without a key it is that of one fixed key, so that
+        what is measured on held-out images can be compared.
+        """
+        clean, key = batch["image"], jax.random.key(0) if key is None else key
+        noise = self.noise * md.random.normal(key, clean.dims, like=clean)
+        seen = md.rename(model(clean + noise), "outputs", "colors")
+        return md.mean(md.square(seen - clean))
 
 
 class Block(PyTreeNode):

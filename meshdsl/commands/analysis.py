@@ -15,21 +15,24 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.compile import compile_for
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.compiled.topology import target_devices
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
+from meshdsl.family import batch_fields, family_name
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target, fit_mesh
 from meshdsl.mesh import abstract_mesh, axis_sizes, check_slices, make_mesh
-from meshdsl.models.sizes import step_flops
 from meshdsl.report import Explanation, explain
+from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config
+from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 # They sum over whole parameters, by collectives that XLA places and the record does not list.
 _UNRECORDED_OPTIMIZERS = ("adafactor", "muon")
@@ -76,13 +79,18 @@ class Analysis:
     @property
     def tokens(self) -> int:
         """The tokens of one step, on all devices together."""
-        return self.config.batch * self.config.model.length
+        task = task_of(self.config)
+        return self.config.batch * task.units_per_row(self.fields) if task.unit == "token" else 0
+
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """A batch of the step in the abstract."""
+        return task_of(self.config).fields(self.config, Dim("batch", self.config.batch))
 
     @property
     def model_flops(self) -> tuple[float, float]:
         """FLOPs of one step per device, with causal attention counted half, and in full."""
-        causal, full = step_flops(self.config.model, self.tokens, self.config.model.length)
-        devices = math.prod(self.sizes.values())
+        (causal, full), devices = self.job().step_flops, math.prod(self.sizes.values())
         return causal / devices, full / devices
 
     def explain(self) -> Explanation:
@@ -136,7 +144,7 @@ class Analysis:
     def _remedies(self) -> list[str]:
         """Settings of a run that would save memory, and that it does not have already."""
         config, lines = self.config, []
-        if config.model.remat != "full":
+        if getattr(config.model, "remat", "full") != "full":
             lines.append("`model.remat=full` keeps the least for the backward pass")
         batch = Dim("batch", config.batch // config.microbatches)
         axes = self.layout.split((batch,)).get(batch, ())
@@ -145,7 +153,8 @@ class Analysis:
                 f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after "
                 "the other"
             )
-        if not any(rule.dim == "length" for rule in self.layout.parsed):
+        has_length = any(dim.name == "length" for t in self.fields.values() for dim in t.dims)
+        if has_length and not any(rule.dim == "length" for rule in self.layout.parsed):
             lines.append(
                 "a layout that splits `length`, such as fsdp-sequence, or a shorter --length"
             )
@@ -199,8 +208,16 @@ def analysis_of(
         # A sequence for each device, so that every shipped layout has something to split.
         least = math.prod(sizes.values()) * config.microbatches
         config = override(config, batch=max(config.batch, least))
-    name = f"{arguments.model}, batch {config.batch} of length {config.model.length}"
-    return Analysis(name, config, layout, sizes, target)
+    return Analysis(_title(arguments, config), config, layout, sizes, target)
+
+
+def _title(arguments: argparse.Namespace, config: Config) -> str:
+    """What is analysed, in words: `llama3-8b, batch 64 of length 8192`."""
+    first = next(iter(batch_fields(config.model, Dim("batch", config.batch)).values()))
+    sizes = ", ".join(f"{dim.name} {dim.size}" for dim in first.dims[1:])
+    # A transformer is called by its style, any other model by its family.
+    name = arguments.model or getattr(config.model, "style", family_name(config.model))
+    return f"{name}, batch {config.batch}{sizes and ' of '}{sizes}"
 
 
 def _mesh_of_target(arguments: argparse.Namespace, layout: Layout) -> tuple[Target, dict[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.topology import compile_only
 from meshdsl.mesh import abstract_mesh, axis_sizes
@@ -13,6 +13,7 @@ from meshdsl.train import overview
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 
 def check_layout(arguments: argparse.Namespace) -> int:

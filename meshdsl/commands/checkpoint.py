@@ -15,7 +15,6 @@ import jax
 from meshdsl.compiled.topology import compile_only
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words, columns
-from meshdsl.models.transformer import Transformer
 from meshdsl.train.checkpoints import folders, manifest, safetensors_files
 from meshdsl.train.checkpoints.folders import making
 from meshdsl.train.checkpoints.parameters import checkpoints_folder
@@ -130,7 +129,7 @@ def _parameters(config: Config) -> dict[str, Any]:
     """The parameters of the configured model, as the manifest of a checkpoint describes them."""
 
     def init() -> Any:
-        return cast(Transformer.init(jax.random.key(0), config.model), config.precision.params)
+        return cast(config.model.init(jax.random.key(0)), config.precision.params)
 
     return describe(jax.eval_shape(init))
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshdsl.commands.analysis import Analysis, analysis_of, configured
-from meshdsl.commands.lookup import find_layout
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import find_target
 from meshdsl.report.compare import Row, best_first, table
+from meshdsl.train.stored_layout import find_layout
 
 NOTHING_FITS = 3  # the exit code
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from meshdsl import hosts
-from meshdsl.commands.lookup import find_layout, pick_devices
+from meshdsl.commands.lookup import pick_devices
 from meshdsl.commands.printed_texts import print_as_it_comes, print_json
 from meshdsl.errors import MeshDSLError
 from meshdsl.mesh import make_mesh
@@ -17,7 +17,8 @@ from meshdsl.models.generate import Sampling
 from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.sample import continuations, open_model
+from meshdsl.train.sample import check_generates, continuations, open_model, text_length
+from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli.commands.generate import USUAL_TOKENS
 
 # Flags that all processes must have alike, beside the prompts.
@@ -35,18 +36,21 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     texts = _prompt_texts(arguments)
     folder = RunFolder(arguments.run)
     config = folder.stored_config()
+    check_generates(config)
     tokenizer = _tokenizer(config)
     prompts = [
         [int(token) for token in tokenizer.encode(text)] or [tokenizer.separator] for text in texts
     ]
-    count = _tokens_to_write(prompts, arguments.tokens, config.model.length)
+    count = _tokens_to_write(prompts, arguments.tokens, text_length(config))
     _meet(arguments, texts)
     layout = find_layout(arguments.layout or config.layout)
     devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)
     mesh = make_mesh(layout, devices)
     step, model = open_model(folder, config, layout, mesh, arguments.step, report=_warn)
     how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, tokenizer.separator)
-    rows = continuations(model, prompts, count, jax.random.key(arguments.seed), how, layout, mesh)
+    rows = continuations(
+        config.model, model, prompts, count, jax.random.key(arguments.seed), how, layout, mesh
+    )
     if not hosts.first():
         for _ in rows:  # the other processes compute, and say nothing
             pass
@@ -94,10 +98,11 @@ def _prompt_texts(arguments: argparse.Namespace) -> list[str]:
 def _tokenizer(config: Config) -> Tokenizer:
     """The tokenizer that the run was trained with."""
     tokenizer = load_tokenizer(config.data.tokenizer)
-    if tokenizer.vocab > config.model.vocab:
+    known = getattr(config.model, "vocab", tokenizer.vocab)
+    if tokenizer.vocab > known:
         raise MeshDSLError(
             f"data.tokenizer: `{tokenizer.name}` has {tokenizer.vocab} tokens, and the model has "
-            f"{config.model.vocab}; it was trained with another"
+            f"{known}; it was trained with another"
         )
     return tokenizer
 

@@ -1,11 +1,8 @@
-"""Layouts and devices, found by what the user calls them."""
+"""Devices, found by how many the user asks for."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 
@@ -16,38 +13,6 @@ from meshdsl.layout import Layout
 
 _Devices = list[jax.Device]  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX's types
 _REST = 8  # virtual devices for a mesh that takes as many as there are
-
-
-def find_layout(layout: str | Mapping[str, Any]) -> Layout:
-    """The layout in a file, the shipped one of a name, or the one that a table of `as_table` holds.
-
-    Raises:
-      MeshDSLError: neither exists, or the file or table is no layout.
-    """
-    if not isinstance(layout, Mapping):
-        return Layout.load(layout)
-    rest = {key: value for key, value in layout.items() if key not in ("name", "mesh")}
-    return Layout.from_dict(
-        {"mesh": layout.get("mesh", {}), "layout": rest}, name=str(layout.get("name", "layout"))
-    )
-
-
-def as_table(layout: Layout) -> dict[str, Any]:
-    """A layout as one table, with its name.
-
-    The configuration of a run keeps it, so that a run that goes on needs no other file.
-    """
-    table: dict[str, Any] = {"mesh": layout.mesh_table}
-    for field in dataclasses.fields(Layout):
-        value = getattr(layout, field.name)
-        default = (
-            field.default
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory()
-        )
-        if value != default and field.name not in ("mesh", "dcn"):
-            table[field.name] = list(value) if isinstance(value, tuple) else value
-    return table
 
 
 def devices_of_mesh(layout: Layout) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from meshdsl.models.sizes import SIZES
-
-_SHOWN = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "length")
+from meshdsl.commands.settings import sizes
 
 
 def list_models(arguments: argparse.Namespace) -> int:
-    """Print a line for each size: its name, and the settings that it stands for."""
-    for name, fields in SIZES.items():
-        print(f"{name:12}  {' '.join(f'{key}={fields[key]}' for key in _SHOWN if key in fields)}")
+    """Print a line for each size: its name, and the whole numbers that it stands for."""
+    for _, name, settings in sizes():
+        numbers = [f"{key}={value}" for key, value in settings.items() if isinstance(value, int)]
+        if numbers:
+            print(f"{name:12}  {' '.join(numbers)}")
     return 0

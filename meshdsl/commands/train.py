@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl import hosts
-from meshdsl.commands.lookup import as_table, find_layout, pick_devices
+from meshdsl.commands.lookup import pick_devices
 from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import REASONS, heard
@@ -16,7 +16,8 @@ from meshdsl.train.commented_toml import commented_toml
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.settings import override, read
-from meshdsl.train.training_run import train
+from meshdsl.train.stored_layout import as_table, find_layout
+from meshdsl.train.training_run import run
 
 _SET_BY_FLAG = {
     "layout": "layout",
@@ -28,7 +29,7 @@ _SET_BY_FLAG = {
 
 
 def train_model(arguments: argparse.Namespace) -> int:
-    """Train a transformer on text: a new run, or one that goes on.
+    """Train a model: a new run, or one that goes on.
 
     Raises:
       MeshDSLError: flags and settings contradict each other or the run that goes on, there is no
@@ -57,7 +58,7 @@ def train_model(arguments: argparse.Namespace) -> int:
                 )
             folder = RunFolder.unused(Path("runs"), Path(layout.name.removeprefix("layout ")).stem)
         devices = pick_devices(layout, config.devices, arguments.devices)
-        return train(
+        return run(
             config,
             layout,
             devices,
@@ -65,7 +66,7 @@ def train_model(arguments: argparse.Namespace) -> int:
             resume=goes_on,
             again=arguments.resume == "auto",
             executable=arguments.executable,
-        )
+        ).exit_code
 
 
 def _run_folder(arguments: argparse.Namespace) -> tuple[RunFolder | None, bool]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.fields import descriptions, legal, summary
-from meshdsl.train.settings import entry_type, toml_text
+from meshdsl.train.settings import class_setting, entry_type, toml_text
 
 _WIDTH = 100
 
@@ -22,18 +22,26 @@ def commented_toml(config: Any) -> str:
     return "\n".join(_group(config, ())).lstrip("\n") + "\n"
 
 
-def _group(config: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """The lines of a dataclass: its own settings first, then its tables."""
+def _group(
+    config: Any, path: tuple[str, ...], of: dataclasses.Field | None = None
+) -> Iterator[str]:
+    """The lines of a dataclass: its own settings first, then its tables.
+
+    Args:
+      of: the field that holds it, where that may say which class it has.
+    """
     says, kinds = descriptions(type(config)), typing.get_type_hints(type(config))
     if path:
         yield from ("", *_comment(summary(type(config))), _header(path))
     else:
         yield from _comment(summary(type(config)))
     tables = []
+    for key, name in class_setting(of, config) if of else ():
+        yield from ("", *_comment(of.metadata["class"].says), toml_text({key: name}).rstrip())
     for field in dataclasses.fields(config):
         value, said = getattr(config, field.name), says.get(field.name, "")
         if dataclasses.is_dataclass(value):
-            tables.append(_group(value, (*path, field.name)))
+            tables.append(_group(value, (*path, field.name), field))
         elif isinstance(value, dict):
             entry = entry_type(kinds[field.name])
             tables.append(_table(value, entry, said, (*path, field.name)))

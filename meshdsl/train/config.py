@@ -21,9 +21,10 @@ import math
 from dataclasses import dataclass, field
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.fields import bounded, chosen, listed
-from meshdsl.models.transformer import Config as Model
+from meshdsl.family import DEFAULT, Family, family_name, find_family
+from meshdsl.fields import ClassChoice, bounded, chosen, listed
 
+FORMATS = ("auto", "text", "jsonl", "parquet", "tokens", "folders", "arrays")
 FLOATS = ("float32", "bfloat16", "float16")
 OFFLOADS = ("optimizer", "activations")
 OPTIMIZERS = ("adamw", "adafactor", "lion", "sgd", "muon")
@@ -35,8 +36,13 @@ class Source:
 
     Attributes:
       paths: files and folders to read.
+      dataset: a function that gives a dataset, as `my_module:name` or `my_file.py:name`, instead of
+        `paths`. It is called with `train` and with `validation`.
       format: how the files are written; `auto` goes by their endings.
-      field: the field of a JSONL object, or the column of a parquet file, that holds the text.
+      field: the field of a JSONL object, the column of a parquet file or the name of an array that
+        is read; empty: `text`, `image` or, of pairs, `source`.
+      label: the name of what belongs to `field`, in the same way; empty: `label`, or, of pairs,
+        `target`.
       dtype: the type of the tokens in a token file (`.bin`).
       weight: how often it is read, in proportion to the weights of the other datasets.
       validation: files and folders that are held out; with none, a part of `paths` is, see
@@ -44,8 +50,10 @@ class Source:
     """
 
     paths: tuple[str, ...] = ()
-    format: str = chosen("auto", ("auto", "text", "jsonl", "parquet", "tokens"))
-    field: str = "text"
+    dataset: str = ""
+    format: str = chosen("auto", FORMATS)
+    field: str = ""
+    label: str = ""
     dtype: str = chosen("uint16", ("uint16", "uint32"))
     weight: float = bounded(1.0, above=0.0)
     validation: tuple[str, ...] = ()
@@ -56,15 +64,19 @@ class Data:
     """What is read.
 
     Attributes:
+      task: what a batch is: `text`, `images`, `pairs` or `examples`; empty: what the model's family
+        is made for.
       sources: datasets by name; with none, the Python source of the running interpreter's
         standard library.
       tokenizer: `bytes`, or the path of a Hugging Face `tokenizer.json`.
-      validation: the part of the documents that is held out, as a fraction.
+      validation: the part of the documents or examples that is held out, as a fraction.
       separate: whether documents that share a sequence are kept from attending to each other.
-      cache: the folder where tokenized text is kept; empty: one in the user's cache.
+      cache: the folder where tokenized text and unpacked images are kept; empty: one in the user's
+        cache.
       prefetch: how many batches are read ahead.
     """
 
+    task: str = ""
     sources: dict[str, Source] = field(default_factory=dict)
     tokenizer: str = "bytes"
     validation: float = bounded(0.05, least=0.0, below=1.0)
@@ -231,6 +243,16 @@ class Sample:
     temperature: float = bounded(0.8, least=0.0)
 
 
+FAMILY = ClassChoice(
+    "family",
+    find_family,
+    family_name,
+    "the family of models: one of those that come with meshdsl, or one of your own as "
+    "`my_package.my_module:Name` or `my_model.py:Name`. The settings below are those of the "
+    "family.",
+)
+
+
 @dataclass(frozen=True)
 class Config:
     """A run of `meshdsl train`. A file of settings needs only those that it changes.
@@ -240,7 +262,7 @@ class Config:
         keys of a layout file, as `mesh` and `rules`.
       devices: how many devices to use; 0: as many as the layout's mesh asks for.
       steps: how many steps the run has.
-      batch: sequences in a step, all microbatches together.
+      batch: rows in a step (sequences, images, ...), all microbatches together.
       microbatches: parts in which a step's batch is run, one after the other; it divides `batch`.
       seed: the seed of parameters, dropout and the order of the data.
       warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with;
@@ -256,7 +278,9 @@ class Config:
     seed: int = bounded(0, least=0, below=2**32)
     warm_start: str = ""
     offload: tuple[str, ...] = listed((), OFFLOADS)
-    model: Model = field(default_factory=Model)
+    model: Family = field(
+        default_factory=lambda: find_family(DEFAULT)(), metadata={"class": FAMILY}
+    )
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)

@@ -17,9 +17,12 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.compiled import saved
-from meshdsl.models.transformer import Transformer
+from meshdsl.family import accepted, loss_and_report, names_in
+from meshdsl.later import imported
+from meshdsl.mesh import abstract_mesh
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config
+from meshdsl.train.data import task_of
 from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.optimizer import make_optimizer, peak
 from meshdsl.train.settings import leaves
@@ -28,7 +31,7 @@ from meshdsl.train.step import State, TrainStep
 # The settings that the compiled step depends on: some by name, and groups of them.
 _OF_STEP = ("steps", "batch", "microbatches", "offload", "guard.nonfinite", "data.separate")
 _GROUPS_OF_STEP = ("model.", "optimizer.", "schedule.", "precision.")
-# What one process reads of a batch, by the names in `Job.batch`: each int32 [rows, length].
+# What one process reads of a batch, by the names in `Job.batch`: [rows, ...] each.
 Arrays = dict[str, np.ndarray]
 
 
@@ -46,12 +49,18 @@ class Job:
 
     def __init__(self, config: Config, layout: md.Layout, mesh: jax.sharding.Mesh):
         self.config, self.layout, self.mesh = config, layout, mesh
-        self.dims = [*config.model.dims.values(), "batch"]
+        self.dims = [*names_in(config.model.dims), "batch"]
+        # What the precision and the memory of the run ask of the loss function.
+        self.how = accepted(
+            config.model,
+            {"output": config.precision.output, "offload": "activations" in config.offload},
+            {"output": "float32", "offload": False},
+        )
         microbatches = (
             md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
         )
         self.step = TrainStep(
-            lambda key: Transformer.init(key, config.model),
+            config.model.init,
             self._loss,
             make_optimizer(config.optimizer, config.schedule, config.steps),
             layout,
@@ -65,20 +74,15 @@ class Job:
         )
 
     def _loss(
-        self, model: Transformer, batch: dict[str, md.Tensor], key: Any
+        self, model: Any, batch: dict[str, md.Tensor], key: Any
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         if isinstance(key, md.Tensor):  # with microbatches, each of which has a key of its own
             key = key.array
-        return model.loss(
-            **batch,
-            key=key,
-            output=self.config.precision.output,
-            offload="activations" in self.config.offload,
-        )
+        return loss_and_report(self.config.model, model, batch, key, self.how)
 
     @property
     def rows(self) -> int:
-        """Sequences in a microbatch."""
+        """Rows in a microbatch."""
         return self.config.batch // self.config.microbatches
 
     @property
@@ -88,10 +92,7 @@ class Job:
 
     @cached_property
     def batch(self) -> dict[str, md.Tensor]:
-        """A training batch without arrays: Tensors of `ShapeDtypeStruct`s with shardings.
-
-        It has `tokens` and `targets`, and with `data.separate` also `segments` and `positions`.
-        """
+        """A training batch without arrays: Tensors of `ShapeDtypeStruct`s with shardings."""
         return self._abstract_batch(self.step.microbatches)
 
     @cached_property
@@ -101,17 +102,16 @@ class Job:
 
     def _abstract_batch(self, microbatches: md.Dim | None) -> dict[str, md.Tensor]:
         leading = () if microbatches is None else (microbatches,)
-        dims = (*leading, md.Dim("batch", self.rows), self.config.model.dims["length"])
-        whole = md.tensor(jax.ShapeDtypeStruct([dim.size for dim in dims], np.int32), dims)
-        tensor: md.Tensor = jax.tree.map(
+        fields = task_of(self.config).fields(self.config, md.Dim("batch", self.rows))
+        whole = {
+            name: md.abstract((*leading, *field.dims), field.dtype)
+            for name, field in fields.items()
+        }
+        return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             whole,
             md.shardings(whole, self.layout, self.mesh),
         )
-        names = ["tokens", "targets"]
-        if self.config.data.separate:
-            names += ["segments", "positions"]
-        return dict.fromkeys(names, tensor)
 
     def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
         """A training batch on the devices, split by the law, from the rows of this process."""
@@ -120,6 +120,21 @@ class Job:
     def program(self) -> Program:
         """The recorded program of one step: every op with its split, and every collective."""
         return self.step.program(self.state, self.batch)
+
+    @cached_property
+    def step_flops(self) -> tuple[float, float]:
+        """FLOPs of the model in one step: with causal attention counted half, and in full.
+
+        Where the family does not state them, they are counted from the step as one device would
+        run it. Both counts are the same then, because a record does not know what is causal.
+        """
+        stated = self.config.model.step_flops(self.config.batch)
+        if stated is not None:
+            return stated
+        alone: Any = abstract_mesh({})
+        program = Job(replace(self.config, microbatches=1), md.Layout(), alone).program()
+        count = imported("meshdsl.estimate.model_flops", "model_flops")(program)
+        return count, count
 
     @cached_property
     def lowered(self) -> jax.stages.Lowered:

@@ -12,23 +12,46 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
+from meshdsl.family import Family, family_name, names_in
 from meshdsl.models import generate
 from meshdsl.models.generate import Progress, Sampling
-from meshdsl.models.transformer import Transformer
 from meshdsl.train.checkpoints import read_params
 from meshdsl.train.config import Config
+from meshdsl.train.data import task_of
 from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.precision import cast
 
 
-def sample_text(job: Job, params: Transformer, tokenizer: Tokenizer) -> str:
+def text_length(config: Config) -> int:
+    """The tokens of the longest text that the model of a run can read."""
+    return task_of(config).fields(config, md.Dim("batch", 1))["tokens"].dims[-1].size
+
+
+def generates(config: Config) -> bool:
+    """Whether the model of a run writes text: its task is text, and it has `prefill` and `step`."""
+    if task_of(config).name != "text":
+        return False
+    model = jax.eval_shape(config.model.init, jax.random.key(0))
+    return all(hasattr(model, each) for each in ("prefill", "step"))
+
+
+def check_generates(config: Config) -> None:
+    """Raise a MeshDSLError where the model of a run does not write text."""
+    if not generates(config):
+        raise md.MeshDSLError(
+            f"model.family={family_name(config.model)} writes no text: that takes the task text, "
+            "and a model with `prefill` and `step`, as meshdsl.models.transformer has"
+        )
+
+
+def sample_text(job: Job, params: Any, tokenizer: Tokenizer) -> str:
     """The configured prompt, and what the model writes after it, under the layout of `job`.
 
     Of a prompt that is longer than the model, only the beginning is used.
     """
-    config, length = job.config, job.config.model.length
+    config, length = job.config, text_length(job.config)
     encoded = [int(token) for token in tokenizer.encode(config.sample.prompt)]
     prompt = encoded[: length - 1] or [tokenizer.separator]
     count = min(config.sample.tokens, length - len(prompt))
@@ -37,7 +60,14 @@ def sample_text(job: Job, params: Transformer, tokenizer: Tokenizer) -> str:
     written = [
         int(row[0])
         for row in continuations(
-            model, [prompt], count, jax.random.key(config.seed), how, job.layout, job.mesh
+            config.model,
+            model,
+            [prompt],
+            count,
+            jax.random.key(config.seed),
+            how,
+            job.layout,
+            job.mesh,
         )
     ]
     return printable(tokenizer.decode([*prompt, *written]))
@@ -60,7 +90,7 @@ def open_model(
     mesh: Mesh,
     step: int | None,
     report: Callable[[str], Any],
-) -> tuple[int, Transformer]:
+) -> tuple[int, Any]:
     """Read the model of a run from a checkpoint, under any layout.
 
     Args:
@@ -75,7 +105,7 @@ def open_model(
       MeshDSLError: there is no such checkpoint, or it is of another model.
     """
     shapes = jax.eval_shape(
-        lambda key: cast(Transformer.init(key, config.model), config.precision.params),
+        lambda key: cast(config.model.init(key), config.precision.params),
         jax.random.key(0),
     )
     like = jax.tree.map(
@@ -88,7 +118,8 @@ def open_model(
 
 
 def continuations(
-    model: Transformer,
+    family: Family,
+    model: Any,
     prompts: Sequence[Sequence[int]],
     count: int,
     key: jax.Array,
@@ -102,6 +133,7 @@ def continuations(
     each calls this with the same prompts, and gets all tokens.
 
     Args:
+      family: of the model.
       model: split as `layout` says, in the dtype that it is to compute in.
       prompts: the tokens of each, at least one; with `count` more no longer than the model.
       key: of the random draws.
@@ -111,13 +143,13 @@ def continuations(
         return
     tokens, sizes, memory = _placed_prompts(prompts, count, layout, mesh)
 
-    def first(model: Transformer, prompts: md.Tensor, sizes: md.Tensor, key) -> Progress:
+    def first(model: Any, prompts: md.Tensor, sizes: md.Tensor, key) -> Progress:
         return generate.start(model, prompts, sizes, memory, key, how)
 
-    def after(model: Transformer, cache, rest: Progress, key) -> Progress:
+    def after(model: Any, cache, rest: Progress, key) -> Progress:
         return generate.advance(model, rest.replace(cache=cache), key, how)
 
-    dims = [*model.config.dims, "batch"]
+    dims = [*names_in(family.dims), "batch"]
     start = jax.jit(_cache_rest_and_token(first, layout, mesh, dims))
     advance = jax.jit(_cache_rest_and_token(after, layout, mesh, dims), donate_argnums=1)
     cache, rest, token = start(model, tokens, sizes, key)

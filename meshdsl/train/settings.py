@@ -22,7 +22,7 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.extras import extra
-from meshdsl.fields import BOUNDS, crossed, legal
+from meshdsl.fields import BOUNDS, ClassChoice, crossed, legal
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _BOOLEANS = {"true": True, "false": False}
@@ -42,15 +42,41 @@ def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
       MeshDSLError: a setting has no `=`, a key is unknown (the text names the nearest known one),
         or a value is not of the field's type or not within its bounds.
     """
-    values = {key: _typed(key, value, _field(config, key)[0]) for key, value in values.items()}
+    texts: dict[str, str] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise MeshDSLError(f"setting `{setting}`: expected key=value")
-        values[key] = _parse(key, text, _field(config, key)[0])
+        texts[key] = text
+    # First the classes, because they decide which other settings there are.
+    config, classes = _with_classes(config, {**values, **texts})
+    values = {
+        key: _typed(key, value, _field(config, key)[0])
+        for key, value in values.items()
+        if key not in classes
+    }
+    for key, text in texts.items():
+        if key not in classes:
+            values[key] = _parse(key, text, _field(config, key)[0])
     for key, value in values.items():
         _check(key, value, _field(config, key)[1])
     return _applied(config, values)
+
+
+def _with_classes(config: Any, values: Mapping[str, Any]) -> tuple[Any, set[str]]:
+    """`config` with values of other classes where `values` picks them, and the keys that do so.
+
+    A value of another class has that class's defaults.
+    """
+    changes, keys = {}, set()
+    for field in dataclasses.fields(config):
+        choice: ClassChoice | None = field.metadata.get("class")
+        if choice and (key := f"{field.name}.{choice.key}") in values:
+            keys.add(key)
+            found = choice.find(_typed(key, values[key], str))
+            if type(getattr(config, field.name)) is not found:
+                changes[field.name] = found()
+    return dataclasses.replace(config, **changes) if changes else config, keys
 
 
 def _field(config: Any, key: str) -> tuple[Any, Mapping[str, Any]]:
@@ -213,7 +239,19 @@ def _check(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """`config` as nested dicts of what TOML can hold; its tuples become lists."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    found = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        found[field.name] = _plain(value)
+        if name := dict(class_setting(field, value)):
+            found[field.name] = name | found[field.name]
+    return found
+
+
+def class_setting(field: dataclasses.Field, value: Any) -> list[tuple[str, str]]:
+    """Key and value of the setting that picks the class of `value`; none where it has one class."""
+    choice: ClassChoice | None = field.metadata.get("class")
+    return [(choice.key, choice.name_of(value))] if choice else []
 
 
 def _plain(value: Any) -> Any:
@@ -229,7 +267,8 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from ((f"{field.name}.{key}", leaf) for key, leaf in leaves(value))
+            inside = (*class_setting(field, value), *leaves(value))
+            yield from ((f"{field.name}.{key}", leaf) for key, leaf in inside)
         elif isinstance(value, dict) and any(map(dataclasses.is_dataclass, value.values())):
             yield from (
                 (f"{field.name}.{name}.{key}", leaf)

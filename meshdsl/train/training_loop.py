@@ -18,9 +18,8 @@ import jax
 from meshdsl import hosts
 from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.machine import chip_of
-from meshdsl.models.sizes import step_flops
 from meshdsl.train.checkpoints import Checkpoints, warm_start
-from meshdsl.train.data import Corpus
+from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.batches import Batches
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
@@ -28,13 +27,30 @@ from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.nonfinite import NonfiniteGuard
 from meshdsl.train.optimizer import make_schedule
-from meshdsl.train.sample import sample_text
+from meshdsl.train.sample import generates, sample_text
 from meshdsl.train.step import State
-from meshdsl.train.watch import Facts, Watch, bits_per_byte, perplexity
+from meshdsl.train.watch import Facts, Watch
 from meshdsl.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+      state: after its last step.
+      ending: what ended it before its time, or just after its last step: "preempted",
+        "interrupted" or None.
+      exit_code: of a program that does nothing but this run.
+    """
+
+    job: Job
+    state: State
+    ending: str | None = None
+    exit_code: int = 0
 
 
 @dataclass
@@ -43,7 +59,7 @@ class TrainingLoop:
 
     Attributes:
       job: the model, its optimizer and its step, under the layout.
-      corpus: where the batches come from.
+      data: where the batches come from.
       console: prints in process 0 only.
       batches: the batches to train on, of each the rows that this process reads.
       held_out: for each dataset the batches to validate on, in the same way.
@@ -51,7 +67,7 @@ class TrainingLoop:
     """
 
     job: Job
-    corpus: Corpus
+    data: Data
     console: Console
     folder: RunFolder
     checkpoints: Checkpoints
@@ -88,8 +104,8 @@ class TrainingLoop:
             state = state.replace(params=params)
         return state
 
-    def train_to_end(self, state: State, done: int) -> int:
-        """Train from `state`, which `done` steps led to; returns the exit code of the program."""
+    def train_to_end(self, state: State, done: int) -> Ended:
+        """Train from `state`, which `done` steps led to."""
         step = self.loaded or self._compiled()
         with stopping() as stop:
             state, done, ending = self.train_steps(step, state, done, stop)
@@ -97,17 +113,18 @@ class TrainingLoop:
         # A signal that came in the last step. This process got it, others perhaps did not.
         if done == self.job.config.steps and stop.wish:
             text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
-            return hosts.report_and_end(text, EXIT_CODES[stop.wish])
+            code = hosts.report_and_end(text, EXIT_CODES[stop.wish])
+            return Ended(self.job, state, stop.wish, code)
         if ending:
             again = f"meshdsl train --resume --out {self.folder.path}"
             when = f"after step {done}, which is saved" if done else "before a first step was saved"
             self.console.print(f"{ending} {when}; to go on: {again}")
-            return EXIT_CODES[ending]
-        if self.job.config.sample.tokens:
-            text = sample_text(self.job, state.params, self.corpus.tokenizer)
+            return Ended(self.job, state, ending, EXIT_CODES[ending])
+        if self.job.config.sample.tokens and generates(self.job.config):
+            text = sample_text(self.job, state.params, self.data.tokenizer)
             self.console.print(f"\nsample:\n{text}\n")
         self.console.print(f"saved in {self.folder.path}")
-        return 0
+        return Ended(self.job, state)
 
     def _compiled(self) -> Callable:
         start = time.perf_counter()
@@ -194,37 +211,35 @@ class TrainingLoop:
 
     def facts(self, done: int) -> Facts:
         """What the metrics of a step are computed from, besides what it measures."""
-        config, mesh = self.job.config, self.job.mesh
-        tokens = config.batch * config.model.length
+        config, mesh, task = self.job.config, self.job.mesh, task_of(self.job.config)
+        per_row = task.units_per_row(self.job.held_out)
         chip = chip_of(mesh.devices.flat[0])
         return Facts(
-            tokens=tokens,
-            flops=step_flops(config.model, tokens, config.model.length),
+            unit=task.unit,
+            units=config.batch * per_row,
+            flops=self.job.step_flops if chip else None,
             peak_flops=chip.flops if chip else None,
             devices=mesh.size,
             learning_rate=make_schedule(
                 config.schedule, config.optimizer.learning_rate, config.steps
             ),
-            before=self.batches.get_state()["rows"] * config.model.length - done * tokens,
-            bytes_per_token=self.corpus.train_bytes_per_token,
+            before=(self.batches.get_state()["rows"] - done * config.batch) * per_row,
+            bytes_per_token=self.data.train_bytes_per_token,
         )
 
     def validate(self, state: State, done: int) -> dict[str, float]:
-        """Measure the losses on held-out text and print them; returns metrics to add to the step's.
+        """Measure the model on held-out data and print it; returns metrics to add to the step's.
 
         With one dataset these are `validation_loss` and so on, with several `validation/NAME/loss`.
         """
-        losses = self.evaluator.losses(state.params, self.held_out)
-        values: dict[str, float] = {}
-        for name, loss in losses.items():
-            found = {"loss": loss, "perplexity": perplexity(loss)}
-            if per_token := self.corpus.bytes_per_token[name]:
-                found["bits_per_byte"] = bits_per_byte(loss, per_token)
-            bits = f", {found['bits_per_byte']:.3f} bits/byte" if per_token else ""
-            which = f" on {name}" if len(losses) > 1 else ""
-            self.console.print(f"step {done}: validation loss{which} {loss:.4f} nats/token{bits}")
-            prefix = f"validation/{name}/" if len(losses) > 1 else "validation_"
-            values |= {prefix + key: value for key, value in found.items()}
+        task, values = task_of(self.job.config), {}
+        found = self.evaluator.measure(state.params, self.held_out)
+        for name, measured in found.items():
+            measured |= task.derived(measured, self.data, name)
+            which = f" on {name}" if len(found) > 1 else ""
+            self.console.print(f"step {done}: {task.words(measured, which)}")
+            prefix = f"validation/{name}/" if len(found) > 1 else "validation_"
+            values |= {prefix + key: value for key, value in measured.items()}
         return values
 
     @cached_property

@@ -1,4 +1,4 @@
-"""`train`: a training run, from a configuration to a trained model in a folder.
+"""`run`: a training run, from a configuration to a trained model in a folder.
 
 Everything that can be refused is checked before anything is written: the configuration, the data,
 the mesh, the layout against the model, the folder and the checkpoints in it. What is quick to check
@@ -19,23 +19,23 @@ from meshdsl import hosts
 from meshdsl.extras import check_extra
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
-from meshdsl.train.data import Corpus, open_data
+from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder, check_folder
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import peak
 from meshdsl.train.overview import describe, whole_bytes
 from meshdsl.train.settings import leaves
-from meshdsl.train.training_loop import TrainingLoop
+from meshdsl.train.training_loop import Ended, TrainingLoop
 from meshdsl.train.watch import check
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_TOKENIZING = 86400.0  # seconds until the last process has tokenized its copy of the text
+_PREPARING = 86400.0  # seconds until the last process has tokenized its copy of the text
 
 
-def train(
+def run(
     config: Config,
     layout: md.Layout,
     # JAX's types declare the class jax.Device as a variable.
@@ -45,8 +45,8 @@ def train(
     resume: bool,
     again: bool = False,
     executable: Path | None = None,
-) -> int:
-    """Start the run in `folder`, or go on with it; returns the exit code of the program.
+) -> Ended:
+    """Start the run in `folder`, or go on with it, until it ends.
 
     Args:
       resume: go on with the run in the folder, instead of starting one.
@@ -68,10 +68,10 @@ def train(
     loaded_step = job.load(executable) if executable else None
     console = hosts.console()
     # After all that is quick to refuse, because it may tokenize for hours.
-    corpus = open_data(config, report=console.print)
-    hosts.agree("data", f"{corpus.describe()}\n{corpus.tokenizer.digest}", patience=_TOKENIZING)
-    batches = corpus.train(rows_here(job.batch["tokens"]))
-    held_out = corpus.validation(rows_here(job.held_out["tokens"]))
+    data = task_of(config).open(config, job.held_out, console.print)
+    hosts.agree("data", data.digest, patience=_PREPARING)
+    batches = data.train(rows_here(job.batch))
+    held_out = data.validation(rows_here(job.held_out))
     with ExitStack() as stack:
         # The folder is locked below, and unlocked after all else: nobody may come in while a
         # checkpoint is still being written.
@@ -85,14 +85,12 @@ def train(
             if not again:
                 raise md.MeshDSLError(f"{folder.path} is {where}; set more --steps to go on")
             console.print(f"{folder.path} is finished, {where}")
-            return 0
+            return Ended(job, checkpoints.restore(job.state)[0])
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
-        _print_overview(console, job, corpus, executable)
-        loop = TrainingLoop(
-            job, corpus, console, folder, checkpoints, batches, held_out, loaded_step
-        )
+        _print_overview(console, job, data, executable)
+        loop = TrainingLoop(job, data, console, folder, checkpoints, batches, held_out, loaded_step)
         state, done = loop.initial_state(done)
         # Only here, because a resume that is refused must leave the configuration as it was.
         hosts.first_does(lambda: folder.write_config(config))
@@ -124,8 +122,8 @@ def _lock_folder(folder: RunFolder, lock: ExitStack, job: Job, checkpoints: Chec
     )
 
 
-def _print_overview(console: Console, job: Job, corpus: Corpus, executable: Path | None) -> None:
+def _print_overview(console: Console, job: Job, data: Data, executable: Path | None) -> None:
     console.print(describe(job.layout, job.mesh, job.state, job.program().collectives))
-    console.print(f"\n{corpus.describe()}\n")
+    console.print(f"\n{data.describe()}\n")
     if executable:
         console.print(f"the compiled step is that of {executable}")

@@ -29,9 +29,9 @@ COMMAND = Command(
         ),
         Flag(
             "--x",
-            choices=("step", "tokens", "time"),
+            choices=("step", "tokens", "images", "pairs", "examples", "time"),
             default="step",
-            help="over what: steps, tokens, or the time that the steps took",
+            help="over what: steps, the data that were seen, or the time that the steps took",
         ),
         Flag("--smooth", type=count, default=1, metavar="N", help="draw means of N steps"),
     ),

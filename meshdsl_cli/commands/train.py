@@ -7,7 +7,7 @@ from meshdsl_cli.flags import LAYOUT, MODEL, SEVERAL_PROCESSES, count
 
 COMMAND = Command(
     "train",
-    help="train a transformer on text",
+    help="train a model: a transformer on text, unless settings say otherwise",
     function="meshdsl.commands.train:train_model",
     settings=True,
     flags=(

@@ -10,7 +10,6 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.printed_texts import print_as_it_comes
 from meshdsl.mesh import make_mesh
 from meshdsl.train.checkpoints import Checkpoints
@@ -19,6 +18,7 @@ from meshdsl.train.data.tokenizer import Bytes
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli import main
 
 TINY = [

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.memory.peak import peak
 from meshdsl.mesh import abstract_mesh
-from meshdsl.models.sizes import size
+from meshdsl.models.sizes import SIZES
 from meshdsl.record.recorder import tag_in
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
@@ -212,7 +212,7 @@ def test_more_layers_and_devices_are_no_more_kernels():
     """So the largest model on the largest machine is planned as fast as a small one."""
 
     def kernels(layers, mesh):
-        settings = {f"model.{key}": value for key, value in size("llama3-405b").items()} | {
+        settings = {f"model.{key}": value for key, value in SIZES["llama3-405b"].items()} | {
             "model.layers": layers
         }
         job = Job(

@@ -3,8 +3,9 @@
 import jax
 import pytest
 
+from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
-from meshdsl.models.sizes import SIZES, size, step_flops
+from meshdsl.models.sizes import SIZES
 from meshdsl.models.transformer import Config, Transformer
 
 # From the models' papers and published weights.
@@ -28,7 +29,7 @@ def test_every_size_has_a_published_count():
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_size_has_the_published_number_of_parameters(name):
-    config = Config(**size(name))
+    config = Config(**SIZES[name])
     shapes = jax.eval_shape(lambda key: Transformer.init(key, config), jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == PARAMETERS[name]
 
@@ -42,22 +43,24 @@ def test_flops_are_six_per_parameter_of_a_matrix_and_as_much_per_pair_of_positio
     config = Config(style="gpt2", layers=2, d_model=8, heads=2, vocab=32, length=4)
     matrices = 2 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 32
     pairs = 2 * 2 * 8 * 4  # layers, two products, d_model, length
-    assert step_flops(config, tokens=12, length=4) == (
+    assert config.step_flops(rows=3) == (
         6 * 12 * (matrices + pairs / 2),
         6 * 12 * (matrices + pairs),
     )
 
 
 def test_grouped_queries_share_keys_and_a_llama_has_three_matrices_in_its_mlp():
-    config = Config(style="llama", layers=1, d_model=8, heads=4, kv_heads=2, d_ff=16, vocab=32)
+    config = Config(
+        style="llama", layers=1, d_model=8, heads=4, kv_heads=2, d_ff=16, vocab=32, length=1
+    )
     matrices = 8 * (8 + 8 + 4 + 4) + 3 * 8 * 16 + 8 * 32
-    assert step_flops(config, tokens=1, length=0)[1] == 6 * matrices
+    assert config.step_flops(rows=1)[1] == 6 * (matrices + 2 * 8)
 
 
 def test_an_unknown_size_is_named_with_the_nearest():
     with pytest.raises(MeshDSLError, match="no model `llama3-8`; did you mean `llama3-8b`?"):
-        size("llama3-8")
+        model_values("llama3-8")
 
 
 def test_a_style_is_a_model_of_any_size():
-    assert size("gpt2") == {"style": "gpt2"}
+    assert model_values("gpt2") == {"model.family": "transformer", "model.style": "gpt2"}

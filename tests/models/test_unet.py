@@ -140,7 +140,7 @@ def test_images_of_4096_pixels_squared_cost_the_rims_of_their_tiles(rules):
     [
         ({"levels": -1}, "model: levels is at least 0, not -1"),
         ({"kernel": 0}, "model: kernel is at least 1, not 0"),
-        ({"norm": "batch"}, "model: no norm 'batch'; known: `rms`, `layer`"),
+        ({"norm": "batch"}, "model: no norm 'batch'; known: `layer`, `rms`"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, text):

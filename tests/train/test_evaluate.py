@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.train.config import Config
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 TINY = [
     "model.d_model=16",
@@ -66,7 +67,7 @@ def test_a_loss_is_the_mean_over_all_targets_of_all_batches():
         for batch in data
     ]
     expected = (nats[0].sum() + nats[1][:3].sum()) / (11 * 16)
-    assert Evaluator(made).losses(params, {"some": data})["some"] == pytest.approx(
+    assert Evaluator(made).measure(params, {"some": data})["some"]["loss"] == pytest.approx(
         expected, rel=1e-6
     )
 
@@ -77,9 +78,10 @@ def test_losses_are_the_same_under_a_layout_that_splits_everything_each_dataset_
     for name in ("single", "fsdp-sequence"):
         made = job(name, "data.separate=true")
         evaluator, params = Evaluator(made), made.step.init(jax.random.key(0)).params
-        found.append(evaluator.losses(params, data))
+        found.append(evaluator.measure(params, data))
         assert evaluator._sums._cache_size() == 1
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    for name in data:
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-5)
     assert found[0]["one"] != found[0]["two"]
 
 
@@ -87,7 +89,8 @@ def test_losses_are_computed_in_the_precision_of_the_run():
     wide, narrow = job("single"), job("single", "precision.compute=bfloat16")
     params = wide.step.init(jax.random.key(0)).params
     exact, rounded = (
-        Evaluator(each).losses(params, {"some": batches(8)})["some"] for each in (wide, narrow)
+        Evaluator(each).measure(params, {"some": batches(8)})["some"]["loss"]
+        for each in (wide, narrow)
     )
     assert exact != rounded == pytest.approx(exact, rel=1e-2)
 
@@ -95,7 +98,7 @@ def test_losses_are_computed_in_the_precision_of_the_run():
 def test_a_dataset_without_targets_has_no_loss():
     made = job("single")
     assert math.isnan(
-        Evaluator(made).losses(made.step.init(jax.random.key(0)).params, {"some": batches(0)})[
+        Evaluator(made).measure(made.step.init(jax.random.key(0)).params, {"some": batches(0)})[
             "some"
-        ]
+        ]["loss"]
     )

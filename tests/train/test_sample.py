@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
+from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.models.generate import Sampling
 from meshdsl.models.transformer import Transformer
 from meshdsl.train.config import Config
@@ -14,6 +14,7 @@ from meshdsl.train.data.tokenizer import Bytes
 from meshdsl.train.job import Job
 from meshdsl.train.sample import continuations, in_dtype, printable, sample_text
 from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
 
 TINY = [
     "model.d_model=16",

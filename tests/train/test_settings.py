@@ -104,8 +104,8 @@ def test_only_all_settings_together_have_to_be_consistent():
         (
             "data.sources.web.format=json",
             (
-                "data.sources.web.format=json: expected auto, text, jsonl, parquet or "
-                "tokens; did you mean `jsonl`?"
+                "data.sources.web.format=json: expected auto, text, jsonl, parquet, "
+                "tokens, folders or arrays; did you mean `jsonl`?"
             ),
         ),
         ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0"),
@@ -238,7 +238,9 @@ def test_every_setting_is_printed_with_what_it_is_and_the_values_that_it_may_hav
     said = _comments(commented_toml(config))
     assert {key for key, _ in leaves(config)} == {key.replace('"', "") for key in said}
     assert all(len(comment) > 10 and comment.endswith(".") for comment in said.values()), said
-    assert said["batch"] == "Sequences in a step, all microbatches together. Legal: at least 1."
+    assert said["batch"] == (
+        "Rows in a step (sequences, images, ...), all microbatches together. Legal: at least 1."
+    )
     assert said["data.validation"].endswith("Legal: at least 0 and less than 1.")
     assert said["schedule.shape"].endswith("Legal: cosine, linear, constant or wsd.")
     assert said["data.separate"].endswith("Legal: true or false.")

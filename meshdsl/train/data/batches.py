@@ -1,22 +1,40 @@
-"""Batches of training: which sequences each has, read ahead, from any batch on."""
+"""Batches of training: which rows each has, read ahead, from any batch on.
+
+What a row is does not matter here: a sequence of tokens, an image, a pair of texts. A dataset gives
+its rows by their numbers, and the batches decide which of them come when.
+"""
 
 from __future__ import annotations
 
 import bisect
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
-from meshdsl.train.data.sequences import Batch, Sequences, batch_of
+
+Batch = dict[str, np.ndarray]
+"""What one process reads of a batch: an array [rows, ...] for each field, by name."""
+
+
+class Rows(Protocol):
+    """The rows of a dataset, in any order: how many there are, and each by its number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+Collate = Callable[[Sequence[Any]], Batch]
+"""Makes a batch of rows; None among them is a row that fills up a batch and does not count."""
 
 
 class Batches:
-    """An endless iterator of training batches, which one thread reads ahead until `close()`.
+    """An endless iterator of training batches, which are read ahead until `close()`.
 
     Its state is how many rows were read, by all processes together, and of which data. So it is the
     same on every process and for any number of them. What comes after `set_state(state)` is what
@@ -26,15 +44,16 @@ class Batches:
       rows: gives the batches by their numbers.
       ahead: how many batches to read ahead.
       of: the data in words, by name: what must be the same for a state to be accepted.
+      threads: how many threads read, each of them another batch.
     """
 
-    def __init__(self, rows: BatchRows, ahead: int, of: Mapping[str, str]):
+    def __init__(self, rows: BatchRows, ahead: int, of: Mapping[str, str], threads: int = 1):
         with extra("train"):
             import grain
         self._of, self._rows = dict(of), rows
         self._batches = iter(
             grain.MapDataset.source(rows).to_iter_dataset(
-                grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
+                grain.ReadOptions(num_threads=min(threads, ahead), prefetch_buffer_size=ahead)
             )
         )
 
@@ -69,21 +88,21 @@ class Batches:
         self._batches.set_state({"next_index": batches})
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
+        """End the threads that read ahead."""
         self._batches.close()
 
 
 class BatchRows:
     """The rows of every batch that one process wants, by the number of the batch.
 
-    The sequences of each dataset are shuffled, in each epoch anew, and those of all datasets are
+    The rows of each dataset are shuffled, in each epoch anew, and those of all datasets are
     interleaved by their weights.
 
     Args:
-      sequences, weights: of the datasets, by name.
+      datasets, weights: by name.
       batch: the number of rows of a batch, on all processes together.
       rows: the numbers of those rows that are wanted.
-      separator: as of `batch_of`.
+      collate: makes a batch of the rows.
 
     Attributes:
       first: the row, in the order of all rows, at which batch 0 begins.
@@ -93,46 +112,47 @@ class BatchRows:
 
     def __init__(
         self,
-        sequences: Mapping[str, Sequences],
+        datasets: Mapping[str, Rows],
         weights: Mapping[str, float],
         seed: int,
         batch: int,
         rows: Iterable[int],
-        separator: int | None,
+        collate: Collate,
     ):
         with extra("train"):
             import grain
-        self._sequences, self.batch = list(sequences.values()), batch
-        self._rows, self._separator = [int(row) for row in rows], separator
-        # The sequences of all datasets are numbered end to end.
-        self._ends = np.cumsum([len(each) for each in self._sequences]).tolist()
+        self._datasets, self.batch = list(datasets.values()), batch
+        self._rows, self._collate = [int(row) for row in rows], collate
+        # The rows of all datasets are numbered end to end.
+        self._ends = np.cumsum([len(each) for each in self._datasets]).tolist()
         seeds = (
             [seed % 2**32]
-            if len(sequences) == 1
-            else [zlib.crc32(f"{seed} {name}".encode()) for name in sequences]
+            if len(datasets) == 1
+            else [zlib.crc32(f"{seed} {name}".encode()) for name in datasets]
         )
         orders = [
             grain.MapDataset.range(end - len(each), end).shuffle(seed=seed).repeat()
-            for each, end, seed in zip(self._sequences, self._ends, seeds, strict=True)
+            for each, end, seed in zip(self._datasets, self._ends, seeds, strict=True)
         ]
         self._order = (
             orders[0]
             if len(orders) == 1
-            else grain.MapDataset.mix(orders, [weights[name] for name in sequences])
+            else grain.MapDataset.mix(orders, [weights[name] for name in datasets])
         )
 
     def __len__(self) -> int:
         return sys.maxsize // self.batch - 1
 
     def __getitem__(self, index: int) -> Batch:
-        out = np.empty((len(self._rows), self._sequences[0].length + 1), np.int32)
-        for i, row in enumerate(self._rows):
-            number = self._order[self.first + index * self.batch + row]
-            assert number is not None  # no row of a dataset of numbers is left out
-            dataset = bisect.bisect_right(self._ends, number)
-            sequences = self._sequences[dataset]
-            sequences.read_into(out[i], number - (self._ends[dataset] - len(sequences)))
-        return batch_of(out, self._separator)
+        return self._collate([self._row(index * self.batch + row) for row in self._rows])
+
+    def _row(self, index: int) -> Any:
+        """The row at a place in the order of all rows, counted from `first`."""
+        number = self._order[self.first + index]
+        assert number is not None  # no row of a dataset of numbers is left out
+        dataset = bisect.bisect_right(self._ends, number)
+        rows = self._datasets[dataset]
+        return rows[number - (self._ends[dataset] - len(rows))]
 
     def __repr__(self) -> str:
         return f"BatchRows({len(self._rows)} of {self.batch})"

@@ -20,6 +20,7 @@ from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.data.tokens import Tokens, token_file_ranges
 
 DEFAULT = "python"  # the name of the dataset where the settings have none: the standard library
+TEXT = "text"  # the field or column that holds the text, where the settings name none
 Report = Callable[[str], None]  # is told, in words, of work that takes a while
 
 
@@ -145,13 +146,14 @@ def _files_of(name: str, source: Source) -> DatasetFiles:
         for format, file in by_format.items():
             if format != "tokens":
                 # The first document of a file shows a wrong field or format.
-                next(documents(file, source.field), None)
+                next(documents(file, source.field or TEXT), None)
     return DatasetFiles(where, name, source, train, held_out)
 
 
 def _open_tokens(files: DatasetFiles, config: Config, tokenizer: Tokenizer) -> Dataset:
     source = files.source
-    below = config.model.vocab if config.model.vocab <= np.iinfo(source.dtype).max else None
+    vocab = getattr(config.model, "vocab", None)
+    below = vocab if vocab is not None and vocab <= np.iinfo(source.dtype).max else None
     train, held_out = token_file_ranges(
         files.train, source.dtype, 0.0 if files.held_out else config.data.validation
     )
@@ -188,7 +190,7 @@ def _open_text(
     )
 
     def tokenize(some: list[File], held_out: float) -> CachedTokens:
-        cached = cached_tokens(some, files.source.field, tokenizer, held_out, cache, report)
+        cached = cached_tokens(some, files.source.field or TEXT, tokenizer, held_out, cache, report)
         if not any(counts.tokens for counts in cached.counts):
             raise MeshDSLError(
                 f"nothing to read in {', '.join(f'`{file.path}`' for file in some[:3])}"

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from meshdsl.tensor import Tensor
 
+ROWS = "batch"  # the dim of a batch's rows; dims before it, as that of microbatches, number them too
 
-def rows_here(like: Tensor) -> np.ndarray:
+
+def rows_here(like: Tensor | Mapping[str, Tensor]) -> np.ndarray:
     """The rows of a batch that this process has to read: its devices have a part of them.
 
     Several processes read the same row where their devices have copies of it, or parts that differ
-    in the length.
+    in other dims. Where the fields of a batch are split in several ways, these are the rows that
+    any of them needs.
 
     Args:
-      like: an abstract Tensor with a sharding. Its last dim is the length, all others number the
-        rows.
+      like: abstract Tensors with shardings, the fields of a batch by name; or one of them alone.
+        The dims up to and including `batch` number the rows.
 
     Returns:
       The numbers of the rows in the batch, ascending.
     """
-    *sizes, _ = like.array.shape
-    indices = _local_indices(like.array.sharding, tuple(like.array.shape))
-    return np.ravel_multi_index(np.ix_(*indices), sizes).reshape(-1)
+    fields = [like] if isinstance(like, Tensor) else like.values()
+    return _rows_of(tuple(map(_split_of, fields)))
 
 
 def put_on_devices(
@@ -36,37 +39,71 @@ def put_on_devices(
     """The rows that each process read, as Tensors of the batch of all processes.
 
     Args:
-      arrays: the rows of this process [rows, length], in the order of `rows_here`.
-      like: abstract Tensors with shardings, one for each array, as were given to `rows_here`.
+      arrays: for each field the rows of this process [rows, ...], in the order of `rows_here`.
+      like: abstract Tensors with shardings, the fields that `rows_here` was given.
     """
+    splits = {name: _split_of(field) for name, field in like.items()}
+    here = _rows_of(tuple(splits.values()))
     return {
-        name: Tensor(_put(rows, like[name].array), like[name].dims) for name, rows in arrays.items()
+        name: Tensor(_put(rows, here, splits[name]), like[name].dims)
+        for name, rows in arrays.items()
     }
 
 
-def _put(rows: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
-    shape = tuple(like.shape)
-    sizes = tuple(map(len, _local_indices(like.sharding, shape)))
-    assert rows.shape == (math.prod(sizes), shape[-1]), (
-        f"{rows.shape} are not {sizes} of the rows of {shape}"
+class _Split(NamedTuple):
+    """How a field is split over the devices.
+
+    Attributes:
+      numbering: how many dims number the rows: those up to `batch`.
+    """
+
+    sharding: jax.sharding.Sharding
+    shape: tuple[int, ...]
+    numbering: int
+
+
+def _split_of(field: Tensor) -> _Split:
+    names = [dim.name for dim in field.dims]
+    assert ROWS in names, f"no dim {ROWS} in {names}"
+    return _Split(field.array.sharding, tuple(field.array.shape), names.index(ROWS) + 1)
+
+
+@lru_cache
+def _rows_of(splits: tuple[_Split, ...]) -> np.ndarray:
+    """The rows that this process needs for any of the fields, ascending."""
+    rows = reduce(np.union1d, [_rows_of_field(split) for split in splits])
+    rows.flags.writeable = False  # it is kept for other calls
+    return rows
+
+
+def _rows_of_field(split: _Split) -> np.ndarray:
+    sizes = split.shape[: split.numbering]
+    return np.ravel_multi_index(np.ix_(*_local_indices(split)), sizes).reshape(-1)
+
+
+def _put(rows: np.ndarray, here: np.ndarray, split: _Split) -> jax.Array:
+    """The global array of a field, from the rows `here` of this process."""
+    sizes, rest = tuple(map(len, _local_indices(split))), split.shape[split.numbering :]
+    assert rows.shape == (len(here), *rest), (
+        f"{rows.shape} are not the {len(here)} rows of {split.shape} that are read here"
     )
+    if math.prod(sizes) != len(here):
+        rows = rows[np.searchsorted(here, _rows_of_field(split))]
     return jax.make_array_from_process_local_data(
-        like.sharding, rows.reshape(*sizes, shape[-1]), shape
+        split.sharding, rows.reshape(*sizes, *rest), split.shape
     )
 
 
 @lru_cache
-def _local_indices(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
-) -> tuple[np.ndarray, ...]:
-    """For each position of the shape but the last, the indices that devices of this process need.
+def _local_indices(split: _Split) -> tuple[np.ndarray, ...]:
+    """For each dim that numbers rows, the indices that devices of this process need.
 
     The array that a process gives to `make_array_from_process_local_data` has the product of these
     indices, even where its devices do not need all of it.
     """
-    by_device = sharding.addressable_devices_indices_map(shape)
+    by_device = split.sharding.addressable_devices_indices_map(split.shape)
     indices = [index for index in by_device.values() if index is not None]
     return tuple(
         np.unique(np.concatenate([np.arange(size)[index[i]] for index in indices]))
-        for i, size in enumerate(shape[:-1])
+        for i, size in enumerate(split.shape[: split.numbering])
     )

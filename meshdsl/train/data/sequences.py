@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshdsl.train.data.batches import Batch
 from meshdsl.train.data.tokens import Tokens
 
-# `tokens`, `targets`, and with a separator `segments` and `positions`: each int32 [rows, length].
-Batch = dict[str, np.ndarray]
 NO_TOKEN = -1  # in a sequence that is not full; and as a target that is not trained on
 
 
@@ -35,16 +34,19 @@ class Sequences:
     def __len__(self) -> int:
         return self.count
 
-    def read_into(self, out: np.ndarray, index: int) -> None:
-        """Write sequence `index` to `out` [length + 1], with NO_TOKEN after the last token."""
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Sequence `index`, int32 [length + 1], with NO_TOKEN after the last token."""
         start = index * self.length
+        out = np.full(self.length + 1, NO_TOKEN, np.int32)
         tokens = self.tokens.read(start, min(start + self.length + 1, len(self.tokens)))
         out[: len(tokens)] = tokens
-        out[len(tokens) :] = NO_TOKEN
+        return out
 
 
 def batch_of(sequences: np.ndarray, separator: int | None) -> Batch:
-    """The arrays of a batch, from its sequences [rows, length + 1].
+    """The arrays of a batch, from its sequences [rows, length + 1]; each is int32 [rows, length].
+
+    They are `tokens`, `targets`, and with a separator `segments` and `positions`.
 
     Args:
       separator: the token that ends a document, if documents in a row are to be kept apart. Then

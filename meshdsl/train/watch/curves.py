@@ -11,7 +11,7 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.train.watch.metrics_file import StepMetrics, read_metrics
-from meshdsl.train.watch.units import unit
+from meshdsl.train.watch.units import COUNTED, unit
 
 # From how many seconds on a time is given in a unit, the seconds in one, and its name.
 _TIME_UNITS = ((2 * 3600, 3600, "hours"), (2 * 60, 60, "minutes"), (0, 1, "seconds"))
@@ -50,17 +50,19 @@ class Panel:
 
     Attributes:
       x_words: what x is, for example `time, hours`.
+      counted: what the runs count their data in, see `units.unit`.
     """
 
     metric: str
     x_words: str
     curves: tuple[Curve, ...]
+    counted: str = "tokens"
 
     @property
     def y_words(self) -> str:
         """What y is, for example `loss, nats per token`."""
-        name = self.metric.replace("_", " ")
-        return f"{name}, {unit(self.metric)}" if unit(self.metric) not in ("", name) else name
+        name, words = self.metric.replace("_", " "), unit(self.metric, self.counted)
+        return f"{name}, {words}" if words not in ("", name) else name
 
 
 def read_runs(folders: Sequence[Path]) -> dict[str, list[StepMetrics]]:
@@ -113,7 +115,7 @@ def panels(
 
     Args:
       runs: as from `read_runs`.
-      x: what curves are drawn over: `step`, `tokens` or `time`.
+      x: what curves are drawn over: `step`, `time`, or one of `units.COUNTED`.
       smooth: the number of steps whose mean is drawn; 1 draws every step.
 
     Raises:
@@ -124,6 +126,9 @@ def panels(
         if metric not in known:
             raise MeshDSLError(f"no metric `{metric}` in {', '.join(runs)}{nearest(metric, known)}")
     along = {run: _along(run, steps, x) for run, steps in runs.items()}
+    counts = [name for name in COUNTED if any(name in step for s in runs.values() for step in s)]
+    # Runs of several tasks have no unit of the loss in common.
+    counted = (counts or COUNTED)[0] if len(counts) < 2 else "examples"
     words, scale = _x_words(x, max(each[-1] for each in along.values()))
     return [
         Panel(
@@ -134,6 +139,7 @@ def panels(
                 for run, steps in runs.items()
                 if _has(steps, metric)
             ),
+            counted,
         )
         for metric in metrics
     ]
@@ -145,7 +151,7 @@ def _has(steps: list[StepMetrics], metric: str) -> bool:
 
 def _along(run: str, steps: list[StepMetrics], x: str) -> np.ndarray:
     """The x of each step; for `time` the seconds of all steps until then."""
-    key = {"step": "step", "tokens": "tokens", "time": "seconds"}[x]
+    key = "seconds" if x == "time" else x
     if not all(key in step for step in steps):
         raise MeshDSLError(f"{run}: its records have no `{key}`, so it cannot be drawn over {x}")
     values = np.asarray([step[key] for step in steps], float)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshdsl.extras import extra
 from meshdsl.train.watch.metrics_file import StepMetrics
+from meshdsl.train.watch.units import SPEED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +76,10 @@ def _lines(console: Console, steps: int, every: int) -> Show:
 
 def _speed(metrics: StepMetrics) -> str:
     mfu = f"  MFU {metrics['mfu_causal']:.1%}" if "mfu_causal" in metrics else ""
-    return f"{metrics['tokens_per_second']:,.0f} tokens/s{mfu}"
+    units, speed = next(
+        (key.removesuffix(SPEED), value) for key, value in metrics.items() if key.endswith(SPEED)
+    )
+    return f"{speed:,.0f} {units}/s{mfu}"
 
 
 def _duration(seconds: int) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
-# The unit of each metric. A run may measure more: whatever its loss function reports.
+SPEED = "_per_second"  # ends the name of the metric that is the speed of training
+# What a run may count its data in.
+COUNTED = ("tokens", "images", "pairs", "examples")
+# The unit of each metric. A run may measure more: whatever its loss function reports. Where images
+# or something else is counted, these stand in the place of `tokens` in names and in units.
 UNITS = {
     "step": "steps",
     "loss": "nats per token",
@@ -35,14 +39,21 @@ UNITS = {
 }
 
 
-def unit(metric: str) -> str:
+def unit(metric: str, counted: str = "tokens") -> str:
     """The unit of a metric; empty where it has none or is not known.
 
     With several datasets `validation/NAME/loss` has the unit of `validation_loss`.
+
+    Args:
+      counted: what the run counts its data in, one of COUNTED. Only where these are tokens is the
+        unit of a loss known.
     """
     before, _, last = metric.rpartition("/")
-    found = UNITS.get(f"validation_{last}" if before else metric, "1")
-    return "" if found == "1" else found
+    name = (f"validation_{last}" if before else metric).replace(counted, "tokens")
+    found = UNITS.get(name, "1")
+    if counted != "tokens" and found.startswith("nats"):
+        found = "1"
+    return "" if found == "1" else found.replace("tokens", counted)
 
 
 def bits_per_byte(loss: float, bytes_per_token: float = 1.0) -> float:

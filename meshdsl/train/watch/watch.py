@@ -25,7 +25,7 @@ from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained
 from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
 from meshdsl.train.watch.step_timer import TRAINING, StepTimer
-from meshdsl.train.watch.units import bits_per_byte
+from meshdsl.train.watch.units import SPEED, bits_per_byte
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -205,7 +205,7 @@ class Watch:
         metrics = {
             "step": step,
             "loss": values.pop("loss"),
-            "tokens": facts.before + step * facts.tokens,
+            f"{facts.unit}s": facts.before + step * facts.units,
         }
         if "cross_entropy" in values:
             values["cross_entropy"] /= values.get("trained") or 1.0
@@ -213,14 +213,14 @@ class Watch:
                 metrics["bits_per_byte"] = bits_per_byte(
                     values["cross_entropy"], facts.bytes_per_token
                 )
-        speed = facts.tokens / training_seconds
+        speed = facts.units / training_seconds
         metrics |= {
             **values,
             "learning_rate": self._learning_rate(step),
-            "tokens_per_second": speed,
-            "tokens_per_second_per_device": speed / facts.devices,
+            f"{facts.unit}s{SPEED}": speed,
+            f"{facts.unit}s{SPEED}_per_device": speed / facts.devices,
         }
-        if facts.peak_flops:
+        if facts.peak_flops and facts.flops:
             peak = training_seconds * facts.peak_flops * facts.devices
             metrics |= {"mfu_causal": facts.flops[0] / peak, "mfu_full": facts.flops[1] / peak}
         return metrics | times | self._memory_in_use()

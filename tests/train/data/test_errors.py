@@ -249,8 +249,8 @@ def test_a_dataset_without_files_is_refused():
         (
             "data.sources.web.format=json",
             (
-                "data.sources.web.format=json: expected auto, text, jsonl, parquet or "
-                "tokens; did you mean `jsonl`?"
+                "data.sources.web.format=json: expected auto, text, jsonl, parquet, "
+                "tokens, folders or arrays; did you mean `jsonl`?"
             ),
         ),
         (

@@ -24,10 +24,8 @@ def tokens_in(path, *files):
 
 def all_sequences(tokens, length, partial):
     sequences = Sequences(tokens, length, partial)
-    out = np.zeros((len(sequences), length + 1), np.int32)
-    for i in range(len(sequences)):
-        sequences.read_into(out[i], i)
-    return out
+    rows = [sequences[i] for i in range(len(sequences))]
+    return np.stack(rows) if rows else np.zeros((0, length + 1), np.int32)
 
 
 def test_targets_are_the_next_tokens_and_every_token_is_a_target_once(tmp_path):

@@ -18,7 +18,8 @@ STEPS = 8
 
 def facts(**changes) -> Facts:
     usual = {
-        "tokens": 1000,
+        "unit": "token",
+        "units": 1000,
         "flops": (4e6, 8e6),
         "peak_flops": None,
         "devices": 4,

@@ -1,0 +1,179 @@
+"""`Data`: what a run reads, as batches of rows of datasets that are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.train.config import Config
+from meshdsl.train.data.batches import Batch, Batches, BatchRows, Collate, Rows
+from meshdsl.train.data.tokenizer import Tokenizer
+
+
+class Part(NamedTuple):
+    """A dataset of a mixture.
+
+    Attributes:
+      weight: its share of the mixture, relative to the other weights.
+      train: the rows that are trained on.
+      held_out: the rows for validation; None where there are none.
+      words: what is in it, for the overview of a run.
+      identity: what must be the same for a run to go on with it, in words. It is part of the state
+        in a checkpoint.
+      size: the rows that are trained on, in words, for an error: `3 images`.
+    """
+
+    name: str
+    weight: float
+    train: Rows
+    held_out: Rows | None
+    words: str
+    identity: str
+    size: str
+
+
+class Data:
+    """What a run reads; made by the `open` of a task.
+
+    Args:
+      title: the first line of the overview, without the colon.
+      collate: makes a batch of rows.
+      fills: whether `collate` can fill up a batch with rows that do not count. Where it cannot,
+        validation has whole batches only.
+      row: what a row is, for errors: `images`.
+      threads: how many threads read batches ahead.
+      also: more of what must be the same for a run to go on, by name.
+
+    Attributes:
+      tokenizer: of all datasets; None where the rows are not text.
+      train_bytes_per_token: bytes of text in a token of what is trained on; None where unknown.
+      bytes_per_token: the same of the held-out rows of each dataset that has some, by name.
+    """
+
+    tokenizer: Tokenizer | None = None
+    train_bytes_per_token: float | None = None
+    bytes_per_token: Mapping[str, float | None] = {}
+
+    def __init__(
+        self,
+        config: Config,
+        title: str,
+        parts: Sequence[Part],
+        collate: Collate,
+        *,
+        fills: bool,
+        threads: int = 1,
+        also: Mapping[str, str] | None = None,
+    ):
+        self._config, self._title, self._parts = config, title, parts
+        self._collate, self._fills, self._threads = collate, fills, threads
+        self._also = dict(also or {})
+        counts = [len(part.train) for part in parts]
+        if sum(counts) < config.batch or not all(counts):
+            raise MeshDSLError(self._too_little())
+        if not fills:
+            self._check_whole_batches()
+
+    def _too_little(self) -> str:
+        sizes = ", ".join(f"{part.size} of `{part.name}`" for part in self._parts)
+        return (
+            f"data: {sizes} for training are less than one batch={self._config.batch}; give more "
+            "data, or set a smaller batch"
+        )
+
+    def _check_whole_batches(self) -> None:
+        """Raise a MeshDSLError for a dataset that has too few held-out rows for one batch."""
+        for part in self._parts:
+            if part.held_out is not None and len(part.held_out) < self._held_out_size:
+                raise MeshDSLError(
+                    f"data: of `{part.name}` {len(part.held_out):,} are held out, which are less "
+                    f"than the {self._held_out_size} of a batch (batch / microbatches); set a "
+                    "larger data.validation, or data.validation=0 to hold out nothing"
+                )
+
+    @property
+    def _held_out_size(self) -> int:
+        """Rows of a batch of validation."""
+        return self._config.batch // self._config.microbatches
+
+    def describe(self) -> str:
+        """What is read, in words: the same on every host that reads the same."""
+        total = sum(part.weight for part in self._parts)
+        lines = [f"{self._title}:"]
+        for part in self._parts:
+            share = f" ({part.weight / total:.1%})" if len(self._parts) > 1 else ""
+            lines.append(f"  {part.name}{share}: {part.words}")
+        return "\n".join(lines)
+
+    @property
+    def digest(self) -> str:
+        """What has to be the same on all hosts, in words."""
+        return "\n".join([self.describe(), *(part.identity for part in self._parts)])
+
+    def train(self, rows: np.ndarray) -> Batches:
+        """The batches to train on, without end.
+
+        Args:
+          rows: the numbers of those rows of a batch that are wanted, in that order.
+        """
+        config = self._config
+        weights = {part.name: part.weight for part in self._parts}
+        # These texts are part of the state in a checkpoint, and are compared on a resume.
+        of = {part.name: part.identity for part in self._parts}
+        if len(weights) > 1:
+            of["the mixture"] = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        of["the seed"] = str(config.seed)
+        datasets = {part.name: part.train for part in self._parts}
+        return Batches(
+            BatchRows(datasets, weights, config.seed, config.batch, rows, self._collate),
+            config.data.prefetch,
+            of | self._also,
+            self._threads,
+        )
+
+    def validation(self, rows: np.ndarray) -> dict[str, Sequence[Batch]]:
+        """Batches of the held-out rows of each dataset by name, the same ones every time.
+
+        They are at most `validation.batches`, spread evenly over the rows; if that is enough for
+        all of them, every row is in there once. The last batch is filled up with rows that do not
+        count, or left out where there are no such rows. A batch is read when it is asked for.
+
+        Args:
+          rows: the numbers of those rows that are wanted of a batch of `batch / microbatches` rows.
+        """
+        most, size = self._config.validation.batches, self._held_out_size
+        found: dict[str, Sequence[Batch]] = {}
+        for part in self._parts:
+            if part.held_out is not None:
+                whole, rest = divmod(len(part.held_out), size)
+                count = min(most, whole + (rest > 0 and self._fills))
+                found[part.name] = _HeldOut(part.held_out, count, size, rows, self._collate)
+        return found
+
+
+class _HeldOut(Sequence):
+    """Some batches of held-out rows, each read when it is asked for.
+
+    Args:
+      count: how many batches.
+      size: rows of a batch, on all processes together.
+      wanted: the numbers of the rows of a batch that this process reads.
+    """
+
+    def __init__(self, rows: Rows, count: int, size: int, wanted: np.ndarray, collate: Collate):
+        self._rows, self._count, self._size = rows, count, size
+        self._wanted, self._collate = np.asarray(wanted), collate
+        self._chosen = np.linspace(0, len(rows) - 1, min(len(rows), count * size)).astype(np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        places = (self._wanted + index * self._size).tolist()
+        chosen = self._chosen.tolist()
+        return self._collate([self._rows[chosen[i]] if i < len(chosen) else None for i in places])
