@@ -10,8 +10,9 @@ from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.family import Average, Family
-from meshdsl.later import show
+from meshdsl.later import compare, compile, explain, show
 from meshdsl.layout import Layout
+from meshdsl.lowering.init import init
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
@@ -33,7 +34,11 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "MeshDSLError",
     "Tensor",
     "abstract",
+    "compare",
+    "compile",
+    "explain",
     "from_local",
+    "init",
     "lower",
     "make_mesh",
     "parameter",

@@ -13,8 +13,12 @@ from meshdsl.dims import Dim as Dim
 from meshdsl.errors import MeshDSLError as MeshDSLError
 from meshdsl.family import Average as Average
 from meshdsl.family import Family as Family
+from meshdsl.later import compare as compare
+from meshdsl.later import compile as compile
+from meshdsl.later import explain as explain
 from meshdsl.later import show as show
 from meshdsl.layout import Layout as Layout
+from meshdsl.lowering.init import init as init
 from meshdsl.lowering.shardings import shardings as shardings
 from meshdsl.mesh import make_mesh as make_mesh
 from meshdsl.ops import random as random

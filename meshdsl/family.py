@@ -47,6 +47,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.struct import PyTreeNode
 
 from meshdsl import user_code
@@ -242,6 +243,29 @@ def batch_fields(family: Family, rows: Dim) -> dict[str, Tensor]:
                 f"are {show_dims(field.dims)}"
             )
     return dict(fields)
+
+
+def first_model(family: Family, key: Any) -> Any:
+    """The model before training.
+
+    Raises:
+      MeshDSLError: something in it is no parameter.
+    """
+    model, what = family.init(key), f"{type(family).__name__}.init"
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_tensor)
+    for path, leaf in leaves:
+        if not (is_tensor(leaf) and leaf.role is not None):
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "the model"
+            is_array = isinstance(leaf, (jax.Array, np.ndarray))
+            found = "a Tensor that is none" if is_tensor(leaf) else quote(leaf)
+            raise MeshDSLError(
+                f"{what}: a model is made of parameters, and `{name}` is "
+                f"{f'an array of shape {leaf.shape}' if is_array else found}; md.parameter makes "
+                "one of an array and its dims, and md.normal draws one"
+            )
+    if not leaves:
+        raise MeshDSLError(f"{what}: the model has no parameters")
+    return model
 
 
 def loss_and_report(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
+from meshdsl.analysis.machine import mesh_on
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.compile import compile_for
@@ -24,8 +25,8 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.family import batch_fields, family_name
 from meshdsl.layout import Layout
-from meshdsl.machine import Target, find_target, fit_mesh
-from meshdsl.mesh import abstract_mesh, axis_sizes, check_slices, make_mesh
+from meshdsl.machine import Target, find_target
+from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh
 from meshdsl.report import Explanation, explain
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config
@@ -223,12 +224,7 @@ def _title(arguments: argparse.Namespace, config: Config) -> str:
 def _mesh_of_target(arguments: argparse.Namespace, layout: Layout) -> tuple[Target, dict[str, int]]:
     """The target that the flags name, and the sizes of the layout's mesh on it."""
     target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
-    sizes = fit_mesh(target, layout.mesh, layout.name)
-    if target.chip.kind == "tpu":
-        check_slices(layout, sizes, target.slices, "slices")
-    else:
-        check_slices(layout, sizes, (*target.shape, 1)[1], "nodes")
-    return target, sizes
+    return target, mesh_on(target, layout)
 
 
 def _mesh_of_devices(arguments: argparse.Namespace, layout: Layout, devices: int) -> dict[str, int]:

@@ -227,7 +227,8 @@ class TimeView:
       exposed: the part of `step` in which the device waits for a collective.
       model_flops: FLOPs of the model in one step on one device, by the 6 N D convention; causal
         attention counts half.
-      model_flops_full: the same with attention in full.
+      model_flops_full: the same with attention in full. Where they are counted in the program both
+        are that count.
       peak_flops: FLOP/s of one device.
       spans: the timeline of the step.
     """
@@ -241,6 +242,11 @@ class TimeView:
     model_flops_full: float
     peak_flops: float
     spans: tuple[Span, ...]
+
+    @property
+    def halved(self) -> bool:
+        """Whether causal attention counts half in the model's FLOPs; not where they are counted."""
+        return self.model_flops != self.model_flops_full
 
     @property
     def mfu(self) -> float:

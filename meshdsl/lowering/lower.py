@@ -23,7 +23,7 @@ from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
 from meshdsl.lowering.scope import Scope, TakesParts, check_alike, common
-from meshdsl.lowering.shardings import level_of, partition_spec, shardings
+from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.record.program import Program
 from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
@@ -122,10 +122,20 @@ class Lowered:
     def trace_program(self, *args) -> tuple[Any, Program]:
         """JAX's own traced object for these arguments, and the program recorded in that trace."""
         traced = self.trace(*args)
-        split = self._as_split(args)
+        split = self.shapes(*args)
         sizes = dict(self.mesh.shape)
         how = split, self._donate, self._optimizer
         return traced, Program(self.record, traced.jaxpr, self.layout, sizes, *how)
+
+    def on(self, mesh: Mesh | AbstractMesh) -> Lowered:
+        """The same function, lowered for another mesh under the same layout."""
+        optimizer, donate = self._optimizer, self._donate
+        return Lowered(self._fn, self.layout, mesh, self._dims, optimizer=optimizer, donate=donate)
+
+    @property
+    def name(self) -> str:
+        """What the function is called in errors and in tags of its ops."""
+        return self._name
 
     @property
     def record(self):
@@ -198,17 +208,14 @@ class Lowered:
 
     def _levels(self, args) -> list[str]:
         """For each leaf of the arguments the rules that split it; none for a plain array."""
-        found = []
-        for i, arg in enumerate(args):
-            for x in jax.tree.leaves(arg, is_leaf=is_tensor):
-                if not is_tensor(x):
-                    found.append("")
-                else:
-                    found.append("optimizer" if i in self._optimizer else level_of(x))
-        return found
+        each = (levels_of(arg, i in self._optimizer) for i, arg in enumerate(args))
+        return [level for levels in each for level in levels]
 
-    def _as_split(self, args) -> tuple:
-        """`args` as shapes, split as the lowered function wants them."""
+    def shapes(self, *args) -> tuple:
+        """The arguments as `ShapeDtypeStruct`s, split as the lowered function takes them.
+
+        It is what to `lower` and compile it for.
+        """
         levels = ["optimizer" if i in self._optimizer else None for i in range(len(args))]
         pairs = zip(args, levels, strict=True)
         split = tuple(shardings(arg, self.layout, self.mesh, level) for arg, level in pairs)
@@ -237,7 +244,8 @@ def lower(
         A rule for a dim that nothing has is an error, because it may be misspelt. Where `fn` is
         only a part of the model that the layout is for, `dims` are those of the whole model.
       optimizer_argnums: positions of arguments that hold the state of an optimizer. Their Tensors
-        are split by all four lists of the layout, as gradients are (ZeRO-1).
+        are split by all four lists of the layout, as gradients are (ZeRO-1). What optax keeps is
+        known by its classes, so this is for other optimizers.
       donate_argnums: positions of arguments whose memory is used for results, as in `jax.jit`.
 
     Raises:

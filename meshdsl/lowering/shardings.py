@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshdsl.dims import Dims
 from meshdsl.layout import LEVELS, Layout, check_word
 from meshdsl.lowering.scope import Scope
+from meshdsl.record.optimizer_state import in_optimizer_state
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -20,28 +21,43 @@ def level_of(x: Tensor) -> str:
     return "value" if x.role is None else "parameter"
 
 
+def levels_of(tree, optimizer: bool = False) -> list[str]:
+    """For each leaf of `tree` (a Tensor is one) the level of its rules; none for a plain array.
+
+    Args:
+      optimizer: whether all of it is the state of an optimizer; by default that is found out.
+    """
+    leaves = jax.tree.leaves(tree, is_leaf=is_tensor)
+    states = [True] * len(leaves) if optimizer else in_optimizer_state(tree)
+    return [
+        "" if not is_tensor(x) else "optimizer" if is_state else level_of(x)
+        for x, is_state in zip(leaves, states, strict=True)
+    ]
+
+
 def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None = None):
     """The sharding of every Tensor in `tree` by the law: the same tree with NamedShardings.
 
     Args:
       tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
-      level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter or a
-        value.
+      level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter, what
+        an optimizer of optax keeps, or a value.
     """
     if level is not None:
         check_word("shardings", "level", level, LEVELS)
     scope = Scope(layout, mesh.shape, "shardings")
 
-    def sharding(leaf):
+    def sharding(leaf, own_level):
         if not is_tensor(leaf):
             return NamedSharding(mesh, PartitionSpec())
         if not jax.tree.leaves(leaf):
             return leaf  # optax masked it out: nothing to place
-        split = scope.at_rest(leaf.dims, level or level_of(leaf))
+        split = scope.at_rest(leaf.dims, level or own_level)
         split = _of_shape(leaf.dims, split, getattr(leaf.array, "shape", ()))
         return Tensor(NamedSharding(mesh, partition_spec(split)), leaf.dims, leaf.role)
 
-    return jax.tree.map(sharding, tree, is_leaf=is_tensor)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_tensor)
+    return jax.tree.unflatten(structure, map(sharding, leaves, levels_of(tree)))
 
 
 def _of_shape(dims: Dims, split, shape):

@@ -15,6 +15,7 @@ from meshdsl.later import imported
 from meshdsl.layout import Layout
 from meshdsl.record.collective import Collective
 from meshdsl.record.jaxpr import from_jaxpr
+from meshdsl.record.optimizer_state import in_optimizer_state
 from meshdsl.record.recorder import Op, source_of, tag_in
 from meshdsl.tensor import axes_of, is_tensor, notation
 
@@ -51,10 +52,12 @@ def arguments_in(tree: Any, name: str, role: str | None = None) -> tuple[Argumen
     Args:
       tree: of arrays and Tensors, or of `ShapeDtypeStruct`s with shardings in their place.
       name: what a lone array is called, which has no path.
-      role: of all of them; by default each Tensor tells its own.
+      role: of all of them; by default each Tensor tells its own, but for the state of an optimizer
+        of optax, which is found by its classes.
     """
     found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor)
+    for (path, leaf), is_state in zip(leaves, in_optimizer_state(tree), strict=True):
         path_name = jax.tree_util.keystr(path, simple=True, separator=".") or name
         for array in jax.tree.leaves(leaf):  # none for a Tensor that an optimizer masked out
             sharding = getattr(array, "sharding", None)
@@ -70,7 +73,7 @@ def arguments_in(tree: Any, name: str, role: str | None = None) -> tuple[Argumen
                     tuple(local),
                     array.dtype.name,
                     math.prod(local) * array.dtype.itemsize,
-                    role or ("parameter" if parameter else "value"),
+                    role or ("optimizer" if is_state else "parameter" if parameter else "value"),
                 )
             )
     return tuple(found)

@@ -24,7 +24,7 @@ _TAG = re.compile(r"\bmd\.\w+\.\d+\b")
 # code. What calls the program stands outside of the user's model: no line of it says anything.
 _USERS = ("meshdsl.layers.", "meshdsl.models.")
 _OUTSIDE = ("meshdsl.train.", "meshdsl.commands.", "meshdsl_cli.")
-_MACHINERY = ("meshdsl.", "jax.", "contextlib.", "functools.", "flax.")
+_MACHINERY = ("meshdsl.", "jax.", "contextlib.", "functools.", "flax.", "optax.")
 _LINES = 2  # how many lines an op has: `linear.py` says little without the layer that calls it
 
 

@@ -34,10 +34,11 @@ def _head(r: CompiledReport) -> list[str]:
     ]
     lines += [f"  {remedy}" for remedy in r.remedies]
     if r.time:
+        full = f" (causal attention counted in full: {r.time.mfu_full:.1%})"
+        rate = f", {r.tokens / (r.time.step or 1.0):,.0f} tokens/s"
         lines.append(
-            f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%} "
-            f"(causal attention counted in full: {r.time.mfu_full:.1%}), "
-            f"{r.tokens / (r.time.step or 1.0):,.0f} tokens/s"
+            f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%}"
+            f"{full if r.time.halved else ''}{rate if r.tokens else ''}"
         )
     return lines
 
@@ -199,11 +200,12 @@ def _time(r: CompiledReport) -> list[str]:
     if t is None:
         return []
     exposed = f"{time_words(t.exposed)} ({t.exposed_share:.1%}) waits for collectives"
+    half = f" with causal attention counted half, {t.mfu_full:.1%} in full"
     rows = [
         ("compute", time_words(t.compute)),
         ("collectives, one after the other", time_words(t.communication)),
         ("step", f"{time_words(t.step)}, of which {exposed}"),
-        ("MFU", f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"),
+        ("MFU", f"{t.mfu:.1%}{half if t.halved else ''}"),
     ]
     how = "its own cycles and the links' stated bandwidth, not measured on hardware"
     return [f"time of one step, by replaying the compiler's schedule ({how})", *columns(rows)]

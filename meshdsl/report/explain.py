@@ -22,6 +22,7 @@ from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.kernels import Graph
 from meshdsl.estimate.memory.memory_view import memory_view
 from meshdsl.estimate.remedies import remedies
+from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.estimate.time.step_time import seconds_by_tag, step_time
 from meshdsl.machine import Network, Target, find_target, fit_mesh
 from meshdsl.record.collective import Collective
@@ -41,6 +42,8 @@ class Explained(Explanation):
     def __str__(self) -> str:
         return describe(self)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return program_html(self)
 
@@ -52,6 +55,7 @@ def explain(
     target: Target | str | None = None,
     tokens: int = 0,
     model_flops: tuple[float, float] | None = None,
+    count_flops: bool = False,
 ) -> Explanation:
     """What one call of `program` does on one device.
 
@@ -61,6 +65,7 @@ def explain(
       tokens: of one call, on all devices.
       model_flops: of the model per device, causal attention counted half, and in full; without them
         there is no MFU.
+      count_flops: where `model_flops` are not given, count them in the program.
 
     Raises:
       MeshDSLError: the program's mesh does not fit the target.
@@ -72,6 +77,9 @@ def explain(
     network = Network(target, sizes) if target is not None and target.chip.timed else None
     graph = kernel_graph(program)
     time = None
+    if model_flops is None and count_flops:
+        counted = counted_flops(graph, program)
+        model_flops = counted, counted
     if target is not None and network is not None:
         time = step_time(graph, target, network, *(model_flops or (0.0, 0.0)))
     ops = _ops(program, graph, network, time)
@@ -128,13 +136,20 @@ def _ops(
                 waste=op.waste,
             )
         )
-    # Element by element and outside of the lowered function, so the optimizer is no recorded op.
-    if work := flops[""].get("optimizer"):
-        took = {phase: t for phase, t in seconds[""].items() if phase == "optimizer"}
+    # What an optimizer computes for each element is no recorded op: it runs outside of the lowered
+    # function, or on arrays that optax takes out of Tensors.
+    phase = "optimizer" if "optimizer" in flops[""] else "forward"
+    if (work := flops[""].get(phase)) and (phase == "optimizer" or _updates(program)):
+        took = {"optimizer": seconds[""][phase]} if phase in seconds[""] else {}
         found.append(_outside("optimizer", flops={"optimizer": work}, seconds=took))
     if moves[""]:  # asked for by JAX code of the user's own, in `md.local` say
         found.append(_outside("not recorded", moves=_together(moves[""])))
     return tuple(found)
+
+
+def _updates(program: Program) -> bool:
+    """Whether the program has an optimizer: it is called with the state of one."""
+    return any(argument.role == "optimizer" for argument in program.arguments)
 
 
 def _outside(

@@ -44,8 +44,8 @@ def _head(e: Explanation) -> list[str]:
         lines.append(f"{verdict}: estimated peak {used} per device")
     lines += [f"  {remedy}" for remedy in e.remedies]
     if t := e.time:
-        full = f"(causal attention counted in full: {t.mfu_full:.1%})"
-        mfu = f", MFU {t.mfu:.1%} {full}" if t.model_flops else ""
+        full = f" (causal attention counted in full: {t.mfu_full:.1%})" if t.halved else ""
+        mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
         rate = f", {e.tokens_per_second:,.0f} tokens/s" if e.tokens else ""
         lines.append(f"estimated step {time_words(t.step)}{mfu}{rate}")
     return lines
@@ -203,8 +203,8 @@ def _time(e: Explanation) -> list[str]:
         ("step, overlapped", f"{time_words(t.step)}, of which {exposed}"),
     ]
     if t.model_flops:
-        mfu = f"{t.mfu:.1%} with causal attention counted half, {t.mfu_full:.1%} in full"
-        rows.append(("MFU", mfu))
+        half = f" with causal attention counted half, {t.mfu_full:.1%} in full"
+        rows.append(("MFU", f"{t.mfu:.1%}{half if t.halved else ''}"))
     timed = [(sum(op.seconds.values()), op) for op in e.ops if op.seconds]
     slowest = sorted(timed, key=lambda pair: -pair[0])[:_SLOWEST]
     spent = [

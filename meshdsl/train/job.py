@@ -17,9 +17,8 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.compiled import saved
-from meshdsl.family import accepted, loss_and_report, names_in
+from meshdsl.family import accepted, first_model, loss_and_report, names_in
 from meshdsl.later import imported
-from meshdsl.mesh import abstract_mesh
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
@@ -60,7 +59,7 @@ class Job:
             md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
         )
         self.step = TrainStep(
-            config.model.init,
+            lambda key: first_model(config.model, key),
             self._loss,
             make_optimizer(config.optimizer, config.schedule, config.steps),
             layout,
@@ -125,16 +124,16 @@ class Job:
     def step_flops(self) -> tuple[float, float]:
         """FLOPs of the model in one step: with causal attention counted half, and in full.
 
-        Where the family does not state them, they are counted from the step as one device would
-        run it. Both counts are the same then, because a record does not know what is causal.
+        Where the family does not state them, they are counted in the recorded step. Both counts
+        are the same then, because a record does not know what is causal.
         """
         stated = self.config.model.step_flops(self.config.batch)
         if stated is not None:
             return stated
-        alone: Any = abstract_mesh({})
-        program = Job(replace(self.config, microbatches=1), md.Layout(), alone).program()
-        count = imported("meshdsl.estimate.model_flops", "model_flops")(program)
-        return count, count
+        count = imported("meshdsl.estimate.time.model_flops", "counted_flops")
+        graph = imported("meshdsl.estimate.fusion.kernel_graph", "kernel_graph")(self.program())
+        flops = count(graph, self.program()) * self.mesh.size
+        return flops, flops
 
     @cached_property
     def lowered(self) -> jax.stages.Lowered:

@@ -33,7 +33,7 @@ def generates(config: Config) -> bool:
     """Whether the model of a run writes text: its task is text, and it has `prefill` and `step`."""
     if task_of(config).name != "text":
         return False
-    model = jax.eval_shape(config.model.init, jax.random.key(0))
+    model = jax.eval_shape(lambda: config.model.init(jax.random.key(0)))
     return all(hasattr(model, each) for each in ("prefill", "step"))
 
 

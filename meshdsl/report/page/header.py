@@ -108,7 +108,9 @@ def figures(explanation: Explanation) -> Markup:
                     (
                         "MFU",
                         f"{time.mfu:.1%}",
-                        f"{time.mfu_full:.1%} with causal attention counted in full",
+                        f"{time.mfu_full:.1%} with causal attention counted in full"
+                        if time.halved
+                        else "of the products that the program computes",
                     )
                 ]
                 if time.model_flops

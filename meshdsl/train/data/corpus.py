@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config
 from meshdsl.train.data.batches import Batch

@@ -12,7 +12,9 @@ import numpy as np
 
 from meshdsl.tensor import Tensor
 
-ROWS = "batch"  # the dim of a batch's rows; dims before it, as that of microbatches, number them too
+ROWS = (
+    "batch"  # the dim of a batch's rows; dims before it, as that of microbatches, number them too
+)
 
 
 def rows_here(like: Tensor | Mapping[str, Tensor]) -> np.ndarray:

@@ -1,0 +1,182 @@
+"""`md.explain`, `md.compile` and `md.compare`; `meshdsl.later` says what they take and raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from types import MappingProxyType
+from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh
+
+from meshdsl.analysis.function import Compiled, FunctionAnalysis, HowToLower, MeshLike, analysis_of
+from meshdsl.analysis.side_by_side import Case, side_by_side
+from meshdsl.compiled.topology import target_devices
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.estimate.explanation import Explanation
+from meshdsl.layout import Layout
+from meshdsl.lowering.lower import Lowered
+from meshdsl.machine import Target, find_target
+from meshdsl.report.compare import Row, table
+
+
+def explain(
+    fn: Callable,
+    *args,
+    layout: Layout | None = None,
+    target: Target | str | None = None,
+    mesh: MeshLike | None = None,
+    title: str = "",
+    tokens: int = 0,
+    flops: float | None = None,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Explanation:
+    """What one call of `fn(*args)` does on one device, before anything runs."""
+    how = HowToLower(dims, optimizer_argnums, donate_argnums)
+    chosen = _target("explain", target)
+    return analysis_of(
+        *("explain", fn, args, layout, chosen, mesh),
+        title=title,
+        tokens=tokens,
+        flops=flops,
+        how=how,
+    ).explain()
+
+
+def compile(
+    fn: Callable,
+    *args,
+    layout: Layout | None = None,
+    target: Target | str | None = None,
+    mesh: MeshLike | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
+    title: str = "",
+    tokens: int = 0,
+    flops: float | None = None,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Compiled:
+    """What the compiler of a machine makes of `fn(*args)`, and the executable."""
+    how = HowToLower(dims, optimizer_argnums, donate_argnums)
+    chosen = _target("compile", target)
+    if chosen is not None:
+        # First: the devices of a cpu target can be made only before JAX computes anything.
+        target_devices(chosen)
+    return analysis_of(
+        *("compile", fn, args, layout, chosen, mesh),
+        title=title,
+        tokens=tokens,
+        flops=flops,
+        how=how,
+    ).compile(options)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Layouts side by side, a row for each and the best first; it prints itself as a table.
+
+    Attributes:
+      rows: those that fit by their step time, then those that don't, then those that cannot be
+        used, each of which says why.
+    """
+
+    rows: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        return table(self.rows)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(table(self.rows))}</pre>"
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The rows as dicts, as `meshdsl compare --json` prints them."""
+        return [row.to_dict() for row in self.rows]
+
+
+def compare(
+    fn: Callable,
+    *args,
+    layouts: Sequence[Layout] | Mapping[str, Layout],
+    target: Target | str,
+    meshes: Sequence[MeshLike] = (),
+    compiled: int = 0,
+    tokens: int = 0,
+    flops: float | None = None,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Comparison:
+    """Layouts and meshes side by side for `fn(*args)` on one machine, the best first."""
+    chosen = _target("compare", target)
+    if isinstance(fn, Lowered):
+        raise MeshDSLError(
+            f"compare: `{fn.name}` is lowered already, by {fn.layout.name}; give the function "
+            "itself, which is lowered by each layout"
+        )
+    how = HowToLower(dims, optimizer_argnums, donate_argnums)
+    if compiled and chosen is not None:
+        target_devices(chosen)
+
+    def case(name: str, layout: Layout, mesh: MeshLike | None) -> Case:
+        def analyse() -> FunctionAnalysis:
+            return analysis_of(
+                *("compare", fn, args, layout, chosen, mesh), tokens=tokens, flops=flops, how=how
+            )
+
+        return Case(name, _mesh_words(mesh), analyse)
+
+    named = _named(layouts)
+    rows = side_by_side(
+        [case(name, layout, mesh) for name, layout in named for mesh in meshes or (None,)],
+        compiled,
+    )
+    errors = {row.error for row in rows}
+    if len(errors) == 1 and (error := errors.pop()):
+        raise MeshDSLError(error)  # what is wrong under every layout is one error
+    return Comparison(tuple(rows))
+
+
+def _target(what: str, given: Target | str | None) -> Target | None:
+    if isinstance(given, str):
+        return find_target(given)
+    if given is None or isinstance(given, Target):
+        return given
+    raise MeshDSLError(f"{what}: `target` is a machine such as 'v5p:4x4x4', not {quote(given)}")
+
+
+def _named(layouts: Sequence[Layout] | Mapping[str, Layout]) -> list[tuple[str, Layout]]:
+    """The layouts with the names that they have in the table."""
+    if isinstance(layouts, Mapping):
+        found = [(str(name), layout) for name, layout in layouts.items()]
+    else:
+        names = [_short_name(layout) for layout in layouts]
+        found = [
+            (f"{name} {i}" if names.count(name) > 1 else name, layout)
+            for i, (name, layout) in enumerate(zip(names, layouts, strict=True), 1)
+        ]
+    if not found:
+        raise MeshDSLError("compare: `layouts` has no layout in it")
+    for _, layout in found:
+        if not isinstance(layout, Layout):
+            raise MeshDSLError(
+                f"compare: each of `layouts` is a Layout, not {quote(layout)}; read one with "
+                "md.Layout.load(file)"
+            )
+    return found
+
+
+def _short_name(layout: Layout) -> str:
+    """`fsdp` for the layout in `fsdp.toml`."""
+    return str(getattr(layout, "name", "")).removeprefix("layout ").removesuffix(".toml")
+
+
+def _mesh_words(mesh: MeshLike | None) -> str:
+    if mesh is None:
+        return ""
+    sizes = mesh.shape if isinstance(mesh, (Mesh, AbstractMesh)) else mesh
+    return " ".join(f"{axis}={size}" for axis, size in sizes.items())

@@ -1,0 +1,34 @@
+"""The FLOPs of a model, counted in the program of one device."""
+
+from __future__ import annotations
+
+import math
+
+from meshdsl.estimate.kernels import Graph
+from meshdsl.record.program import Program
+from meshdsl.record.recorder import Op, tag_in
+
+
+def counted_flops(graph: Graph, program: Program) -> float:
+    """The FLOPs of the products of one call that the model needs, on one device.
+
+    Like the 6 N D convention it leaves out what is no product and what is recomputed in the
+    backward pass. Work that several devices do alike counts for one of them, and work on padding
+    not at all. So times the number of devices it is the same under every layout.
+
+    Args:
+      graph: the kernels of `program`.
+    """
+    once = {op.tag: 1 / _repeated(op, program) for op in program.ops}
+    return math.fsum(
+        times * kernel.flops * once.get(tag_in(kernel.scope) or "", 1.0)
+        for kernel, times in graph.walk()
+        if kernel.dots and kernel.phase != "recompute"
+    )
+
+
+def _repeated(op: Op, program: Program) -> float:
+    """How often the elements of an op are computed, on all devices together."""
+    used = {axis for axes in op.axes for axis in axes}
+    copies = math.prod(n for axis, n in program.axis_sizes.items() if axis not in used)
+    return copies * (1 + op.waste)
