@@ -2,21 +2,13 @@
 
 There is one folder, called an entry, for each (files, tokenizer, fraction held out). It holds the
 tokens of both subsets, `train.bin` and `validation.bin`, and what was counted, `parts.json`.
-
-An entry is written under another name and renamed when it is complete, so a process that is killed
-leaves nothing that could be read by half. Processes that share a file system wait for the one that
-writes. Where locks do not work, each writes a folder of its own and the first to rename it wins.
+How entries are made is in `cache_entry`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.train.data.cache_entry import entry_name, made_once
 from meshdsl.train.data.documents import documents, is_held_out
 from meshdsl.train.data.files import File
 from meshdsl.train.data.tokenizer import Tokenizer
@@ -35,7 +27,6 @@ SUBSETS = ("train", "validation")
 _VERSION = 1  # of the content of an entry
 _AT_ONCE = 2**23  # bytes of text that are tokenized at once, with as many threads as blocks
 _WORTH_TELLING = 64 * 2**20  # bytes of text that take a while
-_DAY = 24 * 3600  # seconds
 
 
 @dataclass(frozen=True)
@@ -74,32 +65,21 @@ def cached_tokens(
     Raises:
       MeshDSLError: a file cannot be read, or the folder cannot be written.
     """
-    entry = folder / _key(files, field, tokenizer, held_out)
-    dtype = next(
-        kind for kind in ("uint8", "uint16", "uint32") if tokenizer.vocab <= np.iinfo(kind).max + 1
-    )
-    counts = _counts(entry, dtype)
-    if counts is None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with _locked(entry):
-                counts = _counts(entry, dtype)  # another process may have made it meanwhile
-                if counts is None:
-                    counts = _make(entry, dtype, files, field, tokenizer, held_out, report)
-        except OSError as error:
-            raise MeshDSLError(
-                f"data.cache: `{folder}` cannot be written: {error.strerror or error}; "
-                "choose another folder"
-            ) from None
+    entry = folder / entry_name(files, _VERSION, field, tokenizer.digest, held_out)
+    dtype = id_dtype(tokenizer)
+
+    def write(unfinished: Path) -> None:
+        _make(entry, unfinished, dtype, files, field, tokenizer, held_out, report)
+
+    counts = made_once(entry, lambda: _counts(entry, dtype), write)
     return _tokens_of(entry, dtype, counts, held_out)
 
 
-def _key(files: Sequence[File], field: str, tokenizer: Tokenizer, held_out: float) -> str:
-    """The name of an entry: a hash of everything that its content depends on."""
-    which = [[str(file.path.resolve()), *file[1:]] for file in files]
-    return hashlib.sha256(
-        json.dumps([_VERSION, which, field, tokenizer.digest, held_out]).encode()
-    ).hexdigest()[:32]
+def id_dtype(tokenizer: Tokenizer) -> str:
+    """The smallest dtype that holds the ids of a tokenizer."""
+    return next(
+        kind for kind in ("uint8", "uint16", "uint32") if tokenizer.vocab <= np.iinfo(kind).max + 1
+    )
 
 
 def _counts(entry: Path, dtype: str) -> tuple[Counts, Counts] | None:
@@ -134,50 +114,27 @@ def _tokens_of(
     return CachedTokens(ranges, (first, last))
 
 
-@contextlib.contextmanager
-def _locked(entry: Path) -> Iterator[None]:
-    """Let one process at a time in, where the file system has locks."""
-    with open(f"{entry}.lock", "w") as lock:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _make(
     entry: Path,
+    unfinished: Path,
     dtype: str,
     files: Sequence[File],
     field: str,
     tokenizer: Tokenizer,
     held_out: float,
     report: Callable[[str], None],
-) -> tuple[Counts, Counts]:
-    """Tokenize the files and write an entry; returns what was counted."""
-    _remove_leftovers(entry)
+) -> None:
+    """Tokenize the files into the folder `unfinished`, which becomes `entry`."""
     size, start = sum(file.size for file in files), time.perf_counter()
     report = report if size >= _WORTH_TELLING else lambda text: None
     report(f"tokenizing {size / 2**20:,.0f} MiB of {len(files):,} files into {entry}")
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{entry.name}.partial-", dir=entry.parent))
-    try:
-        with contextlib.ExitStack() as stack:
-            outs = [stack.enter_context(open(unfinished / f"{name}.bin", "wb")) for name in SUBSETS]
-            counts = _write(outs, dtype, _blocks(files, field, held_out), tokenizer)
-        (unfinished / "parts.json").write_text(
-            json.dumps({name: asdict(each) for name, each in zip(SUBSETS, counts, strict=True)})
-        )
-        for path in unfinished.iterdir():
-            _flush_to_disk(path)
-        if entry.exists() and _counts(entry, dtype) is None:
-            shutil.rmtree(entry, ignore_errors=True)  # it is damaged
-        try:
-            unfinished.rename(entry)
-        except OSError:
-            if _counts(entry, dtype) is None:
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        outs = [stack.enter_context(open(unfinished / f"{name}.bin", "wb")) for name in SUBSETS]
+        counts = _write(outs, dtype, _blocks(files, field, held_out), tokenizer)
+    (unfinished / "parts.json").write_text(
+        json.dumps({name: asdict(each) for name, each in zip(SUBSETS, counts, strict=True)})
+    )
     report(f"tokenized in {time.perf_counter() - start:.1f} s")
-    return counts
 
 
 class _Block(NamedTuple):
@@ -228,20 +185,3 @@ def _groups(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _flush_to_disk(path: Path) -> None:
-    """Make sure that a power failure cannot leave a renamed folder with an empty file."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _remove_leftovers(entry: Path) -> None:
-    """Remove what killed processes left of this entry, if it is older than a day.
-
-    What is younger may be the work of another host.
-    """
-    for path in entry.parent.glob(f"{entry.name}.partial-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _DAY:
-                shutil.rmtree(path, ignore_errors=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +11,15 @@ import numpy as np
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config, Source
 from meshdsl.train.data.cache import CachedTokens, Counts, cached_tokens
+from meshdsl.train.data.cache_entry import cache_folder
 from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import File, find_files, library_folder
+from meshdsl.train.data.sources import check_source, errors_say
 from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.data.tokens import Tokens, token_file_ranges
 
 DEFAULT = "python"  # the name of the dataset where the settings have none: the standard library
+FORMATS = ("text", "jsonl", "parquet", "tokens")
 TEXT = "text"  # the field or column that holds the text, where the settings name none
 Report = Callable[[str], None]  # is told, in words, of work that takes a while
 
@@ -105,23 +105,13 @@ def open_datasets(config: Config, tokenizer: Tokenizer, report: Report) -> list[
     ]
     opened = {}
     for files in sorted(all_files, key=lambda files: not files.are_tokens):
-        with _errors_say(files.where):
+        with errors_say(files.where):
             opened[files.name] = (
                 _open_tokens(files, config, tokenizer)
                 if files.are_tokens
                 else _open_text(files, config, tokenizer, report)
             )
     return [opened[files.name] for files in all_files]
-
-
-@contextmanager
-def _errors_say(where: str) -> Iterator[None]:
-    """Begin errors of the block with the setting at fault, unless they do so already."""
-    try:
-        yield
-    except MeshDSLError as error:
-        text = str(error)
-        raise MeshDSLError(text if text.startswith("data.") else f"{where}: {text}") from None
 
 
 def _library_files() -> DatasetFiles:
@@ -131,9 +121,8 @@ def _library_files() -> DatasetFiles:
 
 def _files_of(name: str, source: Source) -> DatasetFiles:
     where = f"data.sources.{name}"
-    with _errors_say(where):
-        if not source.paths:
-            raise MeshDSLError(f"no files; set {where}.paths")
+    with errors_say(where):
+        check_source("text", name, source, formats=FORMATS, functions=False)
         train, held_out = (
             find_files(paths, source.format) for paths in (source.paths, source.validation)
         )
@@ -183,11 +172,7 @@ def _every_other_is_zero(tokens: np.ndarray) -> bool:
 def _open_text(
     files: DatasetFiles, config: Config, tokenizer: Tokenizer, report: Report
 ) -> Dataset:
-    cache = (
-        Path(config.data.cache)
-        if config.data.cache
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshdsl", "tokens")
-    )
+    cache = cache_folder(config)
 
     def tokenize(some: list[File], held_out: float) -> CachedTokens:
         cached = cached_tokens(some, files.source.field or TEXT, tokenizer, held_out, cache, report)

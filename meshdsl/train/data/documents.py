@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,33 @@ def documents(file: File, field: str) -> Iterator[Document]:
     Raises:
       MeshDSLError: something cannot be read, with the file and the line or row.
     """
-    readers = {"text": _text, "jsonl": _jsonl, "parquet": _parquet}
+    if file.format != "text":
+        yield from ([text] for (text,) in text_rows(file, [field]) if text)
+        return
+    with _failures_say(file.path):
+        yield from _text(file.path)
+
+
+def text_rows(file: File, fields: Sequence[str]) -> Iterator[tuple[bytes, ...]]:
+    """Some texts of each line of a JSONL file, or of each row of a parquet file, as UTF-8.
+
+    Args:
+      fields: of each JSON object, or the columns of the parquet file, that hold the texts.
+
+    Raises:
+      MeshDSLError: something cannot be read, with the file and the line or row.
+    """
+    with _failures_say(file.path):
+        yield from (_jsonl if file.format == "jsonl" else _parquet)(file.path, fields)
+
+
+@contextmanager
+def _failures_say(path: Path) -> Iterator[None]:
+    """Make a MeshDSLError of what fails while a file is read."""
     try:
-        yield from readers[file.format](file.path, field)
+        yield
     except OSError as error:
-        raise MeshDSLError(f"`{file.path}` cannot be read: {error.strerror or error}") from None
+        raise MeshDSLError(f"`{path}` cannot be read: {error.strerror or error}") from None
 
 
 def is_held_out(document: Document, fraction: float) -> bool:
@@ -47,7 +70,7 @@ def is_held_out(document: Document, fraction: float) -> bool:
     return int.from_bytes(digest.digest()[:8], "big") < fraction * 2**64
 
 
-def _text(path: Path, field: str) -> Iterator[Document]:
+def _text(path: Path) -> Iterator[Document]:
     if path.stat().st_size > BLOCK:
         yield _LongText(path)
     elif content := path.read_bytes():
@@ -84,14 +107,14 @@ def _last_character(block: bytes) -> int:
     return next((i for i in ends if block[i] & 0xC0 != 0x80), len(block))
 
 
-def _jsonl(path: Path, field: str) -> Iterator[Document]:
+def _jsonl(path: Path, fields: Sequence[str]) -> Iterator[tuple[bytes, ...]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if line.strip() and (text := _text_of_line(line, field, f"`{path}` line {number}")):
-                yield [text]
+            if line.strip():
+                yield _texts_of_line(line, fields, f"`{path}` line {number}")
 
 
-def _text_of_line(line: bytes, field: str, where: str) -> bytes:
+def _texts_of_line(line: bytes, fields: Sequence[str], where: str) -> tuple[bytes, ...]:
     try:
         value = json.loads(line)
     except UnicodeDecodeError as error:
@@ -99,15 +122,42 @@ def _text_of_line(line: bytes, field: str, where: str) -> bytes:
     except (ValueError, RecursionError) as error:
         raise MeshDSLError(f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise MeshDSLError(f"{where}: expected an object with a field `{field}`")
-    if field not in value:
-        raise MeshDSLError(f"{where}: no field `{field}`{nearest(field, value)}")
-    if not isinstance(value[field], str):
-        raise MeshDSLError(f"{where}: the field `{field}` is not text")
-    return value[field].encode("utf-8", "replace")
+        raise MeshDSLError(f"{where}: expected an object with a field `{fields[0]}`")
+    for field in fields:
+        if field not in value:
+            raise MeshDSLError(f"{where}: no field `{field}`{nearest(field, value)}")
+        if not isinstance(value[field], str):
+            raise MeshDSLError(f"{where}: the field `{field}` is not text")
+    return tuple(value[field].encode("utf-8", "replace") for field in fields)
 
 
-def _parquet(path: Path, field: str) -> Iterator[Document]:
+def _parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[bytes, ...]]:
+    with parquet_batches(path, fields, rows=1024, text=True) as batches:
+        row = 0
+        for batch in batches:
+            for texts in zip(*(batch.column(field).to_pylist() for field in fields), strict=True):
+                row += 1
+                for field, text in zip(fields, texts, strict=True):
+                    if text is None:
+                        raise MeshDSLError(
+                            f"`{path}` row {row}: the column `{field}` is empty there; "
+                            "expected text"
+                        )
+                yield tuple(text.encode() for text in texts)
+
+
+@contextmanager
+def parquet_batches(
+    path: Path, columns: Sequence[str], *, rows: int, text: bool
+) -> Iterator[Iterator[Any]]:
+    """Some columns of a parquet file, in batches of so many rows; needs pyarrow.
+
+    Args:
+      text: whether the columns have to be text.
+
+    Raises:
+      MeshDSLError: pyarrow is missing, the file is no parquet, or it has no such columns.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
@@ -117,31 +167,25 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
         ) from None
     try:
         with parquet.ParquetFile(path) as file:
-            _check_column(path, file.schema_arrow, field, pyarrow)
-            row = 0
-            for batch in file.iter_batches(batch_size=1024, columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    row += 1
-                    if text is None:
-                        raise MeshDSLError(
-                            f"`{path}` row {row}: the column `{field}` is empty there; "
-                            "expected text"
-                        )
-                    if text:
-                        yield [text.encode()]
+            schema = file.schema_arrow
+            for column in columns:
+                if column not in schema.names:
+                    close = nearest(column, schema.names)
+                    raise MeshDSLError(f"`{path}`: no column `{column}`{close}")
+                if text:
+                    _check_text(path, schema, column, pyarrow)
+            yield file.iter_batches(batch_size=rows, columns=list(columns))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise MeshDSLError(f"`{path}`: not parquet, or damaged: {error}") from None
 
 
-def _check_column(path: Path, schema: Any, field: str, pyarrow: Any) -> None:
-    """Raise a MeshDSLError unless the parquet schema has a column `field` of text."""
-    if field not in schema.names:
-        raise MeshDSLError(f"`{path}`: no column `{field}`{nearest(field, schema.names)}")
-    kind = schema.field(field).type
+def _check_text(path: Path, schema: Any, column: str, pyarrow: Any) -> None:
+    """Raise a MeshDSLError unless a column of a parquet file is text."""
+    kind = schema.field(column).type
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     if not (
         pyarrow.types.is_string(kind)
         or pyarrow.types.is_large_string(kind)
         or pyarrow.types.is_string_view(kind)
     ):
-        raise MeshDSLError(f"`{path}`: the column `{field}` is {kind}, not text")
+        raise MeshDSLError(f"`{path}`: the column `{column}` is {kind}, not text")

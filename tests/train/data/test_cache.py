@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from meshdsl.train.data import cache
+from meshdsl.train.data import cache, cache_entry
 from meshdsl.train.data.files import find_files
 from meshdsl.train.data.tokenizer import load_tokenizer
 from meshdsl.train.data.tokens import Tokens
@@ -128,7 +128,7 @@ def test_what_ends_a_build_leaves_nothing(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("locks", [True, False])
 def test_processes_that_come_at_once_all_find_whole_tokens(folder, tmp_path, monkeypatch, locks):
     if not locks:
-        monkeypatch.setattr(cache.fcntl, "flock", _no_locks)
+        monkeypatch.setattr(cache_entry.fcntl, "flock", _no_locks)
     told, found = [], []
     read = lambda: found.append(
         [whole(part) for part in tokens_of(folder, tmp_path / "cache", report=told.append)[0]]

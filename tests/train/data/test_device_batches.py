@@ -74,6 +74,33 @@ def test_any_split_of_a_batch_is_placed(sizes, split, at):
     check(P(*parts), Mesh(np.reshape(jax.devices(), sizes), ("a", "b", "c")), (8, 8, 8))
 
 
+def check_fields(mesh):
+    """Fields that are split in several ways, and of several ranks, each get the rows they need."""
+    specs = {"label": P(("data", "model")), "image": P("data", "model", None), "mask": P(None)}
+    sizes, types = (12, 6, 5), {"label": np.int32, "image": np.float32, "mask": np.bool_}
+    fields, whole = {}, {}
+    for name, rank in {"label": 1, "image": 3, "mask": 2}.items():
+        dims = [md.Dim(*each) for each in zip(("batch", "height", "width"), sizes, strict=True)]
+        shape, sharding = sizes[:rank], NamedSharding(mesh, specs[name])
+        array = jax.ShapeDtypeStruct(shape, types[name], sharding=sharding)
+        fields[name] = md.tensor(array, dims[:rank])
+        whole[name] = (np.arange(np.prod(shape)) % 7).reshape(shape).astype(types[name])
+    counts = []
+    for names in (["label"], ["image"], ["label", "image"], list(fields)):
+        like = {name: fields[name] for name in names}
+        rows = rows_here(like)
+        placed = put_on_devices({name: whole[name][rows] for name in names}, like)
+        for name in names:
+            for shard in placed[name].array.addressable_shards:
+                np.testing.assert_array_equal(shard.data, whole[name][shard.index])
+        counts.append(len(rows))
+    return counts
+
+
+def test_fields_that_are_split_in_several_ways_each_get_their_rows():
+    assert check_fields(Mesh(np.reshape(jax.devices()[:6], (2, 3)), ("data", "model"))) == [12] * 4
+
+
 def test_rows_without_a_microbatch_are_numbered_by_the_batch():
     mesh = jax.make_mesh((8,), ("data",))
     tensor = md.tensor(
@@ -101,7 +128,8 @@ def _one_of_two(coordinator, process):
             len(check(spec, Mesh(devices.reshape(shape), ("data", "model"))))
             for shape in READ
             for spec in SPECS.values()
-        )
+        ),
+        *check_fields(Mesh(devices.reshape(3, 2), ("data", "model"))),
     )
 
 
@@ -120,4 +148,5 @@ def test_processes_read_only_the_rows_that_their_devices_need():
     answers = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers
     found = [list(map(int, answer[0].split())) for answer in answers]
-    assert found == [[*READ[2, 3], *READ[3, 2]]] * 2
+    # Of 12 rows labels need half, images two thirds, and masks all.
+    assert found == [[*READ[2, 3], *READ[3, 2], 6, 8, 8, 12]] * 2

@@ -1,0 +1,120 @@
+"""Folders of a cache that are made once, and complete or absent.
+
+A folder, called an entry, is written under another name and renamed when it is complete, so a
+process that is killed leaves nothing that could be read by half. Processes that share a file system
+wait for the one that writes. Where locks do not work, each writes a folder of its own and the first
+to rename it wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.train.config import Config
+from meshdsl.train.data.files import File
+
+_DAY = 24 * 3600  # seconds
+
+T = TypeVar("T")
+
+
+def cache_folder(config: Config) -> Path:
+    """The folder of the cache: `data.cache`, or one in the user's cache."""
+    if config.data.cache:
+        return Path(config.data.cache)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshdsl", "tokens")
+
+
+def entry_name(files: Sequence[File], *how: Any) -> str:
+    """The name of an entry: a hash of the files and of all else that its content depends on.
+
+    Args:
+      how: texts and numbers.
+    """
+    which = [[str(file.path.resolve()), *file[1:]] for file in files]
+    first, *rest = how
+    return hashlib.sha256(json.dumps([first, which, *rest]).encode()).hexdigest()[:32]
+
+
+def made_once(entry: Path, read: Callable[[], T | None], write: Callable[[Path], None]) -> T:
+    """What is in the folder `entry`, which is made if it is absent or damaged.
+
+    Args:
+      read: gives the content of the entry, or None if it is absent or incomplete.
+      write: writes the content to a folder.
+
+    Raises:
+      MeshDSLError: the folder cannot be written, or what `write` raises.
+    """
+    found = read()
+    if found is not None:
+        return found
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(entry):
+            found = read()  # another process may have made it meanwhile
+            if found is None:
+                _make(entry, read, write)
+                found = read()
+    except OSError as error:
+        raise MeshDSLError(
+            f"data.cache: `{entry.parent}` cannot be written: {error.strerror or error}; "
+            "choose another folder"
+        ) from None
+    assert found is not None, entry
+    return found
+
+
+def _make(entry: Path, read: Callable[[], Any], write: Callable[[Path], None]) -> None:
+    _remove_leftovers(entry)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{entry.name}.partial-", dir=entry.parent))
+    try:
+        write(unfinished)
+        for path in unfinished.iterdir():
+            _flush_to_disk(path)
+        if entry.exists() and read() is None:
+            shutil.rmtree(entry, ignore_errors=True)  # it is damaged
+        try:
+            unfinished.rename(entry)
+        except OSError:
+            if read() is None:
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(entry: Path) -> Iterator[None]:
+    """Let one process at a time in, where the file system has locks."""
+    with open(f"{entry}.lock", "w") as lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _flush_to_disk(path: Path) -> None:
+    """Make sure that a power failure cannot leave a renamed folder with an empty file."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _remove_leftovers(entry: Path) -> None:
+    """Remove what killed processes left of this entry, if it is older than a day.
+
+    What is younger may be the work of another host.
+    """
+    for path in entry.parent.glob(f"{entry.name}.partial-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _DAY:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,254 @@
+"""The task `images`: images, each with the number of its class."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError
+from meshdsl.tensor import Tensor
+from meshdsl.train.config import Config, Source
+from meshdsl.train.data.field_arrays import collate_fields, field_dims
+from meshdsl.train.data.files import find_files
+from meshdsl.train.data.held_out import Chosen, divided
+from meshdsl.train.data.image_arrays import ArrayImages
+from meshdsl.train.data.image_folders import FolderImages
+from meshdsl.train.data.image_parquet import ParquetImages
+from meshdsl.train.data.image_sets import FunctionImages, Images
+from meshdsl.train.data.mixture import Data, Part
+from meshdsl.train.data.pixels import ARRAY, fitted_image
+from meshdsl.train.data.python_dataset import open_function
+from meshdsl.train.data.sources import checked_sources, errors_say
+from meshdsl.train.data.task import Fields, Report, check_kind, known_fields, say_validation
+
+FORMATS = ("folders", "arrays", "parquet")
+NO_LABEL = -1  # in rows that fill up a batch
+
+
+class ImagesTask:
+    """Images with labels: `image` (batch, and the dims of an image), `label` (batch).
+
+    A model may ask for `image` alone.
+    """
+
+    name, unit = "images", "image"
+
+    def fields(self, config: Config, rows: Dim) -> dict[str, Tensor]:
+        fields = known_fields(self.name, config, rows, ("image", "label"), "image")
+        if "label" in fields:
+            check_kind(self.name, "label", fields["label"], "the dim of the rows", 0)
+        return fields
+
+    def units_per_row(self, fields: Fields) -> int:
+        return 1
+
+    def open(self, config: Config, fields: Fields, report: Report) -> Data:
+        labeled = "label" in fields
+        opened = [
+            _opened(name, source, config, labeled, report)
+            for name, source in checked_sources(self.name, config, formats=FORMATS, functions=True)
+        ]
+        names = _class_names(opened)
+        classes = getattr(config.model, "classes", None) if labeled else None
+        if classes is not None and len(names) > classes:
+            raise MeshDSLError(
+                f"data: the images are of {len(names):,} classes, more than model.classes={classes}"
+                f"; set model.classes={len(names)}"
+            )
+        parts = [_part(each, config, fields, names, classes) for each in opened]
+        sizes = " x ".join(str(dim.size) for dim in field_dims(fields["image"]))
+        of = f" in {len(names):,} classes" if names else ""
+        # Code of the user's may not be made for several threads.
+        functions = any(isinstance(each.train, FunctionImages) for each in opened)
+        return Data(
+            config,
+            f"data, images of {sizes}{of}",
+            parts,
+            collate_fields(fields, {"label": NO_LABEL}),
+            fills=labeled,
+            threads=1 if functions else min(16, os.cpu_count() or 1),
+            also={"the classes": _said(names)} if names else None,
+        )
+
+    def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
+        return {}
+
+    def words(self, measured: Mapping[str, float], which: str = "") -> str:
+        return say_validation(measured, which)
+
+
+class ImageRows:
+    """The rows of a batch: images in the size and dtype of the batch, and numbers of classes.
+
+    Args:
+      numbers: of the classes by their names; empty where labels are numbers.
+      classes: every label is less than this; None where it is not known.
+    """
+
+    def __init__(
+        self, images: Images, fields: Fields, numbers: Mapping[str, int], classes: int | None
+    ):
+        self._images, self._fields = images, fields
+        self._numbers, self._classes = numbers, classes
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        where = self._images.place(number)
+        image, label = self._images.read(number)
+        row = {"image": fitted_image(image, self._fields["image"], where)}
+        if "label" in self._fields:
+            labels = self._images.labels
+            label = label if labels is None else labels[number]
+            row["label"] = np.asarray(self._number_of(label, where))
+        return row
+
+    def _number_of(self, label: object, where: str) -> int:
+        """The number of the class that a label names, or is."""
+        if isinstance(label, str):
+            if label not in self._numbers:
+                raise MeshDSLError(f"{where}: no images of the class `{label}` are trained on")
+            return self._numbers[label]
+        array = np.asarray(label)
+        if array.shape != () or array.dtype.kind not in "iu":
+            found = f"{list(array.shape)} {array.dtype}"
+            raise MeshDSLError(f"{where}: a label is the number of a class, not {found}")
+        if array < 0:
+            raise MeshDSLError(f"{where}: its label is less than 0")
+        if self._classes is not None and array >= self._classes:
+            raise MeshDSLError(f"{where}: its label is not less than model.classes={self._classes}")
+        return int(array)
+
+    def check(self) -> None:
+        """Raise a MeshDSLError if the first image does not fit, or any label that is known."""
+        labels = self._images.labels
+        for label in () if labels is None else np.unique(labels):
+            first = int(np.argmax(labels == label))
+            self._number_of(label, self._images.place(first))
+        self[0]
+
+
+class _Opened(NamedTuple):
+    """A source whose images can be read; `held_out` are those that it brings for validation."""
+
+    name: str
+    source: Source
+    train: Images
+    held_out: Images | None
+
+
+def _opened(name: str, source: Source, config: Config, labeled: bool, report: Report) -> _Opened:
+    field, label = source.field or "image", (source.label or "label") if labeled else None
+    with errors_say(f"data.sources.{name}"):
+        if source.dataset:
+            train, held_out = open_function(source.dataset, f"data.sources.{name}.dataset")
+            own = None if held_out is None else FunctionImages(held_out, field, label)
+            return _Opened(name, source, FunctionImages(train, field, label), own)
+
+        def read(paths: Sequence[str]) -> Images:
+            kind = _format_of(paths, source.format, field)
+            if kind == "folders":
+                return FolderImages(paths, labeled)
+            if kind == "arrays":
+                return ArrayImages(paths, field, label)
+            return ParquetImages(paths, field, label, config, report)
+
+        return _Opened(
+            name,
+            source,
+            read(source.paths),
+            read(source.validation) if source.validation else None,
+        )
+
+
+def _format_of(paths: Sequence[str], format: str, field: str) -> str:
+    """The format of the files at some paths; with `auto` it goes by what is there."""
+    if format != "auto":
+        return format
+    found = {_format_at(Path(path), field) for path in paths}
+    if len(found) > 1:
+        raise MeshDSLError(f"{' and '.join(sorted(found))} in one dataset; make it two")
+    return found.pop()
+
+
+def _format_at(path: Path, field: str) -> str:
+    if not path.exists():
+        raise MeshDSLError(f"no file or folder `{path}`")
+    if path.is_file():
+        known = {".parquet": "parquet", ".npz": "arrays"}
+        if path.suffix not in known:
+            raise MeshDSLError(
+                f"`{path}`: images are read from a folder with a folder for each class, from "
+                ".npz and from .parquet; or say by `format` which of these it is"
+            )
+        return known[path.suffix]
+    if (path / f"{field}{ARRAY}").is_file() or find_files([str(path)], "arrays", suffix=".npz"):
+        return "arrays"
+    return "parquet" if find_files([str(path)], "parquet", suffix=".parquet") else "folders"
+
+
+def _class_names(opened: Sequence[_Opened]) -> list[str]:
+    """The names of all classes that are trained on, in their order; none where labels are numbers.
+
+    Names that are whole numbers come in the order of the numbers.
+    """
+    by_source = {
+        each.name: each.train.labels is not None and each.train.labels.dtype.kind == "U"
+        for each in opened
+    }
+    if len(set(by_source.values())) > 1:
+        named, numbered = (
+            next(name for name, names in by_source.items() if names is wanted)
+            for wanted in (True, False)
+        )
+        raise MeshDSLError(
+            f"data: the labels of `{named}` are names, and those of `{numbered}` are numbers; give "
+            "both in one of these ways"
+        )
+    names = {str(label) for each in opened for label in np.unique(_labels(each.train))}
+    if not any(by_source.values()):
+        return []
+    if all(name.isdecimal() for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def _said(names: Sequence[str]) -> str:
+    """The classes in few words, which are others for other classes."""
+    return f"{len(names):,} ({hashlib.sha256(repr(names).encode()).hexdigest()[:12]})"
+
+
+def _labels(images: Images) -> np.ndarray:
+    return np.zeros(0, "U1") if images.labels is None else images.labels
+
+
+def _part(
+    opened: _Opened, config: Config, fields: Fields, names: Sequence[str], classes: int | None
+) -> Part:
+    numbers = {name: i for i, name in enumerate(names)}
+    rows = ImageRows(opened.train, fields, numbers, classes)
+    own = None
+    if opened.held_out is not None:
+        own = ImageRows(opened.held_out, fields, numbers, classes)
+    with errors_say(f"data.sources.{opened.name}"):
+        for some in (rows, own):
+            if some is not None:
+                some.check()
+    trained, rest = divided(opened.train.hashes, config.data.validation if own is None else 0.0)
+    held_out = own if own is not None else Chosen(rows, rest) if len(rest) else None
+    return Part(
+        opened.name,
+        opened.source.weight,
+        Chosen(rows, trained),
+        held_out,
+        f"{len(trained):,} images; held out {len(held_out or ()):,}",
+        f"{len(trained):,} of {len(rows):,} images ({opened.train.digest()})",
+        f"{len(trained):,} images",
+    )

@@ -1,0 +1,145 @@
+"""Datasets that a function of the user's gives: `data.sources.NAME.dataset=my_data.py:digits`.
+
+The function is called with "train" and with "validation". It gives anything of random access: a
+list, a grain `MapDataset` or `RandomAccessDataSource`, or an object with `__len__` and
+`__getitem__`. Each example is a dict of arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import grain
+import numpy as np
+
+from meshdsl import user_code
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.tensor import Tensor
+
+Example = Mapping[str, Any]
+
+
+class PythonRows:
+    """The examples of a user's dataset, each checked to be a dict of arrays.
+
+    Args:
+      examples: what the function gave.
+      what: the dataset in words, for errors: `data.sources.digits.dataset=digits.py:digits`.
+    """
+
+    def __init__(self, examples: Any, what: str):
+        self._examples, self.what = examples, what
+        self._count = len(examples)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Example:
+        try:
+            example = self._examples[number]
+        except MeshDSLError:
+            raise
+        except Exception as error:
+            raise MeshDSLError(f"{self.what}: example {number:,} {failed(error)}") from error
+        if not isinstance(example, Mapping):
+            gap = "; a MapDataset that is filtered has gaps: filter before it is made one"
+            raise MeshDSLError(
+                f"{self.what}: example {number:,} is a dict of arrays, not {quote(example)}"
+                f"{gap if example is None else ''}"
+            )
+        return example
+
+    def digest(self) -> str:
+        """A hash of how many examples there are, their fields, and the first and the last one."""
+        found = hashlib.sha256(str(len(self)).encode())
+        for number in sorted({0, len(self) - 1}):
+            found.update(_content(self[number]))
+        return found.hexdigest()[:12]
+
+    def check_repeats(self) -> None:
+        """Raise a MeshDSLError if an example is another one each time it is read."""
+        if _content(self[0]) != _content(self[0]):
+            raise MeshDSLError(
+                f"{self.what}: example 0 is another one each time it is read, so that a run could "
+                "not go on with the same data; what is random in it has to follow from its number"
+            )
+
+
+def _content(example: Example) -> bytes:
+    found = hashlib.sha256()
+    for name, value in example.items():
+        value = np.asarray(value.array if isinstance(value, Tensor) else value)
+        content = repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+        found.update(f"{name} {value.dtype} {value.shape} ".encode() + content)
+    return found.digest()
+
+
+def open_function(name: str, setting: str) -> tuple[PythonRows, PythonRows | None]:
+    """The examples to train on and those to validate on, which a function of the user's gives.
+
+    Args:
+      name: of the function, as `my_module:name` or `my_file.py:name`.
+      setting: where it stands, such as `data.sources.digits.dataset`, for errors.
+
+    Returns:
+      None for the second where the function gives none.
+
+    Raises:
+      MeshDSLError: the function cannot be found, raises an error, or gives something that is not
+        of random access.
+    """
+    function, what = user_code.load(name, setting), f"{setting}={name}"
+    if not callable(function):
+        raise MeshDSLError(
+            f"{what}: expected a function that is called with 'train' and 'validation', not "
+            f"{quote(function)}"
+        )
+    train = _examples(function, "train", what)
+    if train is None:
+        raise MeshDSLError(f"{what}: called with 'train' it gives no examples")
+    train.check_repeats()
+    return train, _examples(function, "validation", what)
+
+
+def _examples(function: Any, subset: str, what: str) -> PythonRows | None:
+    """What the function gives for a subset; None if that is nothing."""
+    try:
+        found = function(subset)
+        count = _length(found)
+    except Exception as error:
+        raise MeshDSLError(f"{what}: called with '{subset}' it {failed(error)}") from error
+    if found is None or count == 0:
+        return None
+    if count is None or not hasattr(type(found), "__getitem__") or isinstance(found, Mapping):
+        streams = isinstance(found, grain.IterDataset)
+        kind = "a grain IterDataset" if streams else f"an object of type {type(found).__name__}"
+        raise MeshDSLError(
+            f"{what}: called with '{subset}' it gives {kind}, and needs to give examples by their "
+            "numbers (a list, a grain MapDataset, an object with __len__ and __getitem__), because "
+            "the order of rows, and going on from any of them, rest on that"
+            f"{'; leave out `.to_iter_dataset()`' if streams else ''}"
+        )
+    if count >= sys.maxsize // 2:
+        raise MeshDSLError(
+            f"{what}: called with '{subset}' it gives a dataset without end; leave out "
+            "`.repeat()`, because a run repeats its data by itself"
+        )
+    return PythonRows(found, f"{what} ({subset})")
+
+
+def _length(found: Any) -> int | None:
+    return len(found) if hasattr(type(found), "__len__") else None
+
+
+def failed(error: Exception) -> str:
+    """What happened in code of the user's, and where: `raised KeyError in data.py:7: 'image'`."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())
+    ours = last.filename == __file__  # as where it takes other arguments than it is called with
+    at = "" if ours else f" in {os.path.basename(last.filename)}:{last.lineno}"
+    return f"raised {type(error).__name__}{at}: {said}"
