@@ -19,6 +19,7 @@ from meshdsl.errors import MeshDSLError
 
 EXTRAS = {
     "train": ("grain", "orbax", "rich", "safetensors", "tensorstore", "tokenizers", "tomli_w"),
+    "images": ("PIL",),
     "parquet": ("pyarrow",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboardX",),

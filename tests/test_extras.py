@@ -63,7 +63,7 @@ def packages(requirements: list[str]) -> set[str]:
 
 
 def test_the_project_and_the_code_name_the_same_packages():
-    distributions = {"orbax": "orbax-checkpoint", "tomli_w": "tomli-w"}
+    distributions = {"PIL": "pillow", "orbax": "orbax-checkpoint", "tomli_w": "tomli-w"}
     for name, modules in EXTRAS.items():
         named = {distributions.get(module, module) for module in modules}
         assert named == packages(PROJECT["optional-dependencies"][name])
