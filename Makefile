@@ -58,7 +58,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e .
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[train]'
 	touch $@
 
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python

@@ -13,8 +13,9 @@ all of this does nothing.
 """
 
 from meshdsl.hosts.agree import agree, first_does
+from meshdsl.hosts.console import console
 from meshdsl.hosts.ending import report_and_end
-from meshdsl.hosts.join import console, join
+from meshdsl.hosts.join import join
 from meshdsl.hosts.store import count, first, index
 
 __all__ = [

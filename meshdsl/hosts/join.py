@@ -1,4 +1,4 @@
-"""`join`: how a process finds the others. `console`: where it prints to."""
+"""`join`: how a process finds the others that run the same command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import jax
-from rich.console import Console
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import store
@@ -69,18 +68,6 @@ def join(
             _use_gloo()
             _initialize_in(cluster, patience)
     end_together()
-
-
-def console() -> Console:
-    """The console that a run prints to: stdout in process 0, and nowhere in the others."""
-    return _Console(
-        highlight=False, soft_wrap=True, markup=False, emoji=False, quiet=not store.first()
-    )
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would exit with 1, and leave the other processes alone
 
 
 def _given_or_from_environment(*given: str | int | None) -> tuple[str, int, int] | None:

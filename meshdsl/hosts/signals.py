@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from select import select
 
-from rich.console import Console
-
 from meshdsl.hosts import store
 from meshdsl.hosts.ending import report_and_end
 
 REASONS = {signal.SIGTERM: "preempted", signal.SIGINT: "interrupted"}
 # A scheduler starts a preempted run again, so it did not fail; 130 is what shells say of Ctrl-C.
 EXIT_CODES = {"preempted": 0, "interrupted": 130}
+_SHOW_CURSOR = "\x1b[?25h"  # of a terminal: show the cursor
 
 Listener = Callable[[int], bool]  # called with a signal; returns whether it takes it
 
@@ -119,8 +118,8 @@ def _end(untaken: SimpleQueue[int]) -> None:
     if number := untaken.get():
         reason = REASONS[signal.Signals(number)]
         try:
-            if sys.stdout.isatty():
-                Console().show_cursor()  # a progress bar hides it
+            if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+                sys.stdout.write(_SHOW_CURSOR)  # a progress bar hides it
             report_and_end(f"meshdsl: {reason}; nothing more was saved", EXIT_CODES[reason])
             sys.stdout.flush()
         finally:

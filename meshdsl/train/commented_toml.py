@@ -11,10 +11,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-import tomli_w
-
 from meshdsl.fields import descriptions, legal, summary
-from meshdsl.train.settings import class_setting, entry_type
+from meshdsl.train.settings import class_setting, entry_type, toml_text
 
 _WIDTH = 100
 
@@ -39,7 +37,7 @@ def _group(
         yield from _comment(summary(type(config)))
     tables = []
     for key, name in class_setting(of, config) if of else ():
-        yield from ("", *_comment(of.metadata["class"].says), tomli_w.dumps({key: name}).rstrip())
+        yield from ("", *_comment(of.metadata["class"].says), toml_text({key: name}).rstrip())
     for field in dataclasses.fields(config):
         value, said = getattr(config, field.name), says.get(field.name, "")
         if dataclasses.is_dataclass(value):
@@ -58,7 +56,7 @@ def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iter
     values = "true or false" if kind is bool else legal(field.metadata)
     yield from _comment(f"{said} Legal: {values}." if values else said)
     plain = list(value) if isinstance(value, tuple) else value
-    yield tomli_w.dumps({field.name: plain}).rstrip("\n")
+    yield toml_text({field.name: plain}).rstrip("\n")
 
 
 def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...]) -> Iterator[str]:
@@ -69,7 +67,7 @@ def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...])
       said: what the field is.
     """
     if entry is None:
-        yield from ("", *_comment(said), tomli_w.dumps(_nested(path, values)).rstrip("\n"))
+        yield from ("", *_comment(said), toml_text(_nested(path, values)).rstrip("\n"))
         return
     yield from ("", *_comment(said), _header(path))
     for name, value in values.items():
@@ -86,7 +84,7 @@ def _comment(text: str) -> list[str]:
 
 def _header(path: tuple[str, ...]) -> str:
     """The header of a table: `[data.sources.web]`."""
-    return tomli_w.dumps(_nested(path, {})).splitlines()[-1]
+    return toml_text(_nested(path, {})).splitlines()[-1]
 
 
 def _nested(path: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:

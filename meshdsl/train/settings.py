@@ -20,9 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.extras import extra
 from meshdsl.fields import BOUNDS, ClassChoice, crossed, legal
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -282,7 +281,18 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
 
 def to_toml(config: Any) -> str:
     """`config` as the text of a TOML file that `read` reads."""
-    return tomli_w.dumps(to_dict(config))
+    return toml_text(to_dict(config))
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """Nested dicts as the text of a TOML file.
+
+    Raises:
+      MeshDSLError: tomli_w is not installed.
+    """
+    with extra("train"):
+        import tomli_w
+    return tomli_w.dumps(values)
 
 
 def read(path: Path, config: Any) -> Any:

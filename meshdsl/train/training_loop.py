@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
-from rich.console import Console
 
 from meshdsl import hosts
 from meshdsl.hosts.signals import EXIT_CODES
@@ -31,6 +31,9 @@ from meshdsl.train.sample import generates, sample_text
 from meshdsl.train.step import State
 from meshdsl.train.watch import Facts, Watch
 from meshdsl.train.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
-from rich.console import Console
 
 import meshdsl as md
 from meshdsl import hosts
+from meshdsl.extras import check_extra
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
@@ -27,6 +28,9 @@ from meshdsl.train.overview import describe, whole_bytes
 from meshdsl.train.settings import leaves
 from meshdsl.train.training_loop import Ended, TrainingLoop
 from meshdsl.train.watch import check
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PREPARING = 86400.0  # seconds until the last process has tokenized its copy of the text
 
@@ -54,6 +58,7 @@ def run(
       MeshDSLError: the data, layout, devices, model, folder or executable cannot be used. Nothing
         has been written then.
     """
+    check_extra("train")
     optimizer = replace(config.optimizer, learning_rate=peak(config.optimizer))
     config = replace(config, optimizer=optimizer)
     _check_config(config, resume)

@@ -18,10 +18,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from meshdsl.dims import Dim, show
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
 _SAFETENSORS_NAMES = {
@@ -51,10 +51,14 @@ class TensorFiles:
     """
 
     def __init__(self, path: Path):
+        with extra("train"):
+            from safetensors import SafetensorError, safe_open
         self.path = path
+        self._read_errors = (OSError, SafetensorError)
         try:
             self._files = {
-                name: safe_open(file, framework="np") for name, file in _file_of_each(path).items()
+                name: safe_open(file, framework="np")
+                for name, file in _file_of_each(path, safe_open).items()
             }
         except (
             OSError,
@@ -86,11 +90,11 @@ class TensorFiles:
         try:
             file = self._files[name]
             return file.get_slice(name)[index] if index else file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
+        except self._read_errors as error:
             raise MeshDSLError(f"{self.path}: `{name}` cannot be read: {error}") from None
 
 
-def _file_of_each(path: Path) -> dict[str, Path]:
+def _file_of_each(path: Path, safe_open: Callable[..., Any]) -> dict[str, Path]:
     """The file that each tensor is in, by the tensor's name."""
     if path.is_dir():
         found = sorted(path.glob(f"*{_INDEX}")) or sorted(path.glob("*.safetensors"))

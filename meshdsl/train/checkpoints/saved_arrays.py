@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import tensorstore as ts
 
+from meshdsl.extras import extra
 from meshdsl.train.checkpoints import manifest
 from meshdsl.train.checkpoints.digest import chunk_digest
 from meshdsl.train.checkpoints.manifest import Damaged
 from meshdsl.train.checkpoints.tree_leaves import Leaf
+
+if TYPE_CHECKING:
+    import tensorstore as ts
 
 CHUNK = 64 << 20  # bytes of an array that are written and read at once
 
@@ -46,6 +49,9 @@ class SavedArrays:
     def __init__(self, folder: Path, leaves: dict[str, Leaf]):
         self.folder = folder
         self._leaves = leaves
+        with extra("train"):
+            import tensorstore as ts
+        self._open = ts.open
         # The cache is for the index of the store: arrays are read only once.
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 1 << 24}})
 
@@ -57,7 +63,7 @@ class SavedArrays:
         """
         leaf = self._leaves[name]
         try:
-            array = ts.open(
+            array = self._open(
                 location(self.folder, name), read=True, open=True, context=self._context
             ).result()
         except ValueError as error:

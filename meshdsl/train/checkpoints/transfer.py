@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import tensorstore as ts
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 from meshdsl.train.checkpoints import folders, manifest, safetensors_files
 from meshdsl.train.checkpoints.digest import chunk_digest
 from meshdsl.train.checkpoints.manifest import Damaged
@@ -100,6 +100,8 @@ def import_parameters(
 
 def _copy(files: safetensors_files.TensorFiles, name: str, leaf: Leaf, folder: Path) -> int:
     """Copy one tensor into the checkpoint in `folder`; returns its digest."""
+    with extra("train"):
+        import tensorstore as ts
     shape, dtype = tuple(leaf["shape"]), safetensors_files.numpy_dtype(leaf["dtype"])
     chunk_shape = _chunk_shape(shape, dtype.itemsize)
     array = ts.open(

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
+from meshdsl.extras import extra
 from meshdsl.train.checkpoints.saved_arrays import CHUNK
+
+with extra("train"):
+    import orbax.checkpoint as ocp
 
 
 class _Handler(ocp.PyTreeCheckpointHandler):

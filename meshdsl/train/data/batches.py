@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import grain
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 
 Batch = dict[str, np.ndarray]
 """What one process reads of a batch: an array [rows, ...] for each field, by name."""
@@ -48,6 +48,8 @@ class Batches:
     """
 
     def __init__(self, rows: BatchRows, ahead: int, of: Mapping[str, str], threads: int = 1):
+        with extra("train"):
+            import grain
         self._of, self._rows = dict(of), rows
         self._batches = iter(
             grain.MapDataset.source(rows).to_iter_dataset(
@@ -90,7 +92,7 @@ class Batches:
         self._batches.close()
 
 
-class BatchRows(grain.sources.RandomAccessDataSource):
+class BatchRows:
     """The rows of every batch that one process wants, by the number of the batch.
 
     The rows of each dataset are shuffled, in each epoch anew, and those of all datasets are
@@ -117,6 +119,8 @@ class BatchRows(grain.sources.RandomAccessDataSource):
         rows: Iterable[int],
         collate: Collate,
     ):
+        with extra("train"):
+            import grain
         self._datasets, self.batch = list(datasets.values()), batch
         self._rows, self._collate = [int(row) for row in rows], collate
         # The rows of all datasets are numbered end to end.

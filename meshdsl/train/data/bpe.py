@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
-
+from meshdsl.extras import extra
 from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import File
 from meshdsl.train.data.tokenizer import ENDS
+
+if TYPE_CHECKING:
+    import tokenizers
 
 SMALLEST_VOCAB = 257  # every byte, and the end of a document
 
@@ -27,6 +29,9 @@ def train_bpe(files: Iterable[File], field: str, vocab: int) -> tokenizers.Token
     Raises:
       MeshDSLError: a file cannot be read.
     """
+    with extra("train"):
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers, trainers
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.extras import extra
 from meshdsl.train.data.files import File
 
 BLOCK = 2**18  # bytes of a text that are read at once
@@ -158,13 +159,9 @@ def parquet_batches(
     Raises:
       MeshDSLError: pyarrow is missing, the file is no parquet, or it has no such columns.
     """
-    try:
+    with extra("parquet", f"`{path}`"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError:
-        raise MeshDSLError(
-            f"`{path}`: reading parquet needs pyarrow; install meshdsl[parquet]"
-        ) from None
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdsl.dims import show as show_dims
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 from meshdsl.tensor import Tensor
 from meshdsl.train.data.field_arrays import field_dims, field_shape
 
@@ -38,12 +39,8 @@ def decoded(content: bytes, where: str) -> np.ndarray:
             return np.load(io.BytesIO(content), allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
             raise MeshDSLError(f"{where}: no array, or damaged: {error}") from None
-    try:
+    with extra("images", where):
         from PIL import Image
-    except ImportError:
-        raise MeshDSLError(
-            f"{where}: reading pictures needs Pillow; install meshdsl[images]"
-        ) from None
     try:
         with Image.open(io.BytesIO(content)) as image:
             image.load()

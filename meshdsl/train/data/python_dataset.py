@@ -14,11 +14,11 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-import grain
 import numpy as np
 
 from meshdsl import user_code
 from meshdsl.errors import MeshDSLError, quote
+from meshdsl.extras import extra
 from meshdsl.tensor import Tensor
 
 Example = Mapping[str, Any]
@@ -116,6 +116,8 @@ def _examples(function: Any, subset: str, what: str) -> PythonRows | None:
     if found is None or count == 0:
         return None
     if count is None or not hasattr(type(found), "__getitem__") or isinstance(found, Mapping):
+        with extra("train"):
+            import grain
         streams = isinstance(found, grain.IterDataset)
         kind = "a grain IterDataset" if streams else f"an object of type {type(found).__name__}"
         raise MeshDSLError(

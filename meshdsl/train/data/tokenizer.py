@@ -6,13 +6,15 @@ import codecs
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
+
+if TYPE_CHECKING:
+    import tokenizers
 
 # How published tokenizers spell the token that ends a document, most specific first.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|end|>", "[SEP]")
@@ -112,6 +114,8 @@ class FileTokenizer:
     """A tokenizer of Hugging Face, from its `tokenizer.json`."""
 
     def __init__(self, name: str):
+        with extra("train"):
+            import tokenizers
         content = _read(name)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
@@ -156,7 +160,11 @@ class FileTokenizer:
 
 class _FileStream:
     def __init__(self, tokenizer: tokenizers.Tokenizer):
-        self._tokenizer, self._decoder = tokenizer, DecodeStream(skip_special_tokens=True)
+        with extra("train"):
+            from tokenizers.decoders import DecodeStream
+        self._tokenizer = tokenizer
+        self._begin = lambda: DecodeStream(skip_special_tokens=True)
+        self._decoder = self._begin()
         self._waiting: list[int] = []  # tokens that came since the last text
 
     def __call__(self, token: int) -> str:
@@ -169,7 +177,7 @@ class _FileStream:
     def rest(self) -> str:
         text = self._tokenizer.decode(self._waiting, skip_special_tokens=True)
         self._waiting.clear()
-        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._decoder = self._begin()
         return text
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 from meshdsl.train.watch.curves import Panel
-from meshdsl.train.watch.exporters import import_extra
 from meshdsl.train.watch.style import (
     COLOURS,
     DASHES,
@@ -27,10 +27,9 @@ def save_png(panels: Sequence[Panel], path: Path) -> None:
     Raises:
       MeshDSLError: matplotlib is not installed, or the file cannot be written.
     """
-    import_extra("matplotlib", "plot", f"--out {path}")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.2 * len(panels)), layout="constrained", dpi=150)
+    with extra("plot", f"--out {path}"):
+        from matplotlib import figure as figures
+    figure = figures.Figure(figsize=(9, 4.2 * len(panels)), layout="constrained", dpi=150)
     runs = list(dict.fromkeys(curve.run for panel in panels for curve in panel.curves))
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         _draw(axes, panel, runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import tomllib
 import uuid
@@ -11,26 +10,8 @@ from typing import Any
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 from meshdsl.train.watch.metrics_file import StepMetrics
-
-
-def import_extra(module: str, extra: str, setting: str) -> Any:
-    """Import a module that an extra of this package installs.
-
-    Args:
-      extra: its name, as in `pip install "meshdsl[plot]"`.
-      setting: what needs the module, for the error.
-
-    Raises:
-      MeshDSLError: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise MeshDSLError(
-            f"{setting}: needs {module}, which is not installed; "
-            f'pip install "meshdsl[{extra}]" brings it'
-        ) from None
 
 
 class TensorBoard:
@@ -41,11 +22,15 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, done: int):
-        module = import_extra("tensorboardX", "tensorboard", "log.tensorboard")
-        self._event = importlib.import_module("tensorboardX.proto.event_pb2")
-        self._summary = importlib.import_module("tensorboardX.proto.summary_pb2").Summary
+        with extra("tensorboard", "log.tensorboard"):
+            import tensorboardX
+            from tensorboardX.proto import event_pb2, summary_pb2
+        # protobuf makes the classes in these when they are imported: no type checker sees them.
+        self._event: Any = event_pb2
+        summary: Any = summary_pb2
+        self._summary = summary.Summary
         # With the suffix a resume within a second has a file of its own.
-        self._writer = module.FileWriter(
+        self._writer = tensorboardX.FileWriter(
             folder, max_queue=1000, flush_secs=30, filename_suffix=f".{done}"
         )
         self._writer.add_event(self._event.Event(step=done + 1, file_version="brain.Event:2"))
@@ -76,11 +61,13 @@ def log_in(project: str) -> None:
     Raises:
       MeshDSLError: it does not, or wandb is not installed.
     """
-    module = import_extra("wandb", "wandb", "log.wandb")
+    with extra("wandb", "log.wandb"):
+        import wandb
+        from wandb.errors import Error
     if hosts.first() and os.environ.get("WANDB_MODE", "online") == "online":
         try:
-            module.login()
-        except module.errors.Error as error:
+            wandb.login()
+        except Error as error:
             raise MeshDSLError(f"log.wandb={project}: {error}") from None
 
 
@@ -99,7 +86,9 @@ class WandB:
     """
 
     def __init__(self, project: str, folder: Path, config: Path):
-        module = import_extra("wandb", "wandb", "log.wandb")
+        with extra("wandb", "log.wandb"):
+            import wandb
+            from wandb.errors import Error
         id_file = folder / "wandb-id"
         wandb_id = (
             id_file.read_text(encoding="utf-8").strip()
@@ -108,7 +97,7 @@ class WandB:
         )
         values = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else None
         try:
-            self._run = module.init(
+            self._run = wandb.init(
                 project=project,
                 id=wandb_id,
                 resume="allow",
@@ -116,7 +105,7 @@ class WandB:
                 dir=str(folder),
                 config=values,
             )
-        except module.errors.Error as error:
+        except Error as error:
             raise MeshDSLError(f"log.wandb={project}: {error}") from None
         id_file.write_text(wandb_id, encoding="utf-8")
         self._run.define_metric("*", step_metric="step")

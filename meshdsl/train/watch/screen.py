@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
+from meshdsl.extras import extra
 from meshdsl.train.watch.metrics_file import StepMetrics
 from meshdsl.train.watch.units import SPEED
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Show = Callable[[StepMetrics], None]
 
@@ -33,6 +29,14 @@ def progress(console: Console, done: int, steps: int, every: int) -> Iterator[Sh
     if not console.is_terminal:
         yield _lines(console, steps, every)
         return
+    with extra("train"):
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
     columns = (
         TextColumn("step"),
         MofNCompleteColumn(),

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import jax
-from rich.console import Console
 
 from meshdsl import hosts
+from meshdsl.extras import check_extra
 from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.watch.exporters import TensorBoard, WandB, import_extra, log_in
+from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
 from meshdsl.train.watch.facts import Facts
 from meshdsl.train.watch.learning_rates import LearningRates
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
@@ -26,6 +26,9 @@ from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
 from meshdsl.train.watch.step_timer import TRAINING, StepTimer
 from meshdsl.train.watch.units import SPEED, bits_per_byte
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _Output = MetricsFile | TensorBoard | WandB
 
@@ -41,7 +44,7 @@ def check(log: Log, steps: int) -> None:
     """
     steps_to_trace(log.profile, steps)
     if log.tensorboard:
-        import_extra("tensorboardX", "tensorboard", "log.tensorboard")
+        check_extra("tensorboard", "log.tensorboard")
     if log.wandb:
         log_in(log.wandb)
 

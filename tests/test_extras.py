@@ -1,0 +1,126 @@
+"""What works without the packages of the extras, and what is said where one of them is missing."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.extras import EXTRAS, check_extra, extra
+from tests.test_imports import LATER, files
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# Begins a program in which the packages of the extras cannot be imported. Flax imports rich itself.
+HIDE = f"""
+import sys
+
+HIDDEN = {[package for packages in EXTRAS.values() for package in packages]}
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        package = name.partition(".")[0]
+        if package in HIDDEN and not (package == "rich" and "flax" in importers()):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+def importers():
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        yield frame.f_globals.get("__name__", "").partition(".")[0]
+
+sys.meta_path.insert(0, Hide())
+"""
+
+
+def hiding(program: str, folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", HIDE + program], cwd=folder, capture_output=True, text=True
+    )
+
+
+def run(folder: Path, *commands: str) -> list[tuple[int, str, str]]:
+    """For each command the exit code, what it printed and what it reported."""
+    program = f"""
+from meshdsl_cli import main
+for words in {[command.split() for command in commands]}:
+    code = main(words)
+    print(f"\\n== {{code}}")
+    print("==", file=sys.stderr)
+"""
+    found = hiding(program, folder)
+    assert not found.returncode, found.stderr
+    said = re.findall(r"(.*?)\n== (\d)\n", found.stdout, re.DOTALL)
+    reported = found.stderr.split("==\n")
+    return [(int(code), out, err) for (out, code), err in zip(said, reported, strict=False)]
+
+
+def packages(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[><=]", each)[0] for each in requirements}
+
+
+def test_the_project_and_the_code_name_the_same_packages():
+    distributions = {"PIL": "pillow", "orbax": "orbax-checkpoint", "tomli_w": "tomli-w"}
+    for name, modules in EXTRAS.items():
+        named = {distributions.get(module, module) for module in modules}
+        assert named == packages(PROJECT["optional-dependencies"][name])
+    assert packages(PROJECT["dependencies"]) == {"jax", "flax", "optax", "einops", "numpy"}
+
+
+def test_everything_is_imported_without_extras(tmp_path):
+    later = {file for file, _ in LATER}
+    modules = [
+        "meshdsl." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for file in files()
+        if file not in later and file != "__init__.py"
+    ]
+    found = hiding(f"import meshdsl, {', '.join(modules)}", tmp_path)
+    assert not found.returncode, found.stderr[-2000:]
+
+
+def test_a_step_is_explained_and_compared_and_a_layout_is_checked_without_extras(tmp_path):
+    commands = (
+        "layouts",
+        "models",
+        "explain --layout fsdp --target v5e:2x2 --html step.html",
+        "compare data fsdp --target v5e:2x2",
+        "layouts check data --model llama --devices 4",
+    )
+    for (code, said, reported), command in zip(run(tmp_path, *commands), commands, strict=True):
+        assert code == 0 and said.strip(), (command, reported)
+    assert (tmp_path / "step.html").stat().st_size
+
+
+def test_what_needs_an_extra_says_so_in_one_line_and_writes_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    needs = 'this needs {}, which is not installed; pip install "meshdsl[train]" brings it\n'
+    commands = {
+        "train --steps 2 --out run": "grain",
+        "train --print-config": "tomli_w",
+        "tokenizer train a.txt --vocab 300 --out b.json": "tokenizers",
+    }
+    found = run(tmp_path, *commands)
+    for (code, said, reported), (command, package) in zip(found, commands.items(), strict=True):
+        assert (code, said.strip()) == (2, ""), command
+        assert reported == f"meshdsl {command.split()[0]}: {needs.format(package)}"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("package", EXTRAS["train"])
+def test_each_missing_package_of_training_is_named(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    says = f'this needs {package}, which is not installed; pip install "meshdsl[train]" brings it'
+    with pytest.raises(MeshDSLError, match=re.escape(says)):
+        check_extra("train")
+    with pytest.raises(MeshDSLError, match=re.escape(says)), extra("train"):
+        __import__(package)
+
+
+def test_an_installed_package_that_fails_is_no_missing_one(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("raise ImportError('it needs another NumPy')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="another NumPy"), extra("train"):
+        __import__("broken")
