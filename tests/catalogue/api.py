@@ -34,7 +34,13 @@ kernel, or to names; `Dims` is a tuple of `Dim`s; `...` stands for what JAX's fu
 name takes beside. Python's operators (`+ - * / // % ** & | ^ ~`, comparisons, `abs`) do what the
 functions do.
 """
-TYPES = {"Dim": md.Dim, "Tensor": md.Tensor, "Layout": md.Layout}
+TYPES = {
+    "Dim": md.Dim,
+    "Tensor": md.Tensor,
+    "Layout": md.Layout,
+    "Family": md.Family,
+    "Average": md.Average,
+}
 GIVEN = {
     "Lowered": (Lowered, "What `lower` returns."),
     "Program": (Program, "What `Lowered.program` returns."),
