@@ -20,7 +20,7 @@ from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
-from meshdsl.layers.loss import cross_entropy
+from meshdsl.layers.loss import classification_loss, cross_entropy
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
 from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, RMSNorm
 from meshdsl.layers.rotary import angles, rotate
@@ -44,6 +44,7 @@ __all__ = [
     "Stack",
     "SwiGLU",
     "angles",
+    "classification_loss",
     "cross_entropy",
     "rotate",
 ]

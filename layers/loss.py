@@ -1,4 +1,4 @@
-"""What training makes smaller: cross-entropy, how far a distribution is from the answers."""
+"""What training makes smaller: cross-entropy, and the loss of a classifier with its accuracy."""
 
 from __future__ import annotations
 
@@ -30,3 +30,25 @@ def cross_entropy(logits: md.Tensor, answers: md.Tensor, classes: md.Dim | str) 
     chosen = md.sum(md.where(md.one_hot(answers, classes, bool), wide, 0.0), classes)
     known = (answers >= 0) & (answers < classes.size)
     return md.where(known, md.logsumexp(wide, classes) - chosen, 0.0)
+
+
+def classification_loss(
+    logits: md.Tensor, answers: md.Tensor, classes: md.Dim | str
+) -> tuple[md.Average, dict[str, md.Average]]:
+    """The mean cross-entropy and the accuracy of a classifier, as `md.Family.loss` returns them.
+
+        def loss(self, model, batch, key):
+            return classification_loss(model(batch["image"]), batch["label"], "classes")
+
+    Args:
+      logits: have the classes, and the dims of `answers`.
+      answers: whole numbers, indices of the classes. One below 0 does not count, as that of a row
+        that fills up the last batch of validation.
+
+    Returns:
+      The loss in nats per answer, and a report with `accuracy`.
+    """
+    count = md.sum(md.cast(answers >= 0, jnp.int32))
+    right = md.sum(md.cast(md.argmax(logits, classes) == answers, jnp.int32))
+    nats = md.sum(cross_entropy(logits, answers, classes))
+    return md.Average(nats, count), {"accuracy": md.Average(right, count)}

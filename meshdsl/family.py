@@ -30,9 +30,7 @@ begins, and what training makes smaller. With these `meshdsl train`, `explain`, 
 
         def loss(self, model, batch, key):
             logits = md.dot(batch["vector"], model["weight"])
-            chosen = md.take(md.log_softmax(logits, "classes"), batch["label"], "classes")
-            right = md.cast(md.argmax(logits, "classes") == batch["label"], jnp.float32)
-            return -md.mean(chosen), {"accuracy": md.mean(right)}
+            return classification_loss(logits, batch["label"], "classes")
 
     meshdsl train model.family=classifier.py:Classifier model.features=32
 """
@@ -196,13 +194,13 @@ def _check_family(name: str, found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, Family)):
         raise refuse("a family is a class that inherits from md.Family")
     params = getattr(found, "__dataclass_params__", None)
-    if "__dataclass_params__" not in vars(found) or not params.frozen:
+    if params is None or "__dataclass_params__" not in vars(found) or not params.frozen:
         raise refuse("a family is a frozen dataclass; write @dataclass(frozen=True) above it")
     for method in ("batch", "init", "loss"):
         if getattr(found, method) is getattr(Family, method):
             raise refuse(f"it has no `{method}`; see md.Family")
     kinds = typing.get_type_hints(found)
-    for field in dataclasses.fields(found):
+    for field in dataclasses.fields(found):  # pyright: ignore[reportArgumentType]
         if field.name == "family":
             raise refuse("a setting cannot be called `family`, which names the class")
         kind, wanted = kinds[field.name], "text, a number, true or false, or a tuple of texts"
@@ -323,8 +321,10 @@ RESERVED = frozenset({"step", "loss", "learning_rate", "gradient_norm", "paramet
 
 def _parts(what: str, result: Any) -> tuple[Tensor | Average, Mapping[str, Any]]:
     """The loss and the report in what a loss function returned."""
-    pair = isinstance(result, tuple) and len(result) == 2
-    loss, report = result if pair else (result, {})
+    loss: Any = result
+    report: Any = {}
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, report = result
     if not isinstance(report, Mapping) or not all(isinstance(name, str) for name in report):
         raise MeshDSLError(f"{what}: the report is a dict of Tensors by name, not {quote(report)}")
     for name, value in {"the loss": loss, **report}.items():

@@ -36,8 +36,10 @@ def _group(
     else:
         yield from _comment(summary(type(config)))
     tables = []
-    for key, name in class_setting(of, config) if of else ():
-        yield from ("", *_comment(of.metadata["class"].says), toml_text({key: name}).rstrip())
+    if of is not None:
+        for key, name in class_setting(of, config):
+            said = of.metadata["class"].says
+            yield from ("", *_comment(said), toml_text({key: name}).rstrip())
     for field in dataclasses.fields(config):
         value, said = getattr(config, field.name), says.get(field.name, "")
         if dataclasses.is_dataclass(value):

@@ -120,8 +120,9 @@ class TrainingLoop:
             when = f"after step {done}, which is saved" if done else "before a first step was saved"
             self.console.print(f"{ending} {when}; to go on: {again}")
             return Ended(self.job, state, ending, EXIT_CODES[ending])
-        if self.job.config.sample.tokens and generates(self.job.config):
-            text = sample_text(self.job, state.params, self.data.tokenizer)
+        tokenizer = self.data.tokenizer
+        if self.job.config.sample.tokens and tokenizer and generates(self.job.config):
+            text = sample_text(self.job, state.params, tokenizer)
             self.console.print(f"\nsample:\n{text}\n")
         self.console.print(f"saved in {self.folder.path}")
         return Ended(self.job, state)
