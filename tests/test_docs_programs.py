@@ -15,6 +15,7 @@ PAGES = {
         "optimizer state",
         "layout  mesh",
         "compiles: needs",
+        *("step 20: loss", "step 40: loss", "step 60: loss"),
     ],
     "explain.md": ["fsdp, mesh data=8, 8 devices on v5e:2x4", "layout  mesh"],
     "compile.md": ["compiled for cpu:8", "no surprises"],
