@@ -5,7 +5,9 @@ it prints, and the reference, which is made of docstrings. Links to files that a
 plain text.
 """
 
+import importlib
 import inspect
+import pkgutil
 import posixpath
 import re
 import sys
@@ -105,6 +107,9 @@ def documented(path: str, submodules: bool = False) -> str:
     options = ["show_submodules: true", "show_root_heading: false"]
     if not submodules:
         options = ["heading_level: 3"]
+    else:  # each name where it is defined, and not once more where the package passes it on
+        files = pkgutil.iter_modules(importlib.import_module(path).__path__)
+        options.append(f"members: [{', '.join(file.name for file in files)}]")
     return "\n".join([f"::: {path}", "    options:", *(f"      {line}" for line in options), ""])
 
 

@@ -20,8 +20,9 @@ from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
+from meshdsl.layers.loss import cross_entropy
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
-from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, Norm, RMSNorm
+from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, RMSNorm
 from meshdsl.layers.rotary import angles, rotate
 from meshdsl.layers.stack import Stack
 
@@ -39,10 +40,10 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "Linear",
-    "Norm",
     "RMSNorm",
     "Stack",
     "SwiGLU",
     "angles",
+    "cross_entropy",
     "rotate",
 ]

@@ -31,7 +31,8 @@ class Cache(PyTreeNode):
     """Keys and values of the positions so far.
 
     Attributes:
-      key, value: dims batch (or any others), memory, heads of keys, head_dim.
+      key: dims batch (or any others), memory, heads of keys, head_dim.
+      value: the same dims.
     """
 
     key: md.Tensor
@@ -76,8 +77,8 @@ class Attention(PyTreeNode):
 
     Attributes:
       query: from d_model to heads, group (where there is one) and head_dim.
-      key, value: from the features of the source, which are d_model by default, to heads and
-        head_dim.
+      key: from the features of the source, which are d_model by default, to heads and head_dim.
+      value: as `key`.
       out: from heads, group and head_dim to d_model.
     """
 
@@ -138,7 +139,8 @@ class Attention(PyTreeNode):
             taken together. Or what `remember` has made of it.
           causal: a position sees itself and those before it only. Not with a `source`.
           length: the dim of `x` that attends to itself.
-          memory: what that is called among the keys; or the dim of `source` that is attended to.
+          memory: the dim of the keys: without a `source` a name for the length as keys have it,
+            else the dim of `source` that is attended to.
           rotary: cosine and sine of rotary angles, see `angles`. Not with a `source`.
           documents: with it, positions attend to those of their own document only. Not with a
             `source`.
@@ -186,7 +188,8 @@ class Attention(PyTreeNode):
         """Causal attention of a whole sequence to itself, and all keys and values for `step`.
 
         Args:
-          The arguments: as for a call.
+          x: has d_model, `length` and any other dims.
+          length, memory, rotary, documents, mask: as for a call.
 
         Returns:
           The result, with the dims of `x`, and the keys and values.
@@ -218,8 +221,11 @@ class Attention(PyTreeNode):
     def remember(self, source: md.Tensor) -> Cache:
         """Keys and values of a source, made once to be attended to several times.
 
-        cache = attention.remember(source)
-        attention(x, cache)   # as attention(x, source)
+            cache = attention.remember(source)
+            attention(x, cache)   # as attention(x, source)
+
+        Args:
+          source: as for a call.
         """
         return Cache(self.key(source), self.value(source))
 
@@ -227,7 +233,12 @@ class Attention(PyTreeNode):
         self, x, length, memory, rotary, *, causal: bool, documents, mask
     ) -> tuple[md.Tensor, Cache]:
         length = _dim(x, length, "the dim that attends to itself", "length")
-        memory = md.Dim(memory if isinstance(memory, str) else memory.name, length.size)
+        memory = md.Dim(memory, length.size) if isinstance(memory, str) else memory
+        if memory.name in [d.name for d in x.dims]:
+            raise md.MeshDSLError(
+                f"Attention: {list(x.dims)} has `{memory.name}`, and so would its keys, in the "
+                "place of the length; `memory=` gives them another name"
+            )
         query, key, value = self._project(x, rotary)
         key, value = md.rename(key, length, memory), md.rename(value, length, memory)
         visible = None

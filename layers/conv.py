@@ -96,8 +96,10 @@ class Conv(_Convolution):
 class ConvTranspose(_Convolution):
     """The transpose of a `Conv` with a stride: sizes are multiplied.
 
-    conv = ConvTranspose.init(key, {"height": 2}, hidden, channels, stride=2)
-    conv(small, like=image)   # [batch, height/2, hidden] -> [batch, height, channels]
+    It is what the gradient of a convolution is, with a kernel of its own.
+
+        conv = ConvTranspose.init(key, {"height": 2}, hidden, channels, stride=2)
+        conv(small, like=image)   # [batch, height/2, hidden] -> [batch, height, channels]
     """
 
     @staticmethod

@@ -63,7 +63,8 @@ class SwiGLU(PyTreeNode):
         mlp(x)   # [batch, length, d_model] -> the same
 
     Attributes:
-      gate, up: from d_model to d_ff.
+      gate: from d_model to d_ff.
+      up: the same.
       down: from d_ff to d_model.
     """
 

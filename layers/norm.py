@@ -49,7 +49,8 @@ class LayerNorm(PyTreeNode):
         norm(x)   # [batch, length, d_model] -> the same
 
     Attributes:
-      scale, bias: the dim, or dims, that are normalised over.
+      scale: the dim, or dims, that are normalised over.
+      bias: the same dims.
     """
 
     scale: md.Tensor
@@ -77,7 +78,8 @@ class GroupNorm(PyTreeNode):
         norm(image)   # [batch, height, width, channels] -> the same
 
     Attributes:
-      scale, bias: the channels.
+      scale: the channels.
+      bias: the same.
       groups: how many groups the channels are divided into; each is normalised by itself.
       over: names of dims that are normalised over too, such as those of space.
     """

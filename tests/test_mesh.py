@@ -67,39 +67,6 @@ def test_axes_across_slices_are_the_most_major_ones_of_the_mesh():
 
 
 @pytest.mark.parametrize(
-    "mesh, message",
-    [
-        (
-            {"replica": 2, "dcn": {"replica": 2}},
-            (
-                "layout, mesh.dcn: axis `replica` is in [mesh] too; an axis goes across "
-                "slices or lies within them"
-            ),
-        ),
-        (
-            {"data": 2, "dcn": {"replica": 0}},
-            "the size of axis `replica` is a whole number of at least 1",
-        ),
-        ({"data": "rest", "dcn": {"replica": "rest"}}, 'only one axis can be "rest"'),
-    ],
-)
-def test_what_is_no_mesh_across_slices(mesh, message):
-    with pytest.raises(MeshDSLError, match=re.escape(message)):
-        md.Layout.from_dict({"mesh": mesh})
-
-
-def test_axes_across_slices_stand_first():
-    with pytest.raises(
-        MeshDSLError,
-        match=re.escape(
-            "mesh.dcn: axes across slices, [replica], stand first in the mesh, which is "
-            "[data, replica]"
-        ),
-    ):
-        md.Layout(mesh={"data": 2, "replica": 2}, dcn=("replica",))
-
-
-@pytest.mark.parametrize(
     "count, what, message",
     [
         (1, "slices", None),

@@ -191,13 +191,16 @@ def _extremum_jvp(sign, loop, at, dims, primals, tangents):
     return extremum, share_ties(loop, dims, at, a, extremum, tangents[0])
 
 
-@op(
+_declare_extremum = op(
     computes="the same of its part",
     moves=("pmax",),
     mesh_tensorflow="ReduceOperation; gives each of equal elements the whole gradient",
     example=_over(),
     result="reduces",
 )
+
+
+@_declare_extremum
 def max(x: Tensor, dims: Which = None) -> Tensor:
     """The largest element over `dims` (default: all of them).
 
@@ -210,13 +213,7 @@ def max(x: Tensor, dims: Which = None) -> Tensor:
     return _chosen("max", x, dims, 1)
 
 
-@op(
-    computes="the same of its part",
-    moves=("pmax",),
-    mesh_tensorflow="ReduceOperation; gives each of equal elements the whole gradient",
-    example=_over(),
-    result="reduces",
-)
+@_declare_extremum
 def min(x: Tensor, dims: Which = None) -> Tensor:
     """The smallest element over `dims` (default: all of them).
 

@@ -15,7 +15,8 @@ from meshdsl.train.checkpoints import transfer
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override, to_toml
 from meshdsl_cli import main
-from tests.train.checkpoints.states import contents, saved
+from tests.train.checkpoints.states import saved
+from tests.train.common import contents
 
 TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16"]
 

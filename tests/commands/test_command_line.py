@@ -16,16 +16,9 @@ from meshdsl.layout import Layout
 from meshdsl_cli import main
 from meshdsl_cli.commands import COMMANDS
 from meshdsl_cli.parser import parse
+from tests.train.common import TINY, contents
 
 ROOT = Path(__file__).parents[2]
-TINY = [
-    "model.d_model=16",
-    "model.layers=1",
-    "model.heads=8",
-    "model.d_ff=16",
-    "model.length=16",
-    "batch=8",
-]
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +35,6 @@ def run(data, tmp_path_factory):
     words = ["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data]
     assert main([*words, *TINY]) == 0
     return out
-
-
-def contents(folder):
-    return {
-        path: path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "lock"
-    }
 
 
 def refused(capsys, *words):

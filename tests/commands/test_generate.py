@@ -7,8 +7,6 @@ from pathlib import Path
 
 import jax
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from meshdsl.commands.lookup import find_layout
 from meshdsl.commands.printed_texts import print_as_it_comes
@@ -20,6 +18,7 @@ from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl_cli import main
+from tests.train.data.common import save_tokenizer
 
 TINY = [
     "model.d_model=16",
@@ -53,18 +52,8 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tokenized(tmp_path_factory):
     """A run whose tokens are those of a `tokenizer.json`."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=280, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(["the cat sat on the mat " * 20], trainer)
     path = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save(str(path / "tokenizer.json"))
+    save_tokenizer(path / "tokenizer.json", 280, "</s>", "the cat sat on the mat " * 20)
     return str(make_run(path / "run", f"data.tokenizer={path / 'tokenizer.json'}").path)
 
 

@@ -75,20 +75,23 @@ def test_combined_all_reduce_is_one_per_operand():
     ]
 
 
-def test_all_to_all_in_pieces_is_one():
-    found = read(
-        "  ROOT %r = (bf16[8,128], bf16[8,128]) all-to-all(%p, %p), replica_groups=[4,2]<=[8]"
-    )
-    assert found == [Collective("all_to_all", ("model",), 1, 4096, "bfloat16")]
-
-
-def test_start_and_done_are_one():
-    found = read(
+PIECES = {
+    "an all_to_all in pieces": (
+        "  ROOT %r = (bf16[8,128], bf16[8,128]) all-to-all(%p, %p), replica_groups=[4,2]<=[8]",
+        "all_to_all",
+    ),
+    "a start and its done": (
         "  %s = (bf16[8,128]{1,0}, bf16[16,128]{1,0}) all-gather-start(%p), "
         "replica_groups=[4,2]<=[8], dimensions={0}\n"
-        "  ROOT %d = bf16[16,128]{1,0} all-gather-done(%s)"
-    )
-    assert found == [Collective("all_gather", ("model",), 1, 4096, "bfloat16")]
+        "  ROOT %d = bf16[16,128]{1,0} all-gather-done(%s)",
+        "all_gather",
+    ),
+}
+
+
+@pytest.mark.parametrize("body, operation", PIECES.values(), ids=PIECES)
+def test_what_is_written_in_pieces_is_one(body, operation):
+    assert read(body) == [Collective(operation, ("model",), 1, 4096, "bfloat16")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,9 @@
-"""Every error says what was asked, the dims with sizes, the rule at fault and what is legal."""
+"""Every error says what was asked, the dims with sizes, the rule at fault and what is legal.
+
+A new case is a row in the table of its subject, in one of the files below: a title, a call that is
+wrong, and parts of the text that its error must have. A row of an op stands in the file of ops that
+do alike, under the comment of its group.
+"""
 
 import ast
 import inspect
@@ -9,11 +14,42 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from tests.errors import of_indexing, of_nouns, of_ops, of_programs, wrong_arguments, wrong_programs
-from tests.errors.common import MESH, A, X, file, model
+from tests.errors import (
+    arithmetic,
+    control_flow,
+    convolution,
+    gradients,
+    indexing,
+    layouts,
+    lowering,
+    names,
+    random_numbers,
+    selection,
+    shapes,
+    tensors,
+)
+from tests.errors.common import MESH, A, X, file, under
 
-ERRORS = of_nouns.ERRORS | of_ops.ERRORS | of_programs.ERRORS
-ERRORS |= wrong_arguments.ERRORS | wrong_programs.ERRORS | of_indexing.ERRORS
+SUBJECTS = (
+    tensors,
+    layouts,
+    lowering,
+    arithmetic,
+    shapes,
+    selection,
+    convolution,
+    random_numbers,
+    control_flow,
+    gradients,
+    names,
+    indexing,
+)
+# A title begins with its file, so that no row hides one with the same title in another file.
+ERRORS = {
+    f"{module.__name__.rpartition('.')[2]}: {title}": row
+    for module in SUBJECTS
+    for title, row in module.ERRORS.items()
+}
 
 # What is raised to be caught: nobody sees it.
 NO_ERRORS = ("AssertionError", "WrongGuess")
@@ -64,7 +100,7 @@ def test_every_error_of_the_language_is_in_the_table(caught):
 
 
 def test_an_optional_dim_may_be_missing_and_a_known_one_be_untouched():
-    assert model(["a -> data", "heads? -> model"]).split == {A: ("data",)}
+    assert under(["a -> data", "heads? -> model"]).split == {A: ("data",)}
     layout = md.Layout(["a -> data", "heads -> model"], mesh=MESH)
     assert Lowered(lambda x: x * 2, layout, md.make_mesh(layout), dims=["heads"])(X).split == {
         A: ("data",)

@@ -140,6 +140,14 @@ WRONG = {
         lambda: LAYER(X, X, memory="length"),
         ["[batch=4, length=8, d_model=8] has `length`", 'md.rename(source, "length", "memory")'],
     ),
+    "keys called as another dim": (
+        lambda: LAYER(md.rename(X, "length", "memory"), length="memory"),
+        ["[batch=4, memory=8, d_model=8] has `memory`", "`memory=` gives them another name"],
+    ),
+    "keys of another number": (
+        lambda: LAYER(X, memory=md.Dim("memory", 5)),
+        ["rename", "length=8", "not memory=5"],
+    ),
     "causal to another": (
         lambda: CROSS(X, OTHER, memory="source", causal=True),
         ["`causal` is about positions of one sequence", "`mask`"],

@@ -95,6 +95,21 @@ def test_embedding():
     assert distance(logits.array, X.array @ layer.table.array.T) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cross_entropy(dtype):
+    answers = integers(BATCH, LENGTH, below=10, seed=3) - 1
+    logits = md.cast(X, dtype)
+    found = layers.cross_entropy(logits, answers, D_MODEL)
+    assert found.dims == (BATCH, LENGTH) and found.dtype == jnp.float32
+    numbers, chosen = np.asarray(logits.array, np.float64), np.asarray(answers)
+    known = (chosen >= 0) & (chosen < D_MODEL.size)
+    at = np.take_along_axis(numbers, np.clip(chosen, 0, 7)[..., None], -1)[..., 0]
+    expected = np.where(known, np.log(np.exp(numbers).sum(-1)) - at, 0)
+    assert 0 < known.sum() < known.size
+    np.testing.assert_allclose(found.array, expected, rtol=1e-5)
+    assert np.array_equal(found.array, layers.cross_entropy(logits, answers, "d_model").array)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolution_and_its_transpose(stride):
     layer = filled(
@@ -206,6 +221,14 @@ WRONG = {
     "angles of an odd dim": (
         lambda: layers.angles(md.iota(LENGTH), md.Dim("head_dim", 3)),
         ["rotary positions turn pairs", "head_dim=3 is an odd number"],
+    ),
+    "the cross-entropy of other classes": (
+        lambda: layers.cross_entropy(X, integers(BATCH, below=4), VOCAB),
+        ["no dim `vocab` in [batch=4, length=8, d_model=8]"],
+    ),
+    "the cross-entropy of fractions": (
+        lambda: layers.cross_entropy(X, md.mean(X, D_MODEL), D_MODEL),
+        ["one_hot", "[batch=4, length=8] are float32, not whole numbers"],
     ),
     "a rate of one": (lambda: layers.Dropout(1.0)(X, KEY), ["dropout", "less than 1, not 1.0"]),
     "offload of nothing": (

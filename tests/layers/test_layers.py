@@ -75,6 +75,12 @@ CASES = {
             layers.Embedding.logits,
             X,
         ),
+        "cross-entropy": (
+            layers.Linear.init(next(KEYS), D_MODEL, VOCAB),
+            lambda layer, x, answers: layers.cross_entropy(layer(x), answers, VOCAB),
+            X,
+            TOKENS,
+        ),
         "rotary": (
             layers.Linear.init(next(KEYS), D_MODEL, (HEADS, HEAD_DIM)),
             lambda layer, x: layers.rotate(

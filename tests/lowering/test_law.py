@@ -165,12 +165,9 @@ def test_context_parallel_gathers_keys_and_values_and_nothing_else():
     }
 
 
-def test_upper_rules_win_and_strict_makes_that_an_error():
-    run = lambda x: md.square(x)
+def test_upper_rules_win():
     rules = layout("length -> m", "batch -> m", mesh={"m": 4})
-    assert md.lower(run, rules)(X).split == {LENGTH: ("m",)}
-    with pytest.raises(md.MeshDSLError, match="`batch` and `length` both want axis `m`"):
-        md.lower(run, layout("length -> m", "batch -> m", mesh={"m": 4}, strict=True))(X)
+    assert md.lower(md.square, rules)(X).split == {LENGTH: ("m",)}
 
 
 @pytest.mark.parametrize(

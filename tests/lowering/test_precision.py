@@ -169,15 +169,3 @@ def test_without_dtypes_or_with_those_of_the_parameters_the_program_is_the_same(
         for how in (dict(), dict(compute=jnp.float32), dict(compute="float32", reduce="float32"))
     }
     assert len(texts) == 1
-
-
-@pytest.mark.parametrize(
-    "how, text",
-    [
-        (dict(compute="int8"), "compute is a floating-point dtype such as bfloat16, not 'int8'"),
-        (dict(reduce="bfloat"), "reduce is a floating-point dtype such as bfloat16, not 'bfloat'"),
-    ],
-)
-def test_other_dtypes_are_errors(how, text):
-    with pytest.raises(md.MeshDSLError, match=text):
-        md.value_and_grad(loss, **how)

@@ -1,13 +1,16 @@
 """The small transformers that the tests of this folder run, and the meshes that they run on."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
+import numpy as np
 
 import meshdsl as md
 from meshdsl.layout import Layout
 from meshdsl.mesh import axis_sizes
 from meshdsl.models.transformer import Config, Transformer
+from meshdsl.record.jaxpr import sub_jaxprs
 
 LAYOUTS = (
     "single",
@@ -68,10 +71,12 @@ def init(config: Config) -> Transformer:
     return Transformer.init(jax.random.key(0), config)
 
 
-def batch(config: Config, seed: int = 1, **outer: int) -> dict[str, md.Tensor]:
-    """Random tokens and targets with dims `outer`, batch, length."""
+def batch(
+    config: Config, seed: int = 1, rows: md.Dim = BATCH, **outer: int
+) -> dict[str, md.Tensor]:
+    """Random tokens and targets with dims `outer`, `rows`, length."""
     length = config.dims["length"]
-    dims = (*(md.Dim(name, size) for name, size in outer.items()), BATCH, length)
+    dims = (*(md.Dim(name, size) for name, size in outer.items()), rows, length)
     shape = [d.size for d in dims]
     tokens = jax.random.randint(
         jax.random.key(seed), (*shape[:-1], length.size + 1), 0, config.vocab
@@ -85,3 +90,32 @@ def batch(config: Config, seed: int = 1, **outer: int) -> dict[str, md.Tensor]:
 def loss(model: Transformer, batch, key):
     key = key.array if isinstance(key, md.Tensor) else key
     return model.loss(batch["tokens"], batch["targets"], key=key)
+
+
+def assert_same_gradients(found, expected) -> None:
+    """Each gradient differs from the expected one by at most 1e-5 of its norm."""
+    expected, found = _by_path(expected), _by_path(found)
+    assert expected.keys() == found.keys()
+    everything = np.sqrt(sum(np.sum(np.square(g)) for g in expected.values()))
+    for path, g in expected.items():
+        # Softmax does not see a bias of the keys: that gradient is zero but for rounding, so it is
+        # measured by the rest.
+        scale = everything if "key.bias" in path else np.linalg.norm(g)
+        assert found[path].shape == g.shape, path
+        assert np.linalg.norm(found[path] - g) <= 1e-5 * scale, path
+
+
+def _by_path(tree):
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def sizes_in(jaxpr) -> Iterator[int]:
+    """The sizes of all that a program computes, position by position, inner programs included."""
+    for eqn in jaxpr.eqns:
+        for variable in eqn.outvars:
+            yield from getattr(variable.aval, "shape", ())
+        for sub in sub_jaxprs(eqn.params):
+            yield from sizes_in(sub)

@@ -14,7 +14,6 @@ import pytest
 import meshdsl as md
 from tests.helpers import only
 from tests.models import common
-from tests.models.test_parity import by_path
 
 CONFIGS = {
     style: dataclasses.replace(config, dropout=0.0) for style, config in common.CONFIGS.items()
@@ -86,15 +85,7 @@ def assert_like_one_device(style, result):
     for name in expected_aux:
         np.testing.assert_allclose(aux[name].array, expected_aux[name].array, rtol=1e-5)
     np.testing.assert_allclose(value.array, expected.array, rtol=1e-5)
-    got, want = by_path(grads), by_path(expected_grads)
-    everything = np.sqrt(sum(np.sum(np.square(g)) for g in want.values()))
-    for (
-        path,
-        g,
-    ) in want.items():  # softmax does not see a bias of the keys: its gradient is rounding
-        assert np.linalg.norm(got[path] - g) <= 1e-5 * (
-            everything if "key.bias" in path else np.linalg.norm(g)
-        ), path
+    common.assert_same_gradients(grads, expected_grads)
 
 
 @pytest.mark.parametrize("style", CONFIGS)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.record.jaxpr import sub_jaxprs
 from meshdsl.tensor import is_tensor
 from tests.models import common
 
@@ -28,20 +27,12 @@ def on_one_device():
     return lowered(*args)
 
 
-def local_sizes(jaxpr):
-    for eqn in jaxpr.eqns:
-        for variable in eqn.outvars:
-            yield from getattr(variable.aval, "shape", ())
-        for sub in sub_jaxprs(eqn.params):
-            yield from local_sizes(sub)
-
-
 @pytest.mark.parametrize("name", ["tensor", "sequence"])
 def test_no_device_holds_unsplit_logits(name):
     config = dataclasses.replace(CONFIG, vocab=8 * 1009)
     lowered, args = program(config, name)
     (whole,) = [e for e in lowered.trace(*args).jaxpr.eqns if e.primitive.name == "shard_map"]
-    sizes = set(local_sizes(whole.params["jaxpr"]))
+    sizes = set(common.sizes_in(whole.params["jaxpr"]))
     assert 1009 in sizes
     assert 8 * 1009 not in sizes
 

@@ -13,8 +13,8 @@ import meshdsl as md
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.models.unet import Config, UNet
 from meshdsl.record import summary
-from meshdsl.record.jaxpr import sub_jaxprs
 from tests.helpers import assert_equal, data, dims, every, layout
+from tests.models import common
 
 CONFIG = Config(levels=2, channels=4, colors=3, outputs=2)
 BATCH, HEIGHT, WIDTH, COLORS = dims(batch=2, height=8, width=16, colors=3)
@@ -100,14 +100,6 @@ def halo_bytes(config: Config, size: int, batch: int, rows: int, cols: int) -> t
     return over_rows, over_cols
 
 
-def local_sizes(jaxpr):
-    for eqn in jaxpr.eqns:
-        for variable in eqn.outvars:
-            yield from getattr(variable.aval, "shape", ())
-        for sub in sub_jaxprs(eqn.params):
-            yield from local_sizes(sub)
-
-
 @every({"spatial": SPATIAL, "tiles": TILES}, "spatial")
 def test_images_of_4096_pixels_squared_cost_the_rims_of_their_tiles(rules):
     config = Config(levels=3, channels=32, colors=3, outputs=3)
@@ -131,7 +123,7 @@ def test_images_of_4096_pixels_squared_cost_the_rims_of_their_tiles(rules):
     assert summary(from_hlo(traced.lower().compile().as_text(), mesh)) == found
     (whole,) = [e for e in traced.jaxpr.eqns if e.primitive.name == "shard_map"]
     assert (
-        max(local_sizes(whole.params["jaxpr"])) == 4096 // min(sizes["rows"], sizes["cols"]) + 2
+        max(common.sizes_in(whole.params["jaxpr"])) == 4096 // min(sizes["rows"], sizes["cols"]) + 2
     )  # no more than a tile with its halo
 
 

@@ -12,37 +12,16 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.models.transformer import Config
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.step import TrainStep
 from tests.helpers import only
 from tests.models import common
-from tests.models.test_parity import by_path, value_and_grad
+from tests.models.test_parity import value_and_grad
 
+SIZES = {"d_ff": 60, "vocab": 67, "length": 18}
 CONFIGS = {
-    "llama": Config(
-        style="llama",
-        layers=2,
-        d_model=32,
-        heads=10,
-        kv_heads=5,
-        head_dim=8,
-        d_ff=60,
-        vocab=67,
-        length=18,
-        dropout=0.1,
-    ),
-    "gpt2": Config(
-        style="gpt2",
-        layers=2,
-        d_model=32,
-        heads=5,
-        head_dim=8,
-        d_ff=60,
-        vocab=67,
-        length=18,
-        dropout=0.1,
-    ),
+    "llama": dataclasses.replace(common.CONFIGS["llama"], **SIZES, heads=10, kv_heads=5),
+    "gpt2": dataclasses.replace(common.CONFIGS["gpt2"], **SIZES, heads=5),
 }
 BATCH = md.Dim("batch", 6)
 
@@ -53,9 +32,7 @@ def load(name, devices=8):
 
 
 def batch(config, seed=1):
-    dims = (BATCH, config.dims["length"])
-    tokens = jax.random.randint(jax.random.key(seed), (6, config.length + 1), 0, config.vocab)
-    return {"tokens": md.tensor(tokens[:, :-1], dims), "targets": md.tensor(tokens[:, 1:], dims)}
+    return common.batch(config, seed, BATCH)
 
 
 CASES = [(style, name) for style in CONFIGS for name in common.LAYOUTS[1:]]
@@ -75,11 +52,7 @@ def test_loss_and_every_gradient_equal_one_device(style, name):
     args, ((value, _), grads) = one_device(style)
     (got, _), got_grads = md.lower(value_and_grad, load(name))(*args)
     np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
-    expected, got = by_path(grads), by_path(got_grads)
-    everything = np.sqrt(sum(np.sum(np.square(g)) for g in expected.values()))
-    for path, g in expected.items():
-        scale = everything if "key.bias" in path else np.linalg.norm(g)
-        assert got[path].shape == g.shape and np.linalg.norm(got[path] - g) <= 1e-5 * scale, path
+    common.assert_same_gradients(got_grads, grads)
 
 
 def step_under(layout, optimizer):

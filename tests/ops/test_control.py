@@ -11,7 +11,6 @@ from tests.helpers import (
     data,
     dims,
     every,
-    integers,
     layout,
     weight,
 )
@@ -42,6 +41,12 @@ def recurrent(start, mix, xs):
 def nested(x):
     inner = lambda h: md.scan(lambda g, _: (md.sin(g + md.sum(x, A)), md.max(g)), h, (), dim=S)
     return md.scan(lambda h, _: inner(h), ZERO, (), dim=T)
+
+
+def integer_maxima(ids):
+    """The largest so far along `t`, which does not lie in front."""
+    ids = md.transpose(ids, (A, T))
+    return md.scan(lambda n, i: (md.maximum(n, i), n), md.max(ids, T), ids, dim=T)
 
 
 SCANS = {
@@ -84,6 +89,7 @@ SCANS = {
         lambda h, x: (h + x, h), x, md.transpose(xs, (A, T, B)), dim=T
     ),
     "no carry": lambda x, xs, row, *_: md.scan(lambda _, x: ((), x + row), (), xs, dim=T)[1],
+    "a carry of integers": lambda x, xs, *_: integer_maxima(md.cast(md.sum(xs, B) * 9, jnp.int32)),
     "arrays": lambda x, *_: md.scan(
         lambda n, i: (n + i, x * n), jnp.float32(1), jnp.arange(4.0), dim=T
     )[1],
@@ -189,9 +195,3 @@ def test_local_functions_are_the_same_lowered(rules):
         layout=rules,
         dims=names,
     )
-
-
-def test_carries_of_integers_are_the_same_lowered():
-    ids = integers(A, T, below=9)
-    run = lambda x, i: md.scan(lambda n, i: (md.maximum(n, i), n), md.max(i, T), i, dim=T)
-    assert_same(run, X, ids, layout=LAYOUTS["data"], dims=("b",))

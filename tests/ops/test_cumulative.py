@@ -102,14 +102,11 @@ def test_elements_that_tie_for_an_extremum_share_the_gradient_wherever_they_are(
 
 def test_a_logsumexp_of_nothing_has_no_gradient_and_no_nan():
     x = line(-np.inf, -np.inf, -np.inf, -np.inf, 1, 2, -np.inf, 3)
-    for how in HOW:
-        _, (found, (gradient,)) = assert_same(
-            lambda x, how=how: md.cumlogsumexp(x, N, **how), x, layout=SPLIT
-        )
-        assert np.isfinite(gradient.array).all() and np.isneginf(found.array).any()
-        assert np.array_equal(
-            gradient.array[np.isneginf(x.array)], np.zeros(sum(np.isneginf(x.array)))
-        )
+    run = lambda x: [md.cumlogsumexp(x, N, **how) for how in HOW]
+    _, (found, (gradient,)) = assert_same(run, x, layout=SPLIT)
+    assert all(np.isneginf(t.array).any() for t in found)
+    assert np.isfinite(gradient.array).all()
+    assert not gradient.array[np.isneginf(x.array)].any()
 
 
 def test_infinities_only_reach_what_comes_after():
@@ -151,11 +148,6 @@ def test_scans_of_other_dtypes_are_the_same_lowered():
     )
     for rules in (SPLIT, UNEVENLY):
         assert_same(run, x, layout=rules, gradients=False, tolerance=2e-2)
-
-
-def test_a_dim_of_nothing_runs_nowhere():
-    b, c = dims(b=0, c=3)
-    assert all(op(name)(data(b, c), b).dims == (b, c) for name in NUMPY)
 
 
 @pytest.mark.parametrize("name", NUMPY)

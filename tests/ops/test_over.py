@@ -257,16 +257,13 @@ def test_parts_that_are_all_padding_travel_with_the_others(mesh):
 
 def test_keys_may_be_mapped():
     keys = md.tensor(jax.random.split(jax.random.key(3), A.size), (A,))
-    run = lambda x, keys: over(A, lambda x, key: md.dropout(x, 0.5, key))(x, keys)
-    for name in ("none", "both"):
-        _, (found, _) = assert_same(run, X, keys, layout=LAYOUTS[name], dims=NAMES, gradients=False)
+    both = lambda x, key: (md.dropout(x, 0.5, key), x * md.random.normal(key, (B,)))
+    run = lambda x, keys: over(A, both)(x, keys)
+    for name in ("none", "both", "uneven"):
+        _, ((kept, _), _) = assert_same(
+            run, X, keys, layout=LAYOUTS[name], dims=NAMES, gradients=False
+        )
     for i in range(A.size):
         assert np.array_equal(
-            found.array[i] != 0, jax.random.uniform(keys.array[i], (B.size,)) >= 0.5
+            kept.array[i] != 0, jax.random.uniform(keys.array[i], (B.size,)) >= 0.5
         )
-
-
-def test_typed_keys_of_an_uneven_dim():
-    keys = md.tensor(jax.random.split(jax.random.key(0), A.size), (A,))
-    run = lambda keys, x: over(A, lambda key, x: x * md.random.normal(key, (B,)))(keys, x)
-    assert_same(run, keys, X, layout=LAYOUTS["uneven"], dims=NAMES, gradients=False)

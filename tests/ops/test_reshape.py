@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from tests.helpers import assert_same, collectives, data, dims, layout
+from tests.splits.factors import factors
 
 A, B, C = dims(a=64, b=64, c=8)
 X = data(A, B, C)
@@ -210,15 +211,8 @@ def regroupings(draw):
     """Dims, dims of as many elements, and a layout that splits any of them, evenly or not."""
     total = draw(st.sampled_from([6, 12, 24, 16, 10]))
 
-    def factors(names):
-        sizes, left = [], total
-        for _ in range(draw(st.integers(0, 2))):
-            sizes.append(draw(st.sampled_from([n for n in range(1, left + 1) if left % n == 0])))
-            left //= sizes[-1]
-        return dims(**dict(zip(names, draw(st.permutations([*sizes, left])), strict=False)))
-
     kept = dims(k=draw(st.sampled_from([4, 6, 3])))
-    old, new = factors("abc"), factors("vwx")
+    old, new = (draw(factors(total, names)) for names in ("abc", "vwx"))
     mesh = draw(st.sampled_from([{"m": 2, "n": 2}, {"n": 2, "m": 4}, {"m": 3, "n": 2}, {"m": 8}]))
     rules = draw(
         st.lists(

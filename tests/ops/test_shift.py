@@ -61,16 +61,6 @@ def test_other_dtypes_move_the_same_lowered():
     assert_same(run, data(b), layout=layout("b -> m", mesh={"m": 4}, uneven="pad"), gradients=False)
 
 
-def test_a_dim_of_nothing_moves_nowhere():
-    b, c = dims(b=0, c=3)
-    assert (
-        md.roll(data(b, c), b, 2).dims
-        == md.shift(data(b, c), b, 2).dims
-        == md.flip(data(b, c), b).dims
-        == (b, c)
-    )
-
-
 def test_moving_is_linear_and_keeps_a_sum_pending():
     a, b = dims(a=4, b=8)
 

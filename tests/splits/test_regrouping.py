@@ -12,6 +12,7 @@ from meshdsl import Layout
 from meshdsl.lowering.scope import Scope
 from meshdsl.splits.regrouping import Group, best_splits, kept, runs
 from tests.helpers import dims
+from tests.splits.factors import factors
 
 MESH = {"m": 2, "n": 3, "l": 1}
 
@@ -46,13 +47,6 @@ def groups(draw):
     """Two ways to factor a number into dims, with a split of the first and one for the second."""
     total = draw(st.sampled_from([1, 6, 12, 24, 36, 16, 10, 7]))
 
-    def factors(names):
-        sizes, left = [], total
-        for _ in range(draw(st.integers(0, 2))):
-            sizes.append(draw(st.sampled_from([n for n in range(1, left + 1) if left % n == 0])))
-            left //= sizes[-1]
-        return dims(**dict(zip(names, draw(st.permutations([*sizes, left])), strict=False)))
-
     def split(of):
         placed = [[] for _ in of]
         for axis in draw(st.permutations(sorted(MESH))):
@@ -61,7 +55,7 @@ def groups(draw):
                 placed[at].append(axis)
         return tuple(map(tuple, placed))
 
-    old, new = factors("abc"), factors("vwx")
+    old, new = (draw(factors(total, names)) for names in ("abc", "vwx"))
     return Group(old, new), split(old), split(new), draw(st.sampled_from(["pad", "error"]))
 
 

@@ -7,31 +7,13 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.commands.lookup import devices_of_mesh, find_layout
-from meshdsl.train.config import Config
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.job import Job
-from meshdsl.train.settings import override
-
-TINY = [
-    "model.d_model=16",
-    "model.layers=1",
-    "model.heads=8",
-    "model.d_ff=16",
-    "model.vocab=64",
-    "model.length=16",
-    "model.dropout=0.2",
-    "batch=8",
-]
+from tests.train.common import tiny_job
 
 
 def job(layout: str, *settings: str) -> Job:
-    layout = find_layout(layout)
-    return Job(
-        override(Config(), [*TINY, *settings]),
-        layout,
-        md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]),
-    )
+    return tiny_job(layout, "model.vocab=64", "model.dropout=0.2", *settings)
 
 
 def batches(*filled: int, separate: bool = False) -> list[dict[str, np.ndarray]]:

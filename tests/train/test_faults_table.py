@@ -9,6 +9,7 @@ import pytest
 
 import meshdsl_cli as cli
 from meshdsl.train.folder import RunFolder
+from tests.train.common import contents
 
 TINY = [
     "--layout",
@@ -41,14 +42,6 @@ def trained(tmp_path_factory):
     with chdir(folder):
         assert cli.main(["train", "--out", "run", "--data", "text.txt", "--steps", "2", *TINY]) == 0
     return folder
-
-
-def contents(folder):
-    return {
-        str(path): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "lock"
-    }
 
 
 def every(change, pattern):
@@ -124,11 +117,6 @@ FAULTS = {
         AGAIN,
         "did you mean `steps`",
     ),
-    "no run to resume": (
-        nothing,
-        ["--out", "none", "--resume"],
-        "--resume: there is no run in none",
-    ),
     "another number of features": (
         nothing,
         [*AGAIN, "model.d_ff=32"],
@@ -160,11 +148,6 @@ FAULTS = {
         [*AGAIN, "data.tokenizer=no.json"],
         "data.tokenizer: `no.json`: No such file or directory",
     ),
-    "a malformed tokenizer": (
-        holding("bad.json", b"{}"),
-        [*AGAIN, "data.tokenizer=bad.json"],
-        "`bad.json` is no tokenizer.json of Hugging Face",
-    ),
     "missing data": (nothing, [*AGAIN, "--data", "nothing.txt"], "no file or folder `nothing.txt`"),
     "its own data is gone": (
         lambda: change("run/config.toml", "text.txt", "gone.txt"),
@@ -186,30 +169,15 @@ FAULTS = {
         [*AGAIN, "--data", "x.jsonl"],
         "`x.jsonl` line 2: not JSON",
     ),
-    "JSON without the field": (
-        holding("x.jsonl", b'{"body": "ab"}\n'),
-        [*AGAIN, "--data", "x.jsonl"],
-        "`x.jsonl` line 1: no field `text`; known: `body`",
-    ),
     "tokens cut in two": (
         holding("x.bin", b"abc"),
         [*AGAIN, "--data", "x.bin"],
         "`x.bin`: 3 bytes are no whole number of uint16 tokens",
     ),
-    "tokens beyond the vocabulary": (
-        holding("x.bin", b"\x40\x9c" * 5000),
-        [*AGAIN, "--data", "x.bin"],
-        "is not less than model.vocab=256",
-    ),
     "damaged parquet": (
         holding("x.parquet", b"abc"),
         [*AGAIN, "--data", "x.parquet"],
         "`x.parquet`: not parquet, or damaged",
-    ),
-    "a run in the folder": (
-        nothing,
-        [*NEW, "--out", "run"],
-        "--out run: holds a run; go on with it by --resume",
     ),
     "a file where the folder should be": (
         nothing,

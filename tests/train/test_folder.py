@@ -32,10 +32,15 @@ def test_a_path_that_cannot_be_a_new_run_is_refused_with(tmp_path, make, text):
         RunFolder(tmp_path / "a").refuse_used()
 
 
-def test_a_folder_below_a_file_is_one_error(tmp_path):
+@pytest.mark.parametrize(
+    "use",
+    [lambda folder: folder.write_config(Config()), lambda folder: folder.locked().__enter__()],
+    ids=["written to", "locked"],
+)
+def test_a_folder_below_a_file_is_one_error(tmp_path, use):
     (tmp_path / "file").write_text("x")
     with pytest.raises(MeshDSLError, match="Not a directory"):
-        RunFolder(tmp_path / "file" / "a").write_config(Config())
+        use(RunFolder(tmp_path / "file" / "a"))
 
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
@@ -60,15 +65,6 @@ def test_a_folder_has_one_run_at_a_time(tmp_path):
         pass
     with folder.locked():
         folder.refuse_used()
-
-
-def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with (
-        pytest.raises(MeshDSLError, match="Not a directory"),
-        RunFolder(tmp_path / "file" / "a").locked(),
-    ):
-        pass
 
 
 def test_the_paths_of_a_kept_configuration_hold_from_any_folder(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C in one process; for several see `tests/test_hosts.py`."""
+"""SIGTERM and Ctrl-C in one process; for several see `tests/hosts/test_hosts.py`."""
 
 import signal
 import subprocess

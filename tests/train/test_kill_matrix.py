@@ -11,7 +11,6 @@ One kill by default and four where slow tests run, the same ones each time; 20 o
 HYPOTHESIS_PROFILE=nightly.
 """
 
-import json
 import os
 import random
 import signal
@@ -25,6 +24,7 @@ import pytest
 
 from meshdsl.train.checkpoints import folders
 from meshdsl.train.checkpoints.saved_arrays import verify
+from tests.train.common import losses
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TINY = [
@@ -96,13 +96,6 @@ def start(tmp_path_factory):
     return run
 
 
-def losses(out, steps):
-    """The losses of all steps, each of which was recorded once."""
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, steps + 1))
-    return [record["loss"] for record in records]
-
-
 def came(out, moment, after):
     """Whether the moment to kill is there, some steps after the step `after`.
 
@@ -171,4 +164,5 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start,
         for step in folders.saved_steps(out / "checkpoints"):
             assert not verify(out / "checkpoints" / str(step)), f"kill {number}, {moment}"
     assert start(out, 1, steps).wait() == 0, start.printed.read_text()
-    assert losses(out, steps) == losses(whole, steps)
+    assert len(losses(out)) == steps
+    assert losses(out) == losses(whole)

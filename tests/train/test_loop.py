@@ -11,6 +11,7 @@ import pytest
 import meshdsl_cli as cli
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
+from tests.train.common import losses
 
 TINY = [
     "model.d_model=16",
@@ -33,9 +34,7 @@ def train(text):
     def run(out, *words, resume=False):
         start = ["--resume"] if resume else ["--data", text, *TINY]
         code = cli.main(["train", "--out", str(out), *start, *words])
-        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-        return code, [record["loss"] for record in records]
+        return code, losses(out)
 
     return run
 

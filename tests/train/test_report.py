@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from meshdsl.dims import Dim
-from meshdsl.figures import byte_words
 from meshdsl.layout import Layout
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
@@ -66,10 +64,3 @@ def test_a_step_without_collectives_says_so():
     report = describe(layout, make_mesh(layout), SimpleNamespace(params=params, opt_state=()), [])
     assert "mesh without axes on 1 cpu device" in report
     assert "collectives of one step\n  none" in report
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(999, "999 B"), (1024, "1.0 KiB"), (2**20, "1.0 MiB"), (2**40, "1.00 TiB")]
-)
-def test_bytes_in_words(count, text):
-    assert byte_words(count) == text

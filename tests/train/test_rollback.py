@@ -1,6 +1,5 @@
 """What `guard.nonfinite` does, in real runs: one step gets parameters that are NaN."""
 
-import json
 import math
 
 import jax
@@ -12,6 +11,7 @@ import meshdsl_cli as cli
 from meshdsl.train.job import Job
 from meshdsl.train.step import TrainStep
 from meshdsl.train.training_loop import TrainingLoop
+from tests.train.common import losses
 
 TINY = [
     "model.d_model=16",
@@ -97,9 +97,7 @@ def poison(monkeypatch):
 def train(out, *words):
     """The exit code, and the losses of all steps, each of which has one record."""
     code = cli.main(["train", "--out", str(out), *words])
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    return code, [record["loss"] for record in records]
+    return code, losses(out)
 
 
 def assert_saved(folder, batches):

@@ -216,7 +216,7 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
         assert "in a_step_that_hangs" in report and "exit code 75" in report
 
 
-@pytest.mark.parametrize(("factor", "ends"), [(3, False), (1, True)])
+@pytest.mark.parametrize(("factor", "ends"), [(1000, False), (1, True)])
 def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
@@ -225,16 +225,7 @@ def test_until_its_first_beat_a_watchdog_is_more_patient(factor, ends, tmp_path,
         assert ended.wait(0.7) == ends
         if not ends:
             dog.beat(1)
-            assert ended.wait(5), "after the first beat nothing else is more patient"
-
-
-def test_a_first_beat_shortens_the_patience_at_once(tmp_path, monkeypatch):
-    ended = threading.Event()
-    monkeypatch.setattr(Watchdog, "_end", lambda self: (ended.set(), self._over.set()))
-    monkeypatch.setattr(watchdog, "_FIRST", 1000)
-    with Watchdog(0.1 / 60, tmp_path) as dog:
-        dog.beat(1)
-        assert ended.wait(5)
+            assert ended.wait(5), "the first beat ends the patience at once"
 
 
 def test_an_orderly_end_is_not_touched(tmp_path, monkeypatch):

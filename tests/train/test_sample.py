@@ -11,33 +11,16 @@ from meshdsl.models.generate import Sampling
 from meshdsl.models.transformer import Transformer
 from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Bytes
-from meshdsl.train.job import Job
 from meshdsl.train.sample import continuations, in_dtype, printable, sample_text
 from meshdsl.train.settings import override
+from tests.train.common import TINY, tiny_job
 
-TINY = [
-    "model.d_model=16",
-    "model.layers=1",
-    "model.heads=8",
-    "model.d_ff=16",
-    "model.length=16",
-    "batch=8",
-]
 PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))
 DRAWN, GREEDY = Sampling(0.9), Sampling(0.0)
 
 
-def job(layout: str, *settings: str) -> Job:
-    layout = find_layout(layout)
-    return Job(
-        override(Config(), [*TINY, *settings]),
-        layout,
-        md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)]),
-    )
-
-
 def sample(layout: str, *settings: str) -> str:
-    made = job(layout, *settings)
+    made = tiny_job(layout, *settings)
     return sample_text(made, made.step.init(jax.random.key(0)).params, Bytes())
 
 
@@ -87,7 +70,7 @@ def test_tokens_stop_when_all_prompts_have_ended():
 
 
 def test_a_model_is_used_in_the_precision_of_its_run():
-    params = job("fsdp").step.init(jax.random.key(0)).params
+    params = tiny_job("fsdp").step.init(jax.random.key(0)).params
     used = in_dtype(params, "bfloat16")
     assert {str(x.dtype) for x in jax.tree.leaves(used)} == {"bfloat16"}
     assert all(

@@ -108,7 +108,11 @@ def test_only_all_settings_together_have_to_be_consistent():
                 "tokens; did you mean `jsonl`?"
             ),
         ),
-        ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0"),
+        ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0.0"),
+        (
+            "data.sources.web.dtype=int16",
+            "data.sources.web.dtype=int16: expected uint16 or uint32; did you mean `uint16`?",
+        ),
         ("steps=many", "steps=many: expected a whole number"),
         ("steps=1.5", "steps=1.5: expected a whole number"),
         ("data.separate=maybe", "data.separate=maybe: expected true or false"),

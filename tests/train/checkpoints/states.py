@@ -71,12 +71,3 @@ def saved(run: Path, states: dict[int, Any], **settings) -> None:
     for step, state in states.items():
         checkpoints.save(step, state, {"next_index": step})
     checkpoints.close()
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file under `folder`."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }

@@ -13,11 +13,11 @@ from tests.train.checkpoints.states import (
     ONE,
     TENSOR,
     assert_equal,
-    contents,
     make_state,
     opened,
     saved,
 )
+from tests.train.common import contents
 
 
 @pytest.mark.parametrize(

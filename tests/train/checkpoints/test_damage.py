@@ -12,11 +12,11 @@ from tests.train.checkpoints.states import (
     FSDP,
     TENSOR,
     assert_equal,
-    contents,
     make_state,
     opened,
     saved,
 )
+from tests.train.common import contents
 
 STAMPS = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax leaves them, nothing reads them
 

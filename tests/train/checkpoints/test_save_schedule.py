@@ -7,14 +7,10 @@ import pytest
 from meshdsl.train.checkpoints import save_schedule
 
 
-def test_every_so_many_steps():
-    due = save_schedule.SaveSchedule(every=3).due
-    assert [step for step in range(1, 10) if due(step)] == [3, 6, 9]
-
-
-def test_never_where_neither_is_set():
-    due = save_schedule.SaveSchedule(every=0).due
-    assert not any(due(step) for step in range(1, 100))
+@pytest.mark.parametrize(("every", "saved"), [(3, [3, 6, 9]), (0, [])])
+def test_every_so_many_steps_or_never(every, saved):
+    due = save_schedule.SaveSchedule(every=every).due
+    assert [step for step in range(1, 10) if due(step)] == saved
 
 
 @pytest.mark.parametrize(("pace", "first"), [(0.5, 0.5), (20.0, 60.0), (0.01, 1.0), (400.0, 400.0)])

@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
@@ -38,6 +40,22 @@ def write_jsonl(path, texts, field="text"):
 
 def write_tokens(path, tokens, dtype="uint16"):
     np.asarray(tokens, dtype).tofile(path)
+    return path
+
+
+def save_tokenizer(path, size, end, text):
+    """A byte-level BPE of so many tokens, learned from `text`, as a `tokenizer.json`."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[end],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    tokenizer.save(str(path))
     return path
 
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.config import Config
 from meshdsl.train.data import open_data
-from meshdsl.train.settings import override
 from tests.train.data.common import (
     config,
     reads,
@@ -105,6 +103,11 @@ FILES = {
         jsonl(b'{"texts": "a", "id": 3}'),
         {},
         "`{path}` line 2: no field `text`; did you mean `texts`?",
+    ),
+    "a field of another name": (
+        jsonl(b'{"body": "a"}'),
+        {},
+        "`{path}` line 2: no field `text`; known: `body`",
     ),
     "a number": (jsonl(b'{"text": 3}'), {}, "`{path}` line 2: the field `text` is not text"),
     "null": (jsonl(b'{"text": null}'), {}, "`{path}` line 2: the field `text` is not text"),
@@ -240,29 +243,6 @@ def test_a_dataset_without_files_is_refused():
         MeshDSLError, match=r"data\.sources\.web: no files; set data\.sources\.web\.paths"
     ):
         open_data(config(data__sources__web__weight=2.0))
-
-
-@pytest.mark.parametrize(
-    ("setting", "text"),
-    [
-        ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0.0"),
-        (
-            "data.sources.web.format=json",
-            (
-                "data.sources.web.format=json: expected auto, text, jsonl, parquet or "
-                "tokens; did you mean `jsonl`?"
-            ),
-        ),
-        (
-            "data.sources.web.dtype=int16",
-            "data.sources.web.dtype=int16: expected uint16 or uint32; did you mean `uint16`?",
-        ),
-    ],
-)
-def test_settings_are_refused(setting, text):
-    with pytest.raises(MeshDSLError) as error:
-        override(Config(), [setting])
-    assert text in str(error.value)
 
 
 def test_an_id_that_no_sample_found_is_refused_when_it_is_read(tmp_path):

@@ -26,19 +26,14 @@ def steps_in(path):
     )
 
 
-def test_the_trace_has_the_steps_that_were_asked_for(tmp_path):
-    run(tmp_path, 1, 5, log=Log(profile="2:3"))
-    assert steps_in(tmp_path) == [2, 3]
-
-
-def test_after_a_resume_the_rest_is_traced(tmp_path):
-    run(tmp_path, 3, 4, log=Log(profile="2:4"))
-    assert steps_in(tmp_path) == [3, 4]
-
-
-def test_a_run_that_is_past_the_steps_traces_nothing(tmp_path):
-    run(tmp_path, 5, 6, log=Log(profile="2:4"))
-    assert steps_in(tmp_path) is None
+@pytest.mark.parametrize(
+    ("first", "last", "profile", "traced"),
+    [(1, 5, "2:3", [2, 3]), (3, 4, "2:4", [3, 4]), (5, 6, "2:4", None)],
+    ids=["all of them", "the rest, after a resume", "none, of a run that is past them"],
+)
+def test_the_trace_has_the_steps_that_were_asked_for(tmp_path, first, last, profile, traced):
+    run(tmp_path, first, last, log=Log(profile=profile))
+    assert steps_in(tmp_path) == traced
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Errors of component-wise ops, einsum and dot, reductions and local functions."""
+
+import jax.numpy as jnp
+
+import meshdsl as md
+from tests.errors.common import EMPTY, IDS, IMAGE, A, B, C, T, W, X, Y, lowered
+from tests.helpers import data, weight
+
+COMPLEX = md.cast(X, jnp.complex64)
+
+ERRORS = {
+    # Component-wise ops.
+    "unequal sizes": (
+        lambda: X + data(md.Dim("b", 7)),
+        ["add", "`b` is 8 in operand 0 [a=4, b=8] and 7 in operand 1 [b=7]"],
+    ),
+    "an outer product": (
+        lambda: X * Y,
+        ["multiply", "[a=4, b=8] and [b=8, c=3]", "lacks `c`", "broadcast", "einsum"],
+    ),
+    "a sum with an array": (lambda: X + jnp.ones((4, 8)), ["add", "shape (4, 8)", "md.tensor"]),
+    "a sum with a word": (lambda: X + "y", ["add", "Tensors and numbers", "str"]),
+    "numbers alone": (lambda: md.maximum(1, 2), ["maximum", "at least one operand"]),
+    "a map that is not component-wise": (
+        lambda: md.map(jnp.sum, X),
+        ["sum", "shape ()", "[a=4, b=8]", "(4, 8)"],
+    ),
+    "a function of complex numbers": (
+        lambda: md.floor(COMPLEX),
+        ["floor", "not defined for [a=4, b=8] of complex64", "md.real"],
+    ),
+    "a function of complex numbers, lowered": (
+        lambda: lowered(lambda x: md.floor(md.cast(x, jnp.complex64))),
+        ["floor: is not defined for [a=4, b=8] of complex64"],
+    ),
+    "a function of bools": (
+        lambda: (X > 0) - (X > 1),
+        ["subtract", "[a=4, b=8] of bool and [a=4, b=8] of bool", "md.cast"],
+    ),
+    "bits of fractions": (
+        lambda: md.bitwise_and(X, 1),
+        ["bitwise_and: cannot be done with [a=4, b=8] of float32", "float32"],
+    ),
+    "cast to nothing": (
+        lambda: md.cast(X, None),
+        ["cast: `dtype` is a dtype such as jnp.bfloat16, not None", "[a=4, b=8]"],
+    ),
+    "cast to a word": (lambda: md.cast(X, "flaot32"), ["cast: `dtype`", "not 'flaot32'"]),
+    # einsum.
+    "einsum, unequal sizes": (
+        lambda: md.einsum(X, data(C, md.Dim("b", 4)), out=(A, C)),
+        ["einsum", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [c=3, b=4]"],
+    ),
+    "einsum, a dim of nothing": (
+        lambda: md.einsum(X, Y, out=(A, T)),
+        ["einsum", "out has t=2", "none of [a=4, b=8], [b=8, c=3]", "known"],
+    ),
+    "einsum, a dim twice": (lambda: md.einsum(X, out=(A, A)), ["einsum", "`a` occurs twice"]),
+    "einsum of numbers": (
+        lambda: md.einsum(X, 3.0, out=(A,)),
+        ["einsum", "each of `tensors` is a Tensor, not 3.0", "[a=4, b=8]"],
+    ),
+    "einsum of nothing": (lambda: md.einsum(out=(A,)), ["einsum", "Tensors"]),
+    "einsum, a rest that may be of attention": (
+        lambda: md.einsum(data(A, B, C), data(A, B, T), out=(..., B, C, T)),
+        [
+            "einsum",
+            "[a=4, b=8, c=3], [a=4, b=8, t=2] share [a=4]",
+            "`out` does not name",
+            "Write contract=a, less what is to be kept",
+            "`...` stands for all other dims",
+            "one by one, without `...`",
+        ],
+    ),
+    "einsum, a rest of several": (
+        lambda: md.einsum(IMAGE, data(A, B, T), out=(..., T)),
+        ["share [a=4, b=8]", "contract=(a, b), less"],
+    ),
+    "einsum, contract and out": (
+        lambda: md.einsum(X, Y, out=(A, B), contract=(B, C)),
+        ["einsum", "[b=8] cannot be in `out` and in `contract`"],
+    ),
+    "einsum, neither contract nor out": (
+        lambda: md.einsum(X, Y, out=(A,), contract=B),
+        ["[c=3] of [a=4, b=8], [b=8, c=3] is neither in `out` nor in `contract`", "write `...`"],
+    ),
+    "einsum, contract a dim of nothing": (
+        lambda: md.einsum(X, Y, out=(...,), contract="bb"),
+        ["einsum, contract", "no dim `bb` in [a=4, b=8, c=3]", "did you mean `b`?"],
+    ),
+    "einsum, two rests": (lambda: md.einsum(X, Y, out=(..., ...)), ["einsum", "ellipsis"]),
+    "einsum, out of nothing": (
+        lambda: md.einsum(X, W, out=None),
+        ["einsum: dims are Dims such as", "not None"],
+    ),
+    "einsum, a precision": (
+        lambda: md.einsum(X, W, out=(A,), precision="hi"),
+        ["einsum: cannot be done with [a=4, b=8] of float32", "Precision"],
+    ),
+    # dot.
+    "dot with what contracts nothing": (
+        lambda: md.dot(X, Y),
+        ["dot", "the second operand [b=8, c=3] does not say", "ins=...", "md.einsum(x, w, out="],
+    ),
+    "dot, a dim that is missing": (
+        lambda: md.dot(X, weight(T, C, ins=T)),
+        ["dot", "the weight [t=2, c=3] contracts t=2, which [a=4, b=8] lacks", "known: `a`, `b`"],
+    ),
+    "dot, unequal sizes": (
+        lambda: md.dot(X, weight(md.Dim("b", 4), C, ins="b")),
+        ["dot", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [b=4, c=3]"],
+    ),
+    "dot of whole numbers": (
+        lambda: md.dot(IDS, weight(A, B, ins=A)),
+        ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
+    ),
+    # Reductions.
+    "the largest of nothing": (
+        lambda: md.max(EMPTY, "n"),
+        ["max", "[n=0] of [n=0, b=8]", "no element", "a size of 1 or more"],
+    ),
+    "the largest of complex numbers": (
+        lambda: md.argmax(COMPLEX, A),
+        ["argmax", "[a=4, b=8] is complex64", "md.real", "md.abs"],
+    ),
+    "argmax over two dims": (
+        lambda: md.argmax(X, (A, B)),
+        ["argmax", "one dim", "tuple", "[a=4, b=8]"],
+    ),
+    "argmin of all": (lambda: md.argmin(X, None), ["argmin", "one dim", "None"]),
+    "var, a fraction": (lambda: md.var(X, B, ddof=0.5), ["var: `ddof`", "not 0.5"]),
+    # Local functions.
+    "local, no such dim": (
+        lambda: md.local(len, X, out=(A,), whole="c"),
+        ["local", "no dim `c` in [a=4, b=8]"],
+    ),
+    "local, out of nothing": (
+        lambda: md.local(jnp.sin, X, out=None),
+        ["local: dims are Dims such as", "not None"],
+    ),
+    "local, another shape": (
+        lambda: md.local(lambda x: x.T, X, out=(A, B)),
+        ["(8, 4)", "[a=4, b=8]", "(4, 8)"],
+    ),
+}
