@@ -36,7 +36,7 @@ def compare_layouts(arguments: argparse.Namespace) -> int:
         # A missing compiler is an error at once, and virtual devices can be made only before JAX
         # computes anything.
         target_devices(target)
-    rows = side_by_side(_cases(arguments), arguments.compile)
+    rows = side_by_side(_cases(arguments), arguments.compile or 0)
     print(json.dumps([row.to_dict() for row in rows]) if arguments.json else table(rows))
     return 0 if any(row.fits is not False for row in rows) else NOTHING_FITS
 
