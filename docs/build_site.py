@@ -125,10 +125,18 @@ def tutorial() -> str:
             text.append(cell.source)
             continue
         text.append(f"```python\n{cell.source}\n```")
-        printed = "".join(output.get("text") or plain(output) for output in cell.outputs)
+        drawn = [output for output in cell.outputs if "text/html" in output.get("data", {})]
+        text += [picture(output.data["text/html"]) for output in drawn]
+        said = (output for output in cell.outputs if output not in drawn)
+        printed = "".join(output.get("text") or plain(output) for output in said)
         if printed.strip():
             text.append(f"```text\n{printed.rstrip()}\n```")
     return "\n\n".join(text)
+
+
+def picture(html: str) -> str:
+    """What a cell draws, apart from the styles of the site: a template that browsers put there."""
+    return f'<div data-search-exclude><template shadowrootmode="open">{html}</template></div>'
 
 
 def plain(output) -> str:

@@ -20,16 +20,14 @@ import optax
 from sklearn.datasets import load_digits
 
 import meshdsl as md
-from meshdsl.models.unet import Config, UNet
+from meshdsl.models.unet import Config
 
-STEPS, NOISE = 60, 0.5
+STEPS = 60
 SPATIAL = ["batch -> data", "height -> rows", "width -> cols"]
-batch, height, width, colors = (
-    md.Dim("batch", 64),
-    md.Dim("height", 8),
-    md.Dim("width", 8),
-    md.Dim("colors", 1),
-)
+config = Config(levels=1, channels=8, height=8, width=8, noise=0.5)
+batch = md.Dim("batch", 64)
+dims = config.batch(batch)["image"].dims  # batch, height, width, colors
+optimizer = optax.adam(1e-2)
 
 
 def images() -> np.ndarray:
@@ -38,43 +36,34 @@ def images() -> np.ndarray:
     return np.random.default_rng(0).permutation(pixels)[..., None]
 
 
-def loss(model, clean, key):
-    """Mean squared error of the digits that the model sees in the noise.
+def step(state, clean, key):
+    """A step of training. The noise is the same under every layout."""
+    model, moments = state
+    loss = lambda model: config.loss(model, {"image": clean}, key)
+    value, gradients = md.value_and_grad(loss)(model)
+    updates, moments = optimizer.update(gradients, moments)
+    return (optax.apply_updates(model, updates), moments), value
 
-    The noise is the same under every layout.
-    """
-    noise = NOISE * md.random.normal(key, clean.dims, like=clean)
-    return md.mean(md.square(md.rename(model(clean + noise), "outputs", "colors") - clean))
+
+def init(key):
+    model = config.init(key)
+    return model, optimizer.init(model)
 
 
 def main(rules):
     jax.config.update("jax_num_cpu_devices", 8)  # counts only where there is no accelerator
     layout = md.Layout(rules or SPATIAL, mesh={"data": "rest", "rows": 2, "cols": 2}, uneven="pad")
     mesh = md.make_mesh(layout)
-    value_and_grad = md.lower(md.value_and_grad(loss), layout, mesh, dims=(batch, height, width))
-    optimizer = optax.adam(1e-2)
-
-    def init(key):
-        model = UNet.init(key, Config(levels=1, channels=8))
-        return model, optimizer.init(model)
-
-    @jax.jit
-    def update(gradients, model, state):
-        updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(model, updates), state
-
-    key = jax.random.key(0)
-    model, state = jax.jit(
-        init, out_shardings=md.shardings(jax.eval_shape(init, key), layout, mesh)
-    )(key)
+    lowered = md.lower(step, layout, mesh, dims=dims)
+    state = md.init(init, jax.random.key(0), layout, mesh)
     digits, order = images(), np.random.default_rng(1)
-    for step in range(STEPS):
+    for number in range(STEPS):
         chosen = order.choice(len(digits), batch.size, replace=False)
-        clean = md.tensor(digits[chosen], (batch, height, width, colors))
-        value, gradients = value_and_grad(model, clean, jax.random.key(step))
-        model, state = update(gradients, model, state)
-        if step == 0 or (step + 1) % 20 == 0:
-            print(f"step {step + 1}: loss {value.item():.6f}, of the noise itself {NOISE**2:.4f}")
+        clean = md.tensor(digits[chosen], dims)
+        state, value = lowered(state, clean, jax.random.key(number))
+        if number == 0 or (number + 1) % 20 == 0:
+            noise = config.noise**2
+            print(f"step {number + 1}: loss {value.item():.6f}, of the noise itself {noise:.4f}")
 
 
 if __name__ == "__main__":
