@@ -77,7 +77,7 @@ def at_rest(config: Config, layout: md.Layout, mesh: Mesh) -> dict[str, P]:
     by_name = config.model.dims
 
     def spec(names):
-        law = layout.at_rest(tuple(by_name[name] for name in names), mesh.shape, "parameter")
+        law = layout.at_rest(tuple(by_name[name] for name in names), mesh.shape, "parameters")
         return P(*(law.get(by_name[name], (None,))[0] for name in names))
 
     return {name: spec(names) for name, names in llama.DIMS.items()}

@@ -7,8 +7,8 @@ axis. `Layout.split` is that sentence, and everything else in meshdsl follows fr
 There are four lists. `rules` split every tensor and every op. `parameters` comes below it for
 parameters at rest, and what is computed from parameters alone (FSDP, ZeRO-3); `gradients` comes
 below both for gradients while the backward pass makes them (ZeRO-2), and `optimizer` below all
-for what an optimizer gets and keeps (ZeRO-1). They are the four *levels* of a tensor: "value",
-"parameter", "gradient" and "optimizer".
+for what an optimizer gets and keeps (ZeRO-1). The *level* of a tensor is the name of the last list
+that may split it: "rules" for a value, "parameters" for a parameter, and so on.
 
 A dim that does not divide over its axes is an error, unless `uneven = "pad"` (of the layout, or
 of one rule) lets its parts be padded while values are split over them. What is at rest is never
@@ -30,15 +30,9 @@ import meshdsl.layouts as layouts
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, either, nearest, quote
 
-LEVELS = ("value", "parameter", "gradient", "optimizer")
+LEVELS = ("rules", "parameters", "gradients", "optimizer")
 UNEVEN = ("error", "pad")
 GATHER = ("layer", "step")
-_LISTS = {
-    "rules": "value",
-    "parameters": "parameter",
-    "gradients": "gradient",
-    "optimizer": "optimizer",
-}
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
@@ -73,7 +67,7 @@ class Layout:
       strict: raise an error where two dims of a tensor or an op want one axis, instead of letting
         the upper rule win.
       gather: when parameters that only `parameters` splits are gathered: "layer": where an op uses
-        them, or "step": once, before gradients are taken; then the "gradient" level passes over
+        them, or "step": once, before gradients are taken; then the "gradients" level passes over
         `parameters`.
       uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its last
         parts are padded.
@@ -138,7 +132,7 @@ class Layout:
         """A layout from the two tables of a layout file, `mesh` and `layout`."""
         _known_keys(name, "", data, ("mesh", "layout"))
         body = data.get("layout", {})
-        _known_keys(name, "layout.", body, (*_LISTS, "gather", "strict", "uneven"))
+        _known_keys(name, "layout.", body, (*LEVELS, "gather", "strict", "uneven"))
         mesh = data.get("mesh", {})
         across = (
             mesh["dcn"]
@@ -172,21 +166,21 @@ class Layout:
     def parsed(self) -> tuple[Rule, ...]:
         """Every rule of the four lists, from the top, one dim and one axis each."""
         found = []
-        for key, level in _LISTS.items():
-            lines = getattr(self, key)
+        for level in LEVELS:
+            lines = getattr(self, level)
             if not isinstance(lines, (list, tuple)) or not all(
                 isinstance(line, (str, Mapping)) for line in lines
             ):
                 raise MeshDSLError(
-                    f'{self.name}, {key}: a list of strings such as ["batch -> data"], not '
+                    f'{self.name}, {level}: a list of strings such as ["batch -> data"], not '
                     f"{quote(lines)}"
                 )
             for i, line in enumerate(lines):
-                found += self._parse(key, level, i + 1, line)
+                found += self._parse(level, i + 1, line)
         return tuple(found)
 
-    def _parse(self, key, level, number, line) -> list[Rule]:
-        where = f"{self.name}, {'rule' if key == 'rules' else key + ' rule'} {number}"
+    def _parse(self, level, number, line) -> list[Rule]:
+        where = f"{self.name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
         uneven = self.uneven
         if isinstance(line, Mapping):
             _known_keys(where, "", line, ("rule", "uneven"))
@@ -222,10 +216,10 @@ class Layout:
     def _by_level(self):
         above = {level: LEVELS[: i + 1] for i, level in enumerate(LEVELS)}
         if self.gather == "step":
-            above["gradient"] = ("value", "gradient")
+            above["gradients"] = ("rules", "gradients")
         return {level: tuple(r for r in self.parsed if r.level in above[level]) for level in LEVELS}
 
-    def taken(self, dims: Iterable[Dim], level: str = "value") -> dict[str, Rule]:
+    def taken(self, dims: Iterable[Dim], level: str = "rules") -> dict[str, Rule]:
         """The law: for each axis, the rule that took it among `dims`."""
         names = {d.name for d in dims}
         taken: dict[str, Rule] = {}
@@ -240,7 +234,7 @@ class Layout:
                 )
         return taken
 
-    def split(self, dims: Dims, level: str = "value") -> dict[Dim, tuple[str, ...]]:
+    def split(self, dims: Dims, level: str = "rules") -> dict[Dim, tuple[str, ...]]:
         """The axes over which each of `dims` is split, major first; others are left out."""
         by_name = {d.name: d for d in dims}
         split: dict[Dim, tuple[str, ...]] = {}
@@ -258,8 +252,8 @@ class Layout:
     def value_axes(self) -> dict[str, tuple[str, ...]]:
         """For each dim all axes over which a value that has it may be split."""
         return {
-            r.dim: tuple(dict.fromkeys(q.axis for q in self.at("value") if q.dim == r.dim))
-            for r in self.at("value")
+            r.dim: tuple(dict.fromkeys(q.axis for q in self.at("rules") if q.dim == r.dim))
+            for r in self.at("rules")
         }
 
     def padded_size(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
@@ -279,7 +273,7 @@ class Layout:
         return up(every) if nests else up(axes)
 
     def at_rest(
-        self, dims: Dims, sizes: Mapping[str, int], level: str = "value"
+        self, dims: Dims, sizes: Mapping[str, int], level: str = "rules"
     ) -> dict[Dim, tuple[str, ...]]:
         """The split of what outlives a lowering: arguments, results and the state of training.
 
@@ -304,7 +298,7 @@ class Layout:
                     break
         return {d: split[d] for d in split if split[d]}
 
-    def check_sizes(self, dims: Dims, sizes: Mapping[str, int], level: str = "value") -> None:
+    def check_sizes(self, dims: Dims, sizes: Mapping[str, int], level: str = "rules") -> None:
         """Raise a MeshDSLError unless every dim divides over its axes, or may be padded."""
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():

@@ -68,7 +68,7 @@ class Placement(NamedTuple):
     scope: Any
     axes: tuple[tuple[str, ...], ...]
     pending: tuple[str, ...] = ()
-    level: str = "value"
+    level: str = "rules"
     origin: frozenset[int] = frozenset()
     dtypes: Dtypes | None = None
     reasons: tuple[tuple[str, str], ...] = ()

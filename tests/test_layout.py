@@ -16,19 +16,19 @@ MEGATRON = md.Layout(
     mesh={"data": 4, "model": 2},
 )
 SPLITS = {
-    "residual stream": ("value", (BATCH, LENGTH, D), {BATCH: ("data",), LENGTH: ("model",)}),
+    "residual stream": ("rules", (BATCH, LENGTH, D), {BATCH: ("data",), LENGTH: ("model",)}),
     "an upper rule takes the axis": (
-        "value",
+        "rules",
         (BATCH, LENGTH, HEADS),
         {BATCH: ("data",), HEADS: ("model",)},
     ),
-    "the upper of one line comes first": ("value", (HEADS, FF), {HEADS: ("model",)}),
-    "order of dims means nothing": ("value", (FF, HEADS), {HEADS: ("model",)}),
-    "nothing": ("value", (D,), {}),
-    "no dims": ("value", (), {}),
-    "a weight as a value": ("value", (D, FF), {FF: ("model",)}),
-    "a weight at rest": ("parameter", (D, FF), {D: ("data",), FF: ("model",)}),
-    "a norm at rest": ("parameter", (D,), {D: ("data",)}),
+    "the upper of one line comes first": ("rules", (HEADS, FF), {HEADS: ("model",)}),
+    "order of dims means nothing": ("rules", (FF, HEADS), {HEADS: ("model",)}),
+    "nothing": ("rules", (D,), {}),
+    "no dims": ("rules", (), {}),
+    "a weight as a value": ("rules", (D, FF), {FF: ("model",)}),
+    "a weight at rest": ("parameters", (D, FF), {D: ("data",), FF: ("model",)}),
+    "a norm at rest": ("parameters", (D,), {D: ("data",)}),
     "its optimizer state": ("optimizer", (D,), {D: ("data", "model")}),
     "lower rules take what is left": ("optimizer", (D, FF), {D: ("data",), FF: ("model",)}),
 }
@@ -52,7 +52,7 @@ def test_each_axis_knows_the_rule_that_took_it():
         "model": "layout, rule 3: length -> model",
     }
     assert (
-        str(MEGATRON.taken((D,), "parameter")["data"])
+        str(MEGATRON.taken((D,), "parameters")["data"])
         == "layout, parameters rule 1: d_model -> data"
     )
 
@@ -135,7 +135,7 @@ def test_gradients_stand_between_parameters_and_optimizer():
             ["d_ff -> model"],
             gradients=["d_model -> model"],
             **how,
-        ).split((D, FF), "gradient")
+        ).split((D, FF), "gradients")
 
     assert at() == {D: ("data", "model")}
     assert at(gather="step") == {D: ("model",)}  # what only `parameters` splits is whole meanwhile
@@ -162,11 +162,11 @@ UNEVEN = md.Layout(
 def test_what_is_at_rest_is_never_padded():
     """An axis that would cut its dim unevenly goes to the largest other dim that it divides."""
     vocab, odd, batch = dims(vocab=50257, heads=25, batch=6)
-    rest = lambda dims, level="value": UNEVEN.at_rest(dims, UNEVEN.mesh, level)
-    assert rest((vocab, D), "parameter") == {D: ("data", "model")}
+    rest = lambda dims, level="rules": UNEVEN.at_rest(dims, UNEVEN.mesh, level)
+    assert rest((vocab, D), "parameters") == {D: ("data", "model")}
     assert rest((batch, LENGTH, vocab)) == {batch: ("data",), LENGTH: ("model",)}
     assert rest((vocab,)) == {} and rest((odd, vocab)) == {}
-    assert rest((HEADS, D), "parameter") == {HEADS: ("model",), D: ("data",)}
+    assert rest((HEADS, D), "parameters") == {HEADS: ("model",), D: ("data",)}
 
 
 def test_uneven_is_of_the_layout_or_of_one_rule():

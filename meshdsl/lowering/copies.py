@@ -12,7 +12,7 @@ from meshdsl.tensor import Tensor
 
 def copy_of(x: Tensor) -> Tensor | None:
     """The copy that is at hand of the parameter `x`; None where there is none."""
-    if x.placement is None or x.placement.level != "gradient":
+    if x.placement is None or x.placement.level != "gradients":
         return None
     _, copy = x.placement.scope.copies.get(id(x.stored), (None, None))
     return copy

@@ -305,7 +305,7 @@ def _settled_result(x: Tensor) -> Tensor:
         return x
     scope, level = x.placement.scope, x.placement.level
     scope.note_use(x.placement.origin, ())
-    level = "parameter" if level == "gradient" else level
+    level = "parameters" if level == "gradients" else level
     x = resharding.plain(resharding.settle(x, split=scope.split(x.dims, level), level=level))
     return x.replace(placement=x.placement._replace(level=level, origin=frozenset()))
 
@@ -342,7 +342,7 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
         dtypes = grad.placement.dtypes
         if axes and dtypes:  # see `derivatives.to_sum`: the cast up may lie further back
             array = lax.optimization_barrier(array.astype(dtypes.sums))
-        rules = scope.layout.at("value")
+        rules = scope.layout.at("rules")
         named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
         reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
         placement = grad.placement._replace(

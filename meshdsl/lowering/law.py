@@ -125,7 +125,7 @@ def apply_op_many(
     arrays = bring(operands, work, at, op, fill if op.waste or same_split else None)
     results = compute(local, at, arrays, op)
     made = settle(results, operands, work, scope, op)
-    if scope.copies and level != "value":
+    if scope.copies and level != "rules":
         how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
         how |= {"fill": fill, "choose_splits": choose_splits}
         made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
@@ -236,7 +236,7 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
     arrays = []
     for t, value in zip(operands, fills, strict=True):
         wanted, placement = work.split_of(t.dims), t.placement
-        if placement is not None and placement.origin and work.level == "value":
+        if placement is not None and placement.origin and work.level == "rules":
             # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
             own = {a for axes in (*placement.axes, *wanted) for a in axes}
             placement.scope.note_use(placement.origin, work.loop_axes - own)
@@ -307,8 +307,8 @@ def _level(operands: Sequence[Tensor]) -> str:
     Tensors without a placement adopt the level of the others.
     """
     levels = {t.placement.level for t in operands if t.placement is not None}
-    if "value" in levels or not levels:
-        return "value"
+    if "rules" in levels or not levels:
+        return "rules"
     return max(levels, key=LEVELS.index)
 
 
@@ -358,7 +358,7 @@ def _inherited(operands: Sequence[Tensor], level: str):
       are summed, and the reasons of sums that stay pending.
     """
     reasons = operands[0].placement.reasons if operands and operands[0].placement else ()
-    if level == "value":
+    if level == "rules":
         return _NOTHING, None, None, reasons
     placed = [t for t in operands if t.placement is not None]
     origin = _NOTHING.union(*(t.placement.origin for t in placed))

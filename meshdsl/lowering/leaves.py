@@ -24,7 +24,7 @@ def leaf(x: Tensor) -> Tensor:
         return x  # JAX moves structures around that hold no arrays
     scope, placement = x.placement.scope, x.placement
     scope.note_use(placement.origin, ())
-    level = "value" if placement.level == "value" else "optimizer"
+    level = "rules" if placement.level == "rules" else "optimizer"
     x = plain(settle(x, "tree_leaf", split=scope.split(x.dims, level), level=level))
     return x.replace(placement=x.placement._replace(origin=frozenset()))
 

@@ -165,7 +165,7 @@ class Lowered:
             if is_tensor(leaf):
                 _check_whole(leaf, self._name, level)
                 scope.recorder.names.update(d.name for d in leaf.dims)
-        of_data = [split for split, at in zip(splits, levels, strict=True) if at == "value"]
+        of_data = [split for split, at in zip(splits, levels, strict=True) if at == "rules"]
         scope.data_axes = frozenset(a for split in of_data for axes in split for a in axes)
         out_specs: list[
             PartitionSpec
@@ -273,7 +273,9 @@ def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -
     """
 
     def gather_updated(parameters):
-        to_rest = lambda t: Tensor(t.array, t.dims, t.role, t.placement._replace(level="parameter"))
+        to_rest = lambda t: Tensor(
+            t.array, t.dims, t.role, t.placement._replace(level="parameters")
+        )
         return jax.tree.map(to_rest, parameters, is_leaf=is_tensor)
 
     return Lowered(gather_updated, layout, mesh, dims, optimizer=(0,))

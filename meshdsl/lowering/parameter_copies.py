@@ -30,18 +30,18 @@ def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
     rest = t.stored.dtype
     t = t.replace(placement=t.placement._replace(dtypes=None if dtypes == (rest, rest) else dtypes))
     scope, level = t.placement.scope, t.placement.level
-    if level != "parameter" or scope.layout.spent:
+    if level != "parameters" or scope.layout.spent:
         return t
-    at_hand = "value" if scope.layout.gather == "step" else level
-    for_use, part = scope.at_rest(t.dims, at_hand), scope.at_rest(t.dims, "gradient")
+    at_hand = "rules" if scope.layout.gather == "step" else level
+    for_use, part = scope.at_rest(t.dims, at_hand), scope.at_rest(t.dims, "gradients")
     if for_use == part == t.placement.axes:
         return t
     copy = _recorded(t, for_use, at_hand, "gather", "gathered once per step")
     if part == for_use and copy.dtype == rest:
-        return copy.replace(placement=copy.placement._replace(level="gradient"))
+        return copy.replace(placement=copy.placement._replace(level="gradients"))
     by = t if part == t.placement.axes else copy
     by = by.replace(placement=by.placement._replace(dtypes=None))
-    by = _recorded(by, part, "gradient", "part", "gradients are split so")
+    by = _recorded(by, part, "gradients", "part", "gradients are split so")
     placement = by.placement._replace(dtypes=t.placement.dtypes)
     return with_copy(by.replace(array=by.stored.astype(rest), placement=placement), copy)
 

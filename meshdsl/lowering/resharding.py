@@ -91,12 +91,12 @@ def settle(
     return reshard(x, target, scope, begin, why, pending=placement.pending)
 
 
-def whole_placement(x: Tensor, scope, level: str = "value") -> Placement:
+def whole_placement(x: Tensor, scope, level: str = "rules") -> Placement:
     """The placement of a constant: whole on every device."""
     return Placement(scope, ((),) * len(x.dims), (), level)
 
 
-def placed(x: Tensor, scope, level: str = "value") -> Tensor:
+def placed(x: Tensor, scope, level: str = "rules") -> Tensor:
     """`x` in the lowering; a constant is whole on every device."""
     return x if x.placement else Tensor(x.array, x.dims, x.role, whole_placement(x, scope, level))
 
@@ -105,7 +105,7 @@ def plain(x: Tensor) -> Tensor:
     """`x` as one array in the dtype in which it is used, as it crosses the boundary of a body."""
     if copy_of(x) is None and not (x.placement and x.placement.dtypes):
         return x
-    level = "parameter" if x.placement.level == "gradient" else x.placement.level
+    level = "parameters" if x.placement.level == "gradients" else x.placement.level
     return Tensor(x.array, x.dims, x.role, x.placement._replace(dtypes=None, level=level))
 
 

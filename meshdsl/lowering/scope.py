@@ -52,14 +52,14 @@ class Scope:
         self._wastes: dict = {}
         self._shapes: dict = {}
 
-    def split(self, dims: Dims, level: str = "value") -> tuple[tuple[str, ...], ...]:
+    def split(self, dims: Dims, level: str = "rules") -> tuple[tuple[str, ...], ...]:
         """For each of `dims` the axes that split it by the law.
 
         What is computed from parameters alone is split as they are at rest: evenly.
         """
-        return self._split(dims, level, at_rest=level != "value")
+        return self._split(dims, level, at_rest=level != "rules")
 
-    def at_rest(self, dims: Dims, level: str = "value") -> tuple[tuple[str, ...], ...]:
+    def at_rest(self, dims: Dims, level: str = "rules") -> tuple[tuple[str, ...], ...]:
         """As `split`, for what enters or leaves the lowering: never padded."""
         return self._split(dims, level, at_rest=True)
 

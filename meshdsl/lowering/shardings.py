@@ -18,7 +18,7 @@ def partition_spec(split: Split) -> PartitionSpec:
 
 
 def level_of(x: Tensor) -> str:
-    return "value" if x.role is None else "parameter"
+    return "rules" if x.role is None else "parameters"
 
 
 def levels_of(tree, optimizer: bool = False) -> list[str]:
@@ -40,7 +40,7 @@ def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None
 
     Args:
       tree: Tensors (of arrays or `ShapeDtypeStruct`s) and other leaves, which are replicated.
-      level: "value", "parameter" or "optimizer"; by default what each Tensor is: a parameter, what
+      level: "rules", "parameters" or "optimizer"; by default what each Tensor is: a parameter, what
         an optimizer of optax keeps, or a value.
     """
     if level is not None:

@@ -109,7 +109,7 @@ def value(t, scope: Scope | None):
     return fixed(
         t.replace(
             role=None,
-            placement=t.placement and t.placement._replace(level="value", origin=frozenset()),
+            placement=t.placement and t.placement._replace(level="rules", origin=frozenset()),
         ),
         scope,
     )

@@ -205,7 +205,7 @@ def _summed(array, x: Tensor, axes) -> Tensor:
     """The cotangent of `x`, of which each device along `axes` has a part."""
     if x.placement is None:
         return Tensor(array, x.dims, x.role)
-    level = "value" if x.placement.level == "value" else "optimizer"
+    level = "rules" if x.placement.level == "rules" else "optimizer"
     return gradients.gradient(
         Tensor(array, x.dims, x.role, x.placement._replace(origin=frozenset())), axes, level
     )

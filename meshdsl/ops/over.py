@@ -123,7 +123,7 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         scope.note_use(x.placement.origin, set(scope.sizes) - own)
     x = resharding.settle(x)
     with scope.spending(axes, dim):
-        split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "value"))
+        split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "rules"))
         why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.layout.spent)
     return Tensor(

@@ -216,6 +216,6 @@ ERRORS = {
     ),
     "shardings, a level": (
         lambda: md.shardings(X, LAYOUT, md.make_mesh(MESH), "params"),
-        ["shardings: level is 'value'", "not 'params'"],
+        ["shardings: level is 'rules'", "not 'params'"],
     ),
 }
