@@ -5,9 +5,12 @@ takes its steps, `job` makes the step of a configuration from `step`, and `data`
 `watch` are what is read, saved and measured.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.later import imported
+
+if TYPE_CHECKING:
+    from meshdsl.train.checkpoints import Checkpoints as Checkpoints
 
 
 def __getattr__(name: str) -> Any:
