@@ -37,8 +37,8 @@ def check_parts(closed_jaxpr, sizes: Mapping[str, int], name: str) -> None:
         raise MeshDSLError(
             f"{name}: {found} works on one device's part of an array that jax.tree.map or optax "
             "took out of a Tensor; inside a lowering only what treats each element by itself is "
-            "right there. Take sums and norms of whole Tensors (md.sum, md.global_norm), or run the "
-            "optimizer outside of the lowering, on whole arrays"
+            "right there. Take sums and norms of whole Tensors (md.sum, md.global_norm), or run "
+            "the optimizer outside of the lowering, on whole arrays"
         )
 
 
