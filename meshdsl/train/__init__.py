@@ -5,12 +5,9 @@ takes its steps, `job` makes the step of a configuration from `step`, and `data`
 `watch` are what is read, saved and measured.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshdsl.later import imported
-
-if TYPE_CHECKING:
-    from meshdsl.train.checkpoints import Checkpoints as Checkpoints
 
 
 def __getattr__(name: str) -> Any:
