@@ -56,7 +56,9 @@ def kind_of(argument: Argument) -> str:
         return "optimizer"
     if argument.role == "parameter":
         return "parameter"
-    return "other" if first in _OTHER else "batch"
+    # A counter, or random keys: no data of a batch.
+    lone = argument.role == "value" and (not argument.shape or argument.dtype.startswith("key<"))
+    return "other" if first in _OTHER or lone else "batch"
 
 
 def _phase_and_op(scope: str, program: Program) -> str:
