@@ -17,16 +17,8 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.fields import bounded
-from meshdsl.layers import (
-    MLP,
-    Attention,
-    Conv,
-    Dropout,
-    LayerNorm,
-    Linear,
-    Stack,
-    classification_loss,
-)
+from meshdsl.layers import MLP, Attention, Conv, Dropout, LayerNorm, Linear, Stack
+from meshdsl.layers.loss import classification_loss
 
 
 @dataclass(frozen=True)
@@ -47,10 +39,12 @@ class ViT(md.Family):
     """
 
     task = "images"
-    sizes = {  # noqa: RUF012
-        "small": {"d_model": 384, "heads": 6, "d_ff": 1536, "layers": 12, "patch": 16,
-                  "height": 224, "width": 224, "colors": 3, "classes": 1000},
-    }  # fmt: skip
+    sizes = {
+        "small": {
+            **dict(d_model=384, heads=6, d_ff=1536, layers=12, patch=16),
+            **dict(height=224, width=224, colors=3, classes=1000),
+        }
+    }
     dims = ("vocab",)  # the shipped layouts speak of it, and there is none here
 
     height: int = bounded(8, least=1)
