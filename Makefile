@@ -1,9 +1,13 @@
-# make train [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
-# make test      [ARGS="tests/train -k resume"]   every capability, in under ten minutes on two cores
-# make test-slow   the tests that are marked slow, and random bits as users compile them
-# make test-all    both
-# make check     formatting, lint and types
-# make docs      the documentation as a site, in build/site: python3 -m http.server -d build/site
+# make train      train a small transformer
+#                 [LAYOUT=layouts/fsdp.toml] [ARGS="--steps 200 model.d_model=256"]
+# make test       every capability, in under ten minutes on two cores
+#                 [ARGS="tests/train -k resume"]
+# make test-slow  the tests that are marked slow, and random bits as users compile them
+# make test-all   both
+# make check      formatting, lint and types
+# make docs       the documentation as a site, in build/site: python3 -m http.server -d build/site
+# make clean      remove .venv, build/ and what pip left
+#
 # All set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
 # compiled programs, all of them, with the newest jax and libtpu:
@@ -54,7 +58,8 @@ clean:
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "meshdsl needs Python 3.11 or newer, and $(PYTHON) does not run as one; make PYTHON=... picks another" >&2; exit 2; }
+	  { echo "meshdsl needs Python 3.11 or newer, and $(PYTHON) does not run as one;" \
+	         "make PYTHON=... picks another" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python

@@ -15,8 +15,8 @@ from meshdsl.commands.analysis import Analysis
 from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
 
+from .estimate_accuracy import Case
 from .measure import table
-from .plan_accuracy import Case
 
 # The 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
 CASES = {
@@ -36,9 +36,9 @@ def timed(what):
     return made, time.perf_counter() - start
 
 
-def row(plan: Analysis, *, compile: bool) -> list[str]:
+def row(analysis: Analysis, *, compile: bool) -> list[str]:
     """The cells of one model; those of the compiler are dashes without `compile`."""
-    explanation, explaining = timed(plan.explain)
+    explanation, explaining = timed(analysis.explain)
     estimate = [
         f"{explaining:.1f}",
         byte_words(explanation.memory.peak),
@@ -47,7 +47,7 @@ def row(plan: Analysis, *, compile: bool) -> list[str]:
     ]
     if not compile:
         return estimate + ["-"] * 5
-    (report, *_), compiling = timed(plan.compile)
+    (report, *_), compiling = timed(analysis.compile)
     if report.time is None:
         return [*estimate, f"{compiling:.0f}", report.verdict, *["-"] * 3]
     memory = report.memory.needed if report.memory.peak is None else report.memory.peak
@@ -84,13 +84,13 @@ def main() -> None:
     rows = [head]
     for name in given.models:
         case = CASES[name]
-        plan = case.plan()
+        analysis = case.analysis()
         mesh = ", ".join(f"{axis}={n}" for axis, n in case.mesh.items())
         title = (
-            f"{name}, {case.target}, {plan.target.devices:,}, {case.layout} {mesh}, "
+            f"{name}, {case.target}, {analysis.target.devices:,}, {case.layout} {mesh}, "
             f"{case.batch} x {case.length}"
         )
-        rows.append([title, *row(plan, compile=given.compile)])
+        rows.append([title, *row(analysis, compile=given.compile)])
         print("; ".join(rows[-1]), flush=True)
     print(f"\n{table(rows)}")
 

@@ -41,12 +41,12 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.struct import PyTreeNode
 
 from meshdsl import user_code
 from meshdsl.dims import Dim
@@ -64,11 +64,17 @@ DEFAULT = "transformer"
 _TYPES = (str, int, float, bool)  # of settings; and a tuple of texts
 
 
-class Average(PyTreeNode):
-    """A mean in two parts, `total / count`: both are Tensors without dims.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Average:
+    """A mean in two parts, `total / count`.
 
     Over several batches and hosts the parts are summed before they are divided. So the mean is
     exact, however the rows are divided among batches and however the last batch is filled up.
+
+    Attributes:
+      total: the sum of what counts, a Tensor without dims.
+      count: how much counts, a Tensor without dims.
     """
 
     total: Tensor

@@ -116,7 +116,7 @@ class FunctionAnalysis:
             program,
             title=self.title,
             target=self.target,
-            tokens=self.tokens,
+            units=self.tokens,
             model_flops=None if each is None else (each, each),
             count_flops=True,
         )

@@ -78,10 +78,9 @@ class Analysis:
         return Job(self.config, self.layout, where)
 
     @property
-    def tokens(self) -> int:
-        """The tokens of one step, on all devices together."""
-        task = task_of(self.config)
-        return self.config.batch * task.units_per_row(self.fields) if task.unit == "token" else 0
+    def units(self) -> int:
+        """How many tokens, images, ... one step works on, on all devices together."""
+        return self.config.batch * task_of(self.config).units_per_row(self.fields)
 
     @property
     def fields(self) -> dict[str, Tensor]:
@@ -100,7 +99,8 @@ class Analysis:
             self.job().program(),
             title=self.name,
             target=self.target,
-            tokens=self.tokens,
+            units=self.units,
+            unit=task_of(self.config).unit,
             model_flops=self.model_flops,
         )
         remedies: tuple[str, ...] = ()

@@ -66,7 +66,8 @@ def compile_for(
         "axes": dict(program.axis_sizes),
         "options": dict(options),
         "given": tuple(given),
-        "tokens": explanation.tokens,
+        "units": explanation.units,
+        "unit": explanation.unit,
     }
     start = time.perf_counter()
     try:

@@ -51,7 +51,8 @@ class CompiledReport:
       verdict: that in words.
       options: of the compiler, those that differ from its own defaults.
       given: the names of those that the user gave.
-      tokens: of one step, on all devices.
+      units: how many tokens, images or whatever else one step works on, on all devices.
+      unit: what these are, in the singular.
       collectives: of the compiled program, surprises first.
       absent: the collectives that were recorded and are not in it.
       time: the replayed schedule; None for a machine without figures, and for a program that does
@@ -71,7 +72,8 @@ class CompiledReport:
     options: Mapping[str, str]
     given: tuple[str, ...]
     compile_seconds: float
-    tokens: int
+    units: int
+    unit: str
     collectives: tuple[CompiledCollective, ...] = ()
     absent: tuple[AbsentCollective, ...] = ()
     time: TimeView | None = None
@@ -95,7 +97,9 @@ class CompiledReport:
             if self.time
             else {}
         )
-        return asdict(self) | shares | {"surprises": [asdict(row) for row in self.surprises]}
+        found = asdict(self)
+        found[f"{found.pop('unit')}s"] = found.pop("units")
+        return found | shares | {"surprises": [asdict(row) for row in self.surprises]}
 
     def explained(self, explanation: Explanation) -> Explanation:
         """`explanation` with the compiler's memory and time in place of the estimates.

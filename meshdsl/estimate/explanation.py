@@ -279,7 +279,9 @@ class Explanation:
       ops: in program order.
       memory: of one device.
       time: of one call; None without a target that has figures.
-      tokens: of one call, on all devices.
+      units: how many tokens, images or whatever else one call works on, on all devices; 0 where
+        that says nothing.
+      unit: what these are, in the singular.
       notes: what the layout says and the program has no use for.
       remedies: what to split if it does not fit.
     """
@@ -291,9 +293,10 @@ class Explanation:
     ops: tuple[OpView, ...]
     memory: MemoryView
     time: TimeView | None
-    tokens: int
+    units: int
     notes: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
+    unit: str = "token"
 
     @property
     def devices(self) -> int:
@@ -301,9 +304,9 @@ class Explanation:
         return math.prod(axis.size for axis in self.axes)
 
     @property
-    def tokens_per_second(self) -> float:
+    def units_per_second(self) -> float:
         """The rate of all devices together; 0 without a target."""
-        return self.tokens / self.time.step if self.time and self.time.step else 0.0
+        return self.units / self.time.step if self.time and self.time.step else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with derived figures.
@@ -322,5 +325,7 @@ class Explanation:
                 "mfu_full": self.time.mfu_full,
                 "exposed_share": self.time.exposed_share,
             }
-            derived |= shares | {"tokens_per_second": self.tokens_per_second}
-        return asdict(self) | derived
+            derived |= shares | {f"{self.unit}s_per_second": self.units_per_second}
+        found = asdict(self)
+        del found["unit"]
+        return found | {f"{self.unit}s": found.pop("units")} | derived

@@ -35,10 +35,10 @@ def _head(r: CompiledReport) -> list[str]:
     lines += [f"  {remedy}" for remedy in r.remedies]
     if r.time:
         full = f" (causal attention counted in full: {r.time.mfu_full:.1%})"
-        rate = f", {r.tokens / (r.time.step or 1.0):,.0f} tokens/s"
+        rate = f", {r.units / (r.time.step or 1.0):,.0f} {r.unit}s/s"
         lines.append(
             f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%}"
-            f"{full if r.time.halved else ''}{rate if r.tokens else ''}"
+            f"{full if r.time.halved else ''}{rate if r.units else ''}"
         )
     return lines
 

@@ -53,7 +53,8 @@ def explain(
     *,
     title: str = "",
     target: Target | str | None = None,
-    tokens: int = 0,
+    units: int = 0,
+    unit: str = "token",
     model_flops: tuple[float, float] | None = None,
     count_flops: bool = False,
 ) -> Explanation:
@@ -62,7 +63,8 @@ def explain(
     Args:
       title: what is explained, in words.
       target: the machine, or its name; without one there are no times.
-      tokens: of one call, on all devices.
+      units: how many tokens, images or whatever else one call works on, on all devices.
+      unit: what these are, in the singular.
       model_flops: of the model per device, causal attention counted half, and in full; without them
         there is no MFU.
       count_flops: where `model_flops` are not given, count them in the program.
@@ -92,7 +94,8 @@ def explain(
         ops=ops,
         memory=memory,
         time=time,
-        tokens=tokens,
+        units=units,
+        unit=unit,
         notes=unused(program),
         remedies=remedies(memory, ops, sizes),
     )

@@ -46,7 +46,7 @@ def _head(e: Explanation) -> list[str]:
     if t := e.time:
         full = f" (causal attention counted in full: {t.mfu_full:.1%})" if t.halved else ""
         mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
-        rate = f", {e.tokens_per_second:,.0f} tokens/s" if e.tokens else ""
+        rate = f", {e.units_per_second:,.0f} {e.unit}s/s" if e.units else ""
         lines.append(f"estimated step {time_words(t.step)}{mfu}{rate}")
     return lines
 

@@ -117,7 +117,7 @@ def test_a_plain_function_is_explained_as_it_would_be_lowered(fn):
     lowered = md.lower(fn, TENSOR)
     found = md.explain(fn, PARAMS, X, layout=TENSOR, target="v5e:2x4", tokens=64, flops=1e9)
     program = md.lower(fn, TENSOR, abstract_mesh(TENSOR.mesh)).program(PARAMS, X)
-    how = {"tokens": 64, "model_flops": (1e9 / 8, 1e9 / 8), "target": "v5e:2x4"}
+    how = {"units": 64, "model_flops": (1e9 / 8, 1e9 / 8), "target": "v5e:2x4"}
     expected = explain(program, title=lowered.name, **how)
     lines = lambda text: [re.sub(r"\S+\.py:\d+", "", line).split() for line in text.splitlines()]
     assert lines(str(found)) == lines(describe(expected))

@@ -48,7 +48,7 @@ def main() -> None:
         )
         program = job.program()
         explanation = explain(
-            program, title="tiny", target=target, tokens=1024, model_flops=(1e9, 1e9)
+            program, title="tiny", target=target, units=1024, model_flops=(1e9, 1e9)
         )
         try:
             report, executable = compile_for(

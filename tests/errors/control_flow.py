@@ -169,28 +169,4 @@ ERRORS = {
         lambda: md.checkpoint_name(jnp.ones(3), "y"),
         ["checkpoint_name", "`x` is a Tensor", "md.tensor"],
     ),
-    "scan over a name of nothing": (
-        lambda: md.scan(lambda c, x: (c, x), (), X, dim="aa"),
-        ["scan: no dim `aa` in [a=4, b=8]", "such as Dim('aa', 8)", "did you mean `a`?"],
-    ),
-    "scan over a number": (
-        lambda: md.scan(lambda c, x: (c, x), (), X, dim=4),
-        ["scan: a dim is given as a Dim or by its name, not 4", "[a=4, b=8]"],
-    ),
-    "scan of nothing over a name": (
-        lambda: md.scan(lambda c, _: (c, ()), X, (), dim="turns"),
-        ["scan: a dim that no operand has is given with its size, such as Dim('turns', 8)"],
-    ),
-    "map_over, a name of nothing": (
-        lambda: md.map_over(md.sin, X, dim="t"),
-        ["map_over: no dim `t` in [a=4, b=8]", "such as Dim('t', 8)"],
-    ),
-    "over a name of nothing": (
-        lambda: md.over("aa", md.sin)(X),
-        ["over: no dim `aa` in [a=4, b=8]", "did you mean `a`?"],
-    ),
-    "local, out of a word": (
-        lambda: md.local(jnp.sin, X, out=("a", "heads")),
-        ["local, out: no dim `heads` in [a=4, b=8]", "with its size, such as Dim('heads', 8)"],
-    ),
 }

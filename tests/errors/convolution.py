@@ -140,8 +140,4 @@ ERRORS = {
         lambda: pool({"b": 9}, fn=md.mean_pool),
         ["mean_pool", "a window of 9 is larger than b=8 with 0 and 0"],
     ),
-    "conv, out of a word": (
-        lambda: md.conv(IMAGE, KERNEL, {"b": "p"}, out=("a", "b", "w")),
-        ["conv, out: no dim `w` in"],
-    ),
 }

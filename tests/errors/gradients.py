@@ -132,8 +132,4 @@ ERRORS = {
         ),
         ["custom_gradient", "[a=4, b=8] of float32", "[] of float32", "or None"],
     ),
-    "value_and_grad, microbatches of a name of nothing": (
-        lambda: md.value_and_grad(lambda w, x: md.sum(w * x), accumulate="aa")(X, X),
-        ["value_and_grad, accumulate: no dim `aa` in [a=4, b=8]", "did you mean `a`?"],
-    ),
 }

@@ -53,10 +53,6 @@ ERRORS = {
         ["categorical: `top_k` is a whole number or None", "not 1.5"],
     ),
     # Permutations and dropout.
-    "permutation of a name": (
-        lambda: md.random.permutation(KEY, "a"),
-        ["permutation: a dim that no operand has", "its size, such as Dim('a', 8), not as 'a'"],
-    ),
     "permute, no such dim": (
         lambda: md.random.permute(KEY, X, C),
         ["permute", "no dim `c` in [a=4, b=8]"],
@@ -65,9 +61,5 @@ ERRORS = {
     "dropout, a word": (
         lambda: md.dropout(X, "0.1", KEY),
         ["dropout: `rate` is a number, not '0.1'"],
-    ),
-    "normal, a name of nothing": (
-        lambda: md.random.normal(KEY, ("a", "heads"), like=X),
-        ["random: no dim `heads` in [a=4, b=8]", "with its size"],
     ),
 }

@@ -1,6 +1,5 @@
 """Errors of ops that pick, sort or scatter elements, and of triangles and diagonals."""
 
-import jax
 import jax.numpy as jnp
 
 import meshdsl as md
@@ -94,10 +93,6 @@ ERRORS = {
         ["bincount", "[a=4, b=8] are float32", "whole numbers"],
     ),
     # Indices and triangles.
-    "iota of a name": (
-        lambda: md.iota("a"),
-        ["iota: a dim that no operand has is given with its size, such as Dim('a', 8), not as"],
-    ),
     "eye of one dim": (lambda: md.eye(A, A), ["eye", "`a` occurs twice"]),
     "diagonal of one dim": (
         lambda: md.diagonal(X, A, "a", C),
@@ -112,30 +107,4 @@ ERRORS = {
         ["tril", "two dims of [a=4, b=8]", "not b=8 twice"],
     ),
     "tril, a fraction": (lambda: md.tril(X, A, B, 0.5), ["tril: `k`", "not 0.5"]),
-    "diagonal, a number": (lambda: md.diagonal(X, A, B, 3), ["identifier", "not 3"]),
-    "index, a position": (lambda: X[0], ["t[...]", "names, no order", 't["a", 3], t["a", 0:4]']),
-    "index, a dim alone": (lambda: X["b"], ["nothing stands after `b`", "[a=4, b=8]", 't["b", 3]']),
-    "index, no such dim": (lambda: X["bb", 3], ["t[...]: no dim `bb` in [a=4, b=8]", "`b`?"]),
-    "index, no such dim alone": (lambda: X["bb"], ["t[...]: no dim `bb`", "did you mean `b`?"]),
-    "index, outside": (lambda: X["b", 8], ["8 is outside of b=8", "[a=4, b=8]", "from -8 to 7"]),
-    "index, before": (lambda: X["b", -9], ["-9 is outside of b=8"]),
-    "index, of nothing": (lambda: X["b", 0:0]["b", 0], ["0 is outside of b=0", "has no element"]),
-    "index, twice": (
-        lambda: X["b", 0:4, "b", 1],
-        ["`b` is indexed twice", 't["b", ...]["b", ...]'],
-    ),
-    "index, a fraction": (lambda: X["b", 1.5], ["along b=8 of [a=4, b=8]", "not 1.5"]),
-    "index, True": (lambda: X["b", True], ["a whole number, a slice or a Tensor", "not True"]),
-    "index, a list": (lambda: X["b", [1, 2]], ["not of type list"]),
-    "index, an array": (lambda: X["b", jnp.arange(2)], ["give an array dims with md.tensor"]),
-    "index, no step": (lambda: X["b", ::0], ["the step of a slice of b=8 is 0"]),
-    "index, a slice to a fraction": (
-        lambda: X["b", :1.5],
-        ["the stop of a slice of b=8", "not 1.5"],
-    ),
-    "index, a computed slice": (
-        lambda: jax.eval_shape(lambda i: X["b", i:], jnp.int8(1)),
-        ["the start of a slice of b=8", "being traced", "md.take picks elements"],
-    ),
-    "index, ids of fractions": (lambda: X["b", X], ["take", "float32, not whole numbers"]),
 }

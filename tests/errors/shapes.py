@@ -174,19 +174,4 @@ ERRORS = {
         lambda: md.shift(X, B, 1, None),
         ["shift: [a=4, b=8] is filled up with a number, not None"],
     ),
-    "broadcast, a new name": (
-        lambda: md.broadcast(X, ("a", "b", "heads")),
-        [
-            "broadcast: no dim `heads` in [a=4, b=8]",
-            "a dim that no operand has is given with its size, such as Dim('heads', 8), not as",
-        ],
-    ),
-    "broadcast, no word": (
-        lambda: md.broadcast(X, ("a", "b", "d model")),
-        ["broadcast: no dim `d model`", "such as Dim('batch', 8)"],
-    ),
-    "reshape, a new name": (
-        lambda: md.reshape(X, ("a", md.Dim("c", 2), "t")),
-        ["reshape: no dim `t` in [a=4, b=8]", "with its size, such as Dim('t', 8)"],
-    ),
 }

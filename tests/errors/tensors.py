@@ -19,8 +19,6 @@ def spent(fn):
     return under(["a -> data", "b -> model"], md.over(A, fn))
 
 
-KEY = jax.random.key(0)
-
 ERRORS = {
     # Dims.
     "a name that is not a word": (

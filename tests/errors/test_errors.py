@@ -21,8 +21,10 @@ from tests.errors import (
     families,
     from_python,
     gradients,
+    indexing,
     layouts,
     lowering,
+    names,
     random_numbers,
     selection,
     shapes,
@@ -43,6 +45,8 @@ SUBJECTS = (
     gradients,
     families,
     from_python,
+    names,
+    indexing,
 )
 # A title begins with its file, so that no row hides one with the same title in another file.
 ERRORS = {

@@ -59,7 +59,8 @@ REPORT = CompiledReport(
     options={"xla_a": "true", "xla_b": "1"},
     given=("xla_b",),
     compile_seconds=12.3,
-    tokens=1024,
+    units=1024,
+    unit="token",
     collectives=(SURPRISE, CHANGED, GATHER),
     absent=(
         AbsentCollective(

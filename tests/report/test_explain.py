@@ -41,7 +41,7 @@ def explained(name, target=None):
         _known[name, target] = (
             step,
             program,
-            explain(program, title=name, target=machine, tokens=128, model_flops=(1e9, 2e9)),
+            explain(program, title=name, target=machine, units=128, model_flops=(1e9, 2e9)),
         )
     return _known[name, target]
 

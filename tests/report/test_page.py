@@ -142,7 +142,7 @@ def test_figures_of_the_step_are_there():
         f"{time.mfu:.1%}",
         f"{time.mfu_full:.1%} with causal",
         f"{time.exposed / time.step:.1%}",
-        f"{explanation.tokens / time.step:,.0f}",
+        f"{explanation.units / time.step:,.0f}",
     ):
         assert figure in text
 

@@ -122,13 +122,14 @@ def figures(explanation: Explanation) -> Markup:
                 "of the step waits for collectives",
             ),
         ]
-    if explanation.tokens and time is None:
-        shown.append(("tokens", page_figures.many(explanation.tokens), "in one step"))
-    elif explanation.tokens and time is not None:
-        rate = explanation.tokens / (time.step or 1.0)
+    units, unit = explanation.units, explanation.unit
+    if units and time is None:
+        shown.append((f"{unit}s", page_figures.many(units), "in one step"))
+    elif units and time is not None:
+        rate = units / (time.step or 1.0)
         shown.append(
             (
-                "tokens a second",
+                f"{unit}s a second",
                 page_figures.many(rate),
                 f"{page_figures.many(rate / explanation.devices)} on each device",
             )

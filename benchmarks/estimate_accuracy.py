@@ -1,6 +1,6 @@
 """How near `explain` comes to the compiler, in memory and in the time of a step.
 
-    python -m benchmarks.plan_accuracy --cases "fsdp 2k full" "tensor 2k full" --keep texts
+    python -m benchmarks.estimate_accuracy --cases "fsdp 2k full" "tensor 2k full" --keep texts
 
 `explain` sees the jaxpr alone. Each case is then compiled for its target, with the options that
 training uses. With `--keep` the compiled programs stay in a folder and are not compiled again. A
@@ -52,7 +52,8 @@ class Case:
             f"{self.batch} x {self.length}, remat {self.remat}"
         )
 
-    def plan(self) -> Analysis:
+    def analysis(self) -> Analysis:
+        """What `explain` and compiling start from."""
         config = override(
             Config(),
             **model_values(self.model)
@@ -98,13 +99,13 @@ def off(estimate: float, truth: float) -> str:
 
 def rows(name: str, case: Case, keep: Path | None) -> tuple[list[str], list[str]]:
     """A row of each table: memory and time."""
-    plan = case.plan()
+    analysis = case.analysis()
     start = time.perf_counter()
-    explanation = plan.explain()
+    explanation = analysis.explain()
     seconds, memory, estimated = time.perf_counter() - start, explanation.memory, explanation.time
-    mesh = make_mesh(plan.sizes, target_devices(plan.target))
+    mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
     found = compiled(
-        keep and keep / f"accuracy-{name.replace(' ', '-')}", lambda: plan.job(mesh).lowered, {}
+        keep and keep / f"accuracy-{name.replace(' ', '-')}", lambda: analysis.job(mesh).lowered, {}
     )
     if "error" in found:
         says, verdict = ("fits" if memory.fits else "does not fit"), parse_oom(found["error"])
@@ -125,7 +126,8 @@ def rows(name: str, case: Case, keep: Path | None) -> tuple[list[str], list[str]
         f"{found['peak'] / GIB:.2f}",
         off(memory.peak, found["peak"]),
     )
-    run = replay(found["text"], plan.target.chip, Network(plan.target, plan.sizes), plan.sizes)
+    network = Network(analysis.target, analysis.sizes)
+    run = replay(found["text"], analysis.target.chip, network, analysis.sizes)
     times = [f"{1000 * t:.1f}" for t in (estimated.step, run.step)] + [
         off(estimated.step, run.step)
     ]
