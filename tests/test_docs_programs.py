@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from meshdsl_cli import main
+
 DOCS = Path(__file__).parents[1] / "docs"
 # Each page, and what its program prints.
 PAGES = {
@@ -41,3 +43,26 @@ def test_the_program_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
             params, opt_state, report = names["step"](params, opt_state, *names["rows"](number))
             expected.append(float(report["loss"].array))
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
+
+
+def test_the_model_of_a_page_trains_by_the_commands_and_from_python(tmp_path, monkeypatch, capsys):
+    """docs/families.md has a file with a model and a layout; docs/fit.md imports that file."""
+    page = (DOCS / "families.md").read_text()
+    (tmp_path / "vectors.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    (tmp_path / "my.toml").write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    commands = re.findall(r"^meshdsl (.*vectors.py:Classifier.*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert main(command.split()) == 0, command
+    said = capsys.readouterr().out
+    assert "step 100: validation loss" in said and "accuracy" in said and "MFU" in said
+    monkeypatch.setattr(jax.config, "update", lambda *asked: None)
+    programs = re.findall(r"```python\n(.*?)```", (DOCS / "fit.md").read_text(), re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        exec(compile(program, "fit.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert float(re.search(r"([\d.]+)% are right", said)[1]) > 90
+    assert re.findall(r"^step (\d+): loss", said, re.MULTILINE) == ["5", "10", "15", "20"]

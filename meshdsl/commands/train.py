@@ -18,6 +18,7 @@ from meshdsl.train.folder import RunFolder
 from meshdsl.train.settings import override, read
 from meshdsl.train.stored_layout import as_table, find_layout
 from meshdsl.train.training_run import run
+from meshdsl.user_code import is_named
 
 _SET_BY_FLAG = {
     "layout": "layout",
@@ -101,5 +102,18 @@ def _configured(arguments: argparse.Namespace, goes_on: RunFolder | None) -> Con
     }
     if arguments.data:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, sources={}))
-        flags["data.sources.text.paths"] = arguments.data
+        flags |= _data_values(arguments.data)
     return override(config, arguments.settings, **model_values(arguments.model), **flags)
+
+
+def _data_values(data: list[str]) -> dict[str, Any]:
+    """The settings that `--data` stands for: files and folders, or a function of the user's."""
+    functions = [name for name in data if is_named(name) and not Path(name).exists()]
+    if not functions:
+        return {"data.sources.text.paths": data}
+    if len(data) > 1:
+        raise MeshDSLError(
+            f"--data {' '.join(data)}: a function that gives a dataset stands alone; several "
+            "datasets are set by data.sources.NAME.dataset"
+        )
+    return {"data.sources.data.dataset": data[0]}

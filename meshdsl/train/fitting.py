@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import jax
 
 import meshdsl as md
 from meshdsl.errors import quote
+from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
@@ -83,4 +85,8 @@ def fit(
     )
     again = resume and where.config.is_file()
     ended = run(config, found, devices, where, resume=again, again=again)
-    return Fitted(ended.state.params, ended.state, where.path, ended.job, ended.ending)
+    state = ended.state
+    if state is None:
+        with closing(Checkpoints(where.checkpoints)) as checkpoints:
+            state, *_ = checkpoints.restore(ended.job.state)
+    return Fitted(state.params, state, where.path, ended.job, ended.ending)

@@ -41,14 +41,14 @@ class Ended:
     """How a run ended.
 
     Attributes:
-      state: after its last step.
+      state: after its last step; None where that was already done, and the checkpoint has it.
       ending: what ended it before its time, or just after its last step: "preempted",
         "interrupted" or None.
       exit_code: of a program that does nothing but this run.
     """
 
     job: Job
-    state: State
+    state: State | None = None
     ending: str | None = None
     exit_code: int = 0
 

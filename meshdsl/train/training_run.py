@@ -87,7 +87,7 @@ def run(
             if not again:
                 raise md.MeshDSLError(f"{folder.path} is {where}; set more --steps to go on")
             console.print(f"{folder.path} is finished, {where}")
-            return Ended(job, checkpoints.restore(job.state)[0])
+            return Ended(job)
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now

@@ -37,7 +37,8 @@ COMMAND = Command(
             "--data",
             nargs="+",
             metavar="PATH",
-            help="files and folders; by default Python's own library",
+            help="files and folders, or a function that gives a dataset, as my_data.py:digits; by "
+            "default Python's own library",
         ),
         Flag(
             "--resume",

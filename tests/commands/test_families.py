@@ -1,0 +1,128 @@
+"""Models of any family by the commands alone: the shipped ones, and one that stands outside."""
+
+import json
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshdsl.train.job import Job
+from meshdsl_cli import main
+from tests.train.common import TINY, losses
+
+pytest.importorskip("sklearn")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DIGITS = f"data.sources.digits.dataset={EXAMPLES / 'digits.py'}:digits"
+# For each family: what picks it and its data, its layout, and another one to go on under.
+FAMILIES = {
+    "transformer": (
+        [*TINY, "--data", str(EXAMPLES)],
+        "fsdp",
+        "fsdp-tensor",
+    ),
+    "unet": (
+        ["--model", "unet", "model.levels=1", "model.channels=4", "batch=32", DIGITS],
+        "data",
+        "spatial",
+    ),
+    "vit": (
+        ["--model", f"{EXAMPLES / 'vit.py'}:ViT", "model.layers=1", "batch=32", DIGITS],
+        "fsdp",
+        "fsdp-tensor",
+    ),
+}
+UNITS = {"transformer": "tokens", "unet": "images", "vit": "images"}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(family, tmp_path_factory):
+    """The folder of a run that nothing disturbs."""
+    words, layout, _ = FAMILIES[family]
+    out = tmp_path_factory.mktemp("runs") / family
+    assert main(["train", "--layout", layout, "--steps", "6", "--out", str(out), *words]) == 0
+    return out
+
+
+def test_a_run_is_measured_in_the_units_of_its_task_and_validated(family, whole):
+    record = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record[UNITS[family]] > 0 and record[f"{UNITS[family]}_per_second"] > 0
+    assert np.isfinite(record["validation_loss"])
+    assert ("validation_perplexity" in record) == (family == "transformer")
+    assert ("validation_accuracy" in record) == (family == "vit")
+
+
+def test_a_killed_run_goes_on_under_another_layout(family, whole, tmp_path, monkeypatch):
+    words, layout, other = FAMILIES[family]
+    calls, place, out = count(1), Job.place, str(tmp_path / "a")
+
+    def die(job, arrays):
+        if next(calls) == 5:
+            raise ZeroDivisionError
+        return place(job, arrays)
+
+    begin = ["train", "--layout", layout, "--steps", "6", "--out", out]
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "place", die)
+        with pytest.raises(ZeroDivisionError):
+            main([*begin, "checkpoint.every=2", *words])
+    assert main(["train", "--resume", "--out", out, "--layout", other]) == 0
+    np.testing.assert_allclose(losses(tmp_path / "a"), losses(whole), rtol=5e-5)
+
+
+def test_a_step_is_explained_checked_and_compared_for_a_machine(family, capsys):
+    words = _without_data(FAMILIES[family][0])
+    _, layout, other = FAMILIES[family]
+    target = ["--target", "v5e:2x4"]
+    assert main(["explain", "--layout", layout, *target, "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mfu"] > 0 and found[f"{UNITS[family]}_per_second"] > 0
+    assert main(["layouts", "check", other, *words]) == 0
+    assert "collectives of one step" in capsys.readouterr().out
+    assert main(["compare", layout, other, *target, *words]) == 0
+    table = capsys.readouterr().out
+    assert layout in table and other in table and "estimate" in table and "compiler" not in table
+
+
+def test_a_step_is_compiled_for_a_cpu(family, capsys):
+    words = _without_data(FAMILIES[family][0])
+    assert main(["compile", "--layout", FAMILIES[family][1], "--target", "cpu:8", *words]) == 0
+    assert "no surprises" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_step_is_compiled_for_a_tpu(family, capsys):
+    pytest.importorskip("libtpu")
+    words = _without_data(FAMILIES[family][0])
+    assert main(["compile", "--layout", FAMILIES[family][2], "--target", "v5e:2x4", *words]) == 0
+    assert "no surprises" in capsys.readouterr().out
+
+
+def test_only_a_model_of_text_writes(family, whole, capsys):
+    code = main(["generate", str(whole), "--prompt", "a", "--tokens", "3"])
+    said = capsys.readouterr()
+    if family == "transformer":
+        assert code == 0
+    else:
+        assert code == 2 and "writes no text: that takes the task text" in said.err
+
+
+def test_the_settings_of_a_family_are_printed_with_what_they_are(family, capsys):
+    words, *_ = FAMILIES[family]
+    assert main(["train", "--print-config", *words]) == 0
+    said = capsys.readouterr().out
+    assert "\n[model]\n" in said and "# The family of models" in said
+    if family == "vit":
+        assert f'family = "{EXAMPLES / "vit.py"}:ViT"' in said
+        assert "# Height and width of the patches that an image is cut into." in said
+
+
+def _without_data(words: list[str]) -> list[str]:
+    """The words that pick a model, without those that only training takes."""
+    at = words.index("--data") if "--data" in words else len(words)
+    return words[:at]
