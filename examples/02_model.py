@@ -9,6 +9,7 @@ It learns which of the first 16 features of a point is the largest.
 """
 
 import sys
+from typing import Any
 
 import jax
 import optax
@@ -45,7 +46,7 @@ def loss(model, points, labels):
     return -md.mean(md.take(md.log_softmax(model(points), classes), labels, classes))
 
 
-def step(model, state, points, labels):
+def step(model, state, points, labels) -> Any:
     """A step of training: the gradients of the loss, and what the optimizer makes of them."""
     value, gradients = md.value_and_grad(loss)(model, points, labels)
     updates, state = optimizer.update(gradients, state)

@@ -56,16 +56,16 @@ def main(targets):
     model, state = jax.eval_shape(init, jax.random.key(0))
     arguments = (model, state, md.abstract((batch, d_model), jnp.float32))
     # What goes in is not needed afterwards, so the results may have its memory.
-    how = {"donate_argnums": (0, 1)}
+    donated = (0, 1)
 
     print(f"three layouts on {TARGET}\n")
-    print(md.compare(step, *arguments, layouts=LAYOUTS, target=TARGET, **how))
+    print(md.compare(step, *arguments, layouts=LAYOUTS, target=TARGET, donate_argnums=donated))
     fsdp = LAYOUTS["fsdp"]
     print(f"\nfsdp on {TARGET}, op by op\n")
-    print(md.explain(step, *arguments, layout=fsdp, target=TARGET, **how))
+    print(md.explain(step, *arguments, layout=fsdp, target=TARGET, donate_argnums=donated))
     for target in targets or ["cpu:8"]:
         print(f"\nwhat the compiler of {target} makes of it\n")
-        print(md.compile(step, *arguments, layout=fsdp, target=target, **how))
+        print(md.compile(step, *arguments, layout=fsdp, target=target, donate_argnums=donated))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ stopped. `state` may be any pytree of Tensors, arrays and numbers.
 """
 
 import tempfile
+from typing import Any
 
 import jax
 import optax
@@ -40,7 +41,7 @@ def loss(model, x):
     return md.mean(md.square(y - md.slice(x, inputs, 0, outputs)))
 
 
-def step(state, x):
+def step(state, x) -> Any:
     model, moments = state
     value, gradients = md.value_and_grad(loss)(model, x)
     updates, moments = optimizer.update(gradients, moments)

@@ -106,10 +106,7 @@ class Family:
 
     task: ClassVar[str] = "text"
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-
-    @property
-    def dims(self) -> Iterable[Dim | str]:
-        return ()
+    dims: Any = ()  # an iterable of dims and names; a property where it follows from settings
 
     def batch(self, rows: Dim) -> dict[str, Tensor]:
         """A batch of so many `rows` in the abstract: its Tensors by name, made by `md.abstract`.
@@ -140,9 +137,12 @@ class Family:
         """
         raise NotImplementedError
 
-    def evaluate(self, model: Any, batch: dict[str, Tensor], **how: Any) -> Any:
-        """What is measured on held-out rows: as `loss`, without dropout and noise."""
-        return self.loss(model, batch, None, **how)
+    def evaluate(self, model: Any, batch: dict[str, Tensor]) -> Any:
+        """What is measured on held-out rows: by default the loss without dropout and noise.
+
+        It returns what `loss` returns, and may take the same keywords.
+        """
+        return self.loss(model, batch, None)
 
     def step_flops(self, rows: int) -> tuple[float, float] | None:
         """FLOPs of the model in a training step of so many rows, forward and backward.
@@ -290,8 +290,12 @@ def measured(
     family: Family, model: Any, batch: Mapping[str, Tensor], how: Mapping[str, Any]
 ) -> dict[str, Average]:
     """What is measured on a batch of held-out rows: `loss`, and what is reported beside it."""
-    what, how = f"{type(family).__name__}.evaluate", keywords(family.evaluate, how)
-    loss, report = _parts(what, family.evaluate(model, _Batch(batch), **how))
+    what, fields = f"{type(family).__name__}.evaluate", _Batch(batch)
+    if type(family).evaluate is Family.evaluate:
+        result = family.loss(model, fields, None, **how)
+    else:
+        result = family.evaluate(model, fields, **keywords(family.evaluate, how))
+    loss, report = _parts(what, result)
     return {name: _average(each) for name, each in {"loss": loss, **report}.items()}
 
 

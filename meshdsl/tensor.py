@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -260,7 +261,7 @@ def tensor(array, dims) -> Tensor:
     return Tensor(array, dims)
 
 
-def abstract(dims, dtype=jnp.float32) -> Tensor:
+def abstract(dims, dtype: DTypeLike = jnp.float32) -> Tensor:
     """A Tensor without data: only its dims and its dtype, for tools that never compute with it.
 
         md.abstract((batch, length), jnp.int32)

@@ -25,6 +25,7 @@ def shares():
 
 # For each public function a call that is right.
 CALLS = {
+    "abstract": (((A, B), jnp.float32), {}),
     "bincount": ((IDS, C), {"weights": data(A)}),
     "broadcast": ((X, (A, B, C)), {}),
     "cast": ((X, jnp.bfloat16), {}),
@@ -40,6 +41,7 @@ CALLS = {
     "cond": ((YES, md.sin, md.cos, X), {}),
     "custom_gradient": ((lambda x: (x, lambda ct: ct),), {}),
     "diagonal": ((X, A, B, md.Dim("n", 4)), {}),
+    "dot": ((X, weight(A, B, ins=A)), {"precision": None, "preferred_element_type": None}),
     "dropout": ((X, 0.5, KEY), {}),
     "einsum": ((X, Y), {"out": (A, C), "precision": None, "preferred_element_type": None}),
     "eye": ((A, B, jnp.float32), {"like": X}),
@@ -58,6 +60,7 @@ CALLS = {
         },
     ),
     "from_local": ((shares(), (A,), md.make_mesh({"data": 2}, jax.devices()[:2]), {A: "data"}), {}),
+    "full": (((A, B), 1.0), {"ins": A, "dtype": jnp.float32}),
     "global_norm": (([X],), {}),
     "hvp": ((lambda x: md.sum(x * x), (X,), (X,)), {}),
     "init": ((lambda key: {"x": X}, KEY, LAYOUT), {"mesh": None}),
@@ -81,7 +84,7 @@ CALLS = {
     "scatter": ((Y, IDS, X, C), {"how": "add"}),
     "searchsorted": ((X, data(T), B), {"side": "left"}),
     "segment_sum": ((X, IDS, A, C), {}),
-    "shardings": (({"x": X}, LAYOUT, md.make_mesh(LAYOUT), "value"), {}),
+    "shardings": (({"x": X}, LAYOUT, md.make_mesh(LAYOUT), "rules"), {}),
     "shift": ((X, B, 1, 0), {}),
     "show": ((X, "x"), {}),
     "slice": ((X, B, 1, 2), {}),
@@ -139,6 +142,10 @@ for name in ("nth_largest", "nth_smallest"):
     CALLS[name] = ((X, B, 2), {})
 for name in ("tril", "triu"):
     CALLS[name] = ((X, A, B, 1), {})
+for name in ("normal", "truncated_normal", "uniform"):
+    CALLS[name] = ((KEY, (A, B)), {"ins": A, "std": 0.1, "dtype": jnp.float32})
+for name in ("zeros", "ones"):
+    CALLS[name] = (((A, B),), {"ins": A, "dtype": jnp.float32})
 for name in ("bits", "exponential", "gumbel"):
     CALLS[f"random.{name}"] = ((KEY, (A, B)), {"like": X})
 

@@ -61,7 +61,10 @@ def test_a_fit_goes_on_with_a_run_and_never_begins_one_twice(tmp_path, text):
     [
         ((Config(),), "fit: a family is an instance of md.Family, not of type Config"),
         ((Config().model, {"steps": 3}), "fit: the settings are a Config, not of type dict"),
-        ((Config().model, Config(), "fdsp"), "layout fdsp: no such file, and no shipped layout of that name; did you mean `fsdp`?"),
+        (
+            (Config().model, Config(), "fdsp"),
+            "layout fdsp: no such file, and no shipped layout of that name; did you mean `fsdp`?",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(args, said):
