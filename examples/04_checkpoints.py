@@ -20,9 +20,7 @@ from meshdsl.train import Checkpoints
 # Both have the same axes, of other sizes.
 DATA_PARALLEL = md.Layout(["batch -> data"], mesh={"data": 8, "model": 1})
 BOTH = md.Layout(
-    ["batch -> data", "outputs -> model"],
-    parameters=["inputs -> data"],
-    mesh={"data": 4, "model": 2},
+    ["batch -> data", "outputs -> model"], ["inputs -> data"], mesh={"data": 4, "model": 2}
 )
 
 batch, inputs, outputs = md.Dim("batch", 64), md.Dim("inputs", 32), md.Dim("outputs", 16)
