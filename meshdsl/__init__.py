@@ -6,11 +6,13 @@ each takes and returns is in `help(meshdsl.einsum)`; all public names are in doc
 
 from importlib.metadata import version as _version
 
+from meshdsl.checked import checked as _checked
 from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.family import Average, Family
-from meshdsl.later import compare, compile, explain, show
+from meshdsl.later import LATER as _LATER
+from meshdsl.later import imported as _imported
 from meshdsl.layout import Layout
 from meshdsl.lowering.init import init
 from meshdsl.lowering.lower import lower
@@ -39,9 +41,6 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "Tensor",
     "abstract",
     "clip_by_global_norm",
-    "compare",
-    "compile",
-    "explain",
     "from_local",
     "full",
     "global_norm",
@@ -53,12 +52,20 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "parameter",
     "random",
     "shardings",
-    "show",
     "tensor",
     "truncated_normal",
     "uniform",
     "zeros",
+    *_LATER,
     *_OPS,
 ]
 
-_hold(set(__all__) - set(_OPS), globals())
+_hold(set(__all__) - set(_OPS) - set(_LATER), globals())
+
+
+def __getattr__(name: str):
+    """What is imported when it is first asked for, such as `md.explain`."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'meshdsl' has no attribute {name!r}")
+    found = globals()[name] = _checked(_imported(_LATER[name], name))
+    return found

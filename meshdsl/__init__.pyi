@@ -9,14 +9,13 @@ The stubs beside this file, by what is in them:
 
 from meshdsl._functions import *
 from meshdsl._overloads import *
+from meshdsl.analysis.from_python import compare as compare
+from meshdsl.analysis.from_python import compile as compile
+from meshdsl.analysis.from_python import explain as explain
 from meshdsl.dims import Dim as Dim
 from meshdsl.errors import MeshDSLError as MeshDSLError
 from meshdsl.family import Average as Average
 from meshdsl.family import Family as Family
-from meshdsl.later import compare as compare
-from meshdsl.later import compile as compile
-from meshdsl.later import explain as explain
-from meshdsl.later import show as show
 from meshdsl.layout import Layout as Layout
 from meshdsl.lowering.init import init as init
 from meshdsl.lowering.shardings import shardings as shardings
@@ -30,6 +29,7 @@ from meshdsl.parameters import ones as ones
 from meshdsl.parameters import truncated_normal as truncated_normal
 from meshdsl.parameters import uniform as uniform
 from meshdsl.parameters import zeros as zeros
+from meshdsl.report.show import show as show
 from meshdsl.tensor import Tensor as Tensor
 from meshdsl.tensor import abstract as abstract
 from meshdsl.tensor import from_local as from_local

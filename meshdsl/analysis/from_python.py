@@ -1,4 +1,4 @@
-"""`md.explain`, `md.compile` and `md.compare`; `meshdsl.later` says what they take and raise."""
+"""`md.explain`, `md.compile` and `md.compare`: the tools for any function of Tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,31 @@ def explain(
     optimizer_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
 ) -> Explanation:
-    """What one call of `fn(*args)` does on one device, before anything runs."""
+    """What one call of `fn(*args)` does on one device, before anything runs.
+
+    It prints as `meshdsl explain` does, and a notebook draws it: every op with its FLOPs, every
+    collective with its bytes and the rule that caused it, the memory, and on a `target` the time.
+
+        md.explain(step, params, opt_state, batch, layout=layout, target="v5p:4x4x4")
+
+    Args:
+      fn: takes and returns pytrees of Tensors and arrays: a loss, `md.value_and_grad(loss)`, or a
+        whole step with its optimizer. Or a function that is lowered, `md.lower(...)`, which is
+        explained as it runs; it has a layout and a mesh.
+      args: pytrees of Tensors of arrays, or of `ShapeDtypeStruct`s: only shapes matter.
+      target: the machine, such as `v5p:4x4x4`, `h100:8x4` or `cpu:8`; without one there are no
+        times.
+      mesh: instead of that of the layout: a mesh, or sizes such as `{"data": 4, "model": 2}`.
+      title: what is explained, in words; by default the name of the function.
+      tokens: of one call, on all devices together, for the rate.
+      flops: FLOPs of the model in one call, on all devices together, for the MFU. By default those
+        of its products are counted, each once, without what is recomputed.
+      dims: as in `md.lower`, and so are `optimizer_argnums` and `donate_argnums`.
+
+    Raises:
+      MeshDSLError: no argument is a Tensor; the target is unknown, or the mesh does not fit it; and
+        what `md.lower` raises. An error of `fn` stays as it is.
+    """
     how = HowToLower(dims, optimizer_argnums, donate_argnums)
     chosen = _target("explain", target)
     return analysis_of(
@@ -61,7 +85,26 @@ def compile(
     optimizer_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
 ) -> Compiled:
-    """What the compiler of a machine makes of `fn(*args)`, and the executable."""
+    """What the compiler of a machine makes of `fn(*args)`, and the executable.
+
+    It prints as `meshdsl compile` does: whether it fits, the compiler's memory, the time by its
+    schedule, and its collectives, each led back to the op that asked for it. The machine need not
+    be at hand: TPU programs are compiled by libtpu, which the extra `meshdsl[tpu]` brings.
+
+    Args:
+      fn: as in `md.explain`, and so are all arguments that are not listed here.
+      target: the machine; by default the devices of this one, on which `.executable` runs.
+      options: of the compiler, by name.
+
+    Returns:
+      The report. `.executable` is called with arguments that are split by the layout, as `md.init`
+      and `jax.device_put(x, md.shardings(x, layout, mesh))` split them. It is None where the
+      program does not fit.
+
+    Raises:
+      MeshDSLError: what `md.explain` raises; the compiler is not installed, or refuses the function
+        or an option.
+    """
     how = HowToLower(dims, optimizer_argnums, donate_argnums)
     chosen = _target("compile", target)
     if chosen is not None:
@@ -111,7 +154,20 @@ def compare(
     optimizer_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
 ) -> Comparison:
-    """Layouts and meshes side by side for `fn(*args)` on one machine, the best first."""
+    """Layouts and meshes side by side for `fn(*args)` on one machine, the best first.
+
+    It prints the table of `meshdsl compare`. A layout that cannot be used for the function, or on
+    the machine, has a row that says why.
+
+    Args:
+      fn: as in `md.explain`, and so are all arguments that are not listed here; not lowered.
+      layouts: a list of them, or a dict by the names that they have in the table.
+      meshes: to try with each layout, instead of the layout's own.
+      compiled: how many of the best to compile too.
+
+    Raises:
+      MeshDSLError: what is wrong under every layout, such as an unknown target.
+    """
     chosen = _target("compare", target)
     if isinstance(fn, Lowered):
         raise MeshDSLError(

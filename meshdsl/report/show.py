@@ -81,7 +81,16 @@ class Shown:
 
 
 def show(tensor: Tensor, name: str = "Tensor") -> Shown:
-    """How `tensor` is split; arguments and errors are those of `md.show` in `meshdsl.later`."""
+    """How `tensor` is split: its dims with their axes and sizes, and which device holds which part.
+
+    Args:
+      tensor: outside of a lowering one with a sharded array, or with a `ShapeDtypeStruct` that has
+        a `NamedSharding`; inside of a lowering it is shown as it is split there.
+      name: what to call it.
+
+    Raises:
+      MeshDSLError: it is no Tensor, or it holds neither an array nor a shape.
+    """
     if not is_tensor(tensor):
         dims = (
             "; give an array dims with md.tensor(array, dims)" if hasattr(tensor, "shape") else ""
