@@ -88,7 +88,10 @@ def vit():
     return family, family.init(jax.random.key(0)), batch
 
 
-@pytest.mark.parametrize(("layout", "dropout"), [("fsdp", True), ("tensor", False)])
+@pytest.mark.parametrize(
+    ("layout", "dropout"),
+    [pytest.param("fsdp", True, marks=pytest.mark.slow), ("tensor", False)],
+)
 def test_the_vision_transformer_is_the_same_under_every_layout(vit, layout, dropout):
     family, model, batch = vit
     key = jax.random.key(1) if dropout else None

@@ -175,8 +175,7 @@ class Job:
             if key in _OF_STEP or key.startswith(_GROUPS_OF_STEP)
         }
         rules = {
-            f"layout {rule.level} rule {i}": rule.text
-            for i, rule in enumerate(self.layout.parsed, 1)
+            f"layout {rule.level} {i}": rule.text for i, rule in enumerate(self.layout.parsed, 1)
         }
         return {
             **of_step,

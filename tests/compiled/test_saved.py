@@ -87,7 +87,7 @@ def test_every_difference_is_one_clear_error(file, tmp_path):
         == "is for the mesh data=4, and this run has data=2 model=2"
     )
     rules = md.Layout(["batch -> data"], mesh={"data": "rest"})
-    assert "was compiled with layout parameter rule 2=d_model -> data, " in refused(
+    assert "was compiled with layout parameters 2=d_model -> data, " in refused(
         file, job(layout=rules)
     )
     assert refused(rewritten(file, tmp_path, jax="0.1"), job()).startswith(

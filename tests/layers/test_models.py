@@ -211,8 +211,7 @@ def on_one_device(name: str) -> list[float]:
     return losses(jax.jit(gradients), name)
 
 
-QUICK = [("vit", "sequence"), ("encoder-decoder", "tensor"), ("towers", "fsdp")]
-QUICK += [("encoder-decoder", "sequence")]
+QUICK = [("encoder-decoder", "tensor"), ("towers", "fsdp")]
 
 
 @pytest.mark.parametrize(

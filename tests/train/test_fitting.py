@@ -1,6 +1,5 @@
 """`fit`: the run of the command line, from Python."""
 
-import json
 import re
 
 import jax
@@ -28,32 +27,24 @@ def fitted(folder, text, layout="data", **how):
     return fit(config.model, config, layout, folder=folder, **how)
 
 
-def test_a_fit_is_the_run_of_the_command_and_returns_the_model(tmp_path, text):
-    found = fitted(tmp_path / "a", text, "fsdp")
+def test_a_fit_is_the_run_of_the_command_and_goes_on_or_gives_what_it_made(tmp_path, text):
     words = ["train", "--layout", "fsdp", "--out", str(tmp_path / "b"), *TINY, *SETTINGS, text]
     assert main(words) == 0
+    found = fitted(tmp_path / "a", text, "fsdp", resume=True)  # there is none: it begins
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert found.ending is None and int(found.state.step) == 3 and found.folder == tmp_path / "a"
     assert found.model.embedding.table.split and found.job.layout.name.endswith("fsdp.toml")
     assert RunFolder(tmp_path / "a").stored_config().model == found.job.config.model
 
+    again = fitted(tmp_path / "a", text, "fsdp", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, found.model, again.model)
+    assert len(losses(tmp_path / "a")) == 3
 
-def test_a_fit_that_is_finished_gives_what_it_made(tmp_path, text):
-    first = fitted(tmp_path / "a", text)
-    again = fitted(tmp_path / "a", text, resume=True)
-    jax.tree.map(np.testing.assert_array_equal, first.model, again.model)
-    assert len((tmp_path / "a/metrics.jsonl").read_text().splitlines()) == 3
-
-
-def test_a_fit_goes_on_with_a_run_and_never_begins_one_twice(tmp_path, text):
-    config = override(Config(), [*TINY, *SETTINGS, text])
-    fit(config.model, config, folder=tmp_path / "a", resume=True)  # there is none: it begins
-    more = override(config, ["steps=5"])
-    found = fit(more.model, more, "fsdp", folder=tmp_path / "a", resume=True)
-    steps = [json.loads(x)["step"] for x in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4, 5] and int(found.state.step) == 5
     with pytest.raises(md.MeshDSLError, match="holds a run"):
-        fit(more.model, more, folder=tmp_path / "a")
+        fitted(tmp_path / "a", text)
+    more = override(again.job.config, ["steps=5"])
+    found = fit(more.model, more, "data", folder=tmp_path / "a", resume=True)
+    assert len(losses(tmp_path / "a")) == 5 and int(found.state.step) == 5
 
 
 @pytest.mark.parametrize(
