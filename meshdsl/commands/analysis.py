@@ -23,7 +23,8 @@ from meshdsl.compiled.report import CompiledReport
 from meshdsl.compiled.topology import target_devices
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.family import batch_fields, family_name
+from meshdsl.family.by_name import family_name
+from meshdsl.family.calls import batch_fields
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target
 from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.family import SHIPPED, find_family
+from meshdsl.family.by_name import SHIPPED, find_family
 from meshdsl.user_code import is_named
 
 

@@ -21,7 +21,8 @@ import math
 from dataclasses import dataclass, field
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.family import DEFAULT, Family, family_name, find_family
+from meshdsl.family import Family
+from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
 
 FORMATS = ("auto", "text", "jsonl", "parquet", "tokens", "folders", "arrays")

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 import meshdsl as md
-from meshdsl.family import measured
+from meshdsl.family.calls import measured
 from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.precision import cast

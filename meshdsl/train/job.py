@@ -17,7 +17,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.compiled import saved
-from meshdsl.family import accepted, first_model, loss_and_report, names_in
+from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
 from meshdsl.later import imported
 from meshdsl.record.program import Program
 from meshdsl.train.config import Config

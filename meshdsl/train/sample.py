@@ -12,7 +12,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.family import Family, family_name, names_in
+from meshdsl.family import Family
+from meshdsl.family.by_name import family_name
+from meshdsl.family.calls import names_in
 from meshdsl.models import generate
 from meshdsl.models.generate import Progress, Sampling
 from meshdsl.train.checkpoints import read_params

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.family import find_family
+from meshdsl.family.by_name import find_family
 from meshdsl.fields import bounded, chosen
 from meshdsl.mesh import abstract_mesh
 from meshdsl.train.config import Config

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.family import batch_fields
+from meshdsl.family.calls import batch_fields
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
 from meshdsl.train.data.field_arrays import collate_fields, fitted

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim
 from meshdsl.dims import show as show_dims
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.family import batch_fields
+from meshdsl.family.calls import batch_fields
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config
 from meshdsl.train.data.mixture import Data
