@@ -91,15 +91,20 @@ def line_of(error: BaseException) -> str | None:
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-        if not file.startswith(_INSTALLED) and module.partition(".")[0] not in _OURS:
+        if not (_is_installed(file) or module.partition(".")[0] in _OURS):
             found = f"{os.path.basename(file)}:{line}"
     return found
 
 
+def _is_installed(file: str) -> bool:
+    """Whether a file of code is Python's own, or one of an installed package."""
+    return file.startswith(_PYTHON) or not _PACKAGES.isdisjoint(Path(file).parts)
+
+
 _PREFIX = "user_file_"  # of the names under which files are known to Python
 _OURS = ("meshdsl", "meshdsl_cli")
-_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_INSTALLED = ("<", *(f"{path}{os.sep}" for path in _LIBRARIES))
+_PYTHON = ("<", f"{sysconfig.get_path('stdlib')}{os.sep}")
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 def _run_file(path: Path) -> ModuleType:
