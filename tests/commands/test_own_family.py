@@ -64,6 +64,13 @@ def test_a_mistake_in_a_model_of_the_users_names_its_line(file, capsys):
     assert said.count("\n") == 1
 
 
+def test_a_title_has_the_dims_of_all_fields_of_a_batch(file, capsys):
+    other = 'return {"y": md.abstract((rows, md.Dim("other", 3)), jnp.int32), "x"'
+    file.write_text(file.read_text().replace('return {"x"', other, 1))
+    assert main(["explain", "--layout", "data", "--model", "line.py:Line"]) == 0
+    assert "line.py:Line, batch 32 of other 3, size 4\n" in capsys.readouterr().out
+
+
 def test_a_run_goes_on_with_a_family_whose_file_was_moved(file, tmp_path, monkeypatch, capsys):
     data = ["--data", "line.py:points", "model.size=2"]
     assert train("--model", "line.py:Line", "--steps", "2", *data) == 0
