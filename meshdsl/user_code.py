@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import sysconfig
 import traceback
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -80,7 +81,30 @@ def name_of(thing: type) -> str:
     return f"{Path(place).absolute() if place else thing.__module__}:{thing.__qualname__}"
 
 
+def line_of(error: BaseException) -> str | None:
+    """The innermost line of the user's code that an error came through, such as `model.py:12`.
+
+    None where it came through none: code of meshdsl and of installed packages is not the user's.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{os.path.basename(error.filename)}:{error.lineno}"
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if not (_is_installed(file) or module.partition(".")[0] in _OURS):
+            found = f"{os.path.basename(file)}:{line}"
+    return found
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file of code is Python's own, or one of an installed package."""
+    return file.startswith(_PYTHON) or not _PACKAGES.isdisjoint(Path(file).parts)
+
+
 _PREFIX = "user_file_"  # of the names under which files are known to Python
+_OURS = ("meshdsl", "meshdsl_cli")
+_PYTHON = ("<", f"{sysconfig.get_path('stdlib')}{os.sep}")
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 def _run_file(path: Path) -> ModuleType:
@@ -111,8 +135,8 @@ def _run_file(path: Path) -> ModuleType:
 
 def _failed(where: str, name: str, error: Exception) -> MeshDSLError:
     last = traceback.extract_tb(error.__traceback__)[-1]
-    at = f"{os.path.basename(last.filename)}:{last.lineno}"
-    said = " ".join(str(error).split())
+    at = line_of(error) or f"{os.path.basename(last.filename)}:{last.lineno}"
+    said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return MeshDSLError(
         f"{where}={name}: cannot be imported: {type(error).__name__} in {at}: {said}"
     )

@@ -46,7 +46,8 @@ def test_a_relative_path_can_be_made_right_for_any_folder(tmp_path, monkeypatch)
         ("no_such_module:A", "there is no module `no_such_module` on Python's path; a file is"),
         ("json:lodas", "what=json:lodas: json has no `lodas`; did you mean `loads`?"),
         ("broken.py:A", "cannot be imported: ZeroDivisionError in broken.py:2: division by zero"),
-        ("unclosed.py:A", "cannot be imported: SyntaxError in"),
+        ("unclosed.py:A", "cannot be imported: SyntaxError in unclosed.py:1: '(' was never closed"),
+        ("fields.py:A", "cannot be imported: TypeError in fields.py:3: non-default argument 'b'"),
         ("needs.py:A", "cannot be imported: ModuleNotFoundError in needs.py:1: No module named"),
         ("reads.py:A", "cannot be imported: FileNotFoundError in reads.py:1"),
     ],
@@ -56,9 +57,23 @@ def test_a_name_that_leads_nowhere_is_one_clear_error(tmp_path, monkeypatch, nam
     write(tmp_path, "broken.py", "x = 1\ny = x / 0\n")
     write(tmp_path, "unclosed.py", "x = (\n")
     write(tmp_path, "needs.py", "import no_such_package\n")
+    write(
+        tmp_path,
+        "fields.py",
+        "from dataclasses import dataclass\n\n@dataclass\nclass A:\n  a: int = 1\n  b: int\n",
+    )
     write(tmp_path, "reads.py", "text = open('no_such_file').read()\n")
     with pytest.raises(MeshDSLError, match=re.escape(text)):
         user_code.load(name, "what")
+
+
+def test_an_error_is_traced_to_the_innermost_line_of_the_users_code(tmp_path):
+    text = "import json\n\ndef read():\n    return json.loads('{')\n"
+    read = user_code.load(f"{write(tmp_path, 'reads_json.py', text)}:read", "what")
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        read()
+    assert user_code.line_of(caught.value) == "reads_json.py:4"
+    assert user_code.line_of(ValueError()) is None
 
 
 def test_a_file_that_failed_is_run_again_once_it_is_mended(tmp_path):

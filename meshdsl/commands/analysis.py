@@ -215,8 +215,9 @@ def analysis_of(
 
 def _title(arguments: argparse.Namespace, config: Config) -> str:
     """What is analysed, in words: `llama3-8b, batch 64 of length 8192`."""
-    first = next(iter(batch_fields(config.model, Dim("batch", config.batch)).values()))
-    sizes = ", ".join(f"{dim.name} {dim.size}" for dim in first.dims[1:])
+    fields = batch_fields(config.model, Dim("batch", config.batch)).values()
+    dims = dict.fromkeys(dim for field in fields for dim in field.dims[1:])
+    sizes = ", ".join(f"{dim.name} {dim.size}" for dim in dims)
     # A transformer is called by its style, any other model by its family.
     name = arguments.model or getattr(config.model, "style", family_name(config.model))
     return f"{name}, batch {config.batch}{sizes and ' of '}{sizes}"

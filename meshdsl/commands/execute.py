@@ -9,13 +9,15 @@ from pkgutil import resolve_name
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import report_and_end
+from meshdsl.user_code import line_of
 
 
 def execute(command: str, function: str, arguments: argparse.Namespace) -> int:
     """Run the function of a command, and return the exit code.
 
     A mistake of the user, and an output that cannot be written, are one line on stderr and exit
-    code 2. Where whoever reads the output has closed it, the code is 0.
+    code 2; the line also says where in code of the user's the mistake is. Where whoever reads the
+    output has closed it, the code is 0.
 
     Args:
       command: its name, for that line.
@@ -28,7 +30,9 @@ def execute(command: str, function: str, arguments: argparse.Namespace) -> int:
             sys.stdout.flush()
         return code
     except MeshDSLError as error:
-        return report_and_end(f"meshdsl {command}: {' '.join(str(error).split())}", 2)
+        text, line = " ".join(str(error).split()), line_of(error)
+        at = f" ({line})" if line and line not in text else ""
+        return report_and_end(f"meshdsl {command}: {text}{at}", 2)
     except BrokenPipeError:  # whoever reads, `head` say, has seen enough
         _discard_output()
         return report_and_end("", 0)

@@ -29,6 +29,10 @@ def model_values(name: str | None) -> dict[str, Any]:
         if is_named(family):
             return {"model.family": family} | _size_values(family, text)
     known = {size: family for family, size, _ in sizes()}
+    if name.endswith(".py"):
+        raise MeshDSLError(
+            f"no model `{name}`; name the class in the file as well: {name}:MyFamily"
+        )
     if name not in known:
         raise MeshDSLError(f"no model `{name}`{nearest(name, (*known, *SHIPPED))}")
     return {"model.family": known[name]} | _size_values(known[name], name)

@@ -27,6 +27,7 @@ _SET_BY_FLAG = {
     "warm_start": "warm_start",
     "profile": "log.profile",
 }
+_FAMILY = "model.family"
 
 
 def train_model(arguments: argparse.Namespace) -> int:
@@ -90,11 +91,15 @@ def _configured(arguments: argparse.Namespace, goes_on: RunFolder | None) -> Con
 
     It is that of the given file, or else of the run that goes on, with what flags and settings say.
     """
-    config = Config()
+    config, model = Config(), model_values(arguments.model)
+    named = {key: name for key, name in model.items() if key == _FAMILY}
+    named |= dict(
+        text.split("=", 1) for text in arguments.settings if text.startswith(f"{_FAMILY}=")
+    )
     if arguments.config is not None:
-        config = read(arguments.config, config)
+        config = read(arguments.config, config, named)
     elif goes_on is not None:
-        config = goes_on.stored_config()
+        config = goes_on.stored_config(named)
     flags: dict[str, Any] = {
         key: value
         for flag, key in _SET_BY_FLAG.items()
@@ -103,7 +108,7 @@ def _configured(arguments: argparse.Namespace, goes_on: RunFolder | None) -> Con
     if arguments.data:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, sources={}))
         flags |= _data_values(arguments.data)
-    return override(config, arguments.settings, **model_values(arguments.model), **flags)
+    return override(config, arguments.settings, **model, **flags)
 
 
 def _data_values(data: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from typing import Any
 
@@ -56,6 +57,8 @@ def _check_family(name: str, found: Any) -> None:
     for method in ("batch", "init", "loss"):
         if getattr(found, method) is getattr(Family, method):
             raise refuse(f"it has no `{method}`; see md.Family")
+    for method in ("batch", "init", "loss", "evaluate", "step_flops"):
+        _check_arguments(name, method, inspect.getattr_static(found, method))
     kinds = typing.get_type_hints(found)
     for field in dataclasses.fields(found):  # pyright: ignore[reportArgumentType]
         if field.name == "family":
@@ -65,3 +68,17 @@ def _check_family(name: str, found: Any) -> None:
             raise refuse(f"the setting `{field.name}` is to be {wanted}, not {kind}")
         if field.default is field.default_factory is dataclasses.MISSING:
             raise refuse(f"the setting `{field.name}` needs a default")
+
+
+def _check_arguments(name: str, method: str, function: Any) -> None:
+    """Raise a MeshDSLError unless the method of a family can be called as the tools call it."""
+    if not inspect.isfunction(function):  # something else that can be called
+        return
+    called = tuple(inspect.signature(getattr(Family, method)).parameters)
+    try:
+        inspect.signature(function).bind(*called)
+    except TypeError as error:
+        raise MeshDSLError(
+            f"model.family={name}: {method}({', '.join(called[1:])}) is how `{method}` is called, "
+            f"and yours cannot be: {error}"
+        ) from None

@@ -56,7 +56,7 @@ def _group(
 def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iterator[str]:
     """The lines of one setting: what it is and may be, as a comment, and `key = value`."""
     values = "true or false" if kind is bool else legal(field.metadata)
-    yield from _comment(f"{said} Legal: {values}." if values else said)
+    yield from _comment(f"{said} Legal: {values}.".lstrip() if values else said)
     plain = list(value) if isinstance(value, tuple) else value
     yield toml_text({field.name: plain}).rstrip("\n")
 

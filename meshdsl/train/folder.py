@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,15 +52,18 @@ class RunFolder:
         names = [base, *(f"{base}-{i}" for i in range(2, 100))]
         return cls(next(root / each for each in names if not (root / each).exists()))
 
-    def stored_config(self) -> Config:
+    def stored_config(self, instead: Mapping[str, str] | None = None) -> Config:
         """The configuration of the run in this folder.
+
+        Args:
+          instead: as for `settings.read`.
 
         Raises:
           MeshDSLError: there is no run here.
         """
         if not self.config.is_file():
             raise MeshDSLError(f"there is no run in {self.path}")
-        return settings.read(self.config, Config())
+        return settings.read(self.config, Config(), instead)
 
     def refuse_used(self) -> None:
         """Raise a MeshDSLError if there is anything in the folder already."""

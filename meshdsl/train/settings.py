@@ -79,6 +79,14 @@ def _with_classes(config: Any, values: Mapping[str, Any]) -> tuple[Any, set[str]
     return dataclasses.replace(config, **changes) if changes else config, keys
 
 
+def _is_found(config: Any, key: str, name: Any) -> bool:
+    """Whether the setting `key`, which picks a class, finds one by `name`."""
+    try:
+        return bool(_with_classes(config, {key: name})[1])
+    except MeshDSLError:
+        return False
+
+
 def _field(config: Any, key: str) -> tuple[Any, Mapping[str, Any]]:
     """Type and metadata of the field at a dotted `key`.
 
@@ -295,8 +303,12 @@ def toml_text(values: Mapping[str, Any]) -> str:
     return tomli_w.dumps(values)
 
 
-def read(path: Path, config: Any) -> Any:
+def read(path: Path, config: Any, instead: Mapping[str, str] | None = None) -> Any:
     """`config` with the values in a TOML file.
+
+    Args:
+      instead: names of classes by dotted key, which count where the class that the file names
+        cannot be found, as when a file of code has been moved.
 
     Raises:
       MeshDSLError: the file cannot be read, or has something that is not a setting.
@@ -308,7 +320,11 @@ def read(path: Path, config: Any) -> Any:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MeshDSLError(f"{path}: not TOML: {error}") from None
     try:
-        return override(_with_tables(values, config), **dict(_settings_in(values, config)))
+        found = dict(_settings_in(values, config))
+        for key, name in (instead or {}).items():
+            if key in found and not _is_found(config, key, found[key]):
+                found[key] = name
+        return override(_with_tables(values, config), **found)
     except MeshDSLError as error:
         raise MeshDSLError(f"{path}: {error}") from None
 

@@ -83,6 +83,10 @@ def refused(capsys, *words):
             "2 does not divide 3",
         ),
         ("layouts check absent", "no such file, and no shipped layout of that name"),
+        (
+            "layouts check fsdp --model vit.py",
+            "name the class in the file as well: vit.py:MyFamily",
+        ),
         ("layouts check fsdp --model gpt3", "no model `gpt3`; did you mean `gpt2`?"),
         ("layouts check tensor --devices 3", "`heads`=8 does not divide over `model`=3"),
         ("layouts steps=3", "meshdsl layouts: `steps=3`: settings belong to `check`"),

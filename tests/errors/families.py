@@ -128,6 +128,10 @@ ERRORS = {
         lambda: named("Required", Required),
         ["the setting `size` needs a default"],
     ),
+    "a loss without a key": (
+        lambda: named("Keyless", family("Keyless", loss=lambda self, model, batch: batch)),
+        ["loss(model, batch, key) is how `loss` is called, and yours cannot be: too many"],
+    ),
     "a setting that no text can spell": (
         lambda: named("Lists", Lists),
         ["the setting `sizes_of_layers` is to be text, a number, true or false, or a tuple of"],

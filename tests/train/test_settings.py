@@ -277,5 +277,18 @@ def test_a_commented_configuration_reads_back_equal(tmp_path, settings):
         assert read(tmp_path / "config.toml", Config()) == each
 
 
+def test_a_setting_that_no_docstring_tells_of_is_printed_with_its_legal_values(tmp_path):
+    path = tmp_path / "untold.py"
+    path.write_text(
+        "from dataclasses import dataclass\n\nimport meshdsl as md\n\n\n"
+        "@dataclass(frozen=True)\nclass Untold(md.Family):\n"
+        '    """A family."""\n\n    on: bool = False\n'
+        "    def batch(self, rows): ...\n    def init(self, key): ...\n"
+        "    def loss(self, model, batch, key): ...\n"
+    )
+    config = override(Config(), [f"model.family={path}:Untold"])
+    assert "# Legal: true or false.\non = false\n" in commented_toml(config)
+
+
 def test_the_optimizers_that_a_setting_names_are_those_that_there_are():
     assert OPTIMIZERS == tuple(TABLE)

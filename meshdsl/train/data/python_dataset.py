@@ -8,9 +8,7 @@ list, a grain `MapDataset` or `RandomAccessDataSource`, or an object with `__len
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -140,8 +138,5 @@ def _length(found: Any) -> int | None:
 
 def failed(error: Exception) -> str:
     """What happened in code of the user's, and where: `raised KeyError in data.py:7: 'image'`."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())
-    ours = last.filename == __file__  # as where it takes other arguments than it is called with
-    at = "" if ours else f" in {os.path.basename(last.filename)}:{last.lineno}"
-    return f"raised {type(error).__name__}{at}: {said}"
+    said, line = " ".join(str(error).split()), user_code.line_of(error)
+    return f"raised {type(error).__name__}{f' in {line}' if line else ''}: {said}"
