@@ -183,6 +183,6 @@ def test_numbers_of_other_classes_and_arrays_without_elements_come_back(tmp_path
         assert one["gone"].shape == (2, 0) and one["gone"].dtype == np.int32
         assert one["keys"].dtype == keys.dtype and one["keys"].shape == (0,)
     assert verify(tmp_path / "2") == ""
-    with Checkpoints(tmp_path / "nothing") as checkpoints:
-        with pytest.raises(md.MeshDSLError, match="save: there is no array in the state"):
-            checkpoints.save(1, {"none": jnp.zeros(0)})
+    nothing = Checkpoints(tmp_path / "nothing")
+    with pytest.raises(md.MeshDSLError, match="save: there is no array in the state"):
+        nothing.save(1, {"none": jnp.zeros(0)})
