@@ -71,7 +71,7 @@ class Average:
     @property
     def value(self) -> Tensor:
         """The mean, a Tensor without dims; 0 where nothing counts."""
-        divide = lambda total, count: total / jnp.maximum(count, 1)
+        divide = lambda total, count: total / jnp.where(count == 0, 1, count)
         return component.map(divide, self.total, self.count, name="average")
 
 

@@ -122,7 +122,9 @@ def traced(
         first = next_op_number()
         try:
             run, varying, uses = _traced_as(body, tensors, guess, scope, inputs, repeated)
-        except WrongGuess:  # with no guess at all the trace gets to its end
+        except WrongGuess:
+            if guess == none:  # it was of a parameter that an outer function is differentiated by
+                raise
             uses = none
         else:
             if uses == guess:

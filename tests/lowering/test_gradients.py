@@ -140,6 +140,15 @@ def test_second_derivatives_are_the_same_lowered_and_recorded(name):
     )
 
 
+def test_a_gradient_within_may_end_a_guess_of_the_function_around_it():
+    """`w`, which cannot lie split, was guessed to vary over `n` in all of its uses."""
+    six = md.Dim("six", 6)
+    value = lambda w, x: md.sum(md.tanh(w * x))
+    rules = md.Layout(["six -> n"], mesh={"n": 4}, uneven="pad")
+    fn = lambda x, w: md.value_and_grad(value)(w, x)[1]
+    assert_same(fn, data(D, six), weight(six), layout=rules, level="optimizer")
+
+
 @pytest.mark.parametrize("penalty, times", [(False, 1), (True, 2)], ids=["data", "penalty"])
 def test_the_function_is_traced_once_unless_a_parameter_meets_no_data(penalty, times):
     """With a penalty on a parameter alone it does not vary over the axes that split the data.

@@ -157,11 +157,12 @@ class Checkpoints:
         self._finish_writing()
         step = whole_number("save: `step`", step, 0)
         state = on_devices(state)
-        if not jax.tree.leaves(tree_leaves.named_arrays(state)):
+        arrays, leaves = tree_leaves.named_arrays(state), tree_leaves.describe(state)
+        stored = {name: array for name, array in arrays.items() if array.size}
+        if not stored:
             raise MeshDSLError("save: there is no array in the state; `data` holds what is none")
         new_writer: Callable[[], Writer] = imported("meshdsl.train.checkpoints.writer", "Writer")
         self._writer = self._writer or new_writer()
-        arrays, leaves = tree_leaves.named_arrays(state), tree_leaves.describe(state)
         names = list(arrays)
         # Computed after the step that is running; read when all arrays are written.
         computed = digests(arrays)
@@ -173,7 +174,7 @@ class Checkpoints:
         try:
             if jax.process_index() == 0:
                 self._prepare_folder()
-            self._writer.start(self.folder / str(step), arrays, seal)
+            self._writer.start(self.folder / str(step), stored, seal)
         except _WRITE_ERRORS as error:
             raise self._not_written(step, error) from error
         self._being_written = step, self._background.submit(self._complete, self._writer)

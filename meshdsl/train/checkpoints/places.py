@@ -72,9 +72,14 @@ def as_wanted(like: Any, layout: Layout | None = None, mesh: Mesh | None = None)
 
 
 def as_before(like: Any, tree: Any) -> Any:
-    """`tree` with NumPy's arrays where `like` has them."""
-    kinds = np.ndarray, np.generic
-    return jax.tree.map(lambda x, y: np.asarray(y) if isinstance(x, kinds) else y, like, tree)
+    """`tree` with NumPy's arrays where `like` has them, and numbers of the classes that it has."""
+
+    def before(x: Any, y: Any) -> Any:
+        if is_number(x):
+            return type(x)(y)  # a class of one's own, such as an IntEnum, is a number too
+        return np.asarray(y) if isinstance(x, (np.ndarray, np.generic)) else y
+
+    return jax.tree.map(before, like, tree)
 
 
 def _shape(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.extras import extra
@@ -39,7 +40,7 @@ def location(folder: Path, name: str) -> dict[str, Any]:
 
 
 class SavedArrays:
-    """The arrays of one checkpoint on disk.
+    """The arrays of one checkpoint on disk. Of an array without elements nothing is stored.
 
     Args:
       folder: of the checkpoint.
@@ -79,6 +80,8 @@ class SavedArrays:
         Raises:
           Damaged: a chunk cannot be read; or, after the last one, the array is not what was saved.
         """
+        if not _has_elements(self._leaves[name]):
+            return
         array, digest = self.open(name), 0
         chunk_shape = array.chunk_layout.read_chunk.shape if array.rank else ()
         # Tensorstore's types allow for chunks of unknown size, but zarr has none.
@@ -106,14 +109,16 @@ class SavedArrays:
             # The next array is being read while the previous one is put on the devices.
             reads = self._start_reads(name, target)
             if previous:
-                arrays[previous[0]] = _on_devices(*previous, like[previous[0]])
+                arrays[previous[0]] = self._on_devices(*previous, like[previous[0]])
             previous = name, reads
         if previous:
-            arrays[previous[0]] = _on_devices(*previous, like[previous[0]])
+            arrays[previous[0]] = self._on_devices(*previous, like[previous[0]])
         return arrays
 
     def _start_reads(self, name: str, target: Any) -> dict[_Bounds, ts.Future]:
         """Begin to read each part of an array that a device of this process needs."""
+        if not _has_elements(self._leaves[name]):
+            return {}
         array = self.open(name)
         indices = target.sharding.addressable_devices_indices_map(tuple(target.shape)).values()
         return {
@@ -121,6 +126,22 @@ class SavedArrays:
             for index in indices
             if index is not None
         }
+
+    def _on_devices(self, name: str, reads: dict[_Bounds, ts.Future], target: Any) -> jax.Array:
+        leaf, shape = self._leaves[name], tuple(target.shape)
+        read = {bounds: _wait(name, future) for bounds, future in reads.items()}
+
+        def part(index: Index | None) -> np.ndarray:
+            assert index is not None  # JAX calls this for devices of this process only
+            if _has_elements(leaf):
+                return read[_bounds(index, shape)]
+            return np.zeros(shape, jnp.dtype(leaf["dtype"]))[index]
+
+        return jax.make_array_from_callback(shape, target.sharding, part)
+
+
+def _has_elements(leaf: Leaf) -> bool:
+    return 0 not in leaf["shape"]
 
 
 def verify(folder: Path) -> str:
@@ -138,17 +159,6 @@ def verify(folder: Path) -> str:
     except Damaged as damage:
         return str(damage)
     return ""
-
-
-def _on_devices(name: str, reads: dict[_Bounds, ts.Future], target: Any) -> jax.Array:
-    read = {bounds: _wait(name, future) for bounds, future in reads.items()}
-    shape = tuple(target.shape)
-
-    def part(index: Index | None) -> np.ndarray:
-        assert index is not None  # JAX calls this for devices of this process only
-        return read[_bounds(index, shape)]
-
-    return jax.make_array_from_callback(shape, target.sharding, part)
 
 
 def _wait(name: str, future: ts.Future) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Checkpoints of any pytree of Tensors, arrays and numbers, without a run of `meshdsl train`."""
 
 import re
+from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import meshdsl as md
 from meshdsl.tensor import is_tensor
 from meshdsl.train import Checkpoints
+from meshdsl.train.checkpoints.saved_arrays import verify
 from tests.helpers import dims
 from tests.train.checkpoints.states import assert_equal
 
@@ -155,3 +157,32 @@ def test_settings_are_whole_numbers(tmp_path, settings):
     (name,) = settings
     with pytest.raises(md.MeshDSLError, match=f"^Checkpoints: `{name}` is a whole number"):
         Checkpoints(tmp_path, **settings)
+
+
+class Phase(IntEnum):
+    WARM = 1
+    HOT = 2
+
+
+def test_numbers_of_other_classes_and_arrays_without_elements_come_back(tmp_path):
+    bare = md.Layout(mesh={"x": 4})
+    none = md.tensor(jnp.zeros((0, 8)), (md.Dim("rows", 0), IN))
+    none = jax.device_put(none, md.shardings(none, SPLIT, md.make_mesh(SPLIT)))
+    saved = {"model": state()["model"], "none": none, "rate": np.float64(0.1), "phase": Phase.HOT}
+    keys = jax.random.split(jax.random.key(0), 0)
+    saved |= {"gone": np.zeros((2, 0), np.int32), "keys": keys}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, saved)
+        like = saved | {"rate": np.float64(0), "phase": Phase.WARM}
+        found = checkpoints.restore(like).state
+        checkpoints.save(2, found)  # what came back is what is wanted the next time too
+        again = checkpoints.restore(like, bare).state
+    for one in (found, again):
+        assert one["phase"] is Phase.HOT and repr(one["rate"]) == repr(saved["rate"])
+        assert one["none"].dims == none.dims and one["none"].array.shape == (0, 8)
+        assert one["gone"].shape == (2, 0) and one["gone"].dtype == np.int32
+        assert one["keys"].dtype == keys.dtype and one["keys"].shape == (0,)
+    assert verify(tmp_path / "2") == ""
+    nothing = Checkpoints(tmp_path / "nothing")
+    with pytest.raises(md.MeshDSLError, match="save: there is no array in the state"):
+        nothing.save(1, {"none": jnp.zeros(0)})
