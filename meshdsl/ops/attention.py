@@ -20,6 +20,14 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import attention_blocks
 from meshdsl.ops.attention_blocks import Options, Sides
+from meshdsl.ops.attention_kernels import (
+    Place,
+    attend_by_cudnn,
+    attend_by_splash,
+    cudnn_lacks,
+    splash_lacks,
+    visible_share,
+)
 from meshdsl.ops.checkpoint import mark
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor, is_tensor
@@ -165,15 +173,19 @@ def attention(
             f"attention: `implementation` is one of {', '.join(map(repr, IMPLEMENTATIONS))}, not "
             f"{quote(implementation)}{nearest(str(implementation), IMPLEMENTATIONS)}"
         )
+    counted = rows is None and columns is None
+    share = visible_share(options, call.queries.size, call.memory.size, counted)
     mark(attention_blocks.SAVED)
 
     def local(at: DeviceLoop, *arrays):
         arrays = dict(zip(("query", "key", "value", *beside), arrays, strict=True))
         operands = _operands(at, call, (query, key, value), arrays)
         sides = _sides(at, call, options, beside, arrays)
-        name = _chosen(at, implementation, call, options, operands, sides)
-        at.note(name)
-        made = IMPLEMENTATIONS[name].attend(at, call, options, *operands, sides)
+        place = _place(at, call, counted)
+        arguments = (options, place, *operands, sides)
+        name = _chosen(implementation, at.platform, *arguments)
+        at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share)
+        made = IMPLEMENTATIONS[name].attend(*arguments)
         order = (*call.shared, *call.own, call.queries, call.features)
         made = jnp.transpose(made, [order.index(d) for d in call.out])
         return at.fitting(made, call.out, "attention")
@@ -290,8 +302,8 @@ def _pair(name: str, given, call: Call, optional: bool = False):
         if t is not None and ((own not in t.dims and name == "segments") or other in t.dims):
             raise MeshDSLError(
                 f"attention: `{name}` are a pair, of the queries with {call.queries} and of the "
-                f"memory with {call.memory}, not {show(pair[0].dims if pair[0] else ())} and "
-                f"{show(pair[1].dims if pair[1] else ())}"
+                f"memory with {call.memory}, not "
+                + " and ".join("None" if t is None else show(t.dims) for t in pair)
             )
     return pair
 
@@ -335,34 +347,45 @@ class Implementation(NamedTuple):
     """One way to attend on local arrays.
 
     Attributes:
-      attend: called with a `DeviceLoop`, the `Call`, the `Options`, query, key, value and `Sides`.
+      attend: called with the `Options`, the `Place`, query, key, value and `Sides`.
       lacks: called with the same; says what the kernel cannot do of it, or nothing.
       platform: whose kernel it is; empty for that of every other.
+      skips: whether it leaves out scores that do not count, and so computes what is needed only.
     """
 
     attend: Callable
     lacks: Callable
     platform: str = ""
+    skips: bool = False
 
 
-def _blocks(at, call, options, query, key, value, sides) -> jax.Array:
+def _attend_by_blocks(options, _, query, key, value, sides) -> jax.Array:
     return attention_blocks.attend(options, query, key, value, sides)
 
 
-IMPLEMENTATIONS = {"blocks": Implementation(_blocks, lambda *_: "")}
+IMPLEMENTATIONS = {
+    "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
+    "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
+    "cudnn": Implementation(attend_by_cudnn, cudnn_lacks, "gpu", skips=True),
+}
 
 
-def _chosen(at: DeviceLoop, wanted: str | None, call: Call, options, operands, sides) -> str:
+def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
+    parts = at.parts(call.queries)
+    part = at.offset(call.queries) // at.size(call.queries) if parts > 1 else None
+    return Place(part, parts, bool(at.padding(call.queries)), counted, at.platform, at.lowered)
+
+
+def _chosen(wanted: str | None, platform: str, *arguments) -> str:
     """The name of the implementation that is asked for, or else of the platform's."""
     if wanted is not None:
-        lacks = IMPLEMENTATIONS[wanted].lacks(at, call, options, *operands, sides)
-        if lacks:
+        if lacks := IMPLEMENTATIONS[wanted].lacks(*arguments):
             raise MeshDSLError(
-                f"attention: {wanted} cannot serve this call, for {lacks}; leave "
-                '`implementation` out, or ask for "blocks"'
+                f"attention: {wanted} cannot serve this call: {lacks}; leave `implementation` "
+                'out, or ask for "blocks"'
             )
         return wanted
     for name, way in IMPLEMENTATIONS.items():
-        if way.platform == at.platform and not way.lacks(at, call, options, *operands, sides):
+        if way.platform == platform and not way.lacks(*arguments):
             return name
     return "blocks"

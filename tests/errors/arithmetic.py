@@ -173,6 +173,10 @@ ERRORS = {
         lambda: md.attention(QUERY, KEY, KEY, implementation="splsh"),
         ["attention: `implementation` is one of 'blocks'", "'splsh'"],
     ),
+    "attention, what a kernel lacks": (
+        lambda: md.attention(QUERY, KEY, KEY, sinks=data(A), implementation="splash"),
+        ["attention: splash cannot serve this call", "it has no `sinks`", '"blocks"'],
+    ),
     # Reductions.
     "the largest of nothing": (
         lambda: md.max(EMPTY, "n"),

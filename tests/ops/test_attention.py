@@ -1,5 +1,7 @@
 """Attention as one op equals the formula that it stands for, under every layout."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,15 @@ import pytest
 from jax import lax
 
 import meshdsl as md
+from meshdsl.compiled.topology import target_devices
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
+from meshdsl.estimate.time.model_flops import counted_flops
+from meshdsl.machine import find_target
+from meshdsl.mesh import abstract_mesh
+from meshdsl.ops import attention_kernels
+from meshdsl.record.recorder import tag_in
+from meshdsl.report.explain import explain
+from meshdsl.report.explanation_text import describe
 from tests.helpers import (
     assert_equal,
     assert_same,
@@ -211,7 +222,9 @@ def test_scores_do_not_stand_in_memory():
     def bytes_of(length):
         args = operands(rows=length, columns=length)
         run = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
-        return jax.jit(run).lower(*args).compile().memory_analysis().temp_size_in_bytes
+        found = jax.jit(run).lower(*args).compile().memory_analysis()
+        assert found is not None
+        return found.temp_size_in_bytes
 
     assert bytes_of(8192) < 2.2 * bytes_of(4096)
 
@@ -227,3 +240,126 @@ def test_with_its_save_point_kept_the_backward_pass_computes_no_output_again():
 
     assert products(save="attention") == 2 + 5
     assert products() == 2 + 2 + 5
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+SPLASH = {
+    "plain": {},
+    "causal window": {"causal": True, "window": 100},
+    "window": {"window": 77},
+    "soft cap": {"causal": True, "softcap": 1.5},
+    "segments": {"causal": True, "segments": True},
+}
+
+
+def blocks_and(other, numbers, q, k, v, **how):
+    """Results and gradients by blocks and by another implementation."""
+    given = {**numbers}
+    if given.pop("segments", False):
+        given["segments"] = beside("segments", q, k)
+    for name in ("blocks", other):
+        fn = lambda q, k, v, name=name: md.attention(q, k, v, implementation=name, **given)
+        yield jax.jit(with_gradients(fn, (q, k, v)))(q, k, v)
+
+
+@pytest.mark.parametrize("name", only(["causal window", "segments"], SPLASH))
+def test_splash_equals_blocks(name):
+    """Interpreted, with a head_dim of less than a lane and with several blocks of keys."""
+    args = operands(rows=256, columns=640, features=64)
+    expected, found = blocks_and("splash", SPLASH[name], *args)
+    assert_equal(found, expected, tolerance=2e-5)
+
+
+def test_queries_that_see_no_key_find_nothing_by_splash_too():
+    args = operands(rows=256, columns=128, features=64)
+    expected, found = blocks_and("splash", {"window": 5}, *args)
+    assert_equal(found, expected, tolerance=2e-5)
+    assert not np.any(found[0].array[:, :, :, 140:])
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2}),
+        pytest.param(layout("queries -> x", mesh={"x": 2}), marks=pytest.mark.slow),
+    ],
+    ids=["batch and heads", "queries"],
+)
+def test_splash_is_the_same_under_every_layout(rules):
+    args = operands(rows=256, columns=256, features=64)
+    how = {"causal": True, "window": 150, "implementation": "splash"}
+    fn = lambda q, k, v: md.attention(q, k, v, **how)
+    program, _ = assert_same(fn, *args, layout=rules)
+    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
+
+
+@pytest.mark.parametrize("numbers", [{}, {"causal": True, "window": 5}], ids=str)
+def test_cudnn_is_asked_for_the_same(numbers, monkeypatch):
+    """What JAX's own function is called with, computed by XLA in the place of cuDNN."""
+    monkeypatch.setattr(attention_kernels, "_CUDNN", "xla")
+    args = operands(rows=16, columns=16, features=64, dtype=jnp.bfloat16)
+    expected, found = blocks_and("cudnn", numbers, *args)
+    assert_equal(found, expected, tolerance=2e-2)
+    fn = lambda q, k, v: md.attention(q, k, v, implementation="cudnn", **numbers)
+    rules = layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2})
+    assert_same(fn, *args, layout=rules, tolerance=2e-2)
+
+
+# What a call asks for, and the kernels that serve it on TPU and on GPU.
+CHOICES = {
+    "plain": ({}, {}, "splash", "cudnn"),
+    "a soft cap": ({"softcap": 5.0}, {}, "splash", "blocks"),
+    "a short length": ({}, {"rows": 40}, "blocks", "cudnn"),
+    "float32": ({}, {"dtype": jnp.float32}, "splash", "blocks"),
+    "heads of 192": ({}, {"features": 192}, "splash", "cudnn"),
+    "other features": ({}, {"of_values": 32}, "splash", "blocks"),
+    "sinks": ({"sinks": True}, {}, "blocks", "blocks"),
+    "a causal window": ({"causal": True, "window": 9}, {}, "splash", "cudnn"),
+}
+
+
+def program_on(target, how, sizes, rules=("batch -> x",), mesh=None):
+    """The program of attention and its gradients, as it is lowered for a target."""
+    args = operands(**{"rows": 128, "columns": 128, "features": 64, "dtype": jnp.bfloat16} | sizes)
+    how = how | ({"sinks": beside("sinks", *args[:2])} if "sinks" in how else {})
+    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, **how), args)
+    mesh = mesh or {"x": 4}
+    where: Any = abstract_mesh(mesh, target)
+    return md.lower(fn, md.Layout(list(rules), mesh=mesh), where).program(*args)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_platform_and_the_features_say_which_kernel_runs(name, monkeypatch):
+    how, sizes, *by_platform = CHOICES[name]
+    for platform, kernel in zip(("tpu", "gpu", "cpu"), (*by_platform, "blocks"), strict=True):
+        if kernel == "cudnn":  # which JAX only traces where it is installed
+            monkeypatch.setattr(attention_kernels, "_CUDNN", "xla")
+        (op,) = (op for op in program_on(platform, how, sizes).ops if op.name == "attention")
+        assert op.kernel == kernel
+
+
+def test_a_kernel_has_its_flops_and_explain_names_it():
+    """Two products forward and five backward; causal ones count half, whoever computes them."""
+    how, sizes = {"causal": True}, {"rows": 1024, "columns": 1024, "dtype": jnp.float32}
+    one = 2 * BATCH.size * HEADS.size * GROUP.size * 1024 * 1024 * 64 / 4
+    for platform, kernel, computed in (("tpu", "splash", 0.5), ("cpu", "blocks", 1.0)):
+        program = program_on(platform, how, sizes)
+        graph = kernel_graph(program)
+        assert counted_flops(graph, program) == pytest.approx(7 * one / 2)
+        (op,) = (op for op in program.ops if op.name == "attention")
+        products = sum(n * k.flops for k, n in graph.walk() if tag_in(k.scope) == op.tag)
+        assert products == pytest.approx(7 * one * computed)
+        text = describe(explain(program))
+        assert f"memory] by {kernel}" in text
+
+
+def test_splash_compiles_for_tpu():
+    """Mosaic's own lowering, forward and backward, with the queries split too."""
+    pytest.importorskip("libtpu")
+    mesh = md.make_mesh({"x": 2, "y": 4}, target_devices(find_target("v5p:2x2x2")))
+    args = operands(rows=1024, columns=1024, features=128, dtype=jnp.bfloat16)
+    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
+    lowered = md.lower(fn, layout("batch -> x", "queries -> y", mesh=mesh.shape), mesh)
+    text = lowered.lower(*args).compile().as_text() or ""
+    assert text.count('custom_call_target="tpu_custom_call"') == 2
