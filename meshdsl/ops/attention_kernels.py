@@ -132,7 +132,11 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
 
 
 def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Sides) -> jax.Array:
-    """The output, by cuDNN."""
+    """The output, by cuDNN.
+
+    Its log-sum-exp stays inside of JAX's derivative: a checkpoint cannot keep it, and runs the
+    forward pass again.
+    """
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
     group = math.prod(leading[options.shared :])

@@ -354,6 +354,19 @@ def test_a_kernel_has_its_flops_and_explain_names_it():
         assert f"memory] by {kernel}" in text
 
 
+def test_with_its_save_point_kept_splash_does_not_run_forward_again():
+    args = operands(rows=128, columns=128, features=64)
+
+    def kernels(**kept):
+        attend = lambda q, k, v: md.attention(q, k, v, implementation="splash")
+        run = with_gradients(md.checkpoint(lambda *xs: md.sin(attend(*xs)), **kept), args)
+        program = md.lower(run, layout("batch -> x", mesh={"x": 4})).program(*args)
+        return str(program.jaxpr).count("local_kernel[")
+
+    assert kernels(save="attention") == 2
+    assert kernels() == 3
+
+
 def test_splash_compiles_for_tpu():
     """Mosaic's own lowering, forward and backward, with the queries split too."""
     pytest.importorskip("libtpu")
