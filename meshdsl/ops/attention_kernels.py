@@ -17,6 +17,7 @@ from meshdsl.later import imported
 from meshdsl.lowering import kernels
 from meshdsl.lowering.kernels import Product, Products
 from meshdsl.ops.attention_blocks import SAVED, Options, Sides
+from meshdsl.ops.attention_blocks import attend as attend_by_blocks
 
 LANES = 128  # splash works on blocks of a multiple of them
 _CUDNN = "cudnn"  # what `jax.nn.dot_product_attention` calls it
@@ -110,8 +111,9 @@ def attend_by_splash(*arguments) -> jax.Array:
 
 def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
     """What cuDNN's attention cannot do of a call; empty if it can do all."""
-    if place.platform != "gpu" and _CUDNN == "cudnn":
-        return "it runs on GPU only"
+    amd = jax.default_backend() == "gpu" and "rocm" in jax.devices()[0].client.platform_version
+    if (place.platform != "gpu" or amd) and _CUDNN == "cudnn":
+        return "it runs on GPUs of NVIDIA only"
     for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
         if given is not None:
             return f"it has no `{name}` here"
@@ -145,15 +147,27 @@ def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Si
         return jnp.swapaxes(x.reshape(batch, heads, *x.shape[-2:]), 1, 2)
 
     def attend(q, k, v):
-        return jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            scale=options.scale,
-            is_causal=options.causal,
-            local_window_size=None if options.window is None else (options.window - 1, 0),
-            implementation=_CUDNN,
-        )
+        try:
+            return jax.nn.dot_product_attention(
+                q,
+                k,
+                v,
+                scale=options.scale,
+                is_causal=options.causal,
+                local_window_size=None if options.window is None else (options.window - 1, 0),
+                implementation=_CUDNN,
+            )
+        except RuntimeError:
+            if jax.default_backend() == "gpu":
+                raise
+        # Without CUDA's libraries JAX cannot trace the call. The program is to be estimated, and
+        # never compiled, here: blocks stand in, which keep the same for the backward pass.
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+        q = q.reshape(batch, heads, group, *q.shape[-2:])
+        rows, columns = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2])[None]
+        sides = Sides(rows=rows[None, None, None], columns=columns[None, None, None])
+        made = attend_by_blocks(options._replace(shared=2), q, k, v, sides)
+        return jnp.swapaxes(made.reshape(batch, heads * group, *made.shape[-2:]), 1, 2)
 
     arrays = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
     share = visible_share(options, query.shape[-2], key.shape[-2], place.counted)
