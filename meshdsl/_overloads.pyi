@@ -81,6 +81,24 @@ def map(
 
 # Contracting
 
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    queries: Dim | str = ...,
+    memory: Dim | str = ...,
+    head_dim: Dim | str = ...,
+    causal: bool = False,
+    segments: tuple[Tensor, Tensor] | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    positions: tuple[Tensor | None, Tensor | None] | None = None,
+    implementation: str | None = None,
+) -> Tensor: ...
 @overload
 def einsum(
     *tensors: Tensor,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from meshdsl.dims import listed
 from meshdsl.errors import MeshDSLError, quote
@@ -154,9 +154,26 @@ def slice_parts(shape: Sequence[int], slices: int) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
-    """A mesh without devices: enough to trace a program and to know how everything is split."""
+def abstract_mesh(sizes: Mapping[str, int], platform: str | None = None) -> AbstractMesh:
+    """A mesh without devices: enough to trace a program and to know how everything is split.
+
+    Args:
+      platform: of the devices that are meant ("tpu", "gpu" or "cpu"); by default of those at hand.
+    """
     sizes = sizes or {"device": 1}  # JAX refuses a sharding over an abstract mesh without axes
+    device = None
+    if platform is not None:
+        device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
     return AbstractMesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Auto,) * len(sizes),
+        abstract_device=device,
     )
+
+
+def platform_of(mesh: Mesh | AbstractMesh) -> str:
+    """The platform of the devices of a mesh: "tpu", "gpu" or "cpu"."""
+    if isinstance(mesh, Mesh):
+        return mesh.devices.flat[0].platform
+    return mesh.abstract_device.platform if mesh.abstract_device else jax.default_backend()

@@ -196,7 +196,8 @@ def analysis_of(
             "md.Layout(rules, mesh={...}), or read one with md.Layout.load(file)"
         )
     layout, sizes = _mesh(layout, mesh, target)
-    where = mesh if isinstance(mesh, Mesh) else abstract_mesh(sizes)
+    platform = target.chip.kind if target else None
+    where = mesh if isinstance(mesh, Mesh) else abstract_mesh(sizes, platform)
     if not isinstance(fn, Lowered):
         lowered = lower(
             fn,

@@ -75,7 +75,8 @@ class Analysis:
 
     def job(self, mesh: Mesh | None = None) -> Job:
         """The step of training, on `mesh`, or on a mesh without devices."""
-        where: Any = abstract_mesh(self.sizes) if mesh is None else mesh
+        platform = self.target.chip.kind if self.target else None
+        where: Any = abstract_mesh(self.sizes, platform) if mesh is None else mesh
         return Job(self.config, self.layout, where)
 
     @property

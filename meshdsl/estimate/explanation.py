@@ -90,6 +90,7 @@ class OpView:
       waste: the work on padding, as a fraction of the work on elements.
       seconds: of all executions in each phase, without collectives. A kernel that several ops share
         counts for one of them. Empty without a target.
+      kernel: which of several kernels the op runs, such as `splash`; empty where it has no choice.
     """
 
     tag: str
@@ -104,6 +105,7 @@ class OpView:
     advice: str = ""
     waste: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
+    kernel: str = ""
 
     @property
     def notation(self) -> str:

@@ -39,6 +39,16 @@ class DeviceLoop:
         return self.scope is not None
 
     @property
+    def platform(self) -> str:
+        """The platform that this runs on: "tpu", "gpu" or "cpu"."""
+        return jax.default_backend() if self.scope is None else self.scope.platform
+
+    def note(self, kernel: str, needed: float = 1.0) -> None:
+        """Write down which kernel the op chose, and the `needed` share of its FLOPs, see `Op`."""
+        if self._op is not None:
+            self._op.kernel, self._op.needed = kernel, needed
+
+    @property
     def _of_op(self) -> tuple[Scope, Op]:
         """The scope and the op, which only a loop of a lowering has."""
         assert self.scope is not None and self._op is not None

@@ -10,7 +10,7 @@ over, which is all that a function of local arrays can make of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,26 @@ _OPAQUE = Primitive("local_kernel")
 _OPAQUE.multiple_results = True
 
 
-def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
+class Product(NamedTuple):
+    """`batch` products of m x k by k x n in a kernel, of which it computes `flops`."""
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    flops: int
+    dtype: str
+
+
+Products = tuple[Product, ...]
+
+
+def called(
+    fn: Callable,
+    arrays: Sequence[jax.Array],
+    name: str,
+    products: tuple[Products, Products] | None = None,
+):
     """`fn(*arrays)` on one device of a lowering, where `fn` may contain a Pallas kernel.
 
     A function without one is called as it is. One with a kernel has the derivative that JAX finds
@@ -35,9 +54,11 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
 
     Args:
       name: of the op, for messages.
+      products: those of the forward and of the backward pass, of a kernel for which they are known.
     """
-    if not _has_kernel(_traced(fn, arrays)[0].jaxpr):
+    if products is None and not _has_kernel(_traced(fn, arrays)[0].jaxpr):
         return fn(*arrays)
+    of_forward, of_backward = products or (None, None)
     axes = frozenset().union(*map(collectives.varying, arrays))
     arrays = [collectives.vary(x, axes) for x in arrays]
     floats = [i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -55,11 +76,11 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
 
     @jax.custom_vjp
     def kernel(*arrays):
-        return _opaque(fn, *arrays)
+        return opaque(fn, *arrays, products=of_forward)
 
     def forward(*arrays):
         try:
-            return _opaque(with_pullback, *arrays)
+            return opaque(with_pullback, *arrays, products=of_forward)
         except (NotImplementedError, AssertionError, ValueError, TypeError) as error:
             raise MeshDSLError(
                 f"{name}: JAX cannot differentiate this kernel ({type(error).__name__}); give the "
@@ -68,7 +89,8 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
             ) from error
 
     def backward(pullback, cotangent):
-        found = _opaque(lambda pullback, cotangent: pullback(cotangent), pullback, cotangent)
+        pulled = lambda pullback, cotangent: pullback(cotangent)
+        found = opaque(pulled, pullback, cotangent, products=of_backward)
         by_index = dict(zip(floats, found, strict=True))
         return tuple(by_index.get(i) for i in range(len(arrays)))
 
@@ -76,13 +98,19 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
     return kernel(*arrays)
 
 
-def _opaque(fn: Callable, *args):
-    """`fn` of pytrees of local arrays, as one operation that varies over the axes of all."""
+def opaque(fn: Callable, *args, products: Products | None = None):
+    """`fn` of pytrees of local arrays, as one operation that varies over the axes of all.
+
+    It has no derivative: it is for the two functions of a `jax.custom_vjp`.
+
+    Args:
+      products: what estimates count in the place of the code of `fn`.
+    """
     leaves, tree = jax.tree.flatten(args)
     axes = frozenset().union(*map(collectives.varying, leaves))
     leaves = [collectives.vary(x, axes) for x in leaves]
     closed, out_tree = _traced(lambda *xs: fn(*jax.tree.unflatten(tree, xs)), leaves)
-    return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed))
+    return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed, products=products))
 
 
 def _traced(fn: Callable, arrays: Sequence) -> tuple[Any, Any]:
@@ -114,21 +142,23 @@ def _has_kernel(jaxpr) -> bool:
 
 
 @_OPAQUE.def_abstract_eval
-def _types(*operands, jaxpr):
+def _types(*operands, jaxpr, products):
     return [
         operands[0].update(shape=a.shape, dtype=a.dtype, weak_type=False) for a in jaxpr.out_avals
     ]
 
 
-def _lowered(context, *operands, jaxpr):
+def _lowered(context, *operands, jaxpr, products):
     bare = context.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals)
     return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(bare, *operands)
 
 
-def _batched(operands, batch_dims, *, jaxpr):
+def _batched(operands, batch_dims, *, jaxpr, products):
     size = next(x.shape[at] for x, at in zip(operands, batch_dims, strict=True) if at is not None)
     mapped = jax.vmap(jaxpr_as_fun(jaxpr), in_axes=batch_dims, out_axes=0, axis_size=size)
-    made = _opaque(lambda *xs: mapped(*xs), *operands)
+    if products is not None:
+        products = tuple(p._replace(batch=p.batch * size, flops=p.flops * size) for p in products)
+    made = opaque(lambda *xs: mapped(*xs), *operands, products=products)
     return made, [0] * len(made)
 
 

@@ -24,7 +24,7 @@ from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
 from meshdsl.lowering.scope import Scope, TakesParts, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
-from meshdsl.mesh import make_mesh
+from meshdsl.mesh import make_mesh, platform_of
 from meshdsl.record.program import Program
 from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
 from meshdsl.values import check_shape
@@ -152,7 +152,8 @@ class Lowered:
                 f"{self._name}: is called inside of another lowering; call lowered functions "
                 "from outside of it"
             )
-        scope = Scope(self.layout, self.mesh.shape, self._name, parts=self._takes_parts)
+        how = {"parts": self._takes_parts, "platform": platform_of(self.mesh)}
+        scope = Scope(self.layout, self.mesh.shape, self._name, **how)
         self._scope = scope
         leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in leaves]

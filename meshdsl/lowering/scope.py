@@ -31,10 +31,20 @@ class Scope:
     Args:
       parts: whether JAX may take arrays out of Tensors. Such a program is searched for what goes
         wrong with them, see `parts.check_parts`.
+      platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
     """
 
-    def __init__(self, layout: Layout, sizes: Mapping[str, int], name: str, *, parts: bool = True):
+    def __init__(
+        self,
+        layout: Layout,
+        sizes: Mapping[str, int],
+        name: str,
+        *,
+        parts: bool = True,
+        platform: str = "cpu",
+    ):
         self.layout = layout
+        self.platform = platform
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] = {}  # see `note_use`

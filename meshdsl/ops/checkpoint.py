@@ -117,13 +117,18 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     A sum that `x` waits for is taken, so that what is kept is the sum.
     """
     x = resharding.settle(x)
-    for names in _marked.get():
-        names.add(name)
+    mark(name)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
         array = lax.complex(marked(x.array.real), marked(x.array.imag))
         return Tensor(array, x.dims, x.role, x.placement)
     return Tensor(marked(x.array), x.dims, x.role, x.placement)
+
+
+def mark(name: str) -> None:
+    """Let checkpoints that are being traced know that there is a save point of this name."""
+    for names in _marked.get():
+        names.add(name)
 
 
 def _policy(policy: str, save, offload):

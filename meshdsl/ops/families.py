@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from meshdsl.ops import (
+    attention,
     branch,
     calculus,
     checkpoint,
@@ -37,7 +38,7 @@ from meshdsl.ops.declare import DECLARED, Declaration
 
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "Component-wise": (functions, component),
-    "Contracting": (einsum, dot),
+    "Contracting": (einsum, dot, attention),
     "Control flow and calculus": (
         scan,
         loops,

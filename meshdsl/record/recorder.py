@@ -73,6 +73,9 @@ class Op:
       loops: the loops around it with their lengths, the outermost first: `(("layers", 32),)`.
       waste: the work on padding as a fraction of the work on elements; 0 if every dim divides.
       moves: the changes of split that it takes.
+      kernel: which of several kernels it runs, such as `splash`; empty where it has no choice.
+      needed: the share of its FLOPs that the model needs: of causal attention a half is enough,
+        and a kernel may compute all of it.
       number: counts through the ops of all recorders, in the order in which they were begun.
     """
 
@@ -84,6 +87,8 @@ class Op:
     loops: tuple[tuple[str, int], ...]
     waste: float = 0.0
     moves: list[Move] = field(default_factory=list)
+    kernel: str = ""
+    needed: float = 1.0
     number: int = field(default_factory=next_op_number)
 
     def aside(self) -> Op:

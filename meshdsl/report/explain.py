@@ -137,6 +137,7 @@ def _ops(
                 idle=idle,
                 advice=advice(op, idle, program),
                 waste=op.waste,
+                kernel=op.kernel,
             )
         )
     # What an optimizer computes for each element is no recorded op: it runs outside of the lowered

@@ -86,7 +86,9 @@ def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
     """A line for each op, and under it one for each of its collectives."""
     rows = [
         (
-            op.notation + (f" +{op.waste:.0%} padding" if op.waste else ""),
+            op.notation
+            + (f" by {op.kernel}" if op.kernel else "")
+            + (f" +{op.waste:.0%} padding" if op.waste else ""),
             "x".join(str(d.local) for d in op.dims),
             _flops(op),
             op.source,

@@ -1,12 +1,14 @@
-"""Errors of component-wise ops, einsum and dot, reductions and local functions."""
+"""Errors of component-wise ops, einsum, dot and attention, reductions and local functions."""
 
 import jax.numpy as jnp
 
 import meshdsl as md
 from tests.errors.common import EMPTY, IDS, IMAGE, A, B, C, T, W, X, Y, lowered
-from tests.helpers import data, weight
+from tests.helpers import data, dims, integers, weight
 
 COMPLEX = md.cast(X, jnp.complex64)
+QUERIES, MEMORY, HEAD_DIM = dims(queries=4, memory=8, head_dim=3)
+QUERY, KEY = data(A, QUERIES, HEAD_DIM), data(A, MEMORY, HEAD_DIM)
 
 ERRORS = {
     # Component-wise ops.
@@ -113,6 +115,67 @@ ERRORS = {
     "dot of whole numbers": (
         lambda: md.dot(IDS, weight(A, B, ins=A)),
         ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
+    ),
+    # Attention.
+    "attention, no such dim": (
+        lambda: md.attention(QUERY, KEY, KEY, memory="memry"),
+        ["attention, the key: no dim `memry`", "did you mean `memory`?"],
+    ),
+    "attention, queries in the key": (
+        lambda: md.attention(QUERY, QUERY, KEY, memory="a"),
+        ["attention: the key", "has queries=4", "rename"],
+    ),
+    "attention, memory in the query": (
+        lambda: md.attention(data(QUERIES, MEMORY, HEAD_DIM), KEY, KEY),
+        ["attention: the query", "has memory=8", "rename"],
+    ),
+    "attention, one dim twice": (
+        lambda: md.attention(QUERY, KEY, KEY, queries="head_dim"),
+        ["attention", "the key", "has head_dim=3"],
+    ),
+    "attention, features in doubt": (
+        lambda: md.attention(QUERY, KEY, data(MEMORY, T, B)),
+        ["attention: the value [memory=8, t=2, b=8] has 2 dims", "head_dim=3"],
+    ),
+    "attention, two dtypes": (
+        lambda: md.attention(QUERY, KEY, md.cast(KEY, jnp.bfloat16)),
+        ["attention", "of one dtype", "float32, float32, bfloat16", "md.cast"],
+    ),
+    "attention, a window of nothing": (
+        lambda: md.attention(QUERY, KEY, KEY, window=0),
+        ["attention: `window`", "0"],
+    ),
+    "attention, a soft cap of nothing": (
+        lambda: md.attention(QUERY, KEY, KEY, softcap=0.0),
+        ["attention: `softcap` is a number above 0, not 0.0"],
+    ),
+    "attention, one segment": (
+        lambda: md.attention(QUERY, KEY, KEY, segments=(integers(QUERIES, below=2),)),
+        ["attention: `segments` is a pair of Tensors"],
+    ),
+    "attention, segments of one dim": (
+        lambda: md.attention(QUERY, KEY, KEY, segments=(integers(MEMORY, below=2),) * 2),
+        ["attention: `segments` are a pair", "queries=4", "memory=8", "[memory=8]"],
+    ),
+    "attention, segments that are fractions": (
+        lambda: md.attention(QUERY, KEY, KEY, segments=(data(QUERIES), data(MEMORY))),
+        ["attention: `segments` [queries=4] is float32; it has whole numbers"],
+    ),
+    "attention, a bias of queries": (
+        lambda: md.attention(QUERY, KEY, KEY, bias=data(QUERIES)),
+        ["attention: `bias` [queries=4] has no memory=8", "cancel"],
+    ),
+    "attention, sinks of another dim": (
+        lambda: md.attention(QUERY, KEY, KEY, sinks=data(T)),
+        ["attention: `sinks` [t=2] has t=2", "[a=4, queries=4]"],
+    ),
+    "attention, another implementation": (
+        lambda: md.attention(QUERY, KEY, KEY, implementation="splsh"),
+        ["attention: `implementation` is one of 'blocks'", "'splsh'"],
+    ),
+    "attention, what a kernel lacks": (
+        lambda: md.attention(QUERY, KEY, KEY, sinks=data(A), implementation="splash"),
+        ["attention: splash cannot serve this call", "it has no `sinks`", '"blocks"'],
     ),
     # Reductions.
     "the largest of nothing": (

@@ -143,6 +143,9 @@ reveal_type(md.einsum(x, x, out=(...,), contract=[length, "d_model"]))  # Tensor
 reveal_type(md.einsum(x, up, out=(length, d_ff), contract=(batch, d_model)))  # Tensor[length, d_ff]
 reveal_type(md.einsum(x, up, out=several))  # Tensor
 reveal_type(md.einsum(x, up, out=[batch, d_ff]))  # Tensor
+remembered = md.rename(x, length, "memory")
+found = md.attention(x, remembered, remembered, queries=length, head_dim="d_model", causal=True)
+reveal_type(found)  # Tensor
 reveal_type(md.mean(x))  # Tensor[]
 reveal_type(md.mean(x, batch))  # Tensor[length, d_model]
 reveal_type(md.max(x, "length"))  # Tensor[batch, d_model]

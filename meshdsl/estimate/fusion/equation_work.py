@@ -15,8 +15,10 @@ from meshdsl.record.jaxpr import COLLECTIVES, collectives_of, join_scopes
 
 
 def dots(equation: Equation) -> list[Dot]:
-    """The products that an equation computes: one, or none."""
+    """The products that an equation computes: one, none, or those that a kernel states."""
     eqn, name = equation.eqn, equation.primitive
+    if stated := eqn.params.get("products"):
+        return [Dot(*product) for product in stated]
     if name not in PRODUCTS:
         return []
     left, right = (_shape(v, var) for v, var in zip(equation.inputs, eqn.invars, strict=True))

@@ -100,7 +100,7 @@ class _Flattener:
             return self._renamed(eqn, inputs, is_global)
         if name in _LOOPS or name == "cond":
             return self._with_blocks(eqn, inputs, join_scopes(scope, name), is_global)
-        if not name.startswith(_NOT_WALKED):
+        if not name.startswith(_NOT_WALKED) and not eqn.params.get("products"):
             for sub in sub_jaxprs(eqn.params):
                 if len(sub.invars) == len(inputs) and len(sub.outvars) == len(eqn.outvars):
                     return self._called(eqn, sub, inputs, join_scopes(scope, name), is_global)
@@ -178,7 +178,10 @@ class _Flattener:
             )
         ]
         if enters_shard_map:
-            return [as_global(r, v.aval) for r, v in zip(results, eqn.outvars, strict=True)]
+            return [
+                as_global(result, local.aval, var.aval)
+                for result, local, var in zip(results, sub.outvars, eqn.outvars, strict=True)
+            ]
         return results
 
     def _barrier(self, eqn, value: Value, scope: str) -> Value:

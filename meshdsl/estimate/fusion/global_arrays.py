@@ -42,9 +42,13 @@ def as_local(value: Value, aval) -> Value:
     return view(value, device_value(aval, None))
 
 
-def as_global(value: Value, aval) -> Value:
-    """A local value as a result of a `shard_map`, outside of which its type is `aval`."""
-    parts = tuple(-(-n // m) if m else 1 for n, m in zip(aval.shape, value.shape, strict=False))
+def as_global(value: Value, local, aval) -> Value:
+    """A local value as a result of a `shard_map`.
+
+    Its type is `local` inside, where the value may have other dims (see `flat_jaxpr`), and `aval`
+    outside.
+    """
+    parts = tuple(-(-n // m) if m else 1 for n, m in zip(aval.shape, local.shape, strict=True))
     return view(value, device_value(aval, parts))
 
 

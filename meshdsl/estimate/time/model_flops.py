@@ -14,12 +14,13 @@ def counted_flops(graph: Graph, program: Program) -> float:
 
     Like the 6 N D convention it leaves out what is no product and what is recomputed in the
     backward pass. Work that several devices do alike counts for one of them, and work on padding
-    not at all. So times the number of devices it is the same under every layout.
+    not at all, nor what an op computes and does not need, such as the masked half of causal
+    attention. So times the number of devices it is the same under every layout.
 
     Args:
       graph: the kernels of `program`.
     """
-    once = {op.tag: 1 / _repeated(op, program) for op in program.ops}
+    once = {op.tag: op.needed / _repeated(op, program) for op in program.ops}
     return math.fsum(
         times * kernel.flops * once.get(tag_in(kernel.scope) or "", 1.0)
         for kernel, times in graph.walk()

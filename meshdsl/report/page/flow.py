@@ -259,6 +259,8 @@ def _op(panel: Panel, op: OpView) -> Markup:
         else None,
         _idle(op, panel),
     ]
+    if op.kernel:
+        facts.append(tag("span", f"by {op.kernel}", class_="badge"))
     if op.waste:
         facts.append(tag("span", f"+{op.waste:.0%} padding", class_="badge"))
     head = tag(

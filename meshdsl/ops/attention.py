@@ -1,0 +1,391 @@
+"""attention: softmax(query . key) . value as one op, whose local function is a fused kernel.
+
+No scores stand in memory, forwards or backwards. Which kernel works is said by `IMPLEMENTATIONS`: a
+platform has its kernel, used for every call that the kernel can serve, and blocks of plain JAX
+serve all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims, show
+from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
+from meshdsl.ops import attention_blocks
+from meshdsl.ops.attention_blocks import Options, Sides
+from meshdsl.ops.attention_kernels import (
+    Place,
+    attend_by_cudnn,
+    attend_by_splash,
+    cudnn_lacks,
+    splash_lacks,
+    visible_share,
+)
+from meshdsl.ops.checkpoint import mark
+from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def _attention_example(attention: Callable, draw: Draw) -> Case:
+    a, b, c, d = draw.dims("a", "b", "c", "d")
+    e, f = Dim("e", 4), Dim("f", draw.integer(1, 9))
+    names = {"queries": a, "memory": f, "head_dim": e}
+    query, key, value = draw.tensor(a, b, c, e), draw.tensor(b, f, e), draw.tensor(b, f, d)
+    of_rows, of_columns = draw.integers(a, b, below=2), draw.integers(f, below=2)
+    how = {
+        "causal": draw.pick(False, True),
+        "window": draw.pick(None, 3),
+        "softcap": draw.pick(None, 2.0),
+    }
+    return draw.pick(
+        Case(lambda q, k, v: attention(q, k, v, **names, **how), (query, key, value), (f,)),
+        Case(
+            lambda q, k, v, s, t: attention(q, k, v, segments=(s, t), **names, **how),
+            (query, key, value, of_rows, of_columns),
+            (f,),
+        ),
+        Case(
+            lambda q, k, v, s, t: attention(q, k, v, bias=s, sinks=t, **names, **how),
+            (query, key, value, draw.tensor(a, f), draw.tensor(c)),
+            (f,),
+        ),
+    )
+
+
+@op(
+    computes="its own queries and heads, with all keys of those heads",
+    moves=("all_gather",),
+    example=_attention_example,
+    floats=True,
+)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    queries: Dim | str = "queries",
+    memory: Dim | str = "memory",
+    head_dim: Dim | str = "head_dim",
+    causal: bool = False,
+    segments: tuple[Tensor, Tensor] | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    positions: tuple[Tensor | None, Tensor | None] | None = None,
+    implementation: str | None = None,
+) -> Tensor:
+    """What each of the `queries` finds in `memory`: `softmax(query . key) . value`.
+
+        query = md.rename(query, "length", "queries")   # [batch, heads, group, queries, head_dim]
+        key = md.rename(key, "length", "memory")        # [batch, heads, memory, head_dim]
+        value = md.rename(value, "length", "memory")
+        md.attention(query, key, value, causal=True)    # [batch, heads, group, queries, head_dim]
+
+    Dims are matched by name. Those that query and key share, such as the batch and the heads, are
+    gone through together; what only the query has, such as the `group` of heads that share one of
+    the keys, is attended for separately. Layouts may split all dims but `memory`, `head_dim` and
+    the features of the values, `queries` included. Scores and sums are in float32.
+
+    A query that sees no key finds 0. The output and its log-sum-exp are the save point "attention"
+    of `md.checkpoint`; with both kept, the backward pass does not compute the output again.
+
+    Args:
+      query: has `queries`, `head_dim` and any others.
+      key: has `memory`, `head_dim` and any others.
+      value: has `memory`, its features and any others. The features are `head_dim`, or else the one
+        dim that neither query nor key has.
+      causal: a query sees keys up to its own position.
+      segments: two Tensors of whole numbers, of the queries and of the memory: a query sees keys
+        with its own number. The first has no `memory` and the second no `queries`.
+      window: a query sees keys that are less than this many positions away.
+      softcap: scores are bounded to it: `softcap * tanh(scores / softcap)`.
+      sinks: one more score for each query, without a value (Xiao et al., 2023). Has dims that query
+        or key have, such as the heads.
+      bias: added to the scores, after the soft cap. Has `memory`, and others of the dims at will.
+      scale: of the products; by default one over the square root of the size of `head_dim`.
+      positions: of the queries and of the memory, as `segments`, for `causal` and `window`. By
+        default, and where one of the two is None, elements count from 0.
+      implementation: "blocks", which serves every call on every platform, "splash" for TPU, or
+        "cudnn" for GPU. By default the kernel of the platform where it can serve the call, and
+        blocks where it cannot. Elsewhere than on TPU splash is interpreted, for tests.
+
+    Returns:
+      The dims of the query, with the features of the values in the place of `head_dim`. Dims that
+      only key or value have come first.
+
+    Raises:
+      MeshDSLError: a tensor lacks a dim or has one that it must not have, dtypes differ, or an
+        implementation is asked for that cannot serve the call.
+    """
+    call = _call(query, key, value, queries, memory, head_dim)
+    _check_dtypes(query, key, value)
+    if window is not None:
+        whole_number("attention: `window`", window, 1)
+    if softcap is not None and not softcap > 0:
+        raise MeshDSLError(f"attention: `softcap` is a number above 0, not {quote(softcap)}")
+    row_segments, column_segments = _pair("segments", segments, call)
+    rows, columns = _pair("positions", positions, call, optional=True)
+    if bias is not None and call.memory not in bias.dims:
+        raise MeshDSLError(
+            f"attention: `bias` {show(bias.dims)} has no {call.memory}; a softmax over it would "
+            "cancel what is the same for every key"
+        )
+    given = {
+        "rows": rows,
+        "columns": columns,
+        "row_segments": row_segments,
+        "column_segments": column_segments,
+        "bias": bias,
+        "sinks": sinks,
+    }
+    positioned = causal or window is not None
+    beside = {
+        name: t
+        for name, t in given.items()
+        if t is not None and (positioned or name not in ("rows", "columns"))
+    }
+    scores = (*call.shared, *call.own, call.queries, call.memory)
+    for name, t in beside.items():
+        unknown = dim_algebra.without(t.dims, scores[:-1] if name == "sinks" else scores)
+        if unknown:
+            raise MeshDSLError(
+                f"attention: `{_ARGUMENTS[name]}` {show(t.dims)} has {unknown[0]}; it has dims of "
+                f"{show(scores[:-1] if name == 'sinks' else scores)}"
+            )
+    options = Options(
+        shared=len(call.shared),
+        causal=bool(causal),
+        window=window,
+        softcap=None if softcap is None else float(softcap),
+        scale=float(scale) if scale is not None else max(call.head_dim.size, 1) ** -0.5,
+    )
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise MeshDSLError(
+            f"attention: `implementation` is one of {', '.join(map(repr, IMPLEMENTATIONS))}, not "
+            f"{quote(implementation)}{nearest(str(implementation), IMPLEMENTATIONS)}"
+        )
+    counted = rows is None and columns is None
+    share = visible_share(options, call.queries.size, call.memory.size, counted)
+    mark(attention_blocks.SAVED)
+
+    def local(at: DeviceLoop, *arrays):
+        arrays = dict(zip(("query", "key", "value", *beside), arrays, strict=True))
+        operands = _operands(at, call, (query, key, value), arrays)
+        sides = _sides(at, call, options, beside, arrays)
+        place = _place(at, call, counted)
+        arguments = (options, place, *operands, sides)
+        name = _chosen(implementation, at.platform, *arguments)
+        at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share)
+        made = IMPLEMENTATIONS[name].attend(*arguments)
+        order = (*call.shared, *call.own, call.queries, call.features)
+        made = jnp.transpose(made, [order.index(d) for d in call.out])
+        return at.fitting(made, call.out, "attention")
+
+    return apply_op(
+        "attention",
+        local,
+        (query, key, value, *beside.values()),
+        loop=dim_algebra.union("attention", [query.dims, key.dims, value.dims]),
+        out=call.out,
+        unsplit=tuple(dict.fromkeys((call.memory, call.head_dim, call.features))),
+    )
+
+
+_ARGUMENTS = {
+    "rows": "positions",
+    "columns": "positions",
+    "row_segments": "segments",
+    "column_segments": "segments",
+    "bias": "bias",
+    "sinks": "sinks",
+}
+
+
+class Call(NamedTuple):
+    """The dims of one call by what they are for.
+
+    Attributes:
+      queries, memory, head_dim: as the call names them.
+      features: of the values.
+      shared: those of key and value besides; the query is the same for one that it lacks.
+      own: those that only the query has.
+      out: of the result.
+    """
+
+    queries: Dim
+    memory: Dim
+    head_dim: Dim
+    features: Dim
+    shared: Dims
+    own: Dims
+    out: Dims
+
+
+def _call(query: Tensor, key: Tensor, value: Tensor, queries, memory, head_dim) -> Call:
+    dim_algebra.union("attention", [query.dims, key.dims, value.dims])
+    of_query, of_key, of_value = (
+        f"attention, {name}" for name in ("the query", "the key", "the value")
+    )
+    queries = dim_algebra.find(of_query, query.dims, queries)
+    memory = dim_algebra.find(of_key, key.dims, memory)
+    head_dim = dim_algebra.find(of_query, query.dims, head_dim)
+    dim_algebra.find(of_key, key.dims, head_dim)
+    dim_algebra.find(of_value, value.dims, memory)
+    for name, t in (("key", key), ("value", value)):
+        if queries in t.dims:
+            raise MeshDSLError(
+                f"attention: the {name} {show(t.dims)} has {queries}, the dim of the queries; "
+                f'rename it there: md.rename({name}, "{queries.name}", "memory")'
+            )
+    if memory in query.dims:
+        raise MeshDSLError(
+            f"attention: the query {show(query.dims)} has {memory}, the dim of the keys; rename it "
+            f'there: md.rename(query, "{memory.name}", "queries")'
+        )
+    if len({queries, memory, head_dim}) < 3:
+        raise MeshDSLError(
+            f"attention: `queries`, `memory` and `head_dim` are three dims, not {queries}, "
+            f"{memory} and {head_dim}"
+        )
+    features = head_dim
+    if head_dim not in value.dims:
+        candidates = dim_algebra.without(value.dims, (*query.dims, *key.dims))
+        if len(candidates) != 1:
+            raise MeshDSLError(
+                f"attention: the value {show(value.dims)} has {len(candidates)} dims that could be "
+                f"its features: it has {head_dim}, or one dim that the query {show(query.dims)} "
+                f"and the key {show(key.dims)} lack"
+            )
+        features = candidates[0]
+    special = (queries, memory, head_dim, features)
+    shared = tuple(dict.fromkeys(d for d in (*key.dims, *value.dims) if d not in special))
+    own = dim_algebra.without(query.dims, (*shared, *special))
+    lacking = dim_algebra.without(shared, query.dims)
+    out = (*lacking, *dim_algebra.replace(query.dims, head_dim, (features,)))
+    return Call(queries, memory, head_dim, features, shared, own, out)
+
+
+def _check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    dtypes = [t.dtype for t in (query, key, value)]
+    if len(set(dtypes)) > 1 or not jnp.issubdtype(dtypes[0], jnp.floating):
+        raise MeshDSLError(
+            "attention: query, key and value are real floating-point numbers of one dtype, not "
+            f"{', '.join(map(str, dtypes))}; md.cast them"
+        )
+
+
+def _pair(name: str, given, call: Call, optional: bool = False):
+    """The Tensors of the queries and of the memory that an argument gives."""
+    if given is None:
+        return None, None
+    pair = given if isinstance(given, (tuple, list)) else (given,)
+    allowed = [is_tensor(t) or (optional and t is None) for t in pair]
+    if len(pair) != 2 or not all(allowed):
+        raise MeshDSLError(
+            f"attention: `{name}` is a pair of Tensors, of the queries and of the memory"
+        )
+    dims = (call.queries, call.memory)
+    for t, own, other in zip(pair, dims, dims[::-1], strict=True):
+        if t is not None and not jnp.issubdtype(t.dtype, jnp.integer):
+            raise MeshDSLError(
+                f"attention: `{name}` {show(t.dims)} is {t.dtype}; it has whole numbers"
+            )
+        if t is not None and ((own not in t.dims and name == "segments") or other in t.dims):
+            raise MeshDSLError(
+                f"attention: `{name}` are a pair, of the queries with {call.queries} and of the "
+                f"memory with {call.memory}, not "
+                + " and ".join("None" if t is None else show(t.dims) for t in pair)
+            )
+    return pair
+
+
+def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, ...]:
+    """Query, key and value in the order that `attention_blocks` describes."""
+    leading = (*call.shared, *call.own)
+    orders = (
+        (*leading, call.queries, call.head_dim),
+        (*call.shared, call.memory, call.head_dim),
+        (*call.shared, call.memory, call.features),
+    )
+    return tuple(
+        jnp.broadcast_to(_fit(t.dims, arrays[name], order), [at.size(d) for d in order])
+        for name, t, order in zip(("query", "key", "value"), tensors, orders, strict=True)
+    )
+
+
+def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Sides:
+    """What stands beside them. Positions that are not given are counted where they are needed."""
+    scores = (*call.shared, *call.own, call.queries, call.memory)
+    made = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
+    if options.causal or options.window is not None:
+        for name, dim in (("rows", call.queries), ("columns", call.memory)):
+            if name not in made:
+                made[name] = _fit((dim,), at.indices(dim), scores)
+    return Sides(**made)
+
+
+def _fit(dims: Dims, array, order: Dims) -> jax.Array:
+    """An array of `dims` with these in `order`, with size 1 for those that it lacks."""
+    array = jnp.transpose(array, [dims.index(d) for d in order if d in dims])
+    sizes = iter(array.shape)
+    return array.reshape([next(sizes) if d in dims else 1 for d in order])
+
+
+# -- which kernel ----------------------------------------------------------------------------------
+
+
+class Implementation(NamedTuple):
+    """One way to attend on local arrays.
+
+    Attributes:
+      attend: called with the `Options`, the `Place`, query, key, value and `Sides`.
+      lacks: called with the same; says what the kernel cannot do of it, or nothing.
+      platform: whose kernel it is; empty for that of every other.
+      skips: whether it leaves out scores that do not count, and so computes what is needed only.
+    """
+
+    attend: Callable
+    lacks: Callable
+    platform: str = ""
+    skips: bool = False
+
+
+def _attend_by_blocks(options, _, query, key, value, sides) -> jax.Array:
+    return attention_blocks.attend(options, query, key, value, sides)
+
+
+IMPLEMENTATIONS = {
+    "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
+    "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
+    "cudnn": Implementation(attend_by_cudnn, cudnn_lacks, "gpu", skips=True),
+}
+
+
+def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
+    parts = at.parts(call.queries)
+    part = at.offset(call.queries) // at.size(call.queries) if parts > 1 else None
+    return Place(part, parts, bool(at.padding(call.queries)), counted, at.platform, at.lowered)
+
+
+def _chosen(wanted: str | None, platform: str, *arguments) -> str:
+    """The name of the implementation that is asked for, or else of the platform's."""
+    if wanted is not None:
+        if lacks := IMPLEMENTATIONS[wanted].lacks(*arguments):
+            raise MeshDSLError(
+                f"attention: {wanted} cannot serve this call: {lacks}; leave `implementation` "
+                'out, or ask for "blocks"'
+            )
+        return wanted
+    for name, way in IMPLEMENTATIONS.items():
+        if way.platform == platform and not way.lacks(*arguments):
+            return name
+    return "blocks"

@@ -1,0 +1,180 @@
+"""Attention by the kernels of a platform: JAX's splash attention on TPU, cuDNN's on GPU.
+
+Arrays are in the order that `attention_blocks` describes. A kernel serves some calls only; what it
+lacks for a call is said by `splash_lacks` and `cudnn_lacks`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import ad_checkpoint
+
+from meshdsl.later import imported
+from meshdsl.lowering import kernels
+from meshdsl.lowering.kernels import Product, Products
+from meshdsl.ops.attention_blocks import SAVED, Options, Sides
+from meshdsl.ops.attention_blocks import attend as attend_by_blocks
+
+LANES = 128  # splash works on blocks of a multiple of them
+_CUDNN = "cudnn"  # what `jax.nn.dot_product_attention` calls it
+
+
+class Place(NamedTuple):
+    """The part of the queries that a device has.
+
+    Attributes:
+      part: its number, or None where there is one part only.
+      parts: how many there are, all of one size.
+      padded: whether the last ones hold padding.
+      counted: whether positions count from 0, as they do where the call gives none.
+      platform: of the device.
+      lowered: whether this is one device of a lowering.
+    """
+
+    part: Any
+    parts: int
+    padded: bool
+    counted: bool
+    platform: str
+    lowered: bool
+
+
+def visible_share(options: Options, rows: int, columns: int, counted: bool) -> float:
+    """The share of the scores that count, by the convention that causal attention has half of them.
+
+    Args:
+      rows, columns: over all devices.
+      counted: whether positions count from 0. Of others nothing is known, and all scores count.
+    """
+    if not counted or rows != columns or not columns:
+        return 1.0
+    share = 0.5 if options.causal else 1.0
+    if options.window is None:
+        return share
+    return min(share, options.window * 2 * share / columns)
+
+
+def products_of(query, key, value, share: float) -> tuple[Products, Products]:
+    """What a fused kernel multiplies: two products forward, and five in the backward pass."""
+    *leading, rows, inner = query.shape
+    columns, features = value.shape[-2:]
+    batch, dtype = math.prod(leading), query.dtype.name
+
+    def product(m, k, n) -> Product:
+        return Product(batch, m, k, n, int(2 * batch * m * k * n * share), dtype)
+
+    scores, output = product(rows, inner, columns), product(rows, columns, features)
+    by_weights = product(rows, features, columns)
+    by_value = product(columns, rows, features)
+    by_query, by_key = product(rows, columns, inner), product(columns, rows, inner)
+    return (scores, output), (scores, by_weights, by_value, by_query, by_key)
+
+
+# -- splash ----------------------------------------------------------------------------------------
+
+
+def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
+    """What splash attention cannot do of a call; empty if it can do all."""
+    if sides.bias is not None:
+        return "it has no `bias`"
+    if sides.sinks is not None:
+        return "it has no `sinks`"
+    if not place.counted:
+        return "its positions count from 0"
+    rows, columns = query.shape[-2], key.shape[-2]
+    if place.padded or rows % LANES or columns % LANES or not query.size or not value.size:
+        return (
+            f"it takes multiples of {LANES} queries on a device and of {LANES} keys, "
+            f"not {rows}{' with padding' if place.padded else ''} and {columns}"
+        )
+    if query.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"it takes float32 and bfloat16, not {query.dtype}"
+    heads = query.ndim - 2 - max(options.shared - 1, 0)
+    for segments in (sides.row_segments, sides.column_segments):
+        if segments is not None and math.prod(segments.shape[-2 - heads : -2]) > 1:
+            return "its segments are the same for all heads"
+    return ""
+
+
+def attend_by_splash(*arguments) -> jax.Array:
+    """The output, by the kernel on TPU and by an interpreter of it elsewhere."""
+    # Pallas takes as long to import as the rest of the language.
+    return imported("meshdsl.ops.attention_splash", "attend")(*arguments)
+
+
+# -- cuDNN -----------------------------------------------------------------------------------------
+
+
+def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
+    """What cuDNN's attention cannot do of a call; empty if it can do all."""
+    amd = jax.default_backend() == "gpu" and "rocm" in jax.devices()[0].client.platform_version
+    if (place.platform != "gpu" or amd) and _CUDNN == "cudnn":
+        return "it runs on GPUs of NVIDIA only"
+    for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
+        if given is not None:
+            return f"it has no `{name}` here"
+    if options.softcap is not None:
+        return "it has no `softcap`"
+    if sides.row_segments is not None:
+        return "it has no `segments`"
+    if options.window is not None and not options.causal:
+        return "its `window` is causal"
+    if options.causal and (place.parts > 1 or not place.counted or query.shape[-2] > key.shape[-2]):
+        return "its positions count from 0 on each device, with no more queries than keys"
+    inner, features = query.shape[-1], value.shape[-1]
+    if inner != features or inner % 8 or not 0 < inner <= 256:
+        return f"its heads are multiples of 8 up to 256, not {inner} and {features}"
+    if query.dtype not in (jnp.bfloat16, jnp.float16) or not query.size or not key.size:
+        return f"it takes bfloat16 and float16, not {query.dtype}"
+    return ""
+
+
+def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Sides) -> jax.Array:
+    """The output, by cuDNN.
+
+    Its log-sum-exp stays inside of JAX's derivative: a checkpoint cannot keep it, and runs the
+    forward pass again.
+    """
+    leading, shared = query.shape[:-2], query.shape[: options.shared]
+    batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
+    group = math.prod(leading[options.shared :])
+
+    def by_position(x, heads):
+        return jnp.swapaxes(x.reshape(batch, heads, *x.shape[-2:]), 1, 2)
+
+    def attend(q, k, v):
+        try:
+            return jax.nn.dot_product_attention(
+                q,
+                k,
+                v,
+                scale=options.scale,
+                is_causal=options.causal,
+                local_window_size=None if options.window is None else (options.window - 1, 0),
+                implementation=_CUDNN,
+            )
+        except RuntimeError:
+            if jax.default_backend() == "gpu":
+                raise
+        # Without CUDA's libraries JAX cannot trace the call. The program is to be estimated, and
+        # never compiled, here: blocks stand in, which keep the same for the backward pass.
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+        q = q.reshape(batch, heads, group, *q.shape[-2:])
+        rows, columns = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2])[None]
+        sides = Sides(rows=rows[None, None, None], columns=columns[None, None, None])
+        made = attend_by_blocks(options._replace(shared=2), q, k, v, sides)
+        return jnp.swapaxes(made.reshape(batch, heads * group, *made.shape[-2:]), 1, 2)
+
+    arrays = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
+    share = visible_share(options, query.shape[-2], key.shape[-2], place.counted)
+    if place.lowered:
+        products = products_of(query, key, value, share)
+        output = kernels.called(attend, arrays, "attention", products)
+    else:
+        output = attend(*arrays)
+    output = ad_checkpoint.checkpoint_name(output, SAVED)
+    return jnp.swapaxes(output, 1, 2).reshape(*leading, *output.shape[1:2], *output.shape[3:])

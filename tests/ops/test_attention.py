@@ -1,0 +1,378 @@
+"""Attention as one op equals the formula that it stands for, under every layout."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import meshdsl as md
+from meshdsl.compiled.topology import target_devices
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
+from meshdsl.estimate.time.model_flops import counted_flops
+from meshdsl.machine import find_target
+from meshdsl.mesh import abstract_mesh
+from meshdsl.ops import attention_kernels
+from meshdsl.record.recorder import tag_in
+from meshdsl.report.explain import explain
+from meshdsl.report.explanation_text import describe
+from tests.helpers import (
+    assert_equal,
+    assert_same,
+    data,
+    dims,
+    distance,
+    integers,
+    layout,
+    only,
+    with_gradients,
+)
+
+BATCH, HEADS, GROUP = dims(batch=4, heads=2, group=3)
+LAYOUTS = {
+    "batch": layout("batch -> x", mesh={"x": 4}, uneven="pad"),
+    "heads": layout("batch -> x", "heads? -> y", mesh={"x": 2, "y": 2}, uneven="pad"),
+    "queries": layout("batch -> x", "queries -> y", mesh={"x": 2, "y": 4}, uneven="pad"),
+    "memory at rest": layout("queries -> y", "memory -> y", mesh={"y": 4}, uneven="pad"),
+    "context": layout("queries, memory -> y", "group? -> x", mesh={"x": 2, "y": 4}, uneven="pad"),
+}
+
+
+def expected(q, k, v, *, causal=False, segments=None, window=None, softcap=None, scale=None, **how):
+    """The formula on whole arrays.
+
+    The query is [batch, heads, group, rows, features], key and value [batch, heads, columns,
+    features]. Segments and positions are [batch, rows] and [batch, columns], the bias [heads, rows,
+    columns] and the sinks [heads].
+    """
+    scores = jnp.einsum("bhgqd,bhkd->bhgqk", q, k, precision=lax.Precision.HIGHEST)
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    if (bias := how.get("bias")) is not None:
+        scores = scores + bias[None, :, None]
+    rows, columns = how.get("positions") or (None, None)
+    rows = jnp.arange(q.shape[-2])[None] if rows is None else rows
+    columns = jnp.arange(k.shape[-2])[None] if columns is None else columns
+    away = rows[:, :, None] - columns[:, None, :]
+    visible = jnp.ones(away.shape, bool)
+    if causal:
+        visible = visible & (away >= 0)
+    if window is not None:
+        visible = visible & (abs(away) < window)
+    if segments is not None:
+        visible = visible & (segments[0][:, :, None] == segments[1][:, None, :])
+    visible = visible[:, None, None]
+    scores = jnp.where(visible, scores, -1e30)
+    top = scores.max(-1, keepdims=True)
+    if (sinks := how.get("sinks")) is not None:
+        top = jnp.maximum(top, sinks[:, None, None, None])
+    top = lax.stop_gradient(top)
+    weights = jnp.where(visible, jnp.exp(scores - top), 0)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sinks[:, None, None, None] - top)
+    weights = weights / jnp.where(total > 0, total, 1)
+    return jnp.einsum("bhgqk,bhkd->bhgqd", weights, v, precision=lax.Precision.HIGHEST)
+
+
+def operands(rows=13, columns=13, features=16, of_values=None, dtype=jnp.float32):
+    queries, memory, head_dim = dims(queries=rows, memory=columns, head_dim=features)
+    of_values = head_dim if of_values is None else md.Dim("value_dim", of_values)
+    return (
+        data(BATCH, HEADS, GROUP, queries, head_dim, seed=1, dtype=dtype, low=-3, high=3),
+        data(BATCH, HEADS, memory, head_dim, seed=2, dtype=dtype),
+        data(BATCH, HEADS, memory, of_values, seed=3, dtype=dtype),
+    )
+
+
+def beside(name, q, k):
+    """The Tensors of one argument of attention."""
+    queries, memory = q.dim("queries"), k.dim("memory")
+    if name == "bias":
+        return data(HEADS, queries, memory, seed=4, low=-2, high=2)
+    if name == "sinks":
+        return data(HEADS, seed=5)
+    if name == "segments":
+        return integers(BATCH, queries, below=3, seed=6), integers(BATCH, memory, below=3, seed=7)
+    return integers(BATCH, queries, below=9, seed=8), integers(BATCH, memory, below=9, seed=9)
+
+
+def attending(tensors, numbers):
+    """Attention as a function of Tensors in a row: query, key, value and what `tensors` names."""
+
+    def fn(q, k, v, *others):
+        rest, given = list(others), {}
+        for name in tensors:
+            pair = name in ("segments", "positions")
+            given[name] = (rest.pop(0), rest.pop(0)) if pair else rest.pop(0)
+        return md.attention(q, k, v, **given, **numbers)
+
+    return fn
+
+
+# For each case the Tensors beside query, key and value, the numbers, and the sizes.
+CASES = {
+    "plain": ((), {}, {}),
+    "causal": ((), {"causal": True}, {}),
+    "window": ((), {"window": 3}, {}),
+    "causal window": ((), {"causal": True, "window": 5}, {"features": 80}),
+    "soft cap": ((), {"causal": True, "softcap": 1.5, "scale": 0.3}, {"features": 64}),
+    "bias": (("bias",), {"softcap": 1.5}, {}),
+    "sinks": (("sinks",), {"causal": True, "window": 2}, {}),
+    "segments": (("segments",), {"causal": True}, {}),
+    "positions": (("positions",), {"causal": True, "window": 4}, {}),
+    "other lengths": ((), {"window": 2}, {"rows": 9, "columns": 6}),
+    "other features": ((), {"causal": True}, {"of_values": 5}),
+    "several blocks": (
+        ("segments", "sinks", "bias"),
+        {"causal": True, "window": 700, "softcap": 4.0},
+        {"rows": 33, "columns": 1030},
+    ),
+}
+
+
+def case(name):
+    """A function of Tensors, the Tensors, and the same by the formula as a function of arrays."""
+    tensors, numbers, how = CASES[name]
+    q, k, v = operands(**how)
+    given = {name: beside(name, q, k) for name in tensors}
+    flat = [t for x in given.values() for t in (x if isinstance(x, tuple) else (x,))]
+    pairs = {name: tuple(t.array for t in x) for name, x in given.items() if isinstance(x, tuple)}
+
+    def formula(q, k, v, *others):
+        single = dict(zip([name for name in tensors if name not in pairs], others, strict=True))
+        return expected(q, k, v, **numbers, **pairs, **single)
+
+    return attending(tensors, numbers), (q, k, v, *flat), formula
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_its_formula(name):
+    fn, args, formula = case(name)
+    result, grads = jax.jit(with_gradients(fn, args))(*args)
+    floats = [t.array for t in args if jnp.issubdtype(t.dtype, jnp.floating)]
+    assert_equal(result.array, jax.jit(formula)(*floats))
+    weights = data(*result.dims, seed=100, low=0.5, high=1.5).array
+    by_all = tuple(range(len(floats)))
+    slopes = jax.jit(jax.grad(lambda *xs: (formula(*xs) * weights).sum(), argnums=by_all))
+    assert_equal([t.array for t in grads], list(slopes(*floats)), "gradient")
+
+
+EVERY = [(case, under) for case in CASES for under in LAYOUTS]
+QUICK = list(zip(CASES, 3 * list(LAYOUTS), strict=False))
+
+
+@pytest.mark.parametrize("name, under", only(QUICK, EVERY))
+def test_attention_is_the_same_under_every_layout(name, under):
+    fn, args, _ = case(name)
+    assert_same(fn, *args, layout=LAYOUTS[under])
+
+
+@pytest.mark.parametrize("features", [64, 128])
+def test_attention_in_bfloat16_sums_in_float32(features):
+    q, k, v = operands(rows=40, columns=40, features=features, dtype=jnp.bfloat16)
+    made = md.attention(q, k, v, causal=True)
+    assert made.dtype == jnp.bfloat16
+    wide = expected(*(t.array.astype(jnp.float32) for t in (q, k, v)), causal=True)
+    assert distance(made.array, wide) < 4e-3  # of one rounding of weights and of the output
+
+
+def test_a_query_that_sees_no_key_finds_nothing():
+    q, k, v = operands()
+    ones, twos = (
+        md.tensor(jnp.full((BATCH.size, d.size), n), (BATCH, d))
+        for n, d in ((1, q.dim("queries")), (2, k.dim("memory")))
+    )
+    fn = lambda q, k, v: md.attention(q, k, v, segments=(ones, twos))
+    result, grads = with_gradients(fn, (q, k, v))(q, k, v)
+    for t in (result, *grads):
+        assert not np.any(t.array)
+
+
+def test_dims_are_matched_by_name_alone():
+    """Heads that only the values have, a query without a batch, and dims in any order."""
+    rows, columns, features = dims(rows=5, columns=7, features=8)
+    q, k, v = (
+        data(features, GROUP, rows, seed=1),
+        data(columns, features, BATCH, seed=2),
+        data(HEADS, columns, BATCH, features, seed=3),
+    )
+    how = {"queries": "rows", "memory": columns, "head_dim": "features"}
+    fn = lambda q, k, v: md.attention(q, k, v, causal=True, **how)
+    made = fn(q, k, v)
+    assert set(made.dims) == {BATCH, HEADS, GROUP, rows, features}
+    whole = expected(
+        md.broadcast(q, (BATCH, HEADS, GROUP, rows, features)).array,
+        md.broadcast(k, (BATCH, HEADS, columns, features)).array,
+        md.transpose(v, (BATCH, HEADS, columns, features)).array,
+        causal=True,
+    )
+    assert_equal(md.transpose(made, (BATCH, HEADS, GROUP, rows, features)).array, whole)
+    assert_same(
+        fn, q, k, v, layout=layout("heads -> x", "rows -> y", mesh={"x": 2, "y": 2}, uneven="pad")
+    )
+
+
+def test_scores_do_not_stand_in_memory():
+    """Temporaries of forward and backward pass grow with the length, and not with its square."""
+
+    def bytes_of(length):
+        args = operands(rows=length, columns=length)
+        run = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
+        found = jax.jit(run).lower(*args).compile().memory_analysis()
+        assert found is not None
+        return found.temp_size_in_bytes
+
+    assert bytes_of(8192) < 2.2 * bytes_of(4096)
+
+
+def test_with_its_save_point_kept_the_backward_pass_computes_no_output_again():
+    """Two products forward, and backward five: the scores, and one for each of four cotangents."""
+    args = operands()
+
+    def products(**kept):
+        layer = lambda q, k, v: md.sin(md.attention(md.sin(q), k, v, causal=True))
+        run = with_gradients(md.checkpoint(layer, **kept), args)
+        return str(jax.make_jaxpr(run)(*args)).count("dot_general[")
+
+    assert products(save="attention") == 2 + 5
+    assert products() == 2 + 2 + 5
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+SPLASH = {
+    "plain": {},
+    "causal window": {"causal": True, "window": 100},
+    "window": {"window": 77},
+    "soft cap": {"causal": True, "softcap": 1.5},
+    "segments": {"causal": True, "segments": True},
+}
+
+
+def blocks_and(other, numbers, q, k, v, **how):
+    """Results and gradients by blocks and by another implementation."""
+    given = {**numbers}
+    if given.pop("segments", False):
+        given["segments"] = beside("segments", q, k)
+    for name in ("blocks", other):
+        fn = lambda q, k, v, name=name: md.attention(q, k, v, implementation=name, **given)
+        yield jax.jit(with_gradients(fn, (q, k, v)))(q, k, v)
+
+
+@pytest.mark.parametrize("name", only(["causal window", "segments"], SPLASH))
+def test_splash_equals_blocks(name):
+    """Interpreted, with a head_dim of less than a lane and with several blocks of keys."""
+    args = operands(rows=256, columns=640, features=64)
+    expected, found = blocks_and("splash", SPLASH[name], *args)
+    assert_equal(found, expected, tolerance=2e-5)
+
+
+def test_queries_that_see_no_key_find_nothing_by_splash_too():
+    args = operands(rows=256, columns=128, features=64)
+    expected, found = blocks_and("splash", {"window": 5}, *args)
+    assert_equal(found, expected, tolerance=2e-5)
+    assert not np.any(found[0].array[:, :, :, 140:])
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2}),
+        pytest.param(layout("queries -> x", mesh={"x": 2}), marks=pytest.mark.slow),
+    ],
+    ids=["batch and heads", "queries"],
+)
+def test_splash_is_the_same_under_every_layout(rules):
+    args = operands(rows=256, columns=256, features=64)
+    how = {"causal": True, "window": 150, "implementation": "splash"}
+    fn = lambda q, k, v: md.attention(q, k, v, **how)
+    program, _ = assert_same(fn, *args, layout=rules)
+    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
+
+
+@pytest.mark.parametrize("numbers", [{}, {"causal": True, "window": 5}], ids=str)
+def test_cudnn_is_asked_for_the_same(numbers, monkeypatch):
+    """What JAX's own function is called with, computed by XLA in the place of cuDNN."""
+    monkeypatch.setattr(attention_kernels, "_CUDNN", "xla")
+    args = operands(rows=16, columns=16, features=64, dtype=jnp.bfloat16)
+    expected, found = blocks_and("cudnn", numbers, *args)
+    assert_equal(found, expected, tolerance=2e-2)
+    fn = lambda q, k, v: md.attention(q, k, v, implementation="cudnn", **numbers)
+    rules = layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2})
+    assert_same(fn, *args, layout=rules, tolerance=2e-2)
+
+
+# What a call asks for, and the kernels that serve it on TPU and on GPU.
+CHOICES = {
+    "plain": ({}, {}, "splash", "cudnn"),
+    "a soft cap": ({"softcap": 5.0}, {}, "splash", "blocks"),
+    "a short length": ({}, {"rows": 40}, "blocks", "cudnn"),
+    "float32": ({}, {"dtype": jnp.float32}, "splash", "blocks"),
+    "heads of 192": ({}, {"features": 192}, "splash", "cudnn"),
+    "other features": ({}, {"of_values": 32}, "splash", "blocks"),
+    "sinks": ({"sinks": True}, {}, "blocks", "blocks"),
+    "a causal window": ({"causal": True, "window": 9}, {}, "splash", "cudnn"),
+}
+
+
+def program_on(target, how, sizes, rules=("batch -> x",), mesh=None):
+    """The program of attention and its gradients, as it is lowered for a target."""
+    args = operands(**{"rows": 128, "columns": 128, "features": 64, "dtype": jnp.bfloat16} | sizes)
+    how = how | ({"sinks": beside("sinks", *args[:2])} if "sinks" in how else {})
+    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, **how), args)
+    mesh = mesh or {"x": 4}
+    where: Any = abstract_mesh(mesh, target)
+    return md.lower(fn, md.Layout(list(rules), mesh=mesh), where).program(*args)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_platform_and_the_features_say_which_kernel_runs(name):
+    """Cells for GPU are traced without its libraries, as `explain` does."""
+    how, sizes, *by_platform = CHOICES[name]
+    for platform, kernel in zip(("tpu", "gpu", "cpu"), (*by_platform, "blocks"), strict=True):
+        (op,) = (op for op in program_on(platform, how, sizes).ops if op.name == "attention")
+        assert op.kernel == kernel
+
+
+def test_a_kernel_has_its_flops_and_explain_names_it():
+    """Two products forward and five backward; causal ones count half, whoever computes them."""
+    how, sizes = {"causal": True}, {"rows": 1024, "columns": 1024}
+    one = 2 * BATCH.size * HEADS.size * GROUP.size * 1024 * 1024 * 64 / 4
+    rows = (("tpu", "splash", 0.5), ("gpu", "cudnn", 0.5), ("cpu", "blocks", 1.0))
+    for platform, kernel, computed in rows:
+        program = program_on(platform, how, sizes)
+        graph = kernel_graph(program)
+        assert counted_flops(graph, program) == pytest.approx(7 * one / 2)
+        (op,) = (op for op in program.ops if op.name == "attention")
+        products = sum(n * k.flops for k, n in graph.walk() if tag_in(k.scope) == op.tag)
+        assert products == pytest.approx(7 * one * computed)
+        text = describe(explain(program))
+        assert f"memory] by {kernel}" in text
+
+
+def test_with_its_save_point_kept_splash_does_not_run_forward_again():
+    args = operands(rows=128, columns=128, features=64)
+
+    def kernels(**kept):
+        attend = lambda q, k, v: md.attention(q, k, v, implementation="splash")
+        run = with_gradients(md.checkpoint(lambda *xs: md.sin(attend(*xs)), **kept), args)
+        program = md.lower(run, layout("batch -> x", mesh={"x": 4})).program(*args)
+        return str(program.jaxpr).count("local_kernel[")
+
+    assert kernels(save="attention") == 2
+    assert kernels() == 3
+
+
+def test_splash_compiles_for_tpu():
+    """Mosaic's own lowering, forward and backward, with the queries split too."""
+    pytest.importorskip("libtpu")
+    mesh = md.make_mesh({"x": 2, "y": 4}, target_devices(find_target("v5p:2x2x2")))
+    args = operands(rows=1024, columns=1024, features=128, dtype=jnp.bfloat16)
+    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
+    lowered = md.lower(fn, layout("batch -> x", "queries -> y", mesh=mesh.shape), mesh)
+    text = lowered.lower(*args).compile().as_text() or ""
+    assert text.count('custom_call_target="tpu_custom_call"') == 2
