@@ -19,6 +19,8 @@ T = TypeVar("T")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 # `[ROOT] %name = type opcode(`; the type of several results is a tuple in parentheses.
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
+# What Pallas says of a kernel, in the middle of an instruction and on a line of its own.
+_KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n(.*)\n\}")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^{}]*)\})?")
 _BETWEEN_ARRAYS = re.compile(r"(?:[(), ]|/\*index=\d+\*/)*")
@@ -183,6 +185,7 @@ class Module:
         self.unread = Unread()
         self._named: dict[str, dict[str, Instruction]] = {}
         current = ""
+        text = _KERNEL_METADATA.sub(r"kernel_metadata={\1}", text)
         for number, line in enumerate(text.splitlines()):
             if line[:1] != " ":
                 header = _HEADER.match(line)

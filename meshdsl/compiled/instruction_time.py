@@ -6,7 +6,8 @@ count. Such times agree with the compiler, which is not the same as with hardwar
 What has no cycles, and every instruction of a GPU program, is taken by the roofline: the FLOPs of
 its products over the rate that products reach, or the bytes that it reads and writes in HBM over
 the bandwidth that copies reach, whichever is longer. Of an operand that is only sliced or gathered
-from, the slices count; an update in place counts the update, read once and written once.
+from, the slices count; an update in place counts the update, read once and written once. A fused
+kernel that states its FLOPs (see `record.kernel_flops`) is assumed to reach `FUSED_EFFICIENCY`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import re
 
 from meshdsl.compiled.hlo_text import ON_CHIP, Array, Instruction, Module, matched
 from meshdsl.compiled.opcodes import OPCODES
-from meshdsl.machine import Chip
+from meshdsl.machine import FUSED_EFFICIENCY, Chip
+from meshdsl.record.kernel_flops import flops_in
 
 # What takes no time: names for what is there already, and scalars.
 _FREE = {
@@ -43,6 +45,7 @@ _NOTES = re.compile(
     r'|annotate_device_placement|MoveTo\w+|AsyncCollective\w+)"'
 )
 _GEMM = re.compile(r'custom_call_target="__cublas\$(?:gemm|lt\$matmul)')
+_FUSED = re.compile(r'custom_call_target="(tpu_custom_call|__cudnn\$fmha)')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _CONTRACTING = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]([^\]}]*)[\]}]')
 
@@ -63,7 +66,13 @@ def seconds(module: Module, instruction: Instruction, chip: Chip) -> float:
     scalars = all(array.elements <= 1 for array in instruction.results)
     if scalars and instruction.opcode not in ("fusion", "reduce", "custom-call"):
         return 0.0
-    by_products = flops(module, instruction) / (chip.flops * chip.matmul_efficiency)
+    stated = None
+    if instruction.opcode == "custom-call" and _FUSED.search(instruction.attributes):
+        stated = flops_in(instruction.scope)
+    if stated is None:
+        by_products = flops(module, instruction) / (chip.flops * chip.matmul_efficiency)
+    else:
+        by_products = stated / (chip.flops * FUSED_EFFICIENCY)
     by_memory = traffic(module, instruction) / (chip.hbm_bandwidth * chip.hbm_efficiency)
     return max(by_products, by_memory)
 

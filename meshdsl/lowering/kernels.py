@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.record.jaxpr import body_of, sub_jaxprs
+from meshdsl.record.kernel_flops import flops_scope
 
 _OPAQUE = Primitive("local_kernel")
 _OPAQUE.multiple_results = True
@@ -110,7 +111,10 @@ def opaque(fn: Callable, *args, products: Products | None = None):
     axes = frozenset().union(*map(collectives.varying, leaves))
     leaves = [collectives.vary(x, axes) for x in leaves]
     closed, out_tree = _traced(lambda *xs: fn(*jax.tree.unflatten(tree, xs)), leaves)
-    return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed, products=products))
+    if products is None:
+        return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed, products=None))
+    with jax.named_scope(flops_scope(sum(product.flops for product in products))):
+        return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed, products=products))
 
 
 def _traced(fn: Callable, arrays: Sequence) -> tuple[Any, Any]:

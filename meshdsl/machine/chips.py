@@ -18,6 +18,11 @@ import jax
 
 from meshdsl.errors import MeshDSLError, nearest, quote
 
+# The share of a chip's FLOP/s that is assumed of fused kernels, such as those of attention, which
+# have no cycles in a compiler's schedule. It is the low end of what FlashAttention-2 reaches on an
+# A100, 50% to 73% (Dao, 2023).
+FUSED_EFFICIENCY = 0.5
+
 TABLE = Path(__file__).with_name("hardware.toml")
 
 # For each unit: what it measures, and how much one of it is in FLOP/s, bytes, bytes/s, seconds, Hz

@@ -9,10 +9,12 @@ import pytest
 from jax import lax
 
 import meshdsl as md
+from meshdsl.compiled import instruction_time
+from meshdsl.compiled.hlo_text import Module
 from meshdsl.compiled.topology import target_devices
 from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.time.model_flops import counted_flops
-from meshdsl.machine import find_target
+from meshdsl.machine import FUSED_EFFICIENCY, find_target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.ops import attention_kernels
 from meshdsl.record.recorder import tag_in
@@ -359,7 +361,7 @@ def test_with_its_save_point_kept_splash_does_not_run_forward_again():
 
     def kernels(**kept):
         attend = lambda q, k, v: md.attention(q, k, v, implementation="splash")
-        run = with_gradients(md.checkpoint(lambda *xs: md.sin(attend(*xs)), **kept), args)
+        run = with_gradients(md.checkpoint(lambda q, k, v: md.sin(attend(q, k, v)), **kept), args)
         program = md.lower(run, layout("batch -> x", mesh={"x": 4})).program(*args)
         return str(program.jaxpr).count("local_kernel[")
 
@@ -375,4 +377,15 @@ def test_splash_compiles_for_tpu():
     fn = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
     lowered = md.lower(fn, layout("batch -> x", "queries -> y", mesh=mesh.shape), mesh)
     text = lowered.lower(*args).compile().as_text() or ""
-    assert text.count('custom_call_target="tpu_custom_call"') == 2
+    module = Module(text)
+    assert not module.unread.kinds()
+    found = [
+        instruction_time.seconds(module, i, find_target("v5p:2x2x2").chip)
+        for computation in module.computations.values()
+        for i in computation
+        if "tpu_custom_call" in i.attributes
+    ]
+    # Two products forward and five backward, half of each, for the part of one device.
+    one = 2 * 2 * HEADS.size * GROUP.size * 256 * 1024 * 128 / 2
+    rate = FUSED_EFFICIENCY * find_target("v5p:2x2x2").chip.flops
+    assert sorted(found) == pytest.approx([2 * one / rate, 5 * one / rate])

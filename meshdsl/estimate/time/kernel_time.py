@@ -16,7 +16,7 @@ import math
 
 from meshdsl.estimate.kernels import Dot, Kernel
 from meshdsl.estimate.memory.tiles import round_up
-from meshdsl.machine import Chip
+from meshdsl.machine import FUSED_EFFICIENCY, Chip
 
 _SUBLANES = 8  # rows of a vector register: dims are padded to it if not to the matrix unit
 _WIDTHS = {
@@ -39,9 +39,6 @@ _OPERANDS = 5
 # against 1,078,890 for 8192 x 4096 x 4096 on v5p, at JAX's default precision; GPU: TF32 runs at
 # half the rate.
 _SINGLE = {"tpu": 1.58, "gpu": 2.0}
-# The share of a chip's FLOP/s that is assumed of kernels which state what they multiply, by their
-# primitive. It is the low end of what FlashAttention-2 reaches on an A100, 50% to 73% (Dao, 2023).
-_FUSED = {"local_kernel": 0.5}
 # The least seconds of a kernel that touches more bytes than scalars have. The TPU compiler counts
 # 2,100 cycles of 1.75 GHz for a fusion of a few elements on v5p and v6e, 2,250 of 2.2 GHz on tpu7x;
 # on GPUs it is unverified.
@@ -59,9 +56,9 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
     if not kernel.dots:
         return kernel.traffic / bandwidth + elements(kernel) * per_element
     slower = {"float32": _SINGLE[chip.kind]}
-    if kernel.primitive in _FUSED:
+    if kernel.primitive == "local_kernel":
         products = sum(dot.flops * slower.get(dot.dtype, 1.0) for dot in kernel.dots)
-        return max(products / (chip.flops * _FUSED[kernel.primitive]), kernel.traffic / bandwidth)
+        return max(products / (chip.flops * FUSED_EFFICIENCY), kernel.traffic / bandwidth)
     products = sum(
         padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) for dot in kernel.dots
     ) / (chip.flops * chip.matmul_efficiency)
