@@ -251,11 +251,6 @@ def _call(query: Tensor, key: Tensor, value: Tensor, queries, memory, head_dim) 
             f"attention: the query {show(query.dims)} has {memory}, the dim of the keys; rename it "
             f'there: md.rename(query, "{memory.name}", "queries")'
         )
-    if len({queries, memory, head_dim}) < 3:
-        raise MeshDSLError(
-            f"attention: `queries`, `memory` and `head_dim` are three dims, not {queries}, "
-            f"{memory} and {head_dim}"
-        )
     features = head_dim
     if head_dim not in value.dims:
         candidates = dim_algebra.without(value.dims, (*query.dims, *key.dims))
