@@ -16,6 +16,8 @@ A, B, C, P, T, V = dims(a=4, b=8, c=3, p=3, t=2, v=2)
 X, Y, W, IDS = data(A, B), data(B, C), weight(A, B), integers(A, below=4)
 IMAGE, KERNEL, KEY = data(A, B, C), weight(P, C, V), jax.random.key(0)
 LAYOUT = md.Layout(["a -> data", "b -> model"], mesh={"data": 2, "model": 4})
+QUERIES, MEMORY, HEAD_DIM = dims(queries=4, memory=8, head_dim=3)
+QUERY, FOUND = data(QUERIES, HEAD_DIM), data(MEMORY, HEAD_DIM)
 YES, ONE, SCALAR = (md.tensor(value, ()) for value in (True, 1, 1.0))
 
 
@@ -26,6 +28,14 @@ def shares():
 # For each public function a call that is right.
 CALLS = {
     "abstract": (((A, B), jnp.float32), {}),
+    "attention": (
+        (QUERY, FOUND, FOUND),
+        {
+            **{"queries": QUERIES, "memory": MEMORY, "head_dim": HEAD_DIM, "causal": True},
+            **{"segments": None, "window": 2, "softcap": 1.0, "sinks": None, "bias": None},
+            **{"scale": 1.0, "positions": None, "implementation": "blocks"},
+        },
+    ),
     "bincount": ((IDS, C), {"weights": data(A)}),
     "broadcast": ((X, (A, B, C)), {}),
     "cast": ((X, jnp.bfloat16), {}),
