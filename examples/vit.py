@@ -46,7 +46,6 @@ class ViT(md.Family):
             **dict(height=224, width=224, colors=3, classes=1000),
         }
     }
-    dims = ("vocab",)  # the shipped layouts speak of it, and there is none here
 
     height: int = bounded(8, least=1)
     width: int = bounded(8, least=1)

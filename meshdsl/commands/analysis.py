@@ -7,9 +7,9 @@ what a step of training comes to: as estimated from its record, or as compiled f
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -90,10 +90,13 @@ class Analysis:
         return task_of(self.config).fields(self.config, Dim("batch", self.config.batch))
 
     @property
-    def model_flops(self) -> tuple[float, float]:
-        """FLOPs of one step per device, with causal attention counted half, and in full."""
-        (causal, full), devices = self.job().step_flops, math.prod(self.sizes.values())
-        return causal / devices, full / devices
+    def model_flops(self) -> tuple[float, float] | None:
+        """FLOPs of one step per device, with causal attention counted half, and in full.
+
+        None where the family does not state them: then they are counted in the record.
+        """
+        flops, devices = self.config.model.step_flops(self.config.batch), prod(self.sizes.values())
+        return None if flops is None else (flops[0] / devices, flops[1] / devices)
 
     def explain(self) -> Explanation:
         """The step as estimated from its record, without a compiler."""
@@ -104,6 +107,7 @@ class Analysis:
             units=self.units,
             unit=task_of(self.config).unit,
             model_flops=self.model_flops,
+            count_flops=True,
         )
         remedies: tuple[str, ...] = ()
         if explanation.memory.fits is False:
@@ -131,6 +135,7 @@ class Analysis:
         devices = target_devices(self.target)
         job = self.job(make_mesh(self.sizes, devices))
         explanation = self.explain()
+        time = explanation.time
         report, executable = compile_for(
             job.lowered,
             job.program(),
@@ -138,7 +143,7 @@ class Analysis:
             explanation,
             options=job.step.compiler_options | dict(given),
             given=tuple(given),
-            model_flops=self.model_flops,
+            model_flops=(time.model_flops, time.model_flops_full) if time else None,
         )
         if report.fits is False:
             report = replace(report, remedies=(*report.remedies, *self._remedies()))
@@ -151,7 +156,7 @@ class Analysis:
             lines.append("`model.remat=full` keeps the least for the backward pass")
         batch = Dim("batch", config.batch // config.microbatches)
         axes = self.layout.split((batch,)).get(batch, ())
-        if batch.size // math.prod(self.sizes[axis] for axis in axes) % 2 == 0:
+        if batch.size // prod(self.sizes[axis] for axis in axes) % 2 == 0:
             lines.append(
                 f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after "
                 "the other"
@@ -209,7 +214,7 @@ def analysis_of(
         target, sizes = _mesh_of_target(arguments, layout)
     if not arguments.batch and not any(text.startswith("batch=") for text in arguments.settings):
         # A sequence for each device, so that every shipped layout has something to split.
-        least = math.prod(sizes.values()) * config.microbatches
+        least = prod(sizes.values()) * config.microbatches
         config = override(config, batch=max(config.batch, least))
     return Analysis(_title(arguments, config), config, layout, sizes, target)
 
@@ -219,8 +224,7 @@ def _title(arguments: argparse.Namespace, config: Config) -> str:
     fields = batch_fields(config.model, Dim("batch", config.batch)).values()
     dims = dict.fromkeys(dim for field in fields for dim in field.dims[1:])
     sizes = ", ".join(f"{dim.name} {dim.size}" for dim in dims)
-    # A transformer is called by its style, any other model by its family.
-    name = arguments.model or getattr(config.model, "style", family_name(config.model))
+    name = arguments.model or family_name(config.model)
     return f"{name}, batch {config.batch}{sizes and ' of '}{sizes}"
 
 

@@ -16,6 +16,12 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.family.base import Average, Family
 from meshdsl.tensor import Tensor, is_tensor
 
+# Names that a run's own measures have in `metrics.jsonl`.
+RESERVED = frozenset(
+    "step loss loss_scale skipped gradient_norm parameter_norm learning_rate bits_per_byte seconds "
+    "tokens images pairs examples".split()
+)
+
 
 class _Batch(dict):
     """A batch that says what it has when it is asked for something else."""
@@ -122,9 +128,6 @@ def keywords(function: Callable, options: Mapping[str, Any]) -> dict[str, Any]:
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values()):
         return dict(options)
     return {name: value for name, value in options.items() if name in takes}
-
-
-RESERVED = frozenset({"step", "loss", "learning_rate", "gradient_norm", "parameter_norm"})
 
 
 def _parts(what: str, result: Any) -> tuple[Tensor | Average, Mapping[str, Any]]:

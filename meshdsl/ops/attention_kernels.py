@@ -20,7 +20,6 @@ from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_blocks import attend as attend_by_blocks
 
 LANES = 128  # splash works on blocks of a multiple of them
-_CUDNN = "cudnn"  # what `jax.nn.dot_product_attention` calls it
 
 
 class Place(NamedTuple):
@@ -111,8 +110,7 @@ def attend_by_splash(*arguments) -> jax.Array:
 
 def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
     """What cuDNN's attention cannot do of a call; empty if it can do all."""
-    amd = jax.default_backend() == "gpu" and "rocm" in jax.devices()[0].client.platform_version
-    if (place.platform != "gpu" or amd) and _CUDNN == "cudnn":
+    if not _has_cudnn(place):
         return "it runs on GPUs of NVIDIA only"
     for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
         if given is not None:
@@ -131,6 +129,14 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
     if query.dtype not in (jnp.bfloat16, jnp.float16) or not query.size or not key.size:
         return f"it takes bfloat16 and float16, not {query.dtype}"
     return ""
+
+
+def _has_cudnn(place: Place) -> bool:
+    """Whether cuDNN may run there: on a GPU that is none of AMD's."""
+    if place.platform != "gpu":
+        return False
+    at_hand = jax.default_backend() == "gpu"
+    return not (at_hand and "rocm" in jax.devices()[0].client.platform_version)
 
 
 def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Sides) -> jax.Array:
@@ -155,7 +161,7 @@ def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Si
                 scale=options.scale,
                 is_causal=options.causal,
                 local_window_size=None if options.window is None else (options.window - 1, 0),
-                implementation=_CUDNN,
+                implementation="cudnn",
             )
         except RuntimeError:
             if jax.default_backend() == "gpu":

@@ -130,9 +130,10 @@ class Job:
         stated = self.config.model.step_flops(self.config.batch)
         if stated is not None:
             return stated
+        program = self.program()
         count = imported("meshdsl.estimate.time.model_flops", "counted_flops")
-        graph = imported("meshdsl.estimate.fusion.kernel_graph", "kernel_graph")(self.program())
-        flops = count(graph, self.program()) * self.mesh.size
+        graph = imported("meshdsl.estimate.fusion.kernel_graph", "kernel_graph")(program)
+        flops = count(graph, program) * self.mesh.size
         return flops, flops
 
     @cached_property

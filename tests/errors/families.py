@@ -233,6 +233,10 @@ ERRORS = {
         lambda: step(loss=loss(lambda b: (md.mean(floats(b)), {"step": md.mean(floats(b))}))),
         ["Wrong.loss: the report cannot use the name `step`, which a run uses"],
     ),
+    "a report with a name of the step's": (
+        lambda: step(loss=loss(lambda b: (md.mean(floats(b)), {"skipped": md.mean(floats(b))}))),
+        ["Wrong.loss: the report cannot use the name `skipped`, which a run uses"],
+    ),
     "a loss without the keyword that a setting is for": (
         lambda: step("precision.output=bfloat16"),
         ["Wrong: its loss does not take `output`, so it cannot be bfloat16; see md.Family.loss"],

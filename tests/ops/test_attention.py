@@ -299,10 +299,18 @@ def test_splash_is_the_same_under_every_layout(rules):
 @pytest.mark.parametrize("numbers", [{}, {"causal": True, "window": 5}], ids=str)
 def test_cudnn_is_asked_for_the_same(numbers, monkeypatch):
     """What JAX's own function is called with, computed by XLA in the place of cuDNN."""
-    monkeypatch.setattr(attention_kernels, "_CUDNN", "xla")
+    jax_s, asked = jax.nn.dot_product_attention, []
+
+    def by_xla(*args, implementation, **how):
+        asked.append(implementation)
+        return jax_s(*args, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    monkeypatch.setattr(attention_kernels, "_has_cudnn", lambda place: True)
     args = operands(rows=16, columns=16, features=64, dtype=jnp.bfloat16)
     expected, found = blocks_and("cudnn", numbers, *args)
     assert_equal(found, expected, tolerance=2e-2)
+    assert set(asked) == {"cudnn"}
     fn = lambda q, k, v: md.attention(q, k, v, implementation="cudnn", **numbers)
     rules = layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2})
     assert_same(fn, *args, layout=rules, tolerance=2e-2)

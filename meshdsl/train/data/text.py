@@ -12,7 +12,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.data.corpus import Corpus
 from meshdsl.train.data.dataset import open_datasets
 from meshdsl.train.data.mixture import Data
-from meshdsl.train.data.task import Fields, Report, check_kind, known_fields
+from meshdsl.train.data.task import Fields, Report, check_kind, known_fields, say_validation
 from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
 from meshdsl.train.watch.units import bits_per_byte, perplexity
 
@@ -57,8 +57,9 @@ class TextTask:
 
     def words(self, measured: Mapping[str, float], which: str = "") -> str:
         bits = measured.get("bits_per_byte")
-        said = "" if bits is None else f", {bits:.3f} bits/byte"
-        return f"validation loss{which} {measured['loss']:.4f} nats/token{said}"
+        unit = " nats/token" if bits is None else f" nats/token, {bits:.3f} bits/byte"
+        reported = {k: v for k, v in measured.items() if k not in ("perplexity", "bits_per_byte")}
+        return say_validation(reported, which, unit)
 
 
 def fitting_tokenizer(config: Config) -> Tokenizer:

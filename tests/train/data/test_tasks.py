@@ -216,9 +216,9 @@ def test_what_is_said_of_a_validation(mixtures):
     assert isinstance(data, Corpus)
     derived = text.derived(measured, data, "a")
     assert derived == pytest.approx({"perplexity": np.e, "bits_per_byte": 1 / np.log(2)})
-    said = "validation loss on a 1.0000 nats/token, 1.443 bits/byte"
+    said = "validation loss on a 1.0000 nats/token, 1.443 bits/byte, accuracy 97.1%, margin 12.35"
     assert text.words({**measured, **derived}, " on a") == said
-    assert text.words(measured) == "validation loss 1.0000 nats/token"
+    assert text.words({"loss": 1.0}) == "validation loss 1.0000 nats/token"
     images = task_of(configured(Classifier()))
     assert images.words(measured) == "validation loss 1.0000, accuracy 97.1%, margin 12.35"
     assert images.derived(measured, data, "a") == {}
