@@ -33,12 +33,22 @@ from meshdsl.errors import MeshDSLError, either, nearest, quote
 LEVELS = ("rules", "parameters", "gradients", "optimizer")
 UNEVEN = ("error", "pad")
 GATHER = ("layer", "step")
+MOVES = ("collective", "ring", "exchange")
+ORDERS = ("natural", "zigzag")
+ATTRIBUTES = {"uneven": UNEVEN, "move": MOVES, "order": ORDERS}
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One dim over one axis. `where` and `text` quote the line of the layout that it came from."""
+    """One dim over one axis.
+
+    Attributes:
+      where, text: quote the line of the layout that it came from.
+      pads: whether parts are padded where the dim does not divide.
+      move: one of MOVES, how operands are gathered over the axis.
+      order: one of ORDERS, which elements of the dim each part has.
+    """
 
     dim: str
     axis: str
@@ -47,6 +57,8 @@ class Rule:
     where: str
     text: str
     pads: bool = False
+    move: str = "collective"
+    order: str = "natural"
 
     def __str__(self):
         return f"{self.where}: {self.text}"
@@ -181,11 +193,12 @@ class Layout:
 
     def _parse(self, level, number, line) -> list[Rule]:
         where = f"{self.name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
-        uneven = self.uneven
+        how = {"uneven": self.uneven, "move": MOVES[0], "order": ORDERS[0]}
         if isinstance(line, Mapping):
-            _known_keys(where, "", line, ("rule", "uneven"))
-            uneven, line = line.get("uneven", uneven), line.get("rule", "")
-            check_word(where, "uneven", uneven, UNEVEN)
+            _known_keys(where, "", line, ("rule", *ATTRIBUTES))
+            how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
+            for attribute, words in ATTRIBUTES.items():
+                check_word(where, attribute, how[attribute], words)
         match = _RULE.fullmatch(line) if isinstance(line, str) else None
         if not match:
             raise MeshDSLError(f'{where}: {quote(line)} is not of the form "dim, ... -> axis, ..."')
@@ -201,9 +214,9 @@ class Layout:
                 raise MeshDSLError(
                     f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}"
                 )
-        pads = uneven == "pad"
+        pads, move, order = how["uneven"] == "pad", how["move"], how["order"]
         return [
-            Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads)
+            Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads, move, order)
             for d in dims
             for a in axes
         ]
