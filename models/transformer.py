@@ -141,6 +141,7 @@ class Config(md.Family):
             "vocab": self.vocab,
             "length": self.length,
             "memory": self.length,
+            "queries": self.length,
             **({} if STYLES[self.style].rotary else {"positions": self.length}),
         }
         return {name: md.Dim(name, size) for name, size in sizes.items()}

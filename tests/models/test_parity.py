@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import meshdsl as md
+from benchmarks import einsum_attention
 from meshdsl.tensor import is_tensor
 from meshdsl.train.step import TrainStep
 from tests.helpers import only
@@ -51,6 +52,15 @@ def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse)
     np.testing.assert_allclose(
         got_aux["cross_entropy"].array, aux["cross_entropy"].array, rtol=1e-6
     )
+    common.assert_same_gradients(got_grads, grads)
+
+
+@pytest.mark.parametrize("style", common.CONFIGS)
+def test_fused_attention_is_that_of_einsums(style, monkeypatch):
+    model, batch, ((value, aux), grads) = one_device(style)
+    monkeypatch.setattr(md, "attention", einsum_attention.attention)
+    (got, _), got_grads = jax.jit(value_and_grad)(model, batch, jax.random.key(5))
+    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
     common.assert_same_gradients(got_grads, grads)
 
 
