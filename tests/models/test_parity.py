@@ -57,7 +57,7 @@ def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse)
 
 @pytest.mark.parametrize("style", common.CONFIGS)
 def test_fused_attention_is_that_of_einsums(style, monkeypatch):
-    model, batch, ((value, aux), grads) = one_device(style)
+    model, batch, ((value, _), grads) = one_device(style)
     monkeypatch.setattr(md, "attention", einsum_attention.attention)
     (got, _), got_grads = jax.jit(value_and_grad)(model, batch, jax.random.key(5))
     np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
