@@ -112,11 +112,11 @@ def choose_remat(
         f"model.remat=auto: {best.remat}, estimated peak {byte_words(best.peak)} of {allowed}, "
         f"{best.words}; "
     )
-    faster = found[: found.index(best)]
-    if faster:
+    if faster := found[: found.index(best)]:
+        least = min(faster, key=lambda candidate: candidate.peak)
         line += (
-            f"{faster[-1].remat} would be faster, {faster[-1].words}, and does not fit: "
-            f"{byte_words(faster[-1].peak)}"
+            f"{least.remat} would be faster, {least.words}, but does not fit: "
+            f"{byte_words(least.peak)}"
         )
     else:
         line += "nothing is faster"
@@ -187,9 +187,10 @@ def _nothing_fits(
         ),
         *settings_that_save_memory(_with_remat(config, "full"), layout, sizes),
     ]
+    if (capacity := least.memory.capacity) and least.memory.peak <= capacity:
+        remedies.insert(0, f"more `memory` of the {byte_words(capacity)} that a device has")
     return MeshDSLError(
-        f"model.remat=auto: nothing fits {_allowed(config, budget)}; the least has an estimated "
-        f"peak of {byte_words(least.memory.peak)}. What would help:"
-        + "".join(f"\n  {remedy}" for remedy in remedies)
-        + "\n  more memory, if the device has more"
+        f"model.remat=auto: nothing fits {_allowed(config, budget)}, and the least has an "
+        f"estimated peak of {byte_words(least.memory.peak)}; what would help: "
+        + "; ".join(remedies)
     )
