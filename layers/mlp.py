@@ -97,8 +97,8 @@ class SwiGLU(PyTreeNode):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """The other dims of `x`, then d_model, which `x` has too."""
-        # Both are kept as they come from their matrices: what follows is cheap to compute again, and
-        # their product alone would not do for the slopes.
+        # Both can be kept as they come from their matrices: what follows is cheap to compute again,
+        # and their product alone would not do for the slopes.
         gate, up = (md.checkpoint_name(matrix(x), HIDDEN) for matrix in (self.gate, self.up))
         return self.down(md.silu(gate) * up)
 

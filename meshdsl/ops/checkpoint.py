@@ -20,6 +20,7 @@ from meshdsl.ops.declare import of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor
 
+
 class Policy(NamedTuple):
     """What is kept for the backward pass, beside the arguments of the function.
 

@@ -168,9 +168,7 @@ def _with_remat(config: Config, remat: str) -> Config:
 
 def _allowed(config: Config, budget: int) -> str:
     """What may be used, in words: `76.59 GiB (memory=80%)`."""
-    words = byte_words(budget)
-    same = words.replace(" ", "") == config.memory
-    return words if same else f"{words} (memory={config.memory})"
+    return f"{byte_words(budget)} (memory={config.memory})"
 
 
 def _nothing_fits(

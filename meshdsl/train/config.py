@@ -292,8 +292,8 @@ class Config:
       warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with;
         empty: none.
       offload: what waits in the host's memory while it is not used: the state of the optimizer, and
-        of each layer what goes in (`activations`), what attention gives (`attention`), queries, keys
-        and values (`qkv`), and the products that the feed-forward layer begins with (`hidden`).
+        of each layer what goes in (`activations`), what attention gives (`attention`), queries,
+        keys and values (`qkv`), and what the feed-forward layer begins with (`hidden`).
       memory: how much of a device's memory `model.remat=auto` may fill by its estimate: a share, as
         `80%`, or bytes, as `60GiB`.
     """
