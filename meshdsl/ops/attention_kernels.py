@@ -17,7 +17,9 @@ from meshdsl.later import imported
 from meshdsl.lowering import kernels
 from meshdsl.lowering.kernels import Product, Products
 from meshdsl.ops.attention_blocks import SAVED, Options, Sides
-from meshdsl.ops.attention_blocks import attend as attend_by_blocks
+from meshdsl.ops.attention_parts import Way
+from meshdsl.ops.attention_parts import attend as attend_to_parts
+from meshdsl.ops.attention_parts import whole as all_at_hand
 
 LANES = 128  # splash works on blocks of a multiple of them
 
@@ -32,6 +34,7 @@ class Place(NamedTuple):
       counted: whether positions count from 0, as they do where the call gives none.
       platform: of the device.
       lowered: whether this is one device of a lowering.
+      whole: whether all keys are at hand at once.
     """
 
     part: Any
@@ -40,6 +43,7 @@ class Place(NamedTuple):
     counted: bool
     platform: str
     lowered: bool
+    whole: bool
 
 
 def visible_share(options: Options, rows: int, columns: int, counted: bool) -> float:
@@ -84,6 +88,8 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
         return "it has no `sinks`"
     if not place.counted:
         return "its positions count from 0"
+    if not place.whole:
+        return "its keys are whole on each device"
     rows, columns = query.shape[-2], key.shape[-2]
     if place.padded or rows % LANES or columns % LANES or not query.size or not value.size:
         return (
@@ -99,10 +105,10 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
     return ""
 
 
-def attend_by_splash(*arguments) -> jax.Array:
+def attend_by_splash(way: Way, *arguments) -> jax.Array:
     """The output, by the kernel on TPU and by an interpreter of it elsewhere."""
     # Pallas takes as long to import as the rest of the language.
-    return imported("meshdsl.ops.attention_splash", "attend")(*arguments)
+    return imported("meshdsl.ops.attention_splash", "attend")(way.options, *arguments)
 
 
 # -- cuDNN -----------------------------------------------------------------------------------------
@@ -115,6 +121,8 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
     for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
         if given is not None:
             return f"it has no `{name}` here"
+    if not place.whole:
+        return "its keys are whole on each device"
     if options.softcap is not None:
         return "it has no `softcap`"
     if sides.row_segments is not None:
@@ -139,12 +147,13 @@ def _has_cudnn(place: Place) -> bool:
     return not (at_hand and "rocm" in jax.devices()[0].client.platform_version)
 
 
-def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Sides) -> jax.Array:
+def attend_by_cudnn(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array:
     """The output, by cuDNN.
 
     Its log-sum-exp stays inside of JAX's derivative: a checkpoint cannot keep it, and runs the
     forward pass again.
     """
+    options = way.options
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
     group = math.prod(leading[options.shared :])
@@ -172,7 +181,7 @@ def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Si
         q = q.reshape(batch, heads, group, *q.shape[-2:])
         rows, columns = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2])[None]
         sides = Sides(rows=rows[None, None, None], columns=columns[None, None, None])
-        made = attend_by_blocks(options._replace(shared=2), q, k, v, sides)
+        made = attend_to_parts(all_at_hand(options._replace(shared=2)), q, k, v, sides)
         return jnp.swapaxes(made.reshape(batch, heads * group, *made.shape[-2:]), 1, 2)
 
     arrays = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
