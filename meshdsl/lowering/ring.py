@@ -47,7 +47,9 @@ class Ring:
     """The parts of `dim` that go round over `axes`.
 
     Attributes:
+      axes: over which they go round.
       count: how many parts go round, which is also how many devices take part.
+      parts: how many there are in all rings of the dim.
       size: of each part, with padding.
     """
 
@@ -67,14 +69,15 @@ class Ring:
             has a ring of its own.
           level: of the op.
         """
-        self._dim, self._outer, self._axes, self._scope, self._op = dim, outer, axes, scope, op
-        self._level = level
+        self._dim, self._outer, self._scope, self._level, self._op = dim, outer, scope, level, op
+        self.axes = axes
         self.count = scope.parts(axes)
+        self.parts = scope.parts((*outer, *axes))
         self.size = scope.part(dim, (*outer, *axes))
 
     def has(self, dims: Dims) -> bool:
         """Whether an operand of these dims comes part by part."""
-        return goes_round(dims, self._dim, self._axes, self._scope, self._level)
+        return goes_round(dims, self._dim, self.axes, self._scope, self._level)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -84,7 +87,7 @@ class Ring:
     def hop(self, tree):
         """Every array of `tree` sent to the next device. It is not written down: see `note`."""
         with jax.named_scope(self._op.tag):
-            return jax.tree.map(lambda x: collectives.ppermute(x, self._axes, self.pairs), tree)
+            return jax.tree.map(lambda x: collectives.ppermute(x, self.axes, self.pairs), tree)
 
     def note(self, x, hops: int, *, in_backward: bool, alone: bool = False, dtype=None) -> None:
         """Write down that an array of the shape of `x` makes so many hops.
@@ -97,15 +100,15 @@ class Ring:
         size = x.size * jnp.dtype(dtype or x.dtype).itemsize
         if not size or not hops:
             return
-        axes = crossed(self.pairs, self._axes, self._scope.sizes)
-        rule = self._scope.rule((self._dim,), self._level, self._axes[0])
+        axes = crossed(self.pairs, self.axes, self._scope.sizes)
+        rule = self._scope.rule((self._dim,), self._level, self.axes[0])
         backward = "ppermute" if in_backward else ""
         operation = "follow" if alone else "ppermute"
         self._op.moves.append(Move(operation, axes, size, str(rule), backward, count=hops))
 
     def number(self, turn) -> jax.Array:
         """The number of the part that is here on a turn."""
-        return (collectives.position(self._axes) - turn) % self.count
+        return (collectives.position(self.axes) - turn) % self.count
 
     def runs(self, turn) -> list[tuple[jax.Array, int]]:
         """The runs of elements of the part that is here on a turn: first index and size of each."""
@@ -120,8 +123,7 @@ class Ring:
     @property
     def padded(self) -> bool:
         """Whether the last parts hold padding."""
-        parts = self._scope.parts((*self._outer, *self._axes))
-        return self.size * parts != self._dim.size
+        return self.size * self.parts != self._dim.size
 
     def part_of(self, x, at: int, turn) -> jax.Array:
         """The part, here on a turn, of an array that is not split over the axes of the ring."""

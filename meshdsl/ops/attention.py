@@ -22,6 +22,7 @@ from meshdsl.ops import attention_parts
 from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_kernels import (
     Place,
+    Runs,
     attend_by_cudnn,
     attend_by_splash,
     cudnn_lacks,
@@ -394,11 +395,24 @@ IMPLEMENTATIONS = {
 
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
-    parts = at.parts(call.queries)
-    part = at.offset(call.queries) // at.size(call.queries) if parts > 1 else None
-    padded = bool(at.padding(call.queries))
-    whole = at.ring(call.memory) is None and not at.axes(call.memory)
-    return Place(part, parts, padded, counted, at.platform, at.lowered, whole)
+    parts, ring = at.parts(call.queries), at.ring(call.memory)
+    part = (lambda: at.offset(call.queries) // at.size(call.queries)) if parts > 1 else None
+    rows = _runs(parts, at.size(call.queries))
+    if ring is None:
+        columns = _runs(at.parts(call.memory), at.size(call.memory))
+        padded = bool(at.padding(call.queries) or at.padding(call.memory))
+        aligned = False
+    else:
+        columns = _runs(ring.parts, ring.size)
+        padded = bool(at.padding(call.queries) or ring.padded)
+        aligned = ring.axes == at.axes(call.queries) and ring.parts == ring.count
+    whole = ring is None and at.parts(call.memory) == 1
+    platform = at.platform, at.lowered
+    return Place(part, parts, padded, counted, *platform, whole, rows, columns, aligned)
+
+
+def _runs(parts: int, size: int) -> Runs:
+    return Runs(tuple((part * size,) for part in range(parts)), size)
 
 
 def _chosen(wanted: str | None, platform: str, *arguments) -> str:

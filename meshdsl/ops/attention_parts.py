@@ -111,6 +111,16 @@ def attend(way: Way, query, key, value, sides: Sides) -> jax.Array:
     return _attend(way._replace(at=way.at.aside), *varying)
 
 
+def merged(one, other):
+    """The output and log-sum-exp of the columns of both."""
+    top = jnp.maximum(one[1], other[1])
+    first, second = (jnp.where(x[1] > _SOME, jnp.exp(x[1] - top), 0) for x in (one, other))
+    total = first + second
+    divisor = jnp.where(total > 0, total, 1)
+    output = one[0] * (first / divisor)[..., None] + other[0] * (second / divisor)[..., None]
+    return output, jnp.where(total > 0, top + jnp.log(divisor), HIDDEN)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(way, query, key, value, sides):
     return _forward(way, query, key, value, sides)[0]
@@ -131,7 +141,7 @@ def _forward(way: Way, query, key, value, sides: Sides):
 
         def seen(state):
             made = way.kernel.forward(turns, query, here.key, here.value, beside)
-            return made if way.ring is None else _merged(state, made)
+            return made if way.ring is None else merged(state, made)
 
         return _if_seen(way, beside, seen, state)
 
@@ -159,7 +169,9 @@ def _attend_backward(way, saved, cotangent):
         def seen(state: Slopes):
             arrays = query, here.key, here.value, beside
             made = way.kernel.backward(turns, *arrays, *known)
-            if state.bias is not None and not travels and way.ring is not None:
+            if way.ring is None:
+                return made
+            if state.bias is not None and not travels:
                 at = made.bias.ndim - 1
                 made = made._replace(bias=way.ring.put(state.bias, made.bias, at, turn))
                 state = state._replace(bias=jnp.zeros((), wide))
@@ -262,16 +274,6 @@ def _if_seen(way: Way, beside: Sides, seen: Callable, state):
     if condition is None:
         return seen(state)
     return lax.cond(condition, seen, lambda state: state, state)
-
-
-def _merged(one, other):
-    """The output and log-sum-exp of the columns of both."""
-    top = jnp.maximum(one[1], other[1])
-    first, second = (jnp.where(x[1] > _SOME, jnp.exp(x[1] - top), 0) for x in (one, other))
-    total = first + second
-    divisor = jnp.where(total > 0, total, 1)
-    output = one[0] * (first / divisor)[..., None] + other[0] * (second / divisor)[..., None]
-    return output, jnp.where(total > 0, top + jnp.log(divisor), HIDDEN)
 
 
 # -- parts that lie on several devices -------------------------------------------------------------
