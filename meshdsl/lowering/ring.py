@@ -104,7 +104,8 @@ class Ring:
         rule = self._scope.rule((self._dim,), self._level, self.axes[0])
         backward = "ppermute" if in_backward else ""
         operation = "follow" if alone else "ppermute"
-        self._op.moves.append(Move(operation, axes, size, str(rule), backward, count=hops))
+        move = Move(operation, axes, size, str(rule), backward, count=hops)
+        self._op.moves.append(move)
 
     def number(self, turn) -> jax.Array:
         """The number of the part that is here on a turn."""

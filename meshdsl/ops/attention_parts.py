@@ -141,9 +141,9 @@ def _forward(way: Way, query, key, value, sides: Sides):
 
         def seen(state):
             made = way.kernel.forward(turns, query, here.key, here.value, beside)
-            return made if way.ring is None else merged(state, made)
+            return made if 0 in turns else merged(state, made)
 
-        return _if_seen(way, beside, seen, state)
+        return _if_seen(way, turns, beside, seen, lambda state: state, state)
 
     rows = query.shape[:-1]
     zeros = jnp.zeros((*rows, value.shape[-1]), wide), jnp.full(rows, HIDDEN, wide)
@@ -164,37 +164,46 @@ def _attend_backward(way, saved, cotangent):
 
     def attended(turns, turn, here: Parts, state: Slopes):
         beside = _beside(way, here, sides, turn)
-        arrived = state._replace(**_following(way, state, turns))
 
-        def seen(state: Slopes):
+        def seen(stays: Slopes):
+            """Adds to what stays here, and gives what follows the part, which is added outside:
+            while this computes, the sum so far may still travel.
+            """
             arrays = query, here.key, here.value, beside
             made = way.kernel.backward(turns, *arrays, *known)
-            if way.ring is None:
-                return made
-            if state.bias is not None and not travels:
+            if 0 not in turns:
+                made = made._replace(query=stays.query + made.query)
+            if stays.bias is not None and way.ring is not None:
                 at = made.bias.ndim - 1
-                made = made._replace(bias=way.ring.put(state.bias, made.bias, at, turn))
-                state = state._replace(bias=jnp.zeros((), wide))
-            return jax.tree.map(jnp.add, state, made)
+                made = made._replace(bias=way.ring.put(stays.bias, made.bias, at, turn))
+            return made
 
-        return _if_seen(way, beside, seen, arrived)
+        def unseen(stays: Slopes):
+            zeros = {name: zeros_like(x) for name, x in _following(way, state).items()}
+            return stays._replace(**zeros)
 
+        follows = _following(way, state)
+        stays = state._replace(**dict.fromkeys(follows))
+        made = _if_seen(way, turns, beside, seen, unseen, stays)
+        if 0 in turns:
+            return made
+        arrived = way.ring.hop(follows)
+        return made._replace(**{name: x + getattr(made, name) for name, x in arrived.items()})
+
+    zeros_like = lambda x: varying_as(query, jnp.zeros(x.shape, wide))
     of_bias = None if sides.bias is None else (parts.bias if travels else sides.bias)
     like = Slopes(query, parts.key, parts.value, of_bias)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), like)
-    slopes = _around(way, parts, attended, varying_as(query, zeros))
+    slopes = _around(way, parts, attended, jax.tree.map(zeros_like, like))
+    cast = lambda slope, x: None if slope is None else slope.astype(x.dtype)
+    slopes = Slopes(*map(cast, slopes, (query, key, value, sides.bias)))
     if way.ring is not None:
-        slopes = slopes._replace(**_following(way, slopes))
+        slopes = slopes._replace(**way.ring.hop(_following(way, slopes)))
     sinks_bar = None
     if sides.sinks is not None:
         # Of this device's term of the output alone: the sum over devices is that of all of it.
         shares = jnp.exp(sides.sinks.astype(wide) - normaliser[..., None])
         sinks_bar = -summed_to(shares * own[..., None], sides.sinks).astype(sides.sinks.dtype)
-    cast = lambda slope, x: None if slope is None else slope.astype(x.dtype)
-    return (
-        *(cast(slope, x) for slope, x in zip(slopes[:3], (query, key, value), strict=True)),
-        Sides(bias=cast(slopes.bias, sides.bias), sinks=sinks_bar),
-    )
+    return *slopes[:3], Sides(bias=slopes.bias, sinks=sinks_bar)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -227,15 +236,12 @@ def _around(way: Way, parts: Parts, attended: Callable, state):
     return attended(range(last, last + 1), last, then, state)
 
 
-def _following(way: Way, slopes: Slopes, turns=range(1, 2)) -> dict[str, Any]:
-    """Gradients of the parts after one hop, which they make on every turn but the first.
-
-    On the turn that follows the last one they are back where the parts are at rest.
+def _following(way: Way, slopes: Slopes) -> dict[str, Any]:
+    """The gradients that go round with their parts; back where these are at rest after `count`
+    hops.
     """
-    if way.ring is None or 0 in turns:
-        return {}
     names = ["key", "value", *(["bias"] if "bias" in way.travels else [])]
-    return way.ring.hop({name: getattr(slopes, name) for name in names})
+    return {name: getattr(slopes, name) for name in names}
 
 
 def _parts(way: Way, key, value, sides: Sides) -> Parts:
@@ -266,14 +272,15 @@ def _beside(way: Way, here: Parts, sides: Sides, turn) -> Sides:
     return sides._replace(**made, inside=inside)
 
 
-def _if_seen(way: Way, beside: Sides, seen: Callable, state):
-    """`seen(state)` where a row here may see one of the columns, else `state`."""
-    condition = None
-    if way.ring is not None:
-        condition = may_see(way.options, beside.rows, beside.columns)
+def _if_seen(way: Way, turns, beside: Sides, seen: Callable, unseen: Callable, state):
+    """`seen(state)` where a row here may see one of the columns, else `unseen(state)`.
+
+    The part of the first turn is asked for without a look: mostly, each row sees itself.
+    """
+    condition = None if 0 in turns else may_see(way.options, beside.rows, beside.columns)
     if condition is None:
         return seen(state)
-    return lax.cond(condition, seen, lambda state: state, state)
+    return lax.cond(condition, seen, unseen, state)
 
 
 # -- parts that lie on several devices -------------------------------------------------------------
@@ -315,4 +322,6 @@ def _note(way: Way, query, key, value, sides: Sides) -> None:
     for x in jax.tree.leaves(_parts(way, key, value, sides)):
         way.ring.note(x, way.ring.count - 1, in_backward=True)
         if jnp.issubdtype(x.dtype, jnp.floating):
-            way.ring.note(x, way.ring.count, in_backward=True, alone=True, dtype=wide)
+            # Added up in float32; home goes what it came to, in the dtype of the part.
+            way.ring.note(x, way.ring.count - 1, in_backward=True, alone=True, dtype=wide)
+            way.ring.note(x, 1, in_backward=True, alone=True)

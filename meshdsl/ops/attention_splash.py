@@ -10,6 +10,7 @@ begin, and there is a kernel for each such distance: often all, nothing, or what
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -188,10 +189,13 @@ def _of_runs(
     rows, columns = place.rows.size, place.columns.size
     some = arrays.cut(row * rows, rows, column * columns, columns)
     far = distances(place, turns, row, column)
-    kinds: dict[Any, int] = {}
+    pairs, kinds = far.total(), {}
     for distance, times in far.items():
         kind = seen_of(options, rows, columns, distance)
         kinds[kind] = kinds.get(kind, 0) + times
+    if 0 not in turns and place.rows.count == place.columns.count == 1:
+        kinds.pop((0.0, None), None)  # then this is not called
+        far = Counter({d: n for d, n in far.items() if seen_of(options, rows, columns, d)[0]})
 
     def branch(kind) -> Callable:
         share, distance = kind
@@ -199,17 +203,17 @@ def _of_runs(
             return nothing
         mask = _mask(options, rows, columns, distance)
         run = _Run(options, place.platform != "tpu", mask, 1)
-        counted = share * kinds[kind] / far.total()
+        counted = share * kinds[kind] / pairs
         return lambda arrays: run.of(place, fn, arrays, counted, backward, None)
 
-    branches = [branch(kind) for kind in kinds]
+    branches = [branch(kind) for kind in kinds] or [nothing]
     if len(branches) == 1:
         return branches[0](some)
     known = sorted(far)
     numbers = [list(kinds).index(seen_of(options, rows, columns, d)) for d in known]
     first = lambda x, at: x.reshape(-1)[at]
     distance = first(sides.rows, row * rows) - first(sides.columns, column * columns)
-    number = jnp.asarray(numbers)[jnp.searchsorted(jnp.asarray(known), distance)]
+    number = jnp.asarray(numbers)[jnp.sum(jnp.asarray(known) < distance)]
     return lax.switch(number, branches, some)
 
 
