@@ -370,7 +370,8 @@ def test_attention_in_parts_within_a_scan_and_a_checkpoint(under):
 @pytest.mark.parametrize("rows, columns", [(0, 4), (4, 0), (5, 1), (1, 5)])
 def test_attention_in_parts_of_next_to_nothing(under, rows, columns):
     args = operands(rows=rows, columns=columns)
-    assert_same(lambda q, k, v: md.attention(q, k, v, window=3), *args, layout=LAYOUTS[under])
+    fn = lambda q, k, v: md.attention(q, k, v, window=3)
+    assert_same(fn, *args, layout=LAYOUTS[under], floor=1.0)
 
 
 def test_with_its_save_point_kept_the_backward_pass_computes_no_output_again():
