@@ -375,8 +375,8 @@ class Transformer(PyTreeNode):
           output: dtype that the logits are rounded to.
         """
         if self.config.loss_chunk:
-            x, tied = self.norm(x), self.head is None
-            weight = md.cast(self.embedding.table, x.dtype) if tied else self.head.weight
+            x, head = self.norm(x), self.head
+            weight = md.cast(self.embedding.table, x.dtype) if head is None else head.weight
             narrower = min(x.dtype, jnp.dtype(output), key=lambda dtype: dtype.itemsize)
             chunk = self.config.loss_chunk
             return md.cross_entropy(x, weight, targets, chunk=chunk, dtype=narrower)
