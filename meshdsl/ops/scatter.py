@@ -377,7 +377,8 @@ def _set_alone(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Ten
     """The update of each element, of which there is one at most, written in place.
 
     All dims up to the last one that is scattered into are indexed, and what follows them is written
-    at a time. A window of dims before it would make the TPU compiler lay out all of `x` anew.
+    at a time. Were a dim before it part of that window, the TPU compiler would copy `x` to another
+    layout.
     """
     last = max(x.dims.index(d) for d in (*target.dims, *target.shared))
     leading, window = x.dims[: last + 1], x.dims[last + 1 :]
