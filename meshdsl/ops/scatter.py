@@ -65,7 +65,7 @@ def scatter(
     x: Tensor,
     ids: Tensor | tuple[Tensor, ...],
     updates: Tensor,
-    dim: Dim | str | tuple[Dim | str, ...],
+    dim: Which,
     *,
     how: str = "add",
 ) -> Tensor:
