@@ -239,9 +239,9 @@ class Block(PyTreeNode):
         return x + dropout(self.mlp(self.mlp_norm(x)), 1), cache
 
     def step(
-        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn
+        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn, layer: md.Tensor
     ) -> tuple[md.Tensor, Cache]:
-        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn)
+        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn, layer)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), cache
 
@@ -410,14 +410,17 @@ class Transformer(PyTreeNode):
         """
         length = self._fitting(tokens)
         turn = self._turn(md.iota(length))
+        empty = memory.size - length.size
+
+        def kept(t: md.Tensor) -> md.Tensor:
+            # A step multiplies over the last two dims: so it reads the cache as it lies.
+            last = t.dim("memory"), t.dim("head_dim")
+            order = (*(d for d in t.dims if d not in last), *last)
+            return md.pad(md.transpose(t, order), "memory", after=empty)
 
         def block(layer: Block, x, _):
             x, cache = layer(x, length, turn, lambda y, place: y)
-            return x, jax.tree.map(
-                lambda t: md.pad(t, "memory", after=memory.size - length.size),
-                cache,
-                is_leaf=is_tensor,
-            )
+            return x, jax.tree.map(kept, cache, is_leaf=is_tensor)
 
         x, cache = self.blocks.scan(block, self._embed(tokens, md.iota(length)))
         return self._logits(md.take(x, last, length)), cache
@@ -426,14 +429,17 @@ class Transformer(PyTreeNode):
         """Read one token of each sequence, which stands at its `position` (both of dims batch).
 
         Returns:
-          The logits (batch, vocab), and the cache with this position.
+          The logits (batch, vocab), and the cache with this position. A program that donates
+          `cache`, or carries it in a loop, writes this position alone.
         """
         turn = self._turn(position)
 
-        def block(layer: Block, x, cache):
-            return layer.step(x, cache, position, turn)
+        def block(layer: Block, carry, number):
+            x, cache = carry
+            return layer.step(x, cache, position, turn, number), ()
 
-        x, cache = self.blocks.scan(block, self._embed(tokens, position), cache)
+        carry = self._embed(tokens, position), cache
+        (x, cache), _ = self.blocks.scan(block, carry, md.iota(self.blocks.layers))
         return self._logits(x), cache
 
     def _fitting(self, tokens: md.Tensor) -> md.Dim:
