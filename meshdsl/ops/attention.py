@@ -197,6 +197,7 @@ def attention(
         loop=dim_algebra.union("attention", [query.dims, key.dims, value.dims]),
         out=call.out,
         unsplit=tuple(dict.fromkeys((call.memory, call.head_dim, call.features))),
+        in_order=(),
     )
 
 
@@ -367,6 +368,8 @@ IMPLEMENTATIONS = {
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     parts = at.parts(call.queries)
+    if len(at.runs(call.queries)) > 1:  # no kernel knows positions that come in two runs
+        return Place(None, parts, True, False, at.platform, at.lowered)
     part = at.offset(call.queries) // at.size(call.queries) if parts > 1 else None
     return Place(part, parts, bool(at.padding(call.queries)), counted, at.platform, at.lowered)
 

@@ -65,7 +65,8 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
         return _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
 
-    return apply_op("take", local, (x, ids), loop=every, out=(*shared, *inner))
+    how = {"loop": every, "out": (*shared, *inner), "in_order": (dim,)}
+    return apply_op("take", local, (x, ids), **how)
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):
@@ -122,7 +123,7 @@ def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
         )
     out = (*ids.dims, dim)
     local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)
-    return apply_op("one_hot", local, (ids,), loop=out, out=out)
+    return apply_op("one_hot", local, (ids,), loop=out, out=out, in_order=())
 
 
 def _iota_example(iota: Callable, draw: Draw) -> Case:
@@ -145,6 +146,5 @@ def iota(dim: Dim | str, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = 
         every device makes the whole, and takes its part where it meets a split tensor.
     """
     dim = dim_algebra.resolve_one("iota", like.dims if like is not None else (), dim)
-    return apply_op(
-        "iota", lambda at: at.indices(dim, dtype), (), loop=(dim,), out=(dim,), like=like
-    )
+    local = lambda at: at.indices(dim, dtype)
+    return apply_op("iota", local, (), loop=(dim,), out=(dim,), in_order=(), like=like)

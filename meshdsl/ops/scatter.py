@@ -255,6 +255,7 @@ def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = 
         (ids, updates),
         loop=target.loop,
         out=target.out,
+        in_order=(target.dim,),
         fill=(-1, 0),
         like=like,
     )
@@ -291,6 +292,7 @@ def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int
         (ids, updates),
         loop=target.loop,
         out=target.out,
+        in_order=(target.dim,),
         fill=(-1, 0),
         sums=False,
         like=x,
@@ -360,9 +362,8 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
         )
 
     found = target._replace(rest=())
-    last = apply_op(
-        target.name, last_rank, (ids,), loop=found.loop, out=found.out, fill=-1, sums=False, like=x
-    )
+    how = {"in_order": (target.dim,), "fill": -1, "sums": False, "like": x}
+    last = apply_op(target.name, last_rank, (ids,), loop=found.loop, out=found.out, **how)
 
     def picked(loop: DeviceLoop, last, u):
         """The last updates where this device has them, else zeros."""
@@ -378,9 +379,9 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
             here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype)
         )
 
-    chosen = apply_op(
-        target.name, picked, (last, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=x
-    )
+    how = {"in_order": target.picked, "fill": (-1, 0), "like": x}
+    both = last, updates
+    chosen = apply_op(target.name, picked, both, loop=target.loop, out=target.out, **how)
     return component.map(lambda a, b, c: jnp.where(b >= 0, c, a), x, last, chosen, name=target.name)
 
 
