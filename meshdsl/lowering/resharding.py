@@ -245,7 +245,10 @@ def reshard_array(
     missing = varies - collectives.varying(array) - sliced - summed
     axes = list(now)
     before, after = orders or (scope.zigzag(dims, now), scope.zigzag(dims, then))
-    zigzag = [d in (after if axes else before) for d, axes in zip(dims, then, strict=True)]
+    both = [scope.parts(a) > 1 < scope.parts(b) for a, b in zip(now, then, strict=True)]
+    zigzag = [
+        d in after if stays else d in before | after for d, stays in zip(dims, both, strict=True)
+    ]
     with jax.named_scope(op.tag):
         if missing:
             missing = scope.in_mesh_order(missing)
@@ -254,7 +257,7 @@ def reshard_array(
                 record(op, scope, "vary", missing, nbytes(array), reason, "psum")
             array = collectives.vary(array, missing)
         for i, d in enumerate(dims):
-            if now[i] and then[i] and (d in before) != zigzag[i]:
+            if both[i] and (d in before) != zigzag[i]:
                 change = Change("ppermute", now[i], i, order=now[i])
                 array = _reordered(array, change, zigzag[i], scope, op, why, constant)
         for change in changes:
