@@ -1,7 +1,8 @@
 """Attention, multi-head or grouped-query: to a sequence itself, or to another one.
 
-The dim of the queries is called `length`, that of the keys and values `memory`, also where both are
-of one sequence: so a layout may split them apart.
+Inside of attention the length of a sequence has two names: `queries`, as what attends, and
+`memory`, as what is attended to. So a layout may split them apart, and otherwise than the `length`
+outside.
 
     y = attention(x)                                # each position sees all: an encoder
     y = attention(x, causal=True)                   # each sees those up to itself: a decoder
@@ -13,7 +14,6 @@ of one sequence: so a layout may split them apart.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 from flax.struct import PyTreeNode
 
@@ -21,8 +21,9 @@ import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.rotary import rotate
+from meshdsl.ops.checkpoint import QKV
 
-MASKED = -1e30  # finite, so that a row without any visible key has no NaN in its gradient
+MASKED = -1e30  # finite, so that a row that may see no key sees all of them alike
 
 Rotary = tuple[md.Tensor, md.Tensor]
 
@@ -43,8 +44,8 @@ class Documents(PyTreeNode):
     """Which document of its sequence each position belongs to, seen by queries and by keys; int32.
 
     Attributes:
-      query: dims batch, length.
-      key: the same, of dims batch, memory. It is moved as the keys are, once for all layers.
+      query: dims batch, queries. It is moved as the queries are, once for all layers.
+      key: the same, of dims batch, memory.
     """
 
     query: md.Tensor
@@ -56,14 +57,15 @@ class Documents(PyTreeNode):
         segments: md.Tensor,
         length: md.Dim | str = "length",
         memory: md.Dim | str = "memory",
+        queries: md.Dim | str = "queries",
     ):
         """The documents of a sequence that attends to itself.
 
         Args:
           segments: dims batch, length.
-          length, memory: as for `Attention`.
+          length, memory, queries: as for `Attention`.
         """
-        return cls(segments, md.rename(segments, length, memory))
+        return cls(md.rename(segments, length, queries), md.rename(segments, length, memory))
 
 
 class Attention(PyTreeNode):
@@ -126,6 +128,7 @@ class Attention(PyTreeNode):
         causal: bool = False,
         length: md.Dim | str = "length",
         memory: md.Dim | str = "memory",
+        queries: md.Dim | str = "queries",
         rotary: Rotary | None = None,
         documents: Documents | None = None,
         mask: md.Tensor | None = None,
@@ -138,14 +141,16 @@ class Attention(PyTreeNode):
           source: has its features, `memory` and any others, of which those that `x` has too are
             taken together. Or what `remember` has made of it.
           causal: a position sees itself and those before it only. Not with a `source`.
-          length: the dim of `x` that attends to itself.
+          length: the dim of `x` that attends. With a `source`, `x` may lack it: then each of its
+            other positions is a query of its own.
           memory: the dim of the keys: without a `source` a name for the length as keys have it,
             else the dim of `source` that is attended to.
+          queries: a name for the length as queries have it.
           rotary: cosine and sine of rotary angles, see `angles`. Not with a `source`.
           documents: with it, positions attend to those of their own document only. Not with a
             `source`.
           mask: bools, True where a key may be seen; dims `memory` and any of the batch, `length`
-            and the heads. A query that may see no key sees all of them alike.
+            and the heads. A query that may see no key by the mask sees all of them alike.
 
         Returns:
           A tensor with the dims of `x`.
@@ -156,7 +161,7 @@ class Attention(PyTreeNode):
         """
         if source is None:
             how = {"causal": causal, "documents": documents, "mask": mask}
-            return self._to_itself(x, length, memory, rotary, **how)[0]
+            return self._to_itself(x, length, memory, queries, rotary, **how)[0]
         if wrong := [
             name
             for name, given in (("causal", causal), ("rotary", rotary), ("documents", documents))
@@ -173,7 +178,12 @@ class Attention(PyTreeNode):
                 f"Attention: {list(x.dims)} has `{among.name}`, which of the source is attended "
                 f'to; rename it there: md.rename(source, "{among.name}", "memory")'
             )
-        return self._attend(self.query(x), cache, among, mask=mask)
+        query, here = self.query(x), {d.name: d for d in x.dims}
+        length = here.get(length if isinstance(length, str) else length.name)
+        if length is None:
+            self._check(mask, query, cache, among)
+            return self.out(self._attend(query, cache, among, None, mask=mask))
+        return self._among_queries(query, cache, length, among, queries, mask=mask)
 
     def prefill(
         self,
@@ -181,6 +191,7 @@ class Attention(PyTreeNode):
         *,
         length: md.Dim | str = "length",
         memory: md.Dim | str = "memory",
+        queries: md.Dim | str = "queries",
         rotary: Rotary | None = None,
         documents: Documents | None = None,
         mask: md.Tensor | None = None,
@@ -189,13 +200,13 @@ class Attention(PyTreeNode):
 
         Args:
           x: has d_model, `length` and any other dims.
-          length, memory, rotary, documents, mask: as for a call.
+          length, memory, queries, rotary, documents, mask: as for a call.
 
         Returns:
           The result, with the dims of `x`, and the keys and values.
         """
         how = {"causal": True, "documents": documents, "mask": mask}
-        return self._to_itself(x, length, memory, rotary, **how)
+        return self._to_itself(x, length, memory, queries, rotary, **how)
 
     def step(
         self, x: md.Tensor, cache: Cache, position: md.Tensor, rotary: Rotary | None = None
@@ -216,7 +227,8 @@ class Attention(PyTreeNode):
         index = md.broadcast(md.iota(memory), (*position.dims, memory))
         here = index == position
         cache = Cache(md.where(here, key, cache.key), md.where(here, value, cache.value))
-        return self._attend(query, cache, memory, visible=index <= position), cache
+        found = self._attend(query, cache, memory, None, causal=True, positions=(position, None))
+        return self.out(found), cache
 
     def remember(self, source: md.Tensor) -> Cache:
         """Keys and values of a source, made once to be attended to several times.
@@ -230,7 +242,7 @@ class Attention(PyTreeNode):
         return Cache(self.key(source), self.value(source))
 
     def _to_itself(
-        self, x, length, memory, rotary, *, causal: bool, documents, mask
+        self, x, length, memory, queries, rotary, *, causal: bool, documents, mask
     ) -> tuple[md.Tensor, Cache]:
         length = _dim(x, length, "the dim that attends to itself", "length")
         memory = md.Dim(memory, length.size) if isinstance(memory, str) else memory
@@ -240,52 +252,60 @@ class Attention(PyTreeNode):
                 "place of the length; `memory=` gives them another name"
             )
         query, key, value = self._project(x, rotary)
-        key, value = md.rename(key, length, memory), md.rename(value, length, memory)
-        visible = None
-        if causal:
-            visible = md.broadcast(md.iota(length), (length, memory)) >= md.iota(memory)
-        cache = Cache(key, value)
-        return self._attend(query, cache, memory, visible, documents, mask), cache
+        cache = Cache(md.rename(key, length, memory), md.rename(value, length, memory))
+        how = {"causal": causal, "documents": documents, "mask": mask}
+        return self._among_queries(query, cache, length, memory, queries, **how), cache
 
     def _project(self, x, rotary):
         query, key, value = self.query(x), self.key(x), self.value(x)
         if rotary is not None:
             query, key = rotate(query, rotary, self.head_dim), rotate(key, rotary, self.head_dim)
-        return query, key, value
+        return tuple(md.checkpoint_name(x, QKV) for x in (query, key, value))
+
+    def _among_queries(self, query, cache, length, memory, queries, *, mask=None, **how):
+        """Attention of each of `length`, which is called `queries` meanwhile."""
+        queries = md.Dim(queries, length.size) if isinstance(queries, str) else queries
+        self._check(mask, query, cache, memory)
+        if mask is not None and length in mask.dims:
+            mask = md.rename(mask, length, queries)
+        query = md.rename(query, length, queries)
+        found = self._attend(query, cache, memory, queries, mask=mask, **how)
+        return self.out(md.rename(found, queries, length))
 
     def _attend(
         self,
         query: md.Tensor,
         cache: Cache,
         memory: md.Dim,
-        visible: md.Tensor | None = None,
+        queries: md.Dim | None,
+        *,
         documents: Documents | None = None,
         mask: md.Tensor | None = None,
+        **how,
     ) -> md.Tensor:
-        scores = md.einsum(query, cache.key, out=(..., memory), contract=self.head_dim)
-        scores = md.cast(scores, jnp.float32) * self.head_dim.size**-0.5
-        if documents is not None:
-            # One op, which is split as the scores are. A mask by itself would be split otherwise,
-            # and moved.
-            seen = (documents.query, documents.key, scores)
-            if visible is None:
-                scores = md.map(_within, *seen, name="within")
-            else:
-                scores = md.map(_within_and_visible, visible, *seen, name="within")
-        elif visible is not None:
-            scores = md.where(visible, scores, MASKED)
         if mask is not None:
-            scores = md.where(_checked(mask, scores, memory), scores, MASKED)
-        weights = md.cast(md.softmax(scores, memory), cache.value.dtype)
-        return self.out(md.einsum(weights, cache.value, out=(..., self.head_dim), contract=memory))
+            how["bias"] = md.where(mask, 0.0, MASKED)
+        if documents is not None:
+            how["segments"] = documents.query, documents.key
+        names = {"queries": queries, "memory": memory, "head_dim": self.head_dim}
+        return md.attention(query, cache.key, cache.value, **names, **how)
 
-
-def _within(of_query, of_key, scores):
-    return jnp.where(of_query == of_key, scores, MASKED)
-
-
-def _within_and_visible(visible, of_query, of_key, scores):
-    return jnp.where(visible & (of_query == of_key), scores, MASKED)
+    def _check(self, mask: md.Tensor | None, query: md.Tensor, cache: Cache, memory: md.Dim):
+        """Raise a MeshDSLError for a mask that does not fit the scores."""
+        if mask is None:
+            return
+        if mask.dtype != bool:
+            raise md.MeshDSLError(
+                f"Attention: the mask {list(mask.dims)} is {mask.dtype}; it is bools, True where a "
+                "key may be seen"
+            )
+        scores = dict.fromkeys(d for d in (*query.dims, *cache.key.dims) if d != self.head_dim)
+        if memory not in mask.dims or not set(mask.dims) <= set(scores):
+            raise md.MeshDSLError(
+                f"Attention: a mask {list(mask.dims)} of scores {list(scores)}; it has {memory}, "
+                f"and others of these dims at will. What `x` itself is masked by is renamed: "
+                f'md.rename(mask, "length", "{memory.name}")'
+            )
 
 
 def _dim(x: md.Tensor, wanted: md.Dim | str, what: str, argument: str) -> md.Dim:
@@ -298,19 +318,3 @@ def _dim(x: md.Tensor, wanted: md.Dim | str, what: str, argument: str) -> md.Dim
             f"{nearest(name, found)}"
         )
     return found[name]
-
-
-def _checked(mask: md.Tensor, scores: md.Tensor, memory: md.Dim) -> md.Tensor:
-    """`mask`, after checking that it fits the scores."""
-    if mask.dtype != bool:
-        raise md.MeshDSLError(
-            f"Attention: the mask {list(mask.dims)} is {mask.dtype}; it is bools, True where a key "
-            "may be seen"
-        )
-    if memory not in mask.dims or not set(mask.dims) <= set(scores.dims):
-        raise md.MeshDSLError(
-            f"Attention: a mask {list(mask.dims)} of scores {list(scores.dims)}; it has {memory}, "
-            f"and others of these dims at will. What `x` itself is masked by is renamed: "
-            f'md.rename(mask, "length", "{memory.name}")'
-        )
-    return mask

@@ -70,7 +70,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    queries: Dim | str = "queries",
+    queries: Dim | str | None = "queries",
     memory: Dim | str = "memory",
     head_dim: Dim | str = "head_dim",
     causal: bool = False,
@@ -99,7 +99,8 @@ def attention(
     of `md.checkpoint`; with both kept, the backward pass does not compute the output again.
 
     Args:
-      query: has `queries`, `head_dim` and any others.
+      query: has `queries`, `head_dim` and any others. With `queries=None` there is one query for
+        each of the others, as in decoding.
       key: has `memory`, `head_dim` and any others.
       value: has `memory`, its features and any others. The features are `head_dim`, or else the one
         dim that neither query nor key has.
@@ -187,6 +188,9 @@ def attention(
         at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share)
         made = IMPLEMENTATIONS[name].attend(*arguments)
         order = (*call.shared, *call.own, call.queries, call.features)
+        if call.queries is ONE:
+            order = dim_algebra.without(order, (ONE,))
+            made = jnp.squeeze(made, -2)
         made = jnp.transpose(made, [order.index(d) for d in call.out])
         return at.fitting(made, call.out, "attention")
 
@@ -211,11 +215,14 @@ _ARGUMENTS = {
 }
 
 
+ONE = Dim("_one_query", 1)  # the dim of the queries of a call that has none
+
+
 class Call(NamedTuple):
     """The dims of one call by what they are for.
 
     Attributes:
-      queries, memory, head_dim: as the call names them.
+      queries, memory, head_dim: as the call names them; `queries` is ONE where it names none.
       features: of the values.
       shared: those of key and value besides; the query is the same for one that it lacks.
       own: those that only the query has.
@@ -236,7 +243,7 @@ def _call(query: Tensor, key: Tensor, value: Tensor, queries, memory, head_dim) 
     of_query, of_key, of_value = (
         f"attention, {name}" for name in ("the query", "the key", "the value")
     )
-    queries = dim_algebra.find(of_query, query.dims, queries)
+    queries = ONE if queries is None else dim_algebra.find(of_query, query.dims, queries)
     memory = dim_algebra.find(of_key, key.dims, memory)
     head_dim = dim_algebra.find(of_query, query.dims, head_dim)
     dim_algebra.find(of_key, key.dims, head_dim)
@@ -291,11 +298,14 @@ def _pair(name: str, given, call: Call, optional: bool = False):
         )
     dims = (call.queries, call.memory)
     for t, own, other in zip(pair, dims, dims[::-1], strict=True):
-        if t is not None and not jnp.issubdtype(t.dtype, jnp.integer):
+        if t is None:
+            continue
+        if not jnp.issubdtype(t.dtype, jnp.integer):
             raise MeshDSLError(
                 f"attention: `{name}` {show(t.dims)} is {t.dtype}; it has whole numbers"
             )
-        if t is not None and ((own not in t.dims and name == "segments") or other in t.dims):
+        lacks = name == "segments" and own is not ONE and own not in t.dims
+        if lacks or other in t.dims:
             raise MeshDSLError(
                 f"attention: `{name}` are a pair, of the queries with {call.queries} and of the "
                 f"memory with {call.memory}, not "

@@ -29,9 +29,11 @@ CUTS = (
     (11, 12),
 )  # where the documents of each row end, but for the last
 LAYOUTS = dict.fromkeys((*common.LAYOUTS[1:], *common.STAGES)) | {
-    "context": md.Layout(["batch -> data", "length -> context"], mesh={"data": 2, "context": 4}),
+    "context": md.Layout(
+        ["batch -> data", "length, queries -> context"], mesh={"data": 2, "context": 4}
+    ),
     "context of keys": md.Layout(
-        ["batch -> data", "length, memory -> context"], mesh={"data": 2, "context": 4}
+        ["batch -> data", "length, queries, memory -> context"], mesh={"data": 2, "context": 4}
     ),
 }
 

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import meshdsl as md
+from benchmarks import einsum_attention
 from meshdsl.tensor import is_tensor
 from meshdsl.train.step import TrainStep
 from tests.helpers import only
@@ -27,9 +28,11 @@ CASES += [
     for r in (False, True)
 ]
 CASES += [(name, 8, False) for name in common.STAGES]
+CASES += [(name, n, False) for name in common.CONTEXT for n in (4, 8)]
 CASES = [(style, *case) for style in common.CONFIGS for case in CASES]
 QUICK = [("llama", name, 8, False) for name in (*common.LAYOUTS[1:], *common.STAGES)]
 QUICK += [("llama", "single", 1, False), ("llama", "fsdp-sequence", 8, True)]
+QUICK += [("llama", name, 8, False) for name in common.CONTEXT]
 QUICK += [("gpt2", name, 8, False) for name in ("hybrid-fsdp", "sequence", "fsdp-tensor")]
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
@@ -51,6 +54,15 @@ def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse)
     np.testing.assert_allclose(
         got_aux["cross_entropy"].array, aux["cross_entropy"].array, rtol=1e-6
     )
+    common.assert_same_gradients(got_grads, grads)
+
+
+@pytest.mark.parametrize("style", common.CONFIGS)
+def test_fused_attention_is_that_of_einsums(style, monkeypatch):
+    model, batch, ((value, _), grads) = one_device(style)
+    monkeypatch.setattr(md, "attention", einsum_attention.attention)
+    (got, _), got_grads = jax.jit(value_and_grad)(model, batch, jax.random.key(5))
+    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
     common.assert_same_gradients(got_grads, grads)
 
 
