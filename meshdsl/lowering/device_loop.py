@@ -7,6 +7,7 @@ exchanges with other devices that an op makes itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,11 +16,14 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
+from meshdsl.lowering.ring import Ring
 from meshdsl.lowering.scope import Scope
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits import windows
 from meshdsl.splits.changes import Split
+
+_NO_RINGS: Mapping[Dim, Ring] = MappingProxyType({})
 
 
 class DeviceLoop:
@@ -31,11 +35,13 @@ class DeviceLoop:
         scope: Scope | None = None,
         op: Op | None = None,
         zigzag: frozenset[Dim] = frozenset(),
+        rings: Mapping[Dim, Ring] = _NO_RINGS,
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
         self._zigzag = zigzag  # the dims whose parts are in zigzag order
         self.scope = scope
         self._op = op
+        self._rings = rings
         self.result = self  # where `choose_splits` gives the result another split, a loop with that
 
     @property
@@ -161,6 +167,26 @@ class DeviceLoop:
                 f"{self._op and self._op.name}: `{what}` along {dim}, whose parts are in zigzag "
                 "order; name the dim in `in_order`"
             )
+
+    def ring(self, dim: Dim) -> Ring | None:
+        """The ring of `dim`, where operands with it come part by part; else None."""
+        return self._rings.get(dim)
+
+    @property
+    def aside(self) -> DeviceLoop:
+        """The same loop, whose moves are not written down.
+
+        For code that JAX may trace more than once; what it moves is written down by `note_move`.
+        """
+        if self._op is None:
+            return self
+        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, self._rings)
+
+    def note_move(self, operation: str, dims, size: int, backward: str = "") -> None:
+        """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""
+        scope = self.scope
+        if scope is not None and (axes := scope.in_mesh_order(self.axes(dims))):
+            self._record(operation, axes, size, backward)
 
     def psum(self, x, dims, *, varies: bool = False) -> jax.Array:
         """Sum over the devices that split `dims`.

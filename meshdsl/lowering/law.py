@@ -35,6 +35,8 @@ from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.exchange import Kept
+from meshdsl.lowering.ring import Ring, goes_round, ring_axes
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split, padded_changes
@@ -42,6 +44,7 @@ from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
 _NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
+_NO_CARRIERS: Mapping[Dim, Sequence[Dims]] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
 
 
@@ -78,6 +81,8 @@ def apply_op_many(
     like: Tensor | None = None,
     fill: Any = 0,
     choose_splits: Callable | None = None,
+    part_by_part: Mapping[Dim, Sequence[Dims]] = _NO_CARRIERS,
+    kept: tuple[Kept, ...] = (),
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
@@ -108,6 +113,12 @@ def apply_op_many(
         move too much. It is called with the split of the operand, the law's split of the result
         and the scope, and returns two splits: that to which the operand is brought, and that in
         which the result comes out.
+      part_by_part: dims of the loop of which the local function can take one part after the other,
+        each with the dims of the operands whose parts go round. A rule with `move = "ring"` lets
+        it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
+        these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
+        the other parts.
+      kept: dims of the loop that rules keep split as they are at rest, before any other rule.
     """
     scope = common(name, operands) or (
         like.placement.scope if like is not None and like.placement else None
@@ -126,18 +137,24 @@ def apply_op_many(
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
     in_order = loop if in_order is None else in_order
-    how = unsplit, in_order, same_split, same_order, sums, chosen
-    work = split(scope, loop, tuple(outs), level, pending, *how)
+    carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items())
+    of_work = (tuple(outs), level, pending, unsplit, in_order, same_split, same_order, sums)
+    work = split(scope, loop, *of_work, chosen, carriers, kept)
     op = _begin(name, loop, outs, work, scope)
-    at = DeviceLoop(work.axes_of, scope, op, work.zigzag)
+    zigzag = {d for d in work.rings if d not in in_order}
+    rings = {
+        d: Ring(d, work.axes_of[d], axes, scope, level, op, zigzag=d in zigzag)
+        for d, axes in work.rings.items()
+    }
+    at = DeviceLoop(work.axes_of, scope, op, work.zigzag, rings)
     if chosen is not None:
         at.result = DeviceLoop(dict(zip(outs[0], chosen[1], strict=True)), scope, op)
-    arrays = bring(operands, work, at, op, fill if op.waste or same_split else None)
+    arrays = bring(operands, work, at, op, fill if op.waste or same_split or rings else None)
     results = compute(local, at, arrays, op)
     made = settle(results, operands, work, scope, op)
     if scope.copies and level != "rules":
         how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
-        how |= {"fill": fill, "choose_splits": choose_splits}
+        how |= {"fill": fill, "choose_splits": choose_splits, "part_by_part": part_by_part}
         how |= {"in_order": in_order, "same_order": same_order}
         made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
     return made
@@ -156,6 +173,8 @@ class Work(NamedTuple):
       why: gives the reason of what is done to an operand.
       results: for each result what becomes of it.
       splits: the answers that `split_of` has given.
+      rings: for each dim that comes part by part the axes over which its parts go round.
+      scope: that of the loop.
     """
 
     level: str
@@ -167,12 +186,20 @@ class Work(NamedTuple):
     why: Callable
     results: tuple[Result, ...]
     splits: dict[Dims, Split]
+    rings: dict[Dim, tuple[str, ...]]
+    scope: Scope
 
     def split_of(self, dims: Dims) -> Split:
-        """The split of the loop, restricted to `dims`."""
+        """The split of the loop, restricted to `dims`, and that of parts that go round."""
         found = self.splits.get(dims)
         if found is None:
-            found = self.splits[dims] = tuple([self.axes_of.get(d, ()) for d in dims])
+            rings = {
+                d: axes
+                for d, axes in self.rings.items()
+                if goes_round(dims, d, axes, self.scope, self.level)
+            }
+            found = tuple([(*self.axes_of.get(d, ()), *rings.get(d, ())) for d in dims])
+            self.splits[dims] = found
         return found
 
 
@@ -210,6 +237,8 @@ def split(
     same_order: Mapping[Dim, Dim] = _NO_DIMS,
     sums: bool = True,
     chosen: tuple[Split, Split] | None = None,
+    carriers: tuple[tuple[Dim, tuple[Dims, ...]], ...] = (),
+    kept: tuple[Kept, ...] = (),
 ) -> Work:
     """The rules split the loop nest: its dims get the axes of the mesh, and the results theirs.
 
@@ -217,7 +246,7 @@ def split(
     """
     same = tuple(same_split.items()) if same_split else ()
     order = tuple(same_order.items()) if same_order else ()
-    key = (loop, outs, level, pending, unsplit, in_order, same, order, sums, chosen)
+    key = (loop, outs, level, pending, unsplit, in_order, same, order, sums, chosen, carriers, kept)
     if (known := scope.loops.get(key)) is not None:
         return known
     free = tuple(d for d in loop if d not in unsplit)
@@ -225,6 +254,9 @@ def split(
         axes_of = dict(zip(free, _less(scope.split(free, level), pending), strict=True))
     else:
         axes_of = dict(zip(loop, chosen[0], strict=True))
+    for k in kept:
+        axes_of |= dict(zip(axes_of, _less(tuple(axes_of.values()), k.axes), strict=True))
+        axes_of[k.dim] = k.axes
     axes = tuple(axes_of.get(d, ()) if d.size else () for d in loop)  # no elements, no parts
     axes_of = dict(zip(loop, axes, strict=True))
     axes_of |= {new: axes_of[old] for new, old in same_split.items()}
@@ -238,18 +270,21 @@ def split(
     for dims in outs:
         gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
         contracted = {a for d in gone for a in axes_of[d]} if sums else _NOTHING
-        kept = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
+        now = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
         waits = scope.in_mesh_order({*contracted, *pending})
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
-        varies = (*(a for split in kept for a in split), *waits)
+        varies = (*(a for axes in now for a in axes), *waits)
         target = _less(scope.split(dims, level), waits)
         ordered = frozenset([d for d in dims if origin.get(d, d) in zigzag]) if zigzag else zigzag
-        results.append(Result(dims, kept, ordered, varies, waits, tuple(rules.items()), target))
+        results.append(Result(dims, now, ordered, varies, waits, tuple(rules.items()), target))
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
-    why = _reason(scope, free if chosen is None else outs[0], level, whole)
+    because = {a: k.why for k in kept for a in k.axes}
+    why = _reason(scope, free if chosen is None else outs[0], level, whole, because)
     loop_axes = scope.layout.spent.union(*axes)
-    waste = scope.waste(loop, axes)
-    work = Work(level, axes_of, axes, zigzag, loop_axes, waste, why, tuple(results), {})
+    rings = _rings(scope, level, axes_of, carriers)
+    waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
+    of_results = tuple(results)
+    work = Work(level, axes_of, axes, zigzag, loop_axes, waste, why, of_results, {}, rings, scope)
     scope.loops[key] = work
     return work
 
@@ -260,6 +295,19 @@ def _torn(same_order: Mapping[Dim, Dim], before, after, scope: Scope) -> set[Dim
         before[old] == after[new] and (scope.part(old, before[old]) == scope.part(new, after[new]))
     )
     return {old for new, old in same_order.items() if not same(old, new)}
+
+
+def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], carriers):
+    """The axes of the ring of each dim that comes part by part; see `apply_op_many`."""
+    found = {}
+    for dim, dims in carriers:
+        outer = axes_of[dim]
+        taken = {a for d, axes in axes_of.items() if d != dim for a in axes}
+        axes = ring_axes(dim, dims, taken, scope, level) if dim.size else ()
+        # Parts within parts: the padding of both has to agree.
+        if axes and (not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))):
+            found[dim] = axes
+    return found
 
 
 def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) -> list[jax.Array]:
@@ -275,14 +323,24 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
             placement.scope.note_use(placement.origin, work.loop_axes - own)
         zigzag = None
         if scope.layout.zigzag:
-            zigzag = work.zigzag.intersection(t.dims)
-            zigzag = None if zigzag == scope.zigzag(t.dims, wanted) else zigzag
-        if zigzag is not None or not _stands_so(t, wanted, work.loop_axes):
+            zigzag = work.zigzag.intersection(t.dims) | _going_round(t.dims, at, work)
+        stands = zigzag is None or zigzag == scope.zigzag(t.dims, wanted)
+        if not stands or not _stands_so(t, wanted, work.loop_axes):
             how = {"varies": work.loop_axes, "zigzag": zigzag}
             t = resharding.reshard(t, wanted, scope, op, work.why, **how)
         array = array_of(op.name, t)
-        arrays.append(array if fill is None else at.masked(array, t.dims, value))
+        if fill is not None:
+            axes = dict(zip(t.dims, wanted, strict=True))
+            of_parts = DeviceLoop(axes, scope, op, zigzag or _NOTHING)
+            array = of_parts.masked(array, t.dims, value)
+        arrays.append(array)
     return arrays
+
+
+def _going_round(dims: Dims, at: DeviceLoop, work: Work) -> set[Dim]:
+    """The dims of an operand whose parts come one after the other, each in zigzag order."""
+    rings = {d: at.ring(d) for d in work.rings}
+    return {d for d, ring in rings.items() if ring and ring.zigzag and ring.has(dims)}
 
 
 def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
@@ -413,11 +471,21 @@ def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:
     return {t.dims: t.role for t in reversed(operands)}
 
 
-def _reason(scope: Scope, dims: Dims, level: str, otherwise="no rule splits the result over it"):
-    """Gives the reason of a change: the rule of `dims` that takes the first of its axes."""
+def _reason(
+    scope: Scope,
+    dims: Dims,
+    level: str,
+    otherwise="no rule splits the result over it",
+    because: Mapping[str, str] = MappingProxyType({}),
+):
+    """Gives the reason of a change: the rule of `dims` that takes the first of its axes.
+
+    Args:
+      because: the reasons over some axes, where they are others.
+    """
 
     def why(change) -> str:
-        rule = scope.rule(dims, level, change.axes[0])
+        rule = because.get(change.axes[0]) or scope.rule(dims, level, change.axes[0])
         return str(rule) if rule else otherwise
 
     return why
