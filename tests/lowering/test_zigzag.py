@@ -148,17 +148,33 @@ ATTENTION = {
     "heads first": layout(
         "heads -> data", zigzag("queries, memory -> context, data"), mesh={"context": 2, "data": 2}
     ),
+    "ring": layout(
+        zigzag("queries -> context"), zigzag("memory -> context", move="ring"), mesh={"context": 4}
+    ),
+    "a ring of keys alone": layout(
+        "queries -> context", zigzag("memory -> context", move="ring"), mesh={"context": 4}
+    ),
+    "rings of parts": layout(
+        zigzag("queries -> context"), zigzag("memory -> data, context", move="ring"), mesh=BOTH
+    ),
+    "ring, padded": layout(
+        zigzag("queries -> context", uneven="pad"),
+        zigzag("memory -> context", move="ring", uneven="pad"),
+        mesh={"context": 3},
+    ),
+    "keys that are split": layout(zigzag("memory -> context"), mesh={"context": 4}),
 }
 
 
-@every(ATTENTION, "heads first", "memory in natural order")
+@every(
+    ATTENTION, "heads first", "memory in natural order", "a ring of keys alone", "rings of parts"
+)
 def test_attention_is_the_same_in_zigzag_order(rules):
-    fn = lambda q, k, v, s, t: md.attention(
-        q, k, v, causal=True, window=9, segments=(s, t), head_dim="d", implementation="blocks"
-    )
+    how = {"causal": True, "window": 9, "head_dim": "d", "implementation": "blocks"}
+    fn = lambda q, k, v, s, t, bias: md.attention(q, k, v, segments=(s, t), bias=bias, **how)
     key, value = (data(BATCH, MEMORY, HEADS, D, seed=i) for i in (2, 3))
     of_queries, of_memory = (md.tensor(jnp.arange(16) // 5, (d,)) for d in (QUERIES, MEMORY))
-    args = data(BATCH, QUERIES, HEADS, D), key, value, of_queries, of_memory
+    args = data(BATCH, QUERIES, HEADS, D), key, value, of_queries, of_memory, data(QUERIES, MEMORY)
     assert_same(fn, *args, layout=rules, dims=("batch", "heads"))
 
 
