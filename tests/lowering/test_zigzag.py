@@ -178,6 +178,22 @@ def test_attention_is_the_same_in_zigzag_order(rules):
     assert_same(fn, *args, layout=rules, dims=("batch", "heads"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "move, moved", [("ring", {"ppermute", "follow"}), ("collective", {"all_gather"})]
+)
+def test_splash_attends_to_the_runs_of_zigzag_order_as_they_are(move, moved):
+    queries, memory, features = dims(queries=512, memory=512, d=64)
+    rules = layout(
+        zigzag("queries -> context"), zigzag("memory -> context", move=move), mesh={"context": 2}
+    )
+    fn = lambda q, k, v: md.attention(q, k, v, causal=True, head_dim="d", implementation="splash")
+    args = data(queries, features), *(data(memory, features, seed=i) for i in (2, 3))
+    program, _ = assert_same(fn, *args, layout=rules)
+    (op,) = (op for op in program.ops if op.name == "attention")
+    assert op.kernel == "splash" and {m.operation for m in op.moves} == moved
+
+
 @pytest.mark.parametrize("order", ["zigzag", "natural"])
 def test_causal_attention_is_balanced_in_zigzag_order(order, monkeypatch):
     """Each query is told how many pairs of it and a key its device sees as visible."""
