@@ -62,7 +62,7 @@ def _attention_example(attention: Callable, draw: Draw) -> Case:
 
 
 @op(
-    computes="its own queries and heads, with all keys of those heads",
+    computes="its own queries and heads with its own keys; the log-sum-exp of all merges them",
     moves=("all_gather",),
     example=_attention_example,
     floats=True,
@@ -94,8 +94,9 @@ def attention(
 
     Dims are matched by name. Those that query and key share, such as the batch and the heads, are
     gone through together; what only the query has, such as the `group` of heads that share one of
-    the keys, is attended for separately. Layouts may split all dims but `memory`, `head_dim` and
-    the features of the values, `queries` included. Scores and sums are in float32.
+    the keys, is attended for separately. Layouts may split all dims but `head_dim` and the features
+    of the values. Where `memory` is split each device attends to its own keys and the results are
+    merged; with `move = "ring"` the keys go round. Scores and sums are in float32.
 
     A query that sees no key finds 0. The output and its log-sum-exp are the save point "attention"
     of `md.checkpoint`; with both kept, the backward pass does not compute the output again.
