@@ -35,6 +35,7 @@ from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.exchange import Kept
 from meshdsl.lowering.ring import Ring, goes_round, ring_axes
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
@@ -79,6 +80,7 @@ def apply_op_many(
     fill: Any = 0,
     choose_splits: Callable | None = None,
     part_by_part: Mapping[Dim, Sequence[Dims]] = _NO_CARRIERS,
+    kept: tuple[Kept, ...] = (),
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
@@ -108,6 +110,7 @@ def apply_op_many(
         it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
         these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
         the other parts.
+      kept: dims of the loop that rules keep split as they are at rest, before any other rule.
     """
     scope = common(name, operands) or (
         like.placement.scope if like is not None and like.placement else None
@@ -126,7 +129,7 @@ def apply_op_many(
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
     carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items())
-    of_work = (tuple(outs), level, pending, unsplit, same_split, sums, chosen, carriers)
+    of_work = (tuple(outs), level, pending, unsplit, same_split, sums, chosen, carriers, kept)
     work = split(scope, loop, *of_work)
     op = _begin(name, loop, outs, work, scope)
     rings = {d: Ring(d, work.axes_of[d], axes, scope, level, op) for d, axes in work.rings.items()}
@@ -215,13 +218,14 @@ def split(
     sums: bool = True,
     chosen: tuple[Split, Split] | None = None,
     carriers: tuple[tuple[Dim, tuple[Dims, ...]], ...] = (),
+    kept: tuple[Kept, ...] = (),
 ) -> Work:
     """The rules split the loop nest: its dims get the axes of the mesh, and the results theirs.
 
     Axes of a pending sum are spent on it until it is taken.
     """
     same = tuple(same_split.items()) if same_split else ()
-    key = (loop, outs, level, pending, unsplit, same, sums, chosen, carriers)
+    key = (loop, outs, level, pending, unsplit, same, sums, chosen, carriers, kept)
     if (known := scope.loops.get(key)) is not None:
         return known
     free = tuple(d for d in loop if d not in unsplit)
@@ -229,6 +233,9 @@ def split(
         axes_of = dict(zip(free, _less(scope.split(free, level), pending), strict=True))
     else:
         axes_of = dict(zip(loop, chosen[0], strict=True))
+    for k in kept:
+        axes_of |= dict(zip(axes_of, _less(tuple(axes_of.values()), k.axes), strict=True))
+        axes_of[k.dim] = k.axes
     axes = tuple(axes_of.get(d, ()) if d.size else () for d in loop)  # no elements, no parts
     axes_of = dict(zip(loop, axes, strict=True))
     axes_of |= {new: axes_of[old] for new, old in same_split.items()}
@@ -237,14 +244,15 @@ def split(
     for dims in outs:
         gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
         contracted = {a for d in gone for a in axes_of[d]} if sums else _NOTHING
-        kept = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
+        now = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
         waits = scope.in_mesh_order({*contracted, *pending})
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
-        varies = (*(a for split in kept for a in split), *waits)
+        varies = (*(a for axes in now for a in axes), *waits)
         target = _less(scope.split(dims, level), waits)
-        results.append(Result(dims, kept, varies, waits, tuple(rules.items()), target))
+        results.append(Result(dims, now, varies, waits, tuple(rules.items()), target))
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
-    why = _reason(scope, free if chosen is None else outs[0], level, whole)
+    because = {a: k.why for k in kept for a in k.axes}
+    why = _reason(scope, free if chosen is None else outs[0], level, whole, because)
     loop_axes = scope.layout.spent.union(*axes)
     rings = _rings(scope, level, axes_of, carriers)
     waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
@@ -413,11 +421,21 @@ def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:
     return {t.dims: t.role for t in reversed(operands)}
 
 
-def _reason(scope: Scope, dims: Dims, level: str, otherwise="no rule splits the result over it"):
-    """Gives the reason of a change: the rule of `dims` that takes the first of its axes."""
+def _reason(
+    scope: Scope,
+    dims: Dims,
+    level: str,
+    otherwise="no rule splits the result over it",
+    because: Mapping[str, str] = MappingProxyType({}),
+):
+    """Gives the reason of a change: the rule of `dims` that takes the first of its axes.
+
+    Args:
+      because: the reasons over some axes, where they are others.
+    """
 
     def why(change) -> str:
-        rule = scope.rule(dims, level, change.axes[0])
+        rule = because.get(change.axes[0]) or scope.rule(dims, level, change.axes[0])
         return str(rule) if rule else otherwise
 
     return why

@@ -171,6 +171,8 @@ def attention(
         window=window,
         softcap=None if softcap is None else float(softcap),
         scale=float(scale) if scale is not None else max(call.head_dim.size, 1) ** -0.5,
+        # A single row of scores is small, and to cut the keys into blocks would be to copy them.
+        **({"block": max(call.memory.size, 1)} if call.queries is ONE else {}),
     )
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise MeshDSLError(
