@@ -399,7 +399,7 @@ IMPLEMENTATIONS = {
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     parts, ring = at.parts(call.queries), at.ring(call.memory)
-    part = (lambda: at.offset(call.queries) // at.size(call.queries)) if parts > 1 else None
+    part = (lambda: [at.offset(call.queries) // at.size(call.queries)]) if parts > 1 else None
     rows = _runs(parts, at.size(call.queries))
     if ring is None:
         columns = _runs(at.parts(call.memory), at.size(call.memory))
