@@ -86,7 +86,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    queries: Dim | str = ...,
+    queries: Dim | str | None = ...,
     memory: Dim | str = ...,
     head_dim: Dim | str = ...,
     causal: bool = False,

@@ -63,7 +63,7 @@ def _attention_example(attention: Callable, draw: Draw) -> Case:
 
 
 @op(
-    computes="its own queries and heads, with all keys of those heads",
+    computes="its own queries and heads with its own keys; the log-sum-exp of all merges them",
     moves=("all_gather",),
     example=_attention_example,
     floats=True,
@@ -95,8 +95,9 @@ def attention(
 
     Dims are matched by name. Those that query and key share, such as the batch and the heads, are
     gone through together; what only the query has, such as the `group` of heads that share one of
-    the keys, is attended for separately. Layouts may split all dims but `memory`, `head_dim` and
-    the features of the values, `queries` included. Scores and sums are in float32.
+    the keys, is attended for separately. Layouts may split all dims but `head_dim` and the features
+    of the values. Where `memory` is split each device attends to its own keys and the results are
+    merged; with `move = "ring"` the keys go round. Scores and sums are in float32.
 
     A query that sees no key finds 0. The output and its log-sum-exp are the save point "attention"
     of `md.checkpoint`; with both kept, the backward pass does not compute the output again.
@@ -400,7 +401,9 @@ IMPLEMENTATIONS = {
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     parts, ring = at.parts(call.queries), at.ring(call.memory)
-    part = (lambda: at.offset(call.queries) // at.size(call.queries)) if parts > 1 else None
+    # Made anew for each pass: what is traced in one cannot be used in the other.
+    numbers = lambda: [start // size for start, size in at.runs(call.queries)]
+    part = numbers if parts > 1 else None
     rows = _runs(parts, at.size(call.queries), zigzag=len(at.runs(call.queries)) > 1)
     if ring is None:
         zigzag = len(at.runs(call.memory)) > 1
@@ -412,12 +415,10 @@ def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
         padded = bool(at.padding(call.queries) or ring.padded)
         aligned = ring.axes == at.axes(call.queries) and ring.parts == ring.count
     whole = ring is None and at.parts(call.memory) == 1
-    if whole and rows.count > 1:  # then each run of queries meets runs of keys of its size
-        whole, size = False, rows.size
-        if at.size(call.memory) % size == 0:
-            columns = Runs((tuple(range(0, at.size(call.memory), size)),), size)
     platform = at.platform, at.lowered
-    return Place(part, parts, padded, counted, *platform, whole, rows, columns, aligned)
+    return Place(
+        part, parts * rows.count, padded, counted, *platform, whole, rows, columns, aligned
+    )
 
 
 def _runs(parts: int, size: int, *, zigzag: bool) -> Runs:

@@ -49,8 +49,8 @@ class Place(NamedTuple):
     """The part of the queries that a device has, and the parts of the keys that it sees.
 
     Attributes:
-      part: gives its number; None where there is one part only.
-      parts: how many there are, all of one size.
+      part: gives the numbers of its runs; None where there is one run only.
+      parts: how many runs of one size all parts have.
       padded: whether the last ones hold padding.
       counted: whether positions count from 0, as they do where the call gives none.
       platform: of the device.

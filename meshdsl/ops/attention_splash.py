@@ -117,10 +117,10 @@ def _forward(options: Options, place: Place, turns: range, query, key, value, si
         return found
 
     if place.whole:
-        output, normaliser = _of_all(options, place, arrays, _output, 0)
+        made = _of_all(options, place, arrays, _output, 0)
     else:
         made = [of_rows(row) for row in range(place.rows.count)]
-        output, normaliser = (jnp.concatenate(x, 2) for x in zip(*made, strict=True))
+    output, normaliser = (_joined(x) for x in zip(*made, strict=True))
     output = output.reshape(*leading, *output.shape[-2:])
     return output, normaliser.reshape(*leading, normaliser.shape[-1])
 
@@ -141,7 +141,8 @@ def _backward(
     of_rows = normaliser, through, cotangent
     arrays = _arrays(options, query, key, value, sides, *of_rows)
     if place.whole:
-        found = _of_all(options, place, arrays, _slopes, 1)
+        by_query, by_key, by_value = zip(*_of_all(options, place, arrays, _slopes, 1), strict=True)
+        found = _joined(by_query), reduce(jnp.add, by_key), reduce(jnp.add, by_value)
     else:
         wide = jnp.float32
         nothing = lambda arrays: jax.tree.map(
@@ -157,19 +158,24 @@ def _backward(
                 by_row[row] += by_query
                 before = by_column[column]
                 by_column[column] = before[0] + by_key, before[1] + by_value
-        of_keys = (jnp.concatenate(x, 2) for x in zip(*by_column, strict=True))
-        found = jnp.concatenate(by_row, 2), *of_keys
+        found = _joined(by_row), *map(_joined, zip(*by_column, strict=True))
     shaped = (x.reshape(y.shape) for x, y in zip(found, (query, key, value), strict=True))
     return Slopes(*shaped)
 
 
-def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backward: int):
-    """`fn` of the rows of this device and all columns."""
-    rows, columns = arrays.query.shape[2], arrays.key.shape[2]
+def _joined(runs) -> jax.Array:
+    """The runs of a part, put together again."""
+    return jnp.concatenate(runs, 2) if len(runs) > 1 else runs[0]
+
+
+def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backward: int) -> list:
+    """`fn` of each run of the rows of this device and all columns."""
+    rows, columns = place.rows.size, arrays.key.shape[2]
     share = visible_share(options, rows * place.parts, columns, True)
     run = _Run(options, place.platform != "tpu", 0, place.parts)
-    part = None if place.part is None else place.part()
-    return run.of(place, fn, arrays, share, backward, part)
+    numbers = [None] if place.part is None else place.part()
+    some = [arrays.cut(i * rows, rows, 0, columns) for i in range(len(numbers))]
+    return [run.of(place, fn, x, share, backward, n) for x, n in zip(some, numbers, strict=True)]
 
 
 def _of_runs(

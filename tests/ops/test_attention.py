@@ -449,19 +449,9 @@ IN_PARTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", [1, 2], ids="{} runs a part".format)
 @pytest.mark.parametrize("under", IN_PARTS)
 @pytest.mark.parametrize("name", SPLASH)
-def test_splash_in_parts_equals_blocks(name, under, runs, monkeypatch):
-    """Also with parts that are gone through in two runs, one after the other."""
-
-    def several(parts, size):
-        starts = [
-            tuple(part * size + i * size // runs for i in range(runs)) for part in range(parts)
-        ]
-        return attention_kernels.Runs(tuple(starts), size // runs)
-
-    monkeypatch.setattr("meshdsl.ops.attention._runs", several)
+def test_splash_in_parts_equals_blocks(name, under):
     args = operands(rows=1024, columns=1024, features=64)
     how = dict(SPLASH[name])
     if how.pop("segments", False):
