@@ -25,6 +25,7 @@ from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
+from meshdsl.ops import component
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
@@ -96,6 +97,7 @@ def cross_entropy(
     """
     vocab = dim_algebra.find("cross_entropy, the weight", weight.dims, vocab)
     tokens = _token_dims(x, weight, targets, bias, vocab)
+    targets = component.cast(targets, jnp.int32)  # a uint8 has no -1 for padding, and no 256
     if chunk is not None:
         whole_number("cross_entropy: `chunk`", chunk, 1)
     if softcap is not None and not softcap > 0:
@@ -115,7 +117,7 @@ def cross_entropy(
         count = math.prod(sizes)
         rows = rows.reshape(count, *rows.shape[len(tokens) :])
         wanted = jnp.transpose(target_array, [targets.dims.index(d) for d in tokens])
-        wanted = wanted.astype(jnp.int32).reshape(count)  # a uint8 is not compared with 256
+        wanted = wanted.reshape(count)
         known = (wanted >= 0) & (wanted < vocab.size)  # and not an index of padding
         wanted = jnp.where(known, wanted - at.offset(vocab), -1)
         inside = at.indices(vocab) < vocab.size if at.padding(vocab) else None
