@@ -18,11 +18,10 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops import attention_blocks
+from meshdsl.ops import attention_blocks, attention_cudnn
 from meshdsl.ops.attention_blocks import Options, Sides
 from meshdsl.ops.attention_kernels import (
     Place,
-    attend_by_cudnn,
     attend_by_splash,
     cudnn_lacks,
     splash_lacks,
@@ -371,7 +370,7 @@ def _attend_by_blocks(options, _, query, key, value, sides) -> jax.Array:
 IMPLEMENTATIONS = {
     "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
     "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
-    "cudnn": Implementation(attend_by_cudnn, cudnn_lacks, "gpu", skips=True),
+    "cudnn": Implementation(attention_cudnn.attend, cudnn_lacks, "gpu", skips=True),
 }
 
 
