@@ -25,6 +25,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -354,11 +355,12 @@ class InTorch:
         }
         script = str(Path(__file__).with_name("gpu_torch.py"))
         environment = {key: x for key, x in os.environ.items() if key != "PYTHONPATH"}
+        self._said = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [python, script, json.dumps(sizes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             text=True,
             env=environment,
         )
@@ -376,13 +378,16 @@ class InTorch:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._said.close()
 
     def _answer(self) -> dict:
-        assert self._process.stdout is not None and self._process.stderr is not None
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:
             return json.loads(line)
-        said = self._process.stderr.read().strip().splitlines()
+        self._process.wait()
+        self._said.seek(0)
+        said = self._said.read().strip().splitlines()
         raise RuntimeError(said[-1] if said else "the process ended")
 
 
