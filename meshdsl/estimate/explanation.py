@@ -233,6 +233,8 @@ class TimeView:
         are that count.
       peak_flops: FLOP/s of one device.
       spans: the timeline of the step.
+      fused: the part of `compute` in fused kernels, of which a share of the FLOP/s is assumed
+        (`machine.FUSED_EFFICIENCY`).
     """
 
     compute: float
@@ -244,6 +246,7 @@ class TimeView:
     model_flops_full: float
     peak_flops: float
     spans: tuple[Span, ...]
+    fused: float = 0.0
 
     @property
     def halved(self) -> bool:

@@ -14,6 +14,7 @@ from meshdsl.compiled.unread import unread_sentence
 from meshdsl.estimate.explanation import TensorView
 from meshdsl.figures import byte_words, columns, time_words
 from meshdsl.record.collective import Collective, summary
+from meshdsl.report.explanation_text import fused_row
 
 
 def describe(report: CompiledReport) -> str:
@@ -203,6 +204,7 @@ def _time(r: CompiledReport) -> list[str]:
     half = f" with causal attention counted half, {t.mfu_full:.1%} in full"
     rows = [
         ("compute", time_words(t.compute)),
+        *fused_row(t),
         ("collectives, one after the other", time_words(t.communication)),
         ("step", f"{time_words(t.step)}, of which {exposed}"),
         ("MFU", f"{t.mfu:.1%}{half if t.halved else ''}"),
