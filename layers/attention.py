@@ -21,6 +21,7 @@ import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.rotary import rotate
+from meshdsl.ops.checkpoint import QKV
 
 MASKED = -1e30  # finite, so that a row that may see no key sees all of them alike
 
@@ -259,7 +260,7 @@ class Attention(PyTreeNode):
         query, key, value = self.query(x), self.key(x), self.value(x)
         if rotary is not None:
             query, key = rotate(query, rotary, self.head_dim), rotate(key, rotary, self.head_dim)
-        return query, key, value
+        return tuple(md.checkpoint_name(x, QKV) for x in (query, key, value))
 
     def _among_queries(self, query, cache, length, memory, queries, *, mask=None, **how):
         """Attention of each of `length`, which is called `queries` meanwhile."""

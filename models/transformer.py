@@ -9,7 +9,7 @@ memory (the length, as keys see it), d_ff, vocab, layers and, in `gpt2`, positio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,9 +26,8 @@ from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
 from meshdsl.layers.norm import EPSILON, NORMS, Norm
 from meshdsl.layers.rotary import angles
-from meshdsl.layers.stack import Stack
+from meshdsl.layers.stack import REMATS, Stack
 from meshdsl.models.sizes import SIZES
-from meshdsl.ops.checkpoint import POLICIES
 from meshdsl.tensor import is_tensor
 
 
@@ -75,8 +74,11 @@ class Config(md.Family):
       norm_epsilon: what norms add to the mean square or the variance before they take its root.
       dropout: the rate of dropout after the embedding and each sublayer.
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
-      remat: what the backward pass recomputes of each block: `none` of it, all of it (`full`), all
-        but matrix products (`dots`), or only what was gathered from other devices (`gathers`).
+      remat: what is kept of each block for the backward pass, which computes the rest again: its
+        input alone (`full`); and what attention gives (`attention`); and queries, keys and values
+        (`qkv`); and the products that the feed-forward layer begins with (`hidden`); and all other
+        matrix products (`dots`); and all else but what was gathered from other devices
+        (`gathers`); or everything (`none`). `auto`: the fastest of these that fits `memory`.
 
     The model computes in the dtype of its parameters as they are given; norms, softmax and loss are
     computed in float32.
@@ -103,7 +105,7 @@ class Config(md.Family):
     norm_epsilon: float = bounded(EPSILON, above=0, below=1)
     dropout: float = bounded(0.0, least=0, below=1)
     z_loss: float = bounded(0.0, least=0)
-    remat: str = chosen("full", ("none", *POLICIES))
+    remat: str = chosen("full", REMATS)
 
     def __post_init__(self):
         super().__post_init__()
@@ -161,7 +163,7 @@ class Config(md.Family):
         key,
         *,
         output=jnp.float32,
-        offload: bool = False,
+        offload: Iterable[str] = (),
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         """See `Transformer.loss`. A batch may have `segments` and `positions` too."""
         return model.loss(**batch, key=key, output=output, offload=offload)
@@ -273,7 +275,13 @@ class Transformer(PyTreeNode):
         )
 
     def __call__(
-        self, tokens: md.Tensor, *, segments=None, positions=None, key=None, offload: bool = False
+        self,
+        tokens: md.Tensor,
+        *,
+        segments=None,
+        positions=None,
+        key=None,
+        offload: Iterable[str] = (),
     ) -> md.Tensor:
         """Logits over `vocab` for each of `tokens` (batch, length).
 
@@ -283,7 +291,7 @@ class Transformer(PyTreeNode):
           positions: of each token in its document (batch, length; int32); by default in its
             sequence.
           key: a JAX PRNG key; with it, dropout is on.
-          offload: what the backward pass needs of each layer waits in the memory of the host.
+          offload: what waits for the backward pass in the memory of the host, see `Stack.scan`.
         """
         length, count = self._fitting(tokens), self.config.layers + 1
         keys = [None] * count if key is None else jax.random.split(key, count)
@@ -309,7 +317,7 @@ class Transformer(PyTreeNode):
         positions=None,
         key=None,
         output=jnp.float32,
-        offload: bool = False,
+        offload: Iterable[str] = (),
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         """The mean cross-entropy of `targets` in nats per token, plus the z-loss.
 

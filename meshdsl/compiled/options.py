@@ -20,8 +20,16 @@ _OFFLOAD = {
     f"xla_tpu_enable_sparse_core_collective_offload_{collective}": "True"
     for collective in ("all_gather", "reduce_scatter", "all_reduce")
 }
+# The same over several dims of a 3-D torus, all links of which are used then. The last option keeps
+# a gather over a whole slice from becoming a sum of buffers that are filled with zeros.
+_SEVERAL_DIMS = {
+    "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": "True",
+    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": "True",
+    "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "True",
+    "xla_tpu_prefer_async_allgather_to_allreduce": "True",
+}
 _BY_CHIP: dict[str, dict[str, str]] = {
-    "TPU v5": _OFFLOAD,
+    "TPU v5": _OFFLOAD | _SEVERAL_DIMS,
     "TPU v6 lite": _OFFLOAD,
 }
 # TPU compilers take both spellings of a truth value, GPU compilers only the second.

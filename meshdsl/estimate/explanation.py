@@ -289,6 +289,8 @@ class Explanation:
       unit: what these are, in the singular.
       notes: what the layout says and the program has no use for.
       remedies: what to split if it does not fit.
+      remat: what `model.remat=auto` has chosen; empty without it.
+      choice: why, in one line.
     """
 
     title: str
@@ -302,6 +304,8 @@ class Explanation:
     notes: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
     unit: str = "token"
+    remat: str = ""
+    choice: str = ""
 
     @property
     def devices(self) -> int:

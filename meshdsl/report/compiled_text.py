@@ -41,7 +41,7 @@ def _head(r: CompiledReport) -> list[str]:
             f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%}"
             f"{full if r.time.halved else ''}{rate if r.units else ''}"
         )
-    return lines
+    return [*lines, r.choice] if r.choice else lines
 
 
 def _surprises(r: CompiledReport) -> list[str]:

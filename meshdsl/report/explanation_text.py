@@ -49,7 +49,7 @@ def _head(e: Explanation) -> list[str]:
         mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
         rate = f", {e.units_per_second:,.0f} {e.unit}s/s" if e.units else ""
         lines.append(f"estimated step {time_words(t.step)}{mfu}{rate}")
-    return lines
+    return [*lines, e.choice] if e.choice else lines
 
 
 def _axes(e: Explanation) -> list[str]:

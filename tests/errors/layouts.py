@@ -72,6 +72,10 @@ ERRORS = {
         lambda: md.Layout(["a -> data"], gather="steps"),
         ["layout: gather is 'layer' or 'step', not 'steps'; did you mean `step`?"],
     ),
+    "sum, misspelt": (
+        lambda: file('[layout]\nsum = "layers"'),
+        ["layout dp.toml", "sum is 'step' or 'layer', not 'layers'; did you mean `layer`?"],
+    ),
     "gradients that are no list": (
         lambda: md.Layout(["a -> data"], gradients="b -> data"),
         ["layout, gradients: a list of strings such as"],
