@@ -49,7 +49,7 @@ from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 
 from . import measure
-from .gpu_jax import PlainStep
+from .gpu_jax import PlainStep, model_of
 
 GIB = 2**30
 TURNS = 3  # of each implementation; the time of one is split among them
@@ -255,8 +255,7 @@ class OfMeshdsl:
         self._job = Analysis("", config, layout, dict(mesh.shape), None).job(mesh)
         ids = _ids(config)
         self._batch = self._job.place({"tokens": ids[:, :-1], "targets": ids[:, 1:]})
-        lowered = self._job.step.lower(self._job.state, self._batch)
-        self.compiled = lowered.compile(compiler_options=self._job.step.compiler_options or None)
+        self.compiled = self._job.step.lower(self._job.state, self._batch).compile()
         self._state: Any = None
 
     def begin(self) -> None:
@@ -293,8 +292,8 @@ class OfJax:
 
 
 def _ids(config: Config) -> np.ndarray:
-    shape = config.batch, config.model.length + 1
-    return np.random.default_rng(0).integers(0, config.model.vocab, shape, np.int32)
+    shape = config.batch, model_of(config).length + 1
+    return np.random.default_rng(0).integers(0, model_of(config).vocab, shape, np.int32)
 
 
 class InJax:
@@ -303,6 +302,7 @@ class InJax:
     def __init__(self, made: OfMeshdsl | OfJax):
         self._made = made
         m = made.compiled.memory_analysis()
+        assert m is not None
         self.memory = (
             m.argument_size_in_bytes
             + m.output_size_in_bytes
@@ -340,7 +340,7 @@ class InTorch:
     """
 
     def __init__(self, config: Config, python: str, tiny: bool):
-        model = config.model
+        model = model_of(config)
         dims = {name: dim.size for name, dim in model.dims.items()}
         sizes = {
             **{name: getattr(model, name) for name in ("style", "layers", "d_model", "heads")},
@@ -355,7 +355,7 @@ class InTorch:
         }
         script = str(Path(__file__).with_name("gpu_torch.py"))
         environment = {key: x for key, x in os.environ.items() if key != "PYTHONPATH"}
-        self._said = tempfile.TemporaryFile("w+")
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
         self._process = subprocess.Popen(
             [python, script, json.dumps(sizes)],
             stdin=subprocess.PIPE,
@@ -436,12 +436,13 @@ def _speed_of(name: str, config: Config, seconds: float, python: str, tiny: bool
     for who, one in made.items():
         found[who] |= {"memory": one.memory, "loss": one.loss}
         one.close()
-    flops, chip = config.model.step_flops(config.batch)[0], chip_of(devices[0])
+    model, chip = model_of(config), chip_of(devices[0])
+    flops = model.step_flops(config.batch)[0]
     head = ["", "tokens/s a GPU, best", "median", "MFU, best", "median", "memory GiB", "first loss"]
-    table = [[f"{name}, {config.batch} x {config.model.length}", *head[1:]]]
+    table = [[f"{name}, {config.batch} x {model.length}", *head[1:]]]
     for who, figures in found.items():
         best, median = min(figures["seconds"]), statistics.median(figures["seconds"])
-        tokens = config.batch * config.model.length
+        tokens = config.batch * model.length
         figures |= {"tokens_per_second": [tokens / best, tokens / median]}
         if chip is not None:
             figures |= {"mfu": [flops / t / chip.flops for t in (best, median)]}

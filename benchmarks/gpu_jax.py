@@ -9,11 +9,13 @@ float32. Parameters are a dict of arrays, whose order is that of meshdsl's param
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from meshdsl.models import transformer
 from meshdsl.train.config import Config
 from meshdsl.train.optimizer import make_schedule, peak
 
@@ -39,7 +41,7 @@ def loss(parameters: dict, tokens, targets, config: Config, kernel: str) -> jax.
     Args:
       kernel: that of attention, "cudnn" or "xla".
     """
-    model, dtype = config.model, jnp.dtype(config.precision.compute)
+    model, dtype = model_of(config), jnp.dtype(config.precision.compute)
     w = {name: x.astype(dtype) for name, x in parameters.items()}
     x = w["embedding"][tokens]
     turn = None
@@ -59,7 +61,13 @@ def loss(parameters: dict, tokens, targets, config: Config, kernel: str) -> jax.
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def _layer(x, w: dict, turn, epsilon: float, kernel: str) -> jax.Array:
+def model_of(config: Config) -> transformer.Config:
+    """The model of a configuration, which is a transformer."""
+    assert isinstance(config.model, transformer.Config)
+    return config.model
+
+
+def _layer(x, w: dict, turn, epsilon: float, kernel: Any) -> jax.Array:
     h = _norm(x, w, "attention_norm", epsilon)
     query, key, value = (_linear(h, w, name) for name in _LINEAR[:3])
     if turn is not None:
@@ -70,7 +78,7 @@ def _layer(x, w: dict, turn, epsilon: float, kernel: str) -> jax.Array:
         key,
         value,
         is_causal=True,
-        implementation=kernel,  # pyright: ignore[reportArgumentType]  # one of the two names
+        implementation=kernel,
     )
     x = x + _linear(found.reshape(query.shape), w, "out", contracted=query.ndim - 2)
     h = _norm(x, w, "mlp_norm", epsilon)
@@ -117,7 +125,7 @@ class PlainStep:
     """
 
     def __init__(self, config: Config, kernel: str, tokens, targets):
-        optimizer, style = config.optimizer, config.model.style
+        optimizer, style = config.optimizer, model_of(config).style
         matrices = {name: not name.endswith(("norm", "bias")) for name in NAMES[style]}
         rate = make_schedule(config.schedule, peak(optimizer), config.steps)
         self._tx = optax.chain(

@@ -12,10 +12,11 @@ import json
 import sys
 import time
 
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+# PyTorch is none of meshdsl's dependencies.
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportMissingImports]
 
 CHUNK = 5  # steps between two looks at the clock
 

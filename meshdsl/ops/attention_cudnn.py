@@ -72,8 +72,12 @@ class _Cudnn(NamedTuple):
         """
         if not self.lowered:
             return fn(*args)
-        by_heads = [jnp.swapaxes(x, 1, 2) for x in args[:3]]
-        products = products_of(*by_heads, share)[backward]
+        query, key, value = (
+            jax.ShapeDtypeStruct((batch, heads, positions, features), x.dtype)
+            for x in args[:3]
+            for batch, positions, heads, features in (x.shape,)
+        )
+        products = products_of(query, key, value, share)[backward]
         return kernels.opaque(fn, *args, products=products)
 
 
