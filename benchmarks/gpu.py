@@ -1,4 +1,4 @@
-"""All figures that need a GPU, on whatever GPUs there are, in one command of under ten minutes.
+"""All figures that need a GPU, on whatever GPUs there are, made to take under ten minutes.
 
     python -m benchmarks.gpu --out gpu.json
     python -m benchmarks.gpu speed --seconds 20 --torch ~/torch/bin/python
