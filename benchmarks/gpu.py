@@ -40,9 +40,9 @@ import meshdsl as md
 from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.settings import model_values
 from meshdsl.machine.chips import chip_of
-from meshdsl.ops import attention_blocks, attention_cudnn
+from meshdsl.ops import attention_cudnn, attention_parts
 from meshdsl.ops.attention_blocks import Options, Sides
-from meshdsl.ops.attention_kernels import Place
+from meshdsl.ops.attention_kernels import Place, Runs
 from meshdsl.train.config import Config
 from meshdsl.train.precision import cast
 from meshdsl.train.settings import override
@@ -123,21 +123,31 @@ def attention_parity(tiny: bool) -> Iterator[tuple[str, float, float]]:
 def _by_blocks(options: Options, q, k, v) -> jax.Array:
     rows, columns = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2])
     sides = Sides(rows=rows[None, None, None], columns=columns[None, None, None, None])
-    return attention_blocks.attend(options, q, k, v, sides)
+    return attention_parts.attend(attention_parts.whole(options), q, k, v, sides)
 
 
 def _by_cudnn(options: Options, parts: int, q, k, v) -> jax.Array:
     """Each part of the queries by itself, as the devices of a mesh do it."""
-    place = Place(None, parts, False, True, "gpu", False)
-    made = [
-        attention_cudnn.attend(
-            options,
-            place._replace(part=jnp.int32(part)) if parts > 1 else place,
-            *(mine, k, v),
-            Sides(),
+    size = q.shape[-2] // parts
+    rows = Runs(tuple((part * size,) for part in range(parts)), size)
+    columns = Runs(((0,),), k.shape[-2])
+    way = attention_parts.whole(options)
+    made = []
+    for part, mine in enumerate(jnp.split(q, parts, axis=-2)):
+        number = (lambda part=part: jnp.int32(part)) if parts > 1 else None
+        place = Place(
+            part=number,
+            parts=parts,
+            padded=False,
+            counted=True,
+            platform="gpu",
+            lowered=False,
+            whole=True,
+            rows=rows,
+            columns=columns,
+            aligned=False,
         )
-        for part, mine in enumerate(jnp.split(q, parts, axis=-2))
-    ]
+        made.append(attention_cudnn.attend(way, place, mine, k, v, Sides()))
     return jnp.concatenate(made, axis=-2)
 
 

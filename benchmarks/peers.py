@@ -27,6 +27,7 @@ from meshdsl.compiled.report import CompiledReport
 from meshdsl.compiled.topology import compile_only
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import FUSED_EFFICIENCY, find_target
+from meshdsl.train.auto_remat import choose_remat
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
@@ -63,6 +64,7 @@ class Row:
             | {"batch": self.batch, "model.length": self.length, **self.settings},
         )
         layout, target = find_layout(self.layout), find_target(self.target)
+        config = choose_remat(config, layout, self.mesh, target).config
         analysis = Analysis(self.model, config, layout, self.mesh, target)
         if self.attention == "fused":
             return analysis.config.model.remat, analysis.compile()[0]

@@ -99,6 +99,17 @@ def attention(
     positions: tuple[Tensor | None, Tensor | None] | None = None,
     implementation: str | None = None,
 ) -> Tensor: ...
+def cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    vocab: Dim | str = ...,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    chunk: int | None = None,
+    dtype: Any = None,
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def einsum(
     *tensors: Tensor,

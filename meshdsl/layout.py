@@ -47,7 +47,8 @@ class Rule:
     Attributes:
       where, text: quote the line of the layout that it came from.
       pads: whether parts are padded where the dim does not divide.
-      move: one of MOVES, how operands are gathered over the axis.
+      move: one of MOVES, how operands are gathered over the axis. By "ring" an op that can take
+        them part by part gets them so, see `lowering.ring`.
       order: one of ORDERS, which elements of the dim each part has.
     """
 
@@ -205,6 +206,11 @@ class Layout:
             how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
             for attribute, words in ATTRIBUTES.items():
                 check_word(where, attribute, how[attribute], words)
+            if how["move"] == "ring" and level != "rules":
+                raise MeshDSLError(
+                    f'{where}: move = "ring" is of the list `rules`; what the list `{level}` '
+                    "splits is gathered or summed as a whole"
+                )
         match = _RULE.fullmatch(line) if isinstance(line, str) else None
         if not match:
             raise MeshDSLError(f'{where}: {quote(line)} is not of the form "dim, ... -> axis, ..."')

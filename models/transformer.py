@@ -74,6 +74,8 @@ class Config(md.Family):
       norm_epsilon: what norms add to the mean square or the variance before they take its root.
       dropout: the rate of dropout after the embedding and each sublayer.
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
+      loss_chunk: the most tokens of a device whose logits are in memory at a time, while the loss
+        is computed; 0: those of all tokens. The backward pass then computes the logits again.
       remat: what is kept of each block for the backward pass, which computes the rest again: its
         input alone (`full`); and what attention gives (`attention`); and queries, keys and values
         (`qkv`); and the products that the feed-forward layer begins with (`hidden`); and all other
@@ -105,6 +107,7 @@ class Config(md.Family):
     norm_epsilon: float = bounded(EPSILON, above=0, below=1)
     dropout: float = bounded(0.0, least=0, below=1)
     z_loss: float = bounded(0.0, least=0)
+    loss_chunk: int = bounded(0, least=0)
     remat: str = chosen("full", REMATS)
 
     def __post_init__(self):
@@ -236,9 +239,9 @@ class Block(PyTreeNode):
         return x + dropout(self.mlp(self.mlp_norm(x)), 1), cache
 
     def step(
-        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn
+        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn, layer: md.Tensor
     ) -> tuple[md.Tensor, Cache]:
-        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn)
+        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn, layer)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), cache
 
@@ -293,6 +296,13 @@ class Transformer(PyTreeNode):
           key: a JAX PRNG key; with it, dropout is on.
           offload: what waits for the backward pass in the memory of the host, see `Stack.scan`.
         """
+        how = {"segments": segments, "positions": positions, "key": key, "offload": offload}
+        return self._logits(self._hidden(tokens, **how))
+
+    def _hidden(
+        self, tokens: md.Tensor, *, segments=None, positions=None, key=None, offload: bool = False
+    ) -> md.Tensor:
+        """What the last block gives for each of `tokens`; see `__call__`."""
         length, count = self._fitting(tokens), self.config.layers + 1
         keys = [None] * count if key is None else jax.random.split(key, count)
         positions = md.iota(length) if positions is None else positions
@@ -306,7 +316,7 @@ class Transformer(PyTreeNode):
             return x, ()
 
         x, _ = self.blocks.scan(block, x, None if key is None else keys[:-1], offload=offload)
-        return self._logits(x)
+        return x
 
     def loss(
         self,
@@ -333,8 +343,8 @@ class Transformer(PyTreeNode):
           `trained`, the fraction of tokens that have a target. Per such token the cross-entropy is
           `cross_entropy / trained`.
         """
-        logits = self(tokens, segments=segments, positions=positions, key=key, offload=offload)
-        nats, normaliser = self._nats(md.cast(logits, output), targets)
+        how = {"segments": segments, "positions": positions, "key": key, "offload": offload}
+        nats, normaliser = self._nats(self._hidden(tokens, **how), targets, output)
         trained = None if segments is None else targets >= 0
         cross_entropy = md.mean(nats if trained is None else md.where(trained, nats, 0.0))
         loss, report = cross_entropy, {"cross_entropy": cross_entropy}
@@ -360,16 +370,25 @@ class Transformer(PyTreeNode):
 
         A target of -1 has 0.
         """
-        logits = self(tokens, segments=segments, positions=positions)
-        return md.where(targets >= 0, self._nats(md.cast(logits, output), targets)[0], 0.0)
+        x = self._hidden(tokens, segments=segments, positions=positions)
+        return md.where(targets >= 0, self._nats(x, targets, output)[0], 0.0)
 
-    @staticmethod
-    def _nats(logits: md.Tensor, targets: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+    def _nats(self, x: md.Tensor, targets: md.Tensor, output) -> tuple[md.Tensor, md.Tensor]:
         """The cross-entropy of each target, and the log-normaliser.
 
         Logits that are split over `vocab` stay so: only sums over it travel.
+
+        Args:
+          x: what the last block gives.
+          output: dtype that the logits are rounded to.
         """
-        logits = md.cast(logits, jnp.float32)
+        if self.config.loss_chunk:
+            x, head = self.norm(x), self.head
+            weight = md.cast(self.embedding.table, x.dtype) if head is None else head.weight
+            narrower = min(x.dtype, jnp.dtype(output), key=lambda dtype: dtype.itemsize)
+            chunk = self.config.loss_chunk
+            return md.cross_entropy(x, weight, targets, chunk=chunk, dtype=narrower)
+        logits = md.cast(md.cast(self._logits(x), output), jnp.float32)
         vocab = logits.dim("vocab")
         normaliser = md.logsumexp(logits, vocab)
         chosen = md.sum(md.where(md.one_hot(targets, vocab, bool), logits, 0.0), vocab)
@@ -391,14 +410,17 @@ class Transformer(PyTreeNode):
         """
         length = self._fitting(tokens)
         turn = self._turn(md.iota(length))
+        empty = memory.size - length.size
+
+        def kept(t: md.Tensor) -> md.Tensor:
+            # A step multiplies over the last two dims: so it reads the cache as it lies.
+            last = t.dim("memory"), t.dim("head_dim")
+            order = (*(d for d in t.dims if d not in last), *last)
+            return md.pad(md.transpose(t, order), "memory", after=empty)
 
         def block(layer: Block, x, _):
             x, cache = layer(x, length, turn, lambda y, place: y)
-            return x, jax.tree.map(
-                lambda t: md.pad(t, "memory", after=memory.size - length.size),
-                cache,
-                is_leaf=is_tensor,
-            )
+            return x, jax.tree.map(kept, cache, is_leaf=is_tensor)
 
         x, cache = self.blocks.scan(block, self._embed(tokens, md.iota(length)))
         return self._logits(md.take(x, last, length)), cache
@@ -407,14 +429,17 @@ class Transformer(PyTreeNode):
         """Read one token of each sequence, which stands at its `position` (both of dims batch).
 
         Returns:
-          The logits (batch, vocab), and the cache with this position.
+          The logits (batch, vocab), and the cache with this position. A program that donates
+          `cache`, or carries it in a loop, writes this position alone.
         """
         turn = self._turn(position)
 
-        def block(layer: Block, x, cache):
-            return layer.step(x, cache, position, turn)
+        def block(layer: Block, carry, number):
+            x, cache = carry
+            return layer.step(x, cache, position, turn, number), ()
 
-        x, cache = self.blocks.scan(block, self._embed(tokens, position), cache)
+        carry = self._embed(tokens, position), cache
+        (x, cache), _ = self.blocks.scan(block, carry, md.iota(self.blocks.layers))
         return self._logits(x), cache
 
     def _fitting(self, tokens: md.Tensor) -> md.Dim:

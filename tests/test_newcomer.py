@@ -58,6 +58,16 @@ CALLS = {
     "compile": ((md.sin, X), {"layout": LAYOUT, "target": "cpu:8", "mesh": None, "options": {}}),
     "concat": (([X, X], "b"), {"out": "bb"}),
     "cond": ((YES, md.sin, md.cos, X), {}),
+    "cross_entropy": (
+        (X, data(B, V), IDS),
+        {
+            "vocab": V,
+            "bias": data(V),
+            "softcap": 1.0,
+            "chunk": 3,
+            "dtype": jnp.float32,
+        },
+    ),
     "custom_gradient": ((lambda x: (x, lambda ct: ct),), {}),
     "diagonal": ((X, A, B, md.Dim("n", 4)), {}),
     "dot": ((X, weight(A, B, ins=A)), {"precision": None, "preferred_element_type": None}),

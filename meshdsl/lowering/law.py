@@ -35,6 +35,8 @@ from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.exchange import Kept
+from meshdsl.lowering.ring import Ring, goes_round, ring_axes
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split, padded_changes
@@ -42,6 +44,7 @@ from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
 _NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
+_NO_CARRIERS: Mapping[Dim, Sequence[Dims]] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
 
 
@@ -76,6 +79,8 @@ def apply_op_many(
     like: Tensor | None = None,
     fill: Any = 0,
     choose_splits: Callable | None = None,
+    part_by_part: Mapping[Dim, Sequence[Dims]] = _NO_CARRIERS,
+    kept: tuple[Kept, ...] = (),
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
@@ -100,6 +105,12 @@ def apply_op_many(
         move too much. It is called with the split of the operand, the law's split of the result
         and the scope, and returns two splits: that to which the operand is brought, and that in
         which the result comes out.
+      part_by_part: dims of the loop of which the local function can take one part after the other,
+        each with the dims of the operands whose parts go round. A rule with `move = "ring"` lets
+        it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
+        these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
+        the other parts.
+      kept: dims of the loop that rules keep split as they are at rest, before any other rule.
     """
     scope = common(name, operands) or (
         like.placement.scope if like is not None and like.placement else None
@@ -117,17 +128,20 @@ def apply_op_many(
         law = _less(scope.split(outs[0], level), pending)
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
-    work = split(scope, loop, tuple(outs), level, pending, unsplit, same_split, sums, chosen)
+    carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items())
+    of_work = (tuple(outs), level, pending, unsplit, same_split, sums, chosen, carriers, kept)
+    work = split(scope, loop, *of_work)
     op = _begin(name, loop, outs, work, scope)
-    at = DeviceLoop(work.axes_of, scope, op)
+    rings = {d: Ring(d, work.axes_of[d], axes, scope, level, op) for d, axes in work.rings.items()}
+    at = DeviceLoop(work.axes_of, scope, op, rings)
     if chosen is not None:
         at.result = DeviceLoop(dict(zip(outs[0], chosen[1], strict=True)), scope, op)
-    arrays = bring(operands, work, at, op, fill if op.waste or same_split else None)
+    arrays = bring(operands, work, at, op, fill if op.waste or same_split or rings else None)
     results = compute(local, at, arrays, op)
     made = settle(results, operands, work, scope, op)
     if scope.copies and level != "rules":
         how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
-        how |= {"fill": fill, "choose_splits": choose_splits}
+        how |= {"fill": fill, "choose_splits": choose_splits, "part_by_part": part_by_part}
         made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
     return made
 
@@ -144,6 +158,8 @@ class Work(NamedTuple):
       why: gives the reason of what is done to an operand.
       results: for each result what becomes of it.
       splits: the answers that `split_of` has given.
+      rings: for each dim that comes part by part the axes over which its parts go round.
+      scope: that of the loop.
     """
 
     level: str
@@ -154,12 +170,20 @@ class Work(NamedTuple):
     why: Callable
     results: tuple[Result, ...]
     splits: dict[Dims, Split]
+    rings: dict[Dim, tuple[str, ...]]
+    scope: Scope
 
     def split_of(self, dims: Dims) -> Split:
-        """The split of the loop, restricted to `dims`."""
+        """The split of the loop, restricted to `dims`, and that of parts that go round."""
         found = self.splits.get(dims)
         if found is None:
-            found = self.splits[dims] = tuple([self.axes_of.get(d, ()) for d in dims])
+            rings = {
+                d: axes
+                for d, axes in self.rings.items()
+                if goes_round(dims, d, axes, self.scope, self.level)
+            }
+            found = tuple([(*self.axes_of.get(d, ()), *rings.get(d, ())) for d in dims])
+            self.splits[dims] = found
         return found
 
 
@@ -193,13 +217,15 @@ def split(
     same_split: Mapping[Dim, Dim] = _NO_DIMS,
     sums: bool = True,
     chosen: tuple[Split, Split] | None = None,
+    carriers: tuple[tuple[Dim, tuple[Dims, ...]], ...] = (),
+    kept: tuple[Kept, ...] = (),
 ) -> Work:
     """The rules split the loop nest: its dims get the axes of the mesh, and the results theirs.
 
     Axes of a pending sum are spent on it until it is taken.
     """
     same = tuple(same_split.items()) if same_split else ()
-    key = (loop, outs, level, pending, unsplit, same, sums, chosen)
+    key = (loop, outs, level, pending, unsplit, same, sums, chosen, carriers, kept)
     if (known := scope.loops.get(key)) is not None:
         return known
     free = tuple(d for d in loop if d not in unsplit)
@@ -207,6 +233,9 @@ def split(
         axes_of = dict(zip(free, _less(scope.split(free, level), pending), strict=True))
     else:
         axes_of = dict(zip(loop, chosen[0], strict=True))
+    for k in kept:
+        axes_of |= dict(zip(axes_of, _less(tuple(axes_of.values()), k.axes), strict=True))
+        axes_of[k.dim] = k.axes
     axes = tuple(axes_of.get(d, ()) if d.size else () for d in loop)  # no elements, no parts
     axes_of = dict(zip(loop, axes, strict=True))
     axes_of |= {new: axes_of[old] for new, old in same_split.items()}
@@ -215,19 +244,35 @@ def split(
     for dims in outs:
         gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
         contracted = {a for d in gone for a in axes_of[d]} if sums else _NOTHING
-        kept = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
+        now = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
         waits = scope.in_mesh_order({*contracted, *pending})
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
-        varies = (*(a for split in kept for a in split), *waits)
+        varies = (*(a for axes in now for a in axes), *waits)
         target = _less(scope.split(dims, level), waits)
-        results.append(Result(dims, kept, varies, waits, tuple(rules.items()), target))
+        results.append(Result(dims, now, varies, waits, tuple(rules.items()), target))
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
-    why = _reason(scope, free if chosen is None else outs[0], level, whole)
+    because = {a: k.why for k in kept for a in k.axes}
+    why = _reason(scope, free if chosen is None else outs[0], level, whole, because)
     loop_axes = scope.layout.spent.union(*axes)
-    waste = scope.waste(loop, axes)
-    work = Work(level, axes_of, axes, loop_axes, waste, why, tuple(results), {})
+    rings = _rings(scope, level, axes_of, carriers)
+    waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
+    of_results = tuple(results)
+    work = Work(level, axes_of, axes, loop_axes, waste, why, of_results, {}, rings, scope)
     scope.loops[key] = work
     return work
+
+
+def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], carriers):
+    """The axes of the ring of each dim that comes part by part; see `apply_op_many`."""
+    found = {}
+    for dim, dims in carriers:
+        outer = axes_of[dim]
+        taken = {a for d, axes in axes_of.items() if d != dim for a in axes}
+        axes = ring_axes(dim, dims, taken, scope, level) if dim.size else ()
+        # Parts within parts: the padding of both has to agree.
+        if axes and (not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))):
+            found[dim] = axes
+    return found
 
 
 def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) -> list[jax.Array]:
@@ -243,7 +288,10 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
         if not _stands_so(t, wanted, work.loop_axes):
             t = resharding.reshard(t, wanted, at.scope, op, work.why, varies=work.loop_axes)
         array = array_of(op.name, t)
-        arrays.append(array if fill is None else at.masked(array, t.dims, value))
+        if fill is not None:
+            of_parts = DeviceLoop(dict(zip(t.dims, wanted, strict=True)), at.scope, op)
+            array = of_parts.masked(array, t.dims, value)
+        arrays.append(array)
     return arrays
 
 
@@ -373,11 +421,21 @@ def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:
     return {t.dims: t.role for t in reversed(operands)}
 
 
-def _reason(scope: Scope, dims: Dims, level: str, otherwise="no rule splits the result over it"):
-    """Gives the reason of a change: the rule of `dims` that takes the first of its axes."""
+def _reason(
+    scope: Scope,
+    dims: Dims,
+    level: str,
+    otherwise="no rule splits the result over it",
+    because: Mapping[str, str] = MappingProxyType({}),
+):
+    """Gives the reason of a change: the rule of `dims` that takes the first of its axes.
+
+    Args:
+      because: the reasons over some axes, where they are others.
+    """
 
     def why(change) -> str:
-        rule = scope.rule(dims, level, change.axes[0])
+        rule = because.get(change.axes[0]) or scope.rule(dims, level, change.axes[0])
         return str(rule) if rule else otherwise
 
     return why

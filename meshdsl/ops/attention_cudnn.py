@@ -29,12 +29,14 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, kernels
 from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_kernels import Place, products_of, visible_share
+from meshdsl.ops.attention_parts import Way
 
 _NOTHING = -1e30  # the log-sum-exp of no keys; finite: the difference of two of them is no NaN
 
 
-def attend(options: Options, place: Place, query, key, value, sides: Sides) -> jax.Array:
+def attend(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array:
     """The output. Arrays are in the order of `attention_blocks`; positions count from 0."""
+    options = way.options
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
     group = math.prod(leading[options.shared :])
@@ -42,13 +44,14 @@ def attend(options: Options, place: Place, query, key, value, sides: Sides) -> j
     def by_position(x, heads):
         return jnp.swapaxes(x.reshape(batch, heads, *x.shape[-2:]), 1, 2)
 
-    part = place.part if options.causal else None
-    way = _Cudnn(options, place.parts if options.causal else 1, place.counted, place.lowered)
+    part = place.part() if options.causal and place.part is not None else None
+    parts = place.parts if options.causal else 1
+    known = _Cudnn(options, parts, place.counted, place.lowered)
     operands = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
     arrays, tree = jax.tree.flatten((*operands, part))
     axes = frozenset().union(*map(collectives.varying, arrays))
     varying = jax.tree.unflatten(tree, [collectives.vary(x, axes) for x in arrays])
-    output: Any = _cudnn(way, *varying)
+    output: Any = _cudnn(known, *varying)
     return jnp.swapaxes(output, 1, 2).reshape(*leading, *output.shape[1:2], *output.shape[3:])
 
 

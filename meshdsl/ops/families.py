@@ -12,6 +12,7 @@ from meshdsl.ops import (
     checkpoint,
     component,
     conv,
+    cross_entropy,
     cumulative,
     custom_gradient,
     distributions,
@@ -38,7 +39,7 @@ from meshdsl.ops.declare import DECLARED, Declaration
 
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "Component-wise": (functions, component),
-    "Contracting": (einsum, dot, attention),
+    "Contracting": (einsum, dot, attention, cross_entropy),
     "Control flow and calculus": (
         scan,
         loops,

@@ -11,7 +11,9 @@ from jax.typing import DTypeLike
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.derivatives import to_sum
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.exchange import kept_in_lookup
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
@@ -37,7 +39,8 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
 
     Dims that `x` and `ids` share are taken together: element by element. The other dims of `ids`
     take the place of `dim`. Where `dim` is split, each device looks up what it has, and the results
-    are summed. An index outside of `dim` gives zeros.
+    are summed. An index outside of `dim` gives zeros. Of a table that is split by a rule with
+    `move = "exchange"` only the vectors that are looked up travel, see docs/layouts.md.
 
     Raises:
       MeshDSLError: `ids` are not whole numbers, or have `dim` themselves.
@@ -56,16 +59,23 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     shared = tuple(d for d in x.dims if d in ids.dims)
     picked = dim_algebra.without(ids.dims, shared)
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
+    made, wide, kept = x.dtype, None, kept_in_lookup(x, ids, dim)
+    if kept and (dtypes := x.placement.dtypes):
+        # One device adds up the gradient of every index: in the dtype of sums, not in that of use.
+        wide = jnp.promote_types(x.stored.dtype, dtypes.sums)
+        x = Tensor(x.stored, x.dims, x.role, x.placement._replace(dtypes=None))
 
     def local(loop: DeviceLoop, table, indices):
+        table = table if wide is None else to_sum(table, wide)
         # As int32: a uint8 cannot be compared with a size of 256.
         indices = indices.astype(jnp.int32) - loop.offset(dim)
         inside = (indices >= 0) & (indices < loop.size(dim))
         if not dim.size:  # one element to look up, which `inside` then replaces by zeros
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
-        return _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
+        found = _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
+        return found if wide is None else found.astype(made)
 
-    return apply_op("take", local, (x, ids), loop=every, out=(*shared, *inner))
+    return apply_op("take", local, (x, ids), loop=every, out=(*shared, *inner), kept=kept)
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):

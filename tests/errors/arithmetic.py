@@ -1,4 +1,4 @@
-"""Errors of component-wise ops, einsum, dot and attention, reductions and local functions."""
+"""Errors of component-wise ops, einsum, dot, attention, reductions and local functions."""
 
 import jax.numpy as jnp
 
@@ -9,6 +9,8 @@ from tests.helpers import data, dims, integers, weight
 COMPLEX = md.cast(X, jnp.complex64)
 QUERIES, MEMORY, HEAD_DIM = dims(queries=4, memory=8, head_dim=3)
 QUERY, KEY = data(A, QUERIES, HEAD_DIM), data(A, MEMORY, HEAD_DIM)
+VOCAB = md.Dim("vocab", 5)
+HEAD = data(B, VOCAB)
 
 ERRORS = {
     # Component-wise ops.
@@ -115,6 +117,43 @@ ERRORS = {
     "dot of whole numbers": (
         lambda: md.dot(IDS, weight(A, B, ins=A)),
         ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
+    ),
+    # Cross-entropy.
+    "cross_entropy, no such dim": (
+        lambda: md.cross_entropy(X, HEAD, IDS, vocab="vocb"),
+        ["cross_entropy, the weight: no dim `vocb`", "did you mean `vocab`?"],
+    ),
+    "cross_entropy of logits": (
+        lambda: md.cross_entropy(data(A, VOCAB), HEAD, IDS),
+        ["cross_entropy: `x` [a=4, vocab=5] has vocab=5"],
+    ),
+    "cross_entropy, nothing to contract with": (
+        lambda: md.cross_entropy(X, data(C, VOCAB), IDS),
+        ["cross_entropy: the weight [c=3, vocab=5] has c=3, which `x` [a=4, b=8] lacks"],
+    ),
+    "cross_entropy, targets of other tokens": (
+        lambda: md.cross_entropy(X, HEAD, integers(A, C, below=5)),
+        ["cross_entropy: the targets have the dims of the tokens, [a=4], not [a=4, c=3]"],
+    ),
+    "cross_entropy, a bias for each token": (
+        lambda: md.cross_entropy(X, HEAD, IDS, bias=data(A, VOCAB)),
+        ["cross_entropy: the bias has vocab=5 alone, not [a=4, vocab=5]"],
+    ),
+    "cross_entropy, targets that are fractions": (
+        lambda: md.cross_entropy(X, HEAD, data(A)),
+        ["cross_entropy: the targets [a=4] are float32, not whole numbers"],
+    ),
+    "cross_entropy of whole numbers": (
+        lambda: md.cross_entropy(integers(A, B, below=2), HEAD, IDS),
+        ["cross_entropy", "not int32 and float32; md.cast them"],
+    ),
+    "cross_entropy, a chunk of nothing": (
+        lambda: md.cross_entropy(X, HEAD, IDS, chunk=0),
+        ["cross_entropy: `chunk`", "0"],
+    ),
+    "cross_entropy, a soft cap of nothing": (
+        lambda: md.cross_entropy(X, HEAD, IDS, softcap=0.0),
+        ["cross_entropy: `softcap` is a number above 0, not 0.0"],
     ),
     # Attention.
     "attention, no such dim": (

@@ -92,6 +92,10 @@ ERRORS = {
         lambda: md.Layout([{"rule": "a -> data", "uneven": True}], name="layout dp.toml"),
         ["layout dp.toml, rule 1", "'error' or 'pad'", "not True"],
     ),
+    "a ring of parameters": (
+        lambda: md.Layout(parameters=[{"rule": "a -> data", "move": "ring"}]),
+        ['parameters rule 1: move = "ring" is of the list `rules`', "`parameters` splits"],
+    ),
     "strict that is a word": (
         lambda: file('[layout]\nstrict = "yes"'),
         ["strict is true or false", "'yes'"],

@@ -5,6 +5,7 @@ So it is under every layout, with microbatches, and where the length is split.
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +131,18 @@ def test_every_layout_keeps_documents_apart(style, name):
         style,
         md.lower(gradients, layout, dims=["d_ff", "vocab"])(on_one_device(style)[0], packed(style)),
     )
+
+
+@pytest.mark.parametrize(
+    "style, name",
+    only([("llama", "sequence")], itertools.product(CONFIGS, LAYOUTS)),
+)
+def test_the_loss_of_chunks_is_that_of_all_tokens(style, name):
+    """With a z-loss, rotary and learned positions, an output layer of its own and a shared one."""
+    model, batch = on_one_device(style)[0], packed(style)
+    chunked = model.replace(config=dataclasses.replace(model.config, loss_chunk=5))
+    lowered = md.lower(gradients, layout_of(name), dims=["d_ff", "vocab"])
+    assert_like_one_device(style, lowered(chunked, batch))
 
 
 @pytest.mark.parametrize("style, name", [("llama", "fsdp"), ("gpt2", "sequence")])

@@ -100,9 +100,10 @@ def test_what_a_layer_is_given_waits_in_the_memory_of_the_host():
 
 def test_logits_are_rounded_to_the_dtype_that_is_asked_for_and_the_loss_is_not():
     model, batch = common.init(CONFIG), common.batch(CONFIG)
-    nats, exact = (
+    chunked = model.replace(config=dataclasses.replace(CONFIG, loss_chunk=50))
+    nats, by_chunks, exact = (
         np.asarray(jax.jit(lambda model, to=to: model.nats(**batch, output=to).array)(model))
-        for to in ("bfloat16", "float32")
+        for model, to in ((model, "bfloat16"), (chunked, "bfloat16"), (model, "float32"))
     )
     logits = jax.jit(
         lambda model: md.transpose(model(batch["tokens"]), ("batch", "length", "vocab")).array
@@ -112,6 +113,7 @@ def test_logits_are_rounded_to_the_dtype_that_is_asked_for_and_the_loss_is_not()
     np.testing.assert_allclose(
         nats, np.asarray(jax.nn.logsumexp(logits, -1)) - chosen, rtol=1e-6, atol=1e-6
     )
+    np.testing.assert_allclose(nats, by_chunks, rtol=1e-5, atol=1e-6)
     assert not np.array_equal(nats, exact)
 
 
