@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --out gpu.json
     python -m benchmarks.gpu speed --seconds 20 --torch ~/torch/bin/python
     python -m benchmarks.gpu --platform cpu --tiny      # the whole command, without a GPU
+    python -m benchmarks.gpu compiled                   # for an H100 that is not there
 
 `parity`: attention by cuDNN against that by blocks, outputs and gradients in bfloat16, where
 queries are split too; how often cuDNN runs in a step that keeps what attention found; and loss and
@@ -14,6 +15,9 @@ JAX with the same kernel (`benchmarks/gpu_jax.py`), and by PyTorch with `torch.c
 (`benchmarks/gpu_torch.py`). They take turns. With several GPUs meshdsl's step also runs under the
 shipped layout `fsdp` over all. GPT-2 keeps all for its backward pass, the Llama recomputes each
 layer. MFU counts causal attention half, and nothing that is recomputed.
+
+`compiled` needs no GPU and runs alone: it compiles the two steps in JAX for one H100, and gives
+their memory and their replayed time without the kernels, whose FLOPs plain JAX does not state.
 """
 
 from __future__ import annotations
@@ -35,10 +39,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.settings import model_values
+from meshdsl.compiled.replay import replay
+from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.machine import Network, Target, find_target
 from meshdsl.machine.chips import chip_of
 from meshdsl.ops import attention_cudnn, attention_parts
 from meshdsl.ops.attention_blocks import Options, Sides
@@ -53,6 +62,7 @@ from .gpu_jax import PlainStep, model_of
 
 GIB = 2**30
 TURNS = 3  # of each implementation; the time of one is split among them
+TARGET = "h100:1"  # of `compiled`
 CHUNK = 5  # steps between two looks at the clock
 LLAMA = {
     "style": "llama",
@@ -401,17 +411,21 @@ class InTorch:
         raise RuntimeError(said[-1] if said else "the process ended")
 
 
+def _config(name: str, tiny: bool) -> Config:
+    settings, rows, remat = MODELS[name]
+    chosen = settings | {"batch": rows, "model.remat": remat, "precision.compute": "bfloat16"}
+    if tiny:
+        heads = 2 if name == "llama-1.1b" else 0
+        chosen |= {"batch": 2, "model.kv_heads": heads}
+        chosen |= {f"model.{key}": value for key, value in TINY.items()}
+    return override(Config(), **chosen)
+
+
 def speed(names: list[str], seconds: float, python: str, tiny: bool) -> dict[str, Any]:
     """Prints and returns the speed of every implementation for each of the models."""
     found = {}
     for name in names:
-        settings, rows, remat = MODELS[name]
-        chosen = settings | {"batch": rows, "model.remat": remat, "precision.compute": "bfloat16"}
-        if tiny:
-            heads = 2 if name == "llama-1.1b" else 0
-            chosen |= {"batch": 2, "model.kv_heads": heads}
-            chosen |= {f"model.{key}": value for key, value in TINY.items()}
-        config = override(Config(), **chosen)
+        config = _config(name, tiny)
         found[name] = _speed_of(name, config, seconds, python, tiny)
     return found
 
@@ -482,6 +496,46 @@ def _or_reason(who: str, make: Callable) -> Any:
         return None
 
 
+# -- without a GPU ---------------------------------------------------------------------------------
+
+
+def compiled(names: list[str], target: Target) -> dict[str, Any]:
+    """Prints and returns memory and replayed time of both steps in JAX, compiled for a GPU."""
+    mesh = md.make_mesh({"one": 1}, target_devices(target))
+    head = "temporaries GiB", "arguments GiB", "step ms, without kernels", "calls of cuDNN"
+    table, found = [["", *head]], {}
+    for name in names:
+        config = _config(name, tiny=False)
+        job = Analysis("", config, find_layout("single"), dict(mesh.shape), target).job(mesh)
+        shape = config.batch, model_of(config).length
+        ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, P()))
+        for who, step in (
+            ("meshdsl", job.step.lower(job.state, job.batch).compile()),
+            ("plain JAX", PlainStep(config, "cudnn", ids, ids).compiled),
+        ):
+            text, m = step.as_text() or "", step.memory_analysis()
+            assert m is not None
+            network = Network(target, mesh.shape)
+            replayed = replay(text, target.chip, network, mesh.shape)
+            kernels = sum(
+                (span.end - span.start) * span.repeats
+                for span in replayed.spans
+                if "dot_product_attention" in span.name
+            )
+            figures = {
+                "temporaries": m.temp_size_in_bytes,
+                "arguments": m.argument_size_in_bytes,
+                "seconds": replayed.step - kernels,
+                "calls": text.count('custom_call_target="__cudnn$fmha'),
+            }
+            found[f"{name}, {who}"] = figures
+            sizes = (f"{figures[key] / GIB:.2f}" for key in ("temporaries", "arguments"))
+            rest = f"{1000 * figures['seconds']:.1f}", str(figures["calls"])
+            table.append([f"{name}, {who}", *sizes, *rest])
+    report(f"\n{measure.table(table)}\n")
+    return found
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -503,7 +557,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", help="parity, speed; both by default")
+    parser.add_argument("parts", nargs="*", help="parity and speed, by default; or compiled")
     parser.add_argument(
         "--seconds", type=float, default=12, help="of steps of each implementation and model"
     )
@@ -516,8 +570,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="sizes that only try the command")
     given = parser.parse_args(arguments)
     parts = given.parts or ["parity", "speed"]
-    if unknown := set(parts) - {"parity", "speed"}:
-        parser.error(f"parts are parity and speed, not {', '.join(sorted(unknown))}")
+    if parts != ["compiled"] and (unknown := set(parts) - {"parity", "speed"}):
+        parser.error(f"parts are parity and speed, or compiled, not {', '.join(sorted(unknown))}")
+    if parts == ["compiled"]:
+        compile_only()
+        report(f"jax {jax.__version__}, compiled for {TARGET}")
+        figures = compiled(given.models, find_target(TARGET))
+        if given.out:
+            given.out.write_text(json.dumps(figures, indent=1))
+        return
     # The pool of JAX grows as it is used, and leaves the rest to PyTorch.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     check_platform(given.platform)
