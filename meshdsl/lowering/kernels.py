@@ -41,12 +41,7 @@ class Product(NamedTuple):
 Products = tuple[Product, ...]
 
 
-def called(
-    fn: Callable,
-    arrays: Sequence[jax.Array],
-    name: str,
-    products: tuple[Products, Products] | None = None,
-):
+def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
     """`fn(*arrays)` on one device of a lowering, where `fn` may contain a Pallas kernel.
 
     A function without one is called as it is. One with a kernel has the derivative that JAX finds
@@ -55,11 +50,9 @@ def called(
 
     Args:
       name: of the op, for messages.
-      products: those of the forward and of the backward pass, of a kernel for which they are known.
     """
-    if products is None and not _has_kernel(_traced(fn, arrays)[0].jaxpr):
+    if not _has_kernel(_traced(fn, arrays)[0].jaxpr):
         return fn(*arrays)
-    of_forward, of_backward = products or (None, None)
     axes = frozenset().union(*map(collectives.varying, arrays))
     arrays = [collectives.vary(x, axes) for x in arrays]
     floats = [i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -77,11 +70,11 @@ def called(
 
     @jax.custom_vjp
     def kernel(*arrays):
-        return opaque(fn, *arrays, products=of_forward)
+        return opaque(fn, *arrays)
 
     def forward(*arrays):
         try:
-            return opaque(with_pullback, *arrays, products=of_forward)
+            return opaque(with_pullback, *arrays)
         except (NotImplementedError, AssertionError, ValueError, TypeError) as error:
             raise MeshDSLError(
                 f"{name}: JAX cannot differentiate this kernel ({type(error).__name__}); give the "
@@ -91,7 +84,7 @@ def called(
 
     def backward(pullback, cotangent):
         pulled = lambda pullback, cotangent: pullback(cotangent)
-        found = opaque(pulled, pullback, cotangent, products=of_backward)
+        found = opaque(pulled, pullback, cotangent)
         by_index = dict(zip(floats, found, strict=True))
         return tuple(by_index.get(i) for i in range(len(arrays)))
 

@@ -18,12 +18,11 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops import attention_parts
+from meshdsl.ops import attention_cudnn, attention_parts
 from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_kernels import (
     Place,
     Runs,
-    attend_by_cudnn,
     attend_by_splash,
     cudnn_lacks,
     splash_lacks,
@@ -395,7 +394,7 @@ def _attend_by_blocks(way: Way, _, *arrays) -> jax.Array:
 IMPLEMENTATIONS = {
     "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
     "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
-    "cudnn": Implementation(attend_by_cudnn, cudnn_lacks, "gpu", skips=True),
+    "cudnn": Implementation(attention_cudnn.attend, cudnn_lacks, "gpu", skips=True),
 }
 
 

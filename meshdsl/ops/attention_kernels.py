@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import ad_checkpoint
 
 from meshdsl.later import imported
-from meshdsl.lowering import kernels
 from meshdsl.lowering.kernels import Product, Products
-from meshdsl.ops.attention_blocks import SAVED, Options, Sides
+from meshdsl.ops.attention_blocks import Options, Sides
 from meshdsl.ops.attention_parts import Way
 from meshdsl.ops.attention_parts import attend as attend_to_parts
-from meshdsl.ops.attention_parts import whole as all_at_hand
 
 LANES = 128  # splash works on blocks of a multiple of them
 MASKS = 8  # each is a kernel of its own in the program
@@ -208,11 +206,15 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
         return "it has no `segments`"
     if options.window is not None and not options.causal:
         return "its `window` is causal"
-    if options.causal and (place.parts > 1 or not place.counted or query.shape[-2] > key.shape[-2]):
-        return "its positions count from 0 on each device, with no more queries than keys"
+    if options.causal:
+        if not place.counted or query.shape[-2] * place.parts > key.shape[-2]:
+            return "its positions count from 0, with no more queries than keys"
+        if place.parts > 1 and (place.padded or place.rows.count > 1 or options.window is not None):
+            return "where queries are split it has no `window`, and parts are one run of one size"
     inner, features = query.shape[-1], value.shape[-1]
-    if inner != features or inner % 8 or not 0 < inner <= 256:
-        return f"its heads are multiples of 8 up to 256, not {inner} and {features}"
+    widest = _widest_heads()
+    if inner != features or inner % 8 or not 0 < inner <= widest:
+        return f"its heads are multiples of 8 up to {widest}, not {inner} and {features}"
     if query.dtype not in (jnp.bfloat16, jnp.float16) or not query.size or not key.size:
         return f"it takes bfloat16 and float16, not {query.dtype}"
     return ""
@@ -226,49 +228,14 @@ def _has_cudnn(place: Place) -> bool:
     return not (at_hand and "rocm" in jax.devices()[0].client.platform_version)
 
 
-def attend_by_cudnn(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array:
-    """The output, by cuDNN.
+def _widest_heads() -> int:
+    """How wide heads may be: GPUs before Hopper take 128.
 
-    Its log-sum-exp stays inside of JAX's derivative: a checkpoint cannot keep it, and runs the
-    forward pass again.
+    JAX asks the GPU at hand, whatever it compiles for, and where there is none it takes it for an
+    old one. Without CUDA's libraries nothing is asked, and a program is for one of today's.
     """
-    options = way.options
-    leading, shared = query.shape[:-2], query.shape[: options.shared]
-    batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
-    group = math.prod(leading[options.shared :])
-
-    def by_position(x, heads):
-        return jnp.swapaxes(x.reshape(batch, heads, *x.shape[-2:]), 1, 2)
-
-    def attend(q, k, v):
-        try:
-            return jax.nn.dot_product_attention(
-                q,
-                k,
-                v,
-                scale=options.scale,
-                is_causal=options.causal,
-                local_window_size=None if options.window is None else (options.window - 1, 0),
-                implementation="cudnn",
-            )
-        except RuntimeError:
-            if jax.default_backend() == "gpu":
-                raise
-        # Without CUDA's libraries JAX cannot trace the call. The program is to be estimated, and
-        # never compiled, here: blocks stand in, which keep the same for the backward pass.
-        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-        q = q.reshape(batch, heads, group, *q.shape[-2:])
-        rows, columns = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2])[None]
-        sides = Sides(rows=rows[None, None, None], columns=columns[None, None, None])
-        made = attend_to_parts(all_at_hand(options._replace(shared=2)), q, k, v, sides)
-        return jnp.swapaxes(made.reshape(batch, heads * group, *made.shape[-2:]), 1, 2)
-
-    arrays = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
-    share = visible_share(options, query.shape[-2], key.shape[-2], place.counted)
-    if place.lowered:
-        products = products_of(query, key, value, share)
-        output = kernels.called(attend, arrays, "attention", products)
+    if jax.default_backend() == "gpu":
+        hopper = float(jax.devices()[0].compute_capability) >= 9
     else:
-        output = attend(*arrays)
-    output = ad_checkpoint.checkpoint_name(output, SAVED)
-    return jnp.swapaxes(output, 1, 2).reshape(*leading, *output.shape[1:2], *output.shape[3:])
+        hopper = not any(find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))
+    return 256 if hopper else 128

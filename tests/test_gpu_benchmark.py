@@ -1,0 +1,26 @@
+"""The command that measures on GPUs can be tried without one."""
+
+import json
+
+import pytest
+
+from benchmarks import gpu
+
+
+def test_without_a_gpu_the_command_says_so_in_a_line():
+    with pytest.raises(SystemExit, match=r"^no GPU: JAX finds none; .* --platform cpu --tiny$"):
+        gpu.main(["parity"])
+
+
+@pytest.mark.slow
+def test_the_whole_command_runs_with_tiny_sizes(tmp_path):
+    """Both JAX implementations begin with the same loss; without PyTorch its rows are left out."""
+    path = tmp_path / "gpu.json"
+    tiny = ["--platform", "cpu", "--tiny", "--seconds", "0.1", "--out", str(path)]
+    gpu.main(tiny)
+    found = json.loads(path.read_text())
+    assert found["parity"] and all(one["good"] for one in found["parity"].values())
+    for by_name in found["speed"].values():
+        ours, plain = by_name["meshdsl"], by_name["plain JAX"]
+        assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-3)
+        assert min(*ours["tokens_per_second"], *plain["tokens_per_second"]) > 0
