@@ -21,9 +21,9 @@ from meshdsl.tensor import Tensor
 POLICIES = {
     "full": None,
     "dots": jax.checkpoint_policies.checkpoint_dots,
-    "gathers": lambda prim, *_, **__: (
-        prim.name not in ("all_gather", "linear_call")
-    ),  # which may be a gather and a cast
+    # A `linear_call` may be a gather and a cast. A `reshape` may give back to what was gathered the
+    # dims of size 1 that it lacked on the way.
+    "gathers": lambda prim, *_, **__: prim.name not in ("all_gather", "linear_call", "reshape"),
 }
 _marked: ContextVar[tuple[set[str], ...]] = ContextVar(
     "marked", default=()
