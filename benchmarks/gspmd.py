@@ -1,8 +1,8 @@
 """The block stack as `jit` over global arrays, the collectives left to XLA's partitioner.
 
 `usual` constrains what people usually constrain: the parameters and the residual stream.
-`annotated` constrains every intermediate, among them the attention scores and the weights of a
-layer as they are used.
+`annotated` constrains every intermediate, among them the weights of a layer as they are used.
+Attention is a kernel, which a partitioner cannot split: both map it over the mesh.
 """
 
 import functools
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from . import model
 from .cases import Case
 from .handwritten import HANDS
+from .kernel import attend_on
 from .program import Program, place
 
 
@@ -30,7 +31,6 @@ def _intermediates(layout: str) -> dict[str, P]:
         "projected": P("data", along, None),
         "normed": P("data", None, None),
         "heads": P("data", None, inner, None),
-        "scores": P("data", None, inner, None),
         "hidden": P("data", None, inner),
     }
 
@@ -39,6 +39,7 @@ def build(case: Case, layout: str, mesh: jax.sharding.Mesh, *, annotated: bool) 
     """The step for one layout; `mesh` has the axes `data` and `model`."""
     hand = HANDS[layout]
     specs = _intermediates(layout)
+    attend = attend_on(mesh, specs["heads"], specs["heads"])
     if not annotated:
         specs = {"residual": specs["residual"]}
 
@@ -51,9 +52,9 @@ def build(case: Case, layout: str, mesh: jax.sharding.Mesh, *, annotated: bool) 
 
     def make():
         def step(parameters, x):
-            loss, gradients = jax.value_and_grad(functools.partial(model.loss, note=note))(
-                parameters, x
-            )
+            loss, gradients = jax.value_and_grad(
+                functools.partial(model.loss, note=note, attend=attend)
+            )(parameters, x)
             at_rest = {name: NamedSharding(mesh, hand.specs[name]) for name in gradients}
             return loss, jax.lax.with_sharding_constraint(gradients, at_rest)
 

@@ -8,6 +8,7 @@ its gradient is summed once, after the scan.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -17,7 +18,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from .cases import Case
-from .model import angles, attend, rms_norm, rotate
+from .kernel import attend
+from .model import angles, rms_norm, rotate
 from .program import Program, place
 
 
@@ -114,20 +116,20 @@ HANDS = {
 }
 
 
-def _block(hand: _Hand, w, x, turn):
+def _block(hand: _Hand, w, x, turn, platform: str):
     def weight(name):
         return hand.weight(w[name], _D_MODEL[name])
 
     h = hand.enter(rms_norm(x, weight("attention_norm")))
     q, k, v = (jnp.einsum("btd,dhk->bthk", h, weight(name)) for name in "qkv")
-    attended = attend(rotate(q, turn), rotate(k, turn), v)
+    attended = attend(rotate(q, turn), rotate(k, turn), v, platform, mapped=True)
     x = x + hand.leave(jnp.einsum("bthk,hkd->btd", attended, weight("o")))
     h = hand.enter(rms_norm(x, weight("mlp_norm")))
     gate, up = (jnp.einsum("btd,df->btf", h, weight(name)) for name in ("gate", "up"))
     return x + hand.leave(jnp.einsum("btf,fd->btd", jax.nn.silu(gate) * up, weight("down")))
 
 
-def _loss(hand: _Hand, case: Case, parameters, x):
+def _loss(hand: _Hand, case: Case, platform: str, parameters, x):
     turn = angles(case.length, case.head_dim, x.dtype)
     parameters = {
         name: lax.pcast(value, hand.cast[name], to="varying") if name in hand.cast else value
@@ -136,7 +138,7 @@ def _loss(hand: _Hand, case: Case, parameters, x):
 
     @jax.checkpoint
     def body(x, w):
-        return _block(hand, w, x, turn), None
+        return _block(hand, w, x, turn, platform), None
 
     y, _ = lax.scan(body, x, parameters)
     total = jnp.sum(jnp.square(y.astype(jnp.float32))) / float(math.prod(case.input_shape()))
@@ -149,9 +151,8 @@ def build(case: Case, layout: str, mesh: jax.sharding.Mesh) -> Program:
 
     def make():
         def local(parameters, x):
-            return jax.value_and_grad(lambda parameters: _loss(hand, case, parameters, x))(
-                parameters
-            )
+            loss = functools.partial(_loss, hand, case, mesh.devices.flat[0].platform)
+            return jax.value_and_grad(loss)(parameters, x)
 
         specs = hand.specs, hand.x
         return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(P(), hand.specs)))

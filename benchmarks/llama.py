@@ -19,7 +19,7 @@ from meshdsl.models.transformer import Config
 from meshdsl.train.config import Optimizer, Schedule
 from meshdsl.train.optimizer import make_schedule, peak
 
-from .model import MASKED, rms_norm
+from .model import rms_norm
 
 # Dims of each parameter; those of a block also have `layers` in front. The order is that of
 # meshdsl's parameters.
@@ -69,22 +69,7 @@ def rotate(x, turn):
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attend(q, k, v, note: Note):
-    """Causal attention of queries (batch, length, kv_heads, group, head_dim).
-
-    Keys and values have the same dims without `group`.
-    """
-    scores = (
-        note("scores", jnp.einsum("bqkgh,bmkh->bqkgm", q, k)).astype(jnp.float32)
-        * q.shape[-1] ** -0.5
-    )
-    position = jnp.arange(q.shape[1])
-    visible = (position[:, None] >= position)[:, None, None, :]
-    weights = note("scores", jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1))
-    return jnp.einsum("bqkgm,bmkh->bqkgh", weights.astype(v.dtype), v)
-
-
-def block(w: dict, x, turn, epsilon: float, note: Note):
+def block(w: dict, x, turn, epsilon: float, note: Note, attend: Callable):
     """One layer, (batch, length, d_model) to the same; `w` are its parameters at rest."""
 
     def use(name):
@@ -97,7 +82,7 @@ def block(w: dict, x, turn, epsilon: float, note: Note):
         note("queries", rotate(q, turn)),
         note("keys", rotate(k[:, :, :, None], turn)[:, :, :, 0]),
     )
-    attended = note("queries", attend(q, k, v, note))
+    attended = note("queries", attend(q, k, v))
     x = note("residual", x + note("projected", jnp.einsum("btkgh,kghd->btd", attended, use("o"))))
     h = note("normed", rms_norm(x, use("mlp_norm"), epsilon))
     gate, up = (note("hidden", jnp.einsum("btd,df->btf", h, use(name))) for name in ("gate", "up"))
@@ -105,10 +90,15 @@ def block(w: dict, x, turn, epsilon: float, note: Note):
     return note("residual", x + note("projected", jnp.einsum("btf,fd->btd", hidden, use("down"))))
 
 
-def loss(parameters: dict, tokens, targets, config: Config, note: Note, dtype: str):
+def loss(
+    parameters: dict, tokens, targets, config: Config, note: Note, attend: Callable, dtype: str
+):
     """Mean cross-entropy of `targets` (batch, length), in nats per token.
 
-    `dtype` is that of activations, and of parameters where they are used.
+    Args:
+      attend: causal attention, of queries (batch, length, kv_heads, group, head_dim) to keys and
+        values without `group`.
+      dtype: of activations, and of parameters where they are used.
     """
     turn = angles(config, dtype)
     x = note(
@@ -117,7 +107,7 @@ def loss(parameters: dict, tokens, targets, config: Config, note: Note, dtype: s
     )
 
     def body(x, w):
-        return block(w, x, turn, config.norm_epsilon, note), None
+        return block(w, x, turn, config.norm_epsilon, note, attend), None
 
     body = body if config.remat == "none" else jax.checkpoint(body)
     x, _ = jax.lax.scan(body, x, {name: parameters[name] for name in BLOCK})

@@ -8,8 +8,10 @@ checkpoint is written after every `--every` steps; the last one, which no step f
 counted. The CPU time is that of the whole process: on a machine where others work too it says more
 than the clock.
 
-Then the loop runs around a step that does nothing. What is left is all that the host does for a
-step; devices that compute meanwhile hide most of it.
+Then the loop runs around a step that does nothing, without checkpoints and with them. What is left
+is all that the host does for a step; devices that compute meanwhile hide most of it. Of it the CPU
+time of the main thread is what a step could wait for: it is compared with a step of 0.25 s. With
+`--host` only these loops run, which a busy machine disturbs least.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from meshdsl.train.training_loop import TrainingLoop
 from meshdsl.train.watch import read_metrics
 
 _KINDS = ("input_seconds", "checkpoint_seconds", "step_seconds")
-# ms of one step: `seconds` in all, `cpu` of all threads of this process, and the metrics of _KINDS
+STEP = 250.0  # ms of the step that what the host does is compared with
+# ms of one step: `seconds` in all, `cpu` of all threads of this process, `thread` of the main one,
+# and the metrics of _KINDS
 Taken = dict[str, float]
 
 
@@ -50,7 +54,7 @@ class Counted(TrainingLoop):
     """A run that takes the time where it would validate: after its last step."""
 
     def validate(self, state: State, done: int) -> dict[str, float]:
-        self.ended = time.process_time()
+        self.ended = time.process_time(), time.thread_time()
         return {}
 
 
@@ -85,10 +89,10 @@ class Loops:
 
     def whole(self, step: Callable, every: int) -> Taken:
         """Runs a round as `meshdsl train` does, with a checkpoint after `every` steps."""
-        began: list[float] = []
+        began: list[tuple[float, float]] = []
 
         def counted(state, batch):
-            began.append(time.process_time())
+            began.append((time.process_time(), time.thread_time()))
             return step(state, batch)
 
         with tempfile.TemporaryDirectory() as path:
@@ -109,11 +113,14 @@ class Loops:
             kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done
             for kind in ("seconds", *_KINDS)
         }
-        return {**kinds, "cpu": 1e3 * (run.ended - began[0]) / done}
+        cpu, thread = (
+            1e3 * (after - before) / done for after, before in zip(run.ended, began[0], strict=True)
+        )
+        return {**kinds, "cpu": cpu, "thread": thread}
 
-    def idle(self) -> Taken:
+    def idle(self, every: int = 0) -> Taken:
         """Runs a round as `meshdsl train` does, with a step that does nothing."""
-        return self.whole(lambda state, _: (state, self.measured), 0)
+        return self.whole(lambda state, _: (state, self.measured), every)
 
 
 def main() -> None:
@@ -124,38 +131,42 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, default=10, help="steps from one checkpoint to the next; 0: none"
     )
+    parser.add_argument(
+        "--host", action="store_true", help="only the loops around a step that does nothing"
+    )
     parser.add_argument("settings", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
     loops = Loops(
         override(Config(layout=arguments.layout, steps=arguments.steps), arguments.settings)
     )
+    run: dict[str, Callable[[], Taken]] = {
+        "bare": loops.bare,
+        "whole": lambda: loops.whole(loops.step, arguments.every),
+        "idle": loops.idle,
+        "saving": lambda: loops.idle(arguments.every),
+    }
+    names = ["idle"] if arguments.host else ["bare", "whole", "idle"]
+    names += ["saving"] if arguments.every else []
     rounds: list[dict[str, Taken]] = []
     for number in range(arguments.rounds + 1):  # the first one does not count
-        order = ("bare", "whole", "idle") if number % 2 else ("whole", "bare", "idle")
-        taken = {
-            name: loops.whole(loops.step, arguments.every)
-            if name == "whole"
-            else getattr(loops, name)()
-            for name in order
-        }
+        order = names if number % 2 or arguments.host else ["whole", "bare", *names[2:]]
+        taken = {name: run[name]() for name in order}
         rounds += [taken] if number else []
-        print(
-            ", ".join(
-                f"{name} {taken[name]['seconds']:.2f} ms" for name in ("bare", "whole", "idle")
-            ),
-            flush=True,
-        )
+        print(", ".join(f"{name} {taken[name]['seconds']:.2f} ms" for name in names), flush=True)
     loops.batches.close()
-    report(rounds)
+    report(rounds, arguments.every)
 
 
-def report(rounds: list[dict[str, Taken]]) -> None:
+def report(rounds: list[dict[str, Taken]], every: int) -> None:
     print(f"\nmedians of {len(rounds)} rounds, ms of a step")
     for name, words in (
         ("bare", "bare loop"),
         ("whole", "`meshdsl train`"),
         ("idle", "... around a step that does nothing"),
+        ("saving", f"... that saves every {every} steps"),
     ):
+        if name not in rounds[0]:
+            continue
         middle = {
             kind: statistics.median(each[name][kind] for each in rounds) for kind in rounds[0][name]
         }
@@ -164,7 +175,12 @@ def report(rounds: list[dict[str, Taken]]) -> None:
             for kind in _KINDS
             if kind in middle
         )
+        if "thread" in middle:
+            share = middle["thread"] / STEP
+            parts += f"; main thread {middle['thread']:.3f}, {share:.2%} of a step of {STEP:.0f}"
         print(f"{words:36} {middle['seconds']:9.3f}; of the CPU {middle['cpu']:.3f}{parts}")
+    if "bare" not in rounds[0]:
+        return
     for kind, words in (("seconds", "time"), ("cpu", "CPU time")):
         ratio = statistics.median(each["whole"][kind] / each["bare"][kind] for each in rounds)
         print(f"`meshdsl train` / bare loop within a round, {words}: {ratio:.4f}")

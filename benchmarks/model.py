@@ -2,8 +2,8 @@
 
 A block is RMSNorm, attention with rotary positions and a causal mask, RMSNorm and SwiGLU; each half
 is added to the residual stream. The loss is the mean of the squared output. Norms, softmax and loss
-run in float32. Operation by operation and in precision it is the same as `layers/`, so that only
-the way of splitting differs.
+run in float32. Operation by operation and in precision it is the same as `layers/`, and attention
+is the same kernel, so that only the way of splitting differs.
 """
 
 import math
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .cases import Case
+from .kernel import attend
 
 EPSILON = 1e-5  # as in layers/norm.py
-MASKED = -1e30  # as in layers/attention.py
 
 
 def initial(case: Case, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -55,29 +55,18 @@ def rotate(x, turn):
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attend(q, k, v, note: Callable = lambda name, x: x):
-    """Causal attention of (batch, length, heads, head_dim); `note(name, x)` sees the scores."""
-    scores = (
-        note("scores", jnp.einsum("bqhk,bmhk->bqhm", q, k)).astype(jnp.float32)
-        * q.shape[-1] ** -0.5
-    )
-    position = jnp.arange(q.shape[1])
-    visible = (position[:, None] >= position)[:, None, :]
-    scores = jnp.where(visible, scores, MASKED)
-    weights = note("scores", jax.nn.softmax(scores, axis=-1))
-    return jnp.einsum("bqhm,bmhk->bqhk", weights.astype(v.dtype), v)
-
-
-def block(w: dict, x, turn, note: Callable = lambda name, x: x):
+def block(w: dict, x, turn, note: Callable = lambda name, x: x, attend: Callable = attend):
     """One layer, (batch, length, d_model) to the same.
 
-    `note(name, x)` is called on every intermediate, and what it returns is used.
+    Args:
+      note: `note(name, x)` is called on every intermediate, and what it returns is used.
+      attend: attention of queries, keys and values (batch, length, heads, head_dim).
     """
     w = {name: note(name, value) for name, value in w.items()}
     h = note("normed", rms_norm(x, w["attention_norm"]))
     q, k, v = (note("heads", jnp.einsum("btd,dhk->bthk", h, w[name])) for name in "qkv")
     q, k = note("heads", rotate(q, turn)), note("heads", rotate(k, turn))
-    attended = note("heads", attend(q, k, v, note))
+    attended = note("heads", attend(q, k, v))
     x = note("residual", x + note("projected", jnp.einsum("bthk,hkd->btd", attended, w["o"])))
     h = note("normed", rms_norm(x, w["mlp_norm"]))
     gate, up = (note("hidden", jnp.einsum("btd,df->btf", h, w[name])) for name in ("gate", "up"))
@@ -85,12 +74,12 @@ def block(w: dict, x, turn, note: Callable = lambda name, x: x):
     return note("residual", x + note("projected", jnp.einsum("btf,fd->btd", hidden, w["down"])))
 
 
-def loss(parameters, x, note: Callable = lambda name, x: x):
+def loss(parameters, x, note: Callable = lambda name, x: x, attend: Callable = attend):
     turn = angles(x.shape[1], parameters["q"].shape[-1], x.dtype)
 
     @jax.checkpoint
     def body(x, w):
-        return block(w, x, turn, note), None
+        return block(w, x, turn, note, attend), None
 
     y, _ = jax.lax.scan(body, note("residual", x), parameters)
     return jnp.mean(jnp.square(y.astype(jnp.float32)))

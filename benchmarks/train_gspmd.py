@@ -43,6 +43,7 @@ from meshdsl.train.stored_layout import find_layout
 
 from . import llama, measure
 from .kept import compiled as kept_or_compiled
+from .kernel import attend_on
 
 GIB = 2**30
 # layout -> target, mesh, sequences in a step
@@ -110,7 +111,6 @@ def intermediates(parameters: dict[str, P], stream: P, mesh: Mesh) -> dict[str, 
         "normed": P(data, None, None),
         "queries": P(data, None, inner, None, None),
         "keys": P(data, None, inner, None),
-        "scores": P(data, None, inner, None, None),
         "hidden": P(data, None, inner),
         "logits": P(data, None, inner),
     }
@@ -124,9 +124,9 @@ class Jitted:
 
     def __init__(self, config: Config, layout: md.Layout, mesh: Mesh, *, annotated: bool):
         parameters, stream = at_rest(config, layout, mesh), residual(config, layout, mesh)
-        specs = {"residual": stream} | (
-            intermediates(parameters, stream, mesh) if annotated else {}
-        )
+        specs = intermediates(parameters, stream, mesh)
+        attend = attend_on(mesh, specs["queries"], specs["keys"])
+        specs = {"residual": stream} | (specs if annotated else {})
         self.tx = llama.make_tx(config.optimizer, config.schedule, config.steps)
         self._place = functools.partial(NamedSharding, mesh)
         shapes = llama.parameter_shapes(config.model)
@@ -160,6 +160,7 @@ class Jitted:
                 batch["targets"],
                 config.model,
                 note,
+                attend,
                 config.precision.compute,
             )
             gradients = jax.lax.with_sharding_constraint(gradients, self.shardings[0])

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.fields import bounded
-from meshdsl.layers import MLP, Attention, Conv, Dropout, LayerNorm, Linear, Stack
+from meshdsl.fields import bounded, chosen
+from meshdsl.layers import MLP, REMATS, Attention, Conv, Dropout, LayerNorm, Linear, Stack
 from meshdsl.layers.loss import classification_loss
 
 
@@ -37,6 +37,8 @@ class ViT(md.Family):
       heads: of attention; they share d_model.
       d_ff: features inside of the feed-forward layers.
       dropout: the probability with which an element of what a layer adds is dropped.
+      remat: what is kept of each block for the backward pass, see `md.checkpoint`; `none` for all,
+        and `auto` for the fastest that fits `memory`.
     """
 
     task = "images"
@@ -57,6 +59,7 @@ class ViT(md.Family):
     heads: int = bounded(4, least=1)
     d_ff: int = bounded(128, least=1)
     dropout: float = bounded(0.1, least=0.0, below=1.0)
+    remat: str = chosen("full", REMATS)
 
     def __post_init__(self):
         super().__post_init__()
@@ -128,7 +131,10 @@ class Network(PyTreeNode):
             ),
             positions=md.normal(positions, (length, d_model), std=0.02),
             blocks=Stack.init(
-                blocks, lambda key: Block.init(key, config), md.Dim("layers", config.layers)
+                blocks,
+                lambda key: Block.init(key, config),
+                md.Dim("layers", config.layers),
+                remat=config.remat,
             ),
             norm=LayerNorm.init(d_model),
             head=Linear.init(head, d_model, md.Dim("classes", config.classes), bias=True),

@@ -24,12 +24,13 @@ from meshdsl.layers.loss import classification_loss, cross_entropy
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
 from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, RMSNorm
 from meshdsl.layers.rotary import angles, rotate
-from meshdsl.layers.stack import Stack
+from meshdsl.layers.stack import REMATS, Stack, recomputed
 
 __all__ = [
     "MLP",
     "MLPS",
     "NORMS",
+    "REMATS",
     "Attention",
     "Cache",
     "Conv",
@@ -46,5 +47,6 @@ __all__ = [
     "angles",
     "classification_loss",
     "cross_entropy",
+    "recomputed",
     "rotate",
 ]

@@ -13,6 +13,8 @@ outside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 from flax import struct
 from flax.struct import PyTreeNode
@@ -21,6 +23,7 @@ import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.rotary import rotate
+from meshdsl.ops.checkpoint import QKV
 
 MASKED = -1e30  # finite, so that a row that may see no key sees all of them alike
 
@@ -31,12 +34,31 @@ class Cache(PyTreeNode):
     """Keys and values of the positions so far.
 
     Attributes:
-      key: dims batch (or any others), memory, heads of keys, head_dim.
+      key: dims batch (or any others), heads of keys, memory, head_dim. That of several layers has
+        `layers` too.
       value: the same dims.
     """
 
     key: md.Tensor
     value: md.Tensor
+
+    def of_layer(self, layer: md.Tensor) -> Cache:
+        """The keys and values of one of the layers, whose number has no dims."""
+        return Cache(*(md.take(t, layer, "layers") for t in (self.key, self.value)))
+
+    def written(self, key: md.Tensor, value: md.Tensor, at: Mapping[str, md.Tensor]) -> Cache:
+        """This cache with a key and a value for each row.
+
+            cache.written(key, value, {"layers": layer, "memory": position})
+
+        Where nothing else needs this cache, it is written in place.
+
+        Args:
+          key, value: the dims of the cache without those of `at`.
+          at: where they go: for each of some dims an index.
+        """
+        put = lambda t, new: md.scatter(t, tuple(at.values()), new, tuple(at), how="set")
+        return Cache(put(self.key, key), put(self.value, value))
 
 
 class Documents(PyTreeNode):
@@ -208,7 +230,12 @@ class Attention(PyTreeNode):
         return self._to_itself(x, length, memory, queries, rotary, **how)
 
     def step(
-        self, x: md.Tensor, cache: Cache, position: md.Tensor, rotary: Rotary | None = None
+        self,
+        x: md.Tensor,
+        cache: Cache,
+        position: md.Tensor,
+        rotary: Rotary | None = None,
+        layer: md.Tensor | None = None,
     ) -> tuple[md.Tensor, Cache]:
         """One position of each sequence: it joins the cache and attends to what is there.
 
@@ -217,17 +244,18 @@ class Attention(PyTreeNode):
           cache: keys and values; its memory has room for the position.
           position: where it stands in its sequence (batch; int32).
           rotary: cosine and sine of the angles of `position`.
+          layer: where the cache is that of several layers, the number of this one (no dims; int32).
 
         Returns:
           The result, with the dims of `x`, and the cache with the keys and values of the position.
+          Of the cache only these are written, in place where nothing else needs `cache`.
         """
-        memory = cache.key.dim("memory")
         query, key, value = self._project(x, rotary)
-        index = md.broadcast(md.iota(memory), (*position.dims, memory))
-        here = index == position
-        cache = Cache(md.where(here, key, cache.key), md.where(here, value, cache.value))
-        found = self._attend(query, cache, memory, None, causal=True, positions=(position, None))
-        return self.out(found), cache
+        of_layer = {} if layer is None else {"layers": layer}
+        cache = cache.written(key, value, {**of_layer, "memory": position})
+        own = cache if layer is None else cache.of_layer(layer)
+        how = {"causal": True, "positions": (position, None)}
+        return self.out(self._attend(query, own, own.key.dim("memory"), None, **how)), cache
 
     def remember(self, source: md.Tensor) -> Cache:
         """Keys and values of a source, made once to be attended to several times.
@@ -259,7 +287,7 @@ class Attention(PyTreeNode):
         query, key, value = self.query(x), self.key(x), self.value(x)
         if rotary is not None:
             query, key = rotate(query, rotary, self.head_dim), rotate(key, rotary, self.head_dim)
-        return query, key, value
+        return tuple(md.checkpoint_name(x, QKV) for x in (query, key, value))
 
     def _among_queries(self, query, cache, length, memory, queries, *, mask=None, **how):
         """Attention of each of `length`, which is called `queries` meanwhile."""

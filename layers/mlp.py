@@ -10,6 +10,7 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.layers.linear import Linear
+from meshdsl.ops.checkpoint import HIDDEN
 
 
 class MLP(PyTreeNode):
@@ -53,7 +54,7 @@ class MLP(PyTreeNode):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """The other dims of `x`, then d_model, which `x` has too."""
-        return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(md.checkpoint_name(self.up(x), HIDDEN)))
 
 
 class SwiGLU(PyTreeNode):
@@ -96,7 +97,10 @@ class SwiGLU(PyTreeNode):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """The other dims of `x`, then d_model, which `x` has too."""
-        return self.down(md.silu(self.gate(x)) * self.up(x))
+        # Both can be kept as they come from their matrices: what follows is cheap to compute again,
+        # and their product alone would not do for the slopes.
+        gate, up = (md.checkpoint_name(matrix(x), HIDDEN) for matrix in (self.gate, self.up))
+        return self.down(md.silu(gate) * up)
 
 
 MLPS = {"gelu": MLP, "swiglu": SwiGLU}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -10,8 +10,37 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
+from meshdsl.ops.checkpoint import POLICIES
 
-CARRY = "layer input"  # the name under which an offloaded carry is known to `md.checkpoint`
+CARRY = "activations"  # the save point of what each layer gets
+# What `remat` may be, from what keeps the least for the backward pass to what keeps the most; and
+# "auto", which the commands replace by one of the others, because they know the machine.
+REMATS = (*POLICIES, "none", "auto")
+
+
+def recomputed(fn: Callable, remat: str, *, offload: tuple[str, ...] = ()) -> Callable:
+    """`fn`, of which the backward pass computes again what `remat` does not keep.
+
+        block = recomputed(lambda block, x: block(x), "attention")
+        block(layer, x)
+
+    Args:
+      remat: one of `REMATS`: "none" gives `fn` as it is, "auto" is "full" where nobody has replaced
+        it, and all others are policies of `md.checkpoint`.
+      offload: as for `md.checkpoint`.
+
+    Raises:
+      MeshDSLError: there is no such policy; `offload` where nothing is recomputed, so that more
+        would wait than what it names.
+    """
+    if remat != "none":
+        return md.checkpoint(fn, "full" if remat == "auto" else remat, offload=offload)
+    if offload:
+        raise md.MeshDSLError(
+            f"offload of {', '.join(offload)}: needs layers that are recomputed, `model.remat` "
+            "other than none"
+        )
+    return fn
 
 
 class Stack(PyTreeNode):
@@ -23,7 +52,7 @@ class Stack(PyTreeNode):
 
     Attributes:
       layer: one layer whose Tensors have `layers` in front.
-      remat: what the backward pass recomputes: "none", or a policy of `md.checkpoint`.
+      remat: what is kept for the backward pass, see `recomputed`.
     """
 
     layer: Any
@@ -49,29 +78,25 @@ class Stack(PyTreeNode):
         keys = jax.random.split(key, self.layers.size)
         return self.scan(lambda layer, x, k: (layer(x, *args, key=k, **how), ()), x, keys)[0]
 
-    def scan(self, fn: Callable, carry, xs=(), *, offload: bool = False):
+    def scan(self, fn: Callable, carry, xs=(), *, offload: Iterable[str] = ()):
         """Run `carry, y = fn(layer, carry, x)` for each layer in turn.
 
         Args:
           xs: a tree of Tensors with the dim `layers`; each layer gets its own `x` of it.
-          offload: the carry, a Tensor, waits for the backward pass in the memory of the host.
+          offload: save points of the layer that wait for the backward pass in the memory of the
+            host, whether `remat` keeps them or not; "activations" is the carry, a Tensor.
 
         Returns:
           The last carry, and the results `y` with the dim `layers` in front.
 
         Raises:
-          MeshDSLError: `offload` where nothing is recomputed, so that more than the carry waits.
+          MeshDSLError: `offload` where nothing is recomputed, or of what the layer does not mark.
         """
-        if offload and self.remat == "none":
-            raise md.MeshDSLError(
-                "offload of activations: needs layers that are recomputed, `model.remat` other "
-                "than none"
-            )
+        offload = tuple(offload)
 
         def body(carry, both):
             layer, x = both
-            return fn(layer, md.checkpoint_name(carry, CARRY) if offload else carry, x)
+            return fn(layer, md.checkpoint_name(carry, CARRY) if CARRY in offload else carry, x)
 
-        if self.remat != "none":
-            body = md.checkpoint(body, self.remat, offload=(CARRY,) if offload else ())
+        body = recomputed(body, self.remat, offload=offload)
         return md.scan(body, carry, (self.layer, xs), dim=self.layers)

@@ -33,6 +33,7 @@ from meshdsl.errors import MeshDSLError, either, nearest, quote
 LEVELS = ("rules", "parameters", "gradients", "optimizer")
 UNEVEN = ("error", "pad")
 GATHER = ("layer", "step")
+SUM = ("step", "layer")
 MOVES = ("collective", "ring", "exchange")
 ORDERS = ("natural", "zigzag")
 ATTRIBUTES = {"uneven": UNEVEN, "move": MOVES, "order": ORDERS}
@@ -46,7 +47,8 @@ class Rule:
     Attributes:
       where, text: quote the line of the layout that it came from.
       pads: whether parts are padded where the dim does not divide.
-      move: one of MOVES, how operands are gathered over the axis.
+      move: one of MOVES, how operands are gathered over the axis. By "ring" an op that can take
+        them part by part gets them so, see `lowering.ring`.
       order: one of ORDERS, which elements of the dim each part has.
     """
 
@@ -84,6 +86,9 @@ class Layout:
       uneven: what becomes of a dim that does not divide over its axes: "error", or "pad": its last
         parts are padded.
       name: what error messages call this layout.
+      sum: when gradients are summed over the axes that do not split them: "step": once, when all
+        are there, or "layer": each where it is made, while the backward pass goes on. Gradients of
+        microbatches are summed once per step in any case.
       spent: axes that no rule can take any more, see `Scope.spending`.
     """
 
@@ -97,6 +102,7 @@ class Layout:
     strict: bool = False
     uneven: str = "error"
     name: str = "layout"
+    sum: str = "step"
     spent: frozenset[str] = frozenset()
 
     def __post_init__(self):
@@ -116,6 +122,7 @@ class Layout:
             raise MeshDSLError(f"{self.name}: strict is true or false, not {quote(self.strict)}")
         check_word(self.name, "uneven", self.uneven, UNEVEN)
         check_word(self.name, "gather", self.gather, GATHER)
+        check_word(self.name, "sum", self.sum, SUM)
         _ = self.parsed  # a malformed rule is an error here, not where it is first used
 
     @classmethod
@@ -144,7 +151,7 @@ class Layout:
         """A layout from the two tables of a layout file, `mesh` and `layout`."""
         _known_keys(name, "", data, ("mesh", "layout"))
         body = data.get("layout", {})
-        _known_keys(name, "layout.", body, (*LEVELS, "gather", "strict", "uneven"))
+        _known_keys(name, "layout.", body, (*LEVELS, "gather", "sum", "strict", "uneven"))
         mesh = data.get("mesh", {})
         across = (
             mesh["dcn"]
@@ -199,6 +206,11 @@ class Layout:
             how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
             for attribute, words in ATTRIBUTES.items():
                 check_word(where, attribute, how[attribute], words)
+            if how["move"] == "ring" and level != "rules":
+                raise MeshDSLError(
+                    f'{where}: move = "ring" is of the list `rules`; what the list `{level}` '
+                    "splits is gathered or summed as a whole"
+                )
         match = _RULE.fullmatch(line) if isinstance(line, str) else None
         if not match:
             raise MeshDSLError(f'{where}: {quote(line)} is not of the form "dim, ... -> axis, ..."')

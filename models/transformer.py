@@ -9,7 +9,7 @@ memory (the length, as keys see it), d_ff, vocab, layers and, in `gpt2`, positio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,9 +26,8 @@ from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
 from meshdsl.layers.norm import EPSILON, NORMS, Norm
 from meshdsl.layers.rotary import angles
-from meshdsl.layers.stack import Stack
+from meshdsl.layers.stack import REMATS, Stack
 from meshdsl.models.sizes import SIZES
-from meshdsl.ops.checkpoint import POLICIES
 from meshdsl.tensor import is_tensor
 
 
@@ -77,8 +76,11 @@ class Config(md.Family):
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
       loss_chunk: the most tokens of a device whose logits are in memory at a time, while the loss
         is computed; 0: those of all tokens. The backward pass then computes the logits again.
-      remat: what the backward pass recomputes of each block: `none` of it, all of it (`full`), all
-        but matrix products (`dots`), or only what was gathered from other devices (`gathers`).
+      remat: what is kept of each block for the backward pass, which computes the rest again: its
+        input alone (`full`); and what attention gives (`attention`); and queries, keys and values
+        (`qkv`); and the products that the feed-forward layer begins with (`hidden`); and all other
+        matrix products (`dots`); and all else but what was gathered from other devices
+        (`gathers`); or everything (`none`). `auto`: the fastest of these that fits `memory`.
 
     The model computes in the dtype of its parameters as they are given; norms, softmax and loss are
     computed in float32.
@@ -106,7 +108,7 @@ class Config(md.Family):
     dropout: float = bounded(0.0, least=0, below=1)
     z_loss: float = bounded(0.0, least=0)
     loss_chunk: int = bounded(0, least=0)
-    remat: str = chosen("full", ("none", *POLICIES))
+    remat: str = chosen("full", REMATS)
 
     def __post_init__(self):
         super().__post_init__()
@@ -164,7 +166,7 @@ class Config(md.Family):
         key,
         *,
         output=jnp.float32,
-        offload: bool = False,
+        offload: Iterable[str] = (),
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         """See `Transformer.loss`. A batch may have `segments` and `positions` too."""
         return model.loss(**batch, key=key, output=output, offload=offload)
@@ -237,9 +239,9 @@ class Block(PyTreeNode):
         return x + dropout(self.mlp(self.mlp_norm(x)), 1), cache
 
     def step(
-        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn
+        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn, layer: md.Tensor
     ) -> tuple[md.Tensor, Cache]:
-        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn)
+        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn, layer)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), cache
 
@@ -276,7 +278,13 @@ class Transformer(PyTreeNode):
         )
 
     def __call__(
-        self, tokens: md.Tensor, *, segments=None, positions=None, key=None, offload: bool = False
+        self,
+        tokens: md.Tensor,
+        *,
+        segments=None,
+        positions=None,
+        key=None,
+        offload: Iterable[str] = (),
     ) -> md.Tensor:
         """Logits over `vocab` for each of `tokens` (batch, length).
 
@@ -286,7 +294,7 @@ class Transformer(PyTreeNode):
           positions: of each token in its document (batch, length; int32); by default in its
             sequence.
           key: a JAX PRNG key; with it, dropout is on.
-          offload: what the backward pass needs of each layer waits in the memory of the host.
+          offload: what waits for the backward pass in the memory of the host, see `Stack.scan`.
         """
         how = {"segments": segments, "positions": positions, "key": key, "offload": offload}
         return self._logits(self._hidden(tokens, **how))
@@ -319,7 +327,7 @@ class Transformer(PyTreeNode):
         positions=None,
         key=None,
         output=jnp.float32,
-        offload: bool = False,
+        offload: Iterable[str] = (),
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         """The mean cross-entropy of `targets` in nats per token, plus the z-loss.
 
@@ -402,14 +410,17 @@ class Transformer(PyTreeNode):
         """
         length = self._fitting(tokens)
         turn = self._turn(md.iota(length))
+        empty = memory.size - length.size
+
+        def kept(t: md.Tensor) -> md.Tensor:
+            # A step multiplies over the last two dims: so it reads the cache as it lies.
+            last = t.dim("memory"), t.dim("head_dim")
+            order = (*(d for d in t.dims if d not in last), *last)
+            return md.pad(md.transpose(t, order), "memory", after=empty)
 
         def block(layer: Block, x, _):
             x, cache = layer(x, length, turn, lambda y, place: y)
-            return x, jax.tree.map(
-                lambda t: md.pad(t, "memory", after=memory.size - length.size),
-                cache,
-                is_leaf=is_tensor,
-            )
+            return x, jax.tree.map(kept, cache, is_leaf=is_tensor)
 
         x, cache = self.blocks.scan(block, self._embed(tokens, md.iota(length)))
         return self._logits(md.take(x, last, length)), cache
@@ -418,14 +429,17 @@ class Transformer(PyTreeNode):
         """Read one token of each sequence, which stands at its `position` (both of dims batch).
 
         Returns:
-          The logits (batch, vocab), and the cache with this position.
+          The logits (batch, vocab), and the cache with this position. A program that donates
+          `cache`, or carries it in a loop, writes this position alone.
         """
         turn = self._turn(position)
 
-        def block(layer: Block, x, cache):
-            return layer.step(x, cache, position, turn)
+        def block(layer: Block, carry, number):
+            x, cache = carry
+            return layer.step(x, cache, position, turn, number), ()
 
-        x, cache = self.blocks.scan(block, self._embed(tokens, position), cache)
+        carry = self._embed(tokens, position), cache
+        (x, cache), _ = self.blocks.scan(block, carry, md.iota(self.blocks.layers))
         return self._logits(x), cache
 
     def _fitting(self, tokens: md.Tensor) -> md.Dim:

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
@@ -25,6 +26,8 @@ from meshdsl.fields import bounded, chosen
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.norm import EPSILON, NORMS, Norm
+from meshdsl.layers.stack import REMATS, recomputed
+from meshdsl.ops.checkpoint import HIDDEN
 
 HALVING = {"height": 2, "width": 2}
 
@@ -44,6 +47,11 @@ class Config(md.Family):
       height: of the images that it is trained on, in pixels.
       width: of the images that it is trained on, in pixels.
       noise: standard deviation of the noise that training adds to them.
+      remat: what is kept of each pair of convolutions for the backward pass, which computes the
+        rest again: what goes in (`full`, and `attention` and `qkv`, of which there are none); and
+        what the convolutions give (`hidden`); and all matrix products (`dots`); and all else but
+        what was gathered from other devices (`gathers`); or everything (`none`). `auto`: the
+        fastest of these that fits `memory`.
     """
 
     task: ClassVar[str] = "images"
@@ -58,6 +66,7 @@ class Config(md.Family):
     height: int = bounded(8, least=1)
     width: int = bounded(8, least=1)
     noise: float = bounded(0.5, least=0)
+    remat: str = chosen("none", REMATS)
 
     def at(self, name: str, level: int) -> md.Dim:
         """The dim of the channels of `level`, as `name`."""
@@ -91,6 +100,7 @@ class Block(PyTreeNode):
     first_norm: Norm
     second: Conv
     second_norm: Norm
+    remat: str = struct.field(pytree_node=False, default="none")
 
     @classmethod
     def init(cls, key, config: Config, ins: md.Dim, level: int):
@@ -102,11 +112,16 @@ class Block(PyTreeNode):
             first_norm=NORMS[config.norm].init(hidden, epsilon=config.norm_epsilon),
             second=Conv.init(second, sizes, (hidden,), (channels,)),
             second_norm=NORMS[config.norm].init(channels, epsilon=config.norm_epsilon),
+            remat=config.remat,
         )
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        x = md.silu(self.first_norm(self.first(x)))
-        return md.silu(self.second_norm(self.second(x)))
+        return recomputed(Block._convolved, self.remat)(self, x)
+
+    def _convolved(self, x: md.Tensor) -> md.Tensor:
+        for conv, norm in ((self.first, self.first_norm), (self.second, self.second_norm)):
+            x = md.silu(norm(md.checkpoint_name(conv(x), HIDDEN)))
+        return x
 
 
 class Level(PyTreeNode):

@@ -70,7 +70,7 @@ def weight(*dims: md.Dim, ins=(), seed: int = 1) -> md.Tensor:
     return md.parameter(data(*dims, seed=seed).array, dims, ins=ins)
 
 
-def layout(*rules: str, mesh: Mapping[str, int], **how) -> md.Layout:
+def layout(*rules: str | Mapping[str, str], mesh: Mapping[str, int], **how) -> md.Layout:
     return md.Layout(rules=rules, mesh=mesh, **how)
 
 

@@ -30,9 +30,11 @@ from meshdsl.machine import Target, find_target
 from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh
 from meshdsl.report import Explanation, explain
 from meshdsl.tensor import Tensor
+from meshdsl.train.auto_remat import choose_remat
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
+from meshdsl.train.remedies import settings_that_save_memory
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 
@@ -65,6 +67,8 @@ class Analysis:
       config: the configuration of the training run whose step is analysed.
       sizes: of the mesh axes.
       target: the machine; None where nothing is known but the number of devices.
+      remat: what `model.remat=auto` has chosen; empty without it.
+      choice: why, in one line.
     """
 
     name: str
@@ -72,6 +76,8 @@ class Analysis:
     layout: Layout
     sizes: dict[str, int]
     target: Target | None
+    remat: str = ""
+    choice: str = ""
 
     def job(self, mesh: Mesh | None = None) -> Job:
         """The step of training, on `mesh`, or on a mesh without devices."""
@@ -119,7 +125,8 @@ class Analysis:
                 f"{optimizer} sums over whole parameters: the collectives that XLA places for "
                 "that are not in this list",
             )
-        return replace(explanation, remedies=remedies, notes=notes)
+        found = replace(explanation, remedies=remedies, notes=notes)
+        return replace(found, remat=self.remat, choice=self.choice)
 
     def compile(self, given: Mapping[str, str] = MappingProxyType({})) -> CompiledStep:
         """Compile the step for the target.
@@ -145,28 +152,14 @@ class Analysis:
             given=tuple(given),
             model_flops=(time.model_flops, time.model_flops_full) if time else None,
         )
+        report = replace(report, remat=self.remat, choice=self.choice)
         if report.fits is False:
             report = replace(report, remedies=(*report.remedies, *self._remedies()))
         return CompiledStep(report, explanation, job, executable)
 
     def _remedies(self) -> list[str]:
         """Settings of a run that would save memory, and that it does not have already."""
-        config, lines = self.config, []
-        if getattr(config.model, "remat", "full") != "full":
-            lines.append("`model.remat=full` keeps the least for the backward pass")
-        batch = Dim("batch", config.batch // config.microbatches)
-        axes = self.layout.split((batch,)).get(batch, ())
-        if batch.size // prod(self.sizes[axis] for axis in axes) % 2 == 0:
-            lines.append(
-                f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after "
-                "the other"
-            )
-        has_length = any(dim.name == "length" for t in self.fields.values() for dim in t.dims)
-        if has_length and not any(rule.dim == "length" for rule in self.layout.parsed):
-            lines.append(
-                "a layout that splits `length`, such as fsdp-sequence, or a shorter --length"
-            )
-        return lines
+        return settings_that_save_memory(self.config, self.layout, self.sizes)
 
 
 def configured(arguments: argparse.Namespace) -> Config:
@@ -195,8 +188,8 @@ def analysis_of(
       devices: how many, where there is no target.
 
     Raises:
-      MeshDSLError: an unknown model, layout, setting or target, or a mesh that does not fit the
-        target.
+      MeshDSLError: an unknown model, layout, setting or target, a mesh that does not fit the
+        target, or nothing that `model.remat=auto` could choose.
     """
     config = replace(configured(arguments), layout=layout_name)
     layout = find_layout(config.layout)
@@ -216,7 +209,9 @@ def analysis_of(
         # A sequence for each device, so that every shipped layout has something to split.
         least = prod(sizes.values()) * config.microbatches
         config = override(config, batch=max(config.batch, least))
-    return Analysis(_title(arguments, config), config, layout, sizes, target)
+    choice = choose_remat(config, layout, sizes, target)
+    title = _title(arguments, config)
+    return Analysis(title, choice.config, layout, sizes, target, choice.remat, choice.line)
 
 
 def _title(arguments: argparse.Namespace, config: Config) -> str:

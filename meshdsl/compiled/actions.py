@@ -54,6 +54,7 @@ class Action:
       lanes: the lanes on which it runs, and `link_seconds` how long it takes there.
       key: the name of the event that a start sets and a done waits for.
       bodies: the computations that it runs; a `loop` has one and runs it `turns` times.
+      fused: whether it is a fused kernel that states its FLOPs.
     """
 
     what: str
@@ -67,6 +68,7 @@ class Action:
     key: str = ""
     bodies: tuple[str, ...] = ()
     turns: int = 1
+    fused: bool = False
 
 
 class Actions:
@@ -146,7 +148,8 @@ class Actions:
 
     def _computing(self, i: Instruction) -> Action | None:
         seconds = instruction_time.seconds(self.module, i, self.chip)
-        return Action("compute", i.name, i.scope, seconds) if seconds else None
+        fused = instruction_time.stated_flops(i) is not None
+        return Action("compute", i.name, i.scope, seconds, fused=fused) if seconds else None
 
     def _moving(self, computation: str, i: Instruction) -> Action | None:
         """Of a collective, a copy, another core's work, or a fusion that may hold a collective."""

@@ -276,4 +276,5 @@ def _time(replayed: Replay, target: Target, model_flops: tuple[float, float]) ->
         model_flops_full=model_flops[1],
         peak_flops=target.chip.flops,
         spans=replayed.spans,
+        fused=replayed.fused,
     )

@@ -66,15 +66,20 @@ def seconds(module: Module, instruction: Instruction, chip: Chip) -> float:
     scalars = all(array.elements <= 1 for array in instruction.results)
     if scalars and instruction.opcode not in ("fusion", "reduce", "custom-call"):
         return 0.0
-    stated = None
-    if instruction.opcode == "custom-call" and _FUSED.search(instruction.attributes):
-        stated = flops_in(instruction.scope)
+    stated = stated_flops(instruction)
     if stated is None:
         by_products = flops(module, instruction) / (chip.flops * chip.matmul_efficiency)
     else:
         by_products = stated / (chip.flops * FUSED_EFFICIENCY)
     by_memory = traffic(module, instruction) / (chip.hbm_bandwidth * chip.hbm_efficiency)
     return max(by_products, by_memory)
+
+
+def stated_flops(instruction: Instruction) -> int | None:
+    """The FLOPs that a fused kernel states; None of anything else."""
+    if instruction.opcode == "custom-call" and _FUSED.search(instruction.attributes):
+        return flops_in(instruction.scope)
+    return None
 
 
 def flops(module: Module, instruction: Instruction) -> float:

@@ -59,6 +59,7 @@ class Replay:
     Attributes:
       step: from start to end.
       compute: of the compute stream, without waiting.
+      fused: the part of `compute` in fused kernels, whose speed is assumed.
       communication: of the collectives over each combination of axes, one after the other.
       exposed: in which the compute stream waits for a collective.
       copies: in which it waits for copies between the memories of the chip, and for another core.
@@ -68,6 +69,7 @@ class Replay:
 
     step: float
     compute: float
+    fused: float
     communication: dict[tuple[str, ...], float]
     exposed: float
     copies: float
@@ -96,6 +98,7 @@ def replay(
     return Replay(
         step=device.streams.now,
         compute=device.computed,
+        fused=device.fused,
         communication=communication,
         exposed=sum(ran.exposed for ran in device.ran.values()),
         copies=device.copies,
@@ -117,6 +120,7 @@ class _Device:
     ran: dict[str, Ran] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     computed: float = 0.0
+    fused: float = 0.0
     copies: float = 0.0
 
     def execute(self, computation: str, weight: int, repeats: int) -> None:
@@ -136,6 +140,7 @@ class _Device:
     def _compute(self, action: Action, weight: int, repeats: int) -> None:
         start, end = self.streams.compute(action.seconds)
         self.computed += action.seconds * weight
+        self.fused += action.seconds * weight * action.fused
         self._show("compute", action, start, end, repeats)
 
     def _start(self, action: Action, weight: int, repeats: int) -> None:

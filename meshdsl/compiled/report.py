@@ -60,6 +60,7 @@ class CompiledReport:
       remedies: what to split where it does not fit.
       unread: what of the compiler's text is not understood, by kind. What is said of time,
         collectives and arrays is without it.
+      remat, choice: as in `Explanation`.
     """
 
     title: str
@@ -80,6 +81,8 @@ class CompiledReport:
     remedies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unread: tuple[UnreadKind, ...] = ()
+    remat: str = ""
+    choice: str = ""
 
     @property
     def surprises(self) -> tuple[CompiledCollective, ...]:

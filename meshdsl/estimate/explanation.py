@@ -233,6 +233,8 @@ class TimeView:
         are that count.
       peak_flops: FLOP/s of one device.
       spans: the timeline of the step.
+      fused: the part of `compute` in fused kernels, of which a share of the FLOP/s is assumed
+        (`machine.FUSED_EFFICIENCY`).
     """
 
     compute: float
@@ -244,6 +246,7 @@ class TimeView:
     model_flops_full: float
     peak_flops: float
     spans: tuple[Span, ...]
+    fused: float = 0.0
 
     @property
     def halved(self) -> bool:
@@ -286,6 +289,8 @@ class Explanation:
       unit: what these are, in the singular.
       notes: what the layout says and the program has no use for.
       remedies: what to split if it does not fit.
+      remat: what `model.remat=auto` has chosen; empty without it.
+      choice: why, in one line.
     """
 
     title: str
@@ -299,6 +304,8 @@ class Explanation:
     notes: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
     unit: str = "token"
+    remat: str = ""
+    choice: str = ""
 
     @property
     def devices(self) -> int:

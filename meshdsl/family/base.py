@@ -112,8 +112,8 @@ class Family:
           key: a JAX PRNG key for dropout or noise; None where there is to be none.
 
         A loss that also takes the keyword `output` gets the setting `precision.output`, and one
-        that takes `offload` whether activations wait in the memory of the host. Where a loss takes
-        neither, these settings are refused.
+        that takes `offload` the names of the save points that wait in the memory of the host, as
+        `md.checkpoint` takes them. Where a loss takes neither, these settings are refused.
 
         Returns:
           The loss, a Tensor without dims or an `Average`; or a pair of it and a report, a dict of

@@ -117,7 +117,7 @@ def accepted(family: Family, options: Mapping[str, Any], usual: Mapping[str, Any
         if value != usual[name] and name not in taken:
             raise MeshDSLError(
                 f"{type(family).__name__}: its loss does not take `{name}`, so it cannot be "
-                f"{value}; see md.Family.loss"
+                f"{', '.join(value) if isinstance(value, tuple) else value}; see md.Family.loss"
             )
     return taken
 

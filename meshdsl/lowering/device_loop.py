@@ -7,6 +7,7 @@ exchanges with other devices that an op makes itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
+from meshdsl.lowering.ring import Ring
 from meshdsl.lowering.scope import Scope
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
@@ -21,16 +23,23 @@ from meshdsl.splits import windows
 from meshdsl.splits.changes import Split
 from meshdsl.splits.exchanges import at_home, exchanges
 
+_NO_RINGS: Mapping[Dim, Ring] = MappingProxyType({})
+
 
 class DeviceLoop:
     """A split loop nest, seen from one device."""
 
     def __init__(
-        self, axes: Mapping[Dim, tuple[str, ...]], scope: Scope | None = None, op: Op | None = None
+        self,
+        axes: Mapping[Dim, tuple[str, ...]],
+        scope: Scope | None = None,
+        op: Op | None = None,
+        rings: Mapping[Dim, Ring] = _NO_RINGS,
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
         self.scope = scope
         self._op = op
+        self._rings = rings
         self.result = self  # where `choose_splits` gives the result another split, a loop with that
 
     @property
@@ -124,6 +133,26 @@ class DeviceLoop:
         return (
             jnp.arange(self.size(dim), dtype=exact) + jnp.asarray(self.offset(dim), exact)
         ).astype(dtype)
+
+    def ring(self, dim: Dim) -> Ring | None:
+        """The ring of `dim`, where operands with it come part by part; else None."""
+        return self._rings.get(dim)
+
+    @property
+    def aside(self) -> DeviceLoop:
+        """The same loop, whose moves are not written down.
+
+        For code that JAX may trace more than once; what it moves is written down by `note_move`.
+        """
+        if self._op is None:
+            return self
+        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._rings)
+
+    def note_move(self, operation: str, dims, size: int, backward: str = "") -> None:
+        """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""
+        scope = self.scope
+        if scope is not None and (axes := scope.in_mesh_order(self.axes(dims))):
+            self._record(operation, axes, size, backward)
 
     def psum(self, x, dims, *, varies: bool = False) -> jax.Array:
         """Sum over the devices that split `dims`.

@@ -4,7 +4,9 @@ A parameter that several ops use is, by its type, equal on all devices, so JAX w
 gradient over the devices at every use: in a scan over layers, once for each layer and microbatch.
 Instead the parameter is made to vary, before differentiation, over the axes over which *all* of its
 uses vary. Its gradient then comes out as one pending sum, which the law settles once: a psum, or a
-psum_scatter where the layout splits optimizer state (ZeRO-1).
+psum_scatter where the layout splits optimizer state (ZeRO-1). Under `sum = "layer"` of a layout the
+parameter is left as it is, but for the axes of such a psum_scatter, and JAX does sum at every use:
+while the rest of the backward pass is computed.
 
 Over which axes the uses of a parameter vary is known when the function has been traced. So it is
 traced to a jaxpr with a guess, the axes that split the data of the program, and this jaxpr is what
@@ -116,7 +118,11 @@ def traced(
       A function of the arrays of `tensors` and of inputs alike; `tensors`, made to vary over the
       axes over which all of their uses vary; and these axes, for each of them.
     """
-    guess = [scope.in_mesh_order(scope.data_axes - _own_axes(t)) for t in tensors]
+    at_once = [_summed_at_once(t, scope, repeated) for t in tensors]
+    guess = [
+        scope.in_mesh_order((scope.data_axes - _own_axes(t)) & axes)
+        for t, axes in zip(tensors, at_once, strict=True)
+    ]
     none = [()] * len(tensors)
     while True:
         first = next_op_number()
@@ -127,6 +133,10 @@ def traced(
                 raise
             uses = none
         else:
+            uses = [
+                scope.in_mesh_order(axes.intersection(found))
+                for found, axes in zip(uses, at_once, strict=True)
+            ]
             if uses == guess:
                 return run, varying, uses
         scope.recorder.forget(first)
@@ -175,6 +185,13 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
         for number, t in zip(numbers, tensors, strict=True)
     ]
     return run, varying, uses
+
+
+def _summed_at_once(t: Tensor, scope: Scope, repeated: Dim | None) -> frozenset[str]:
+    """The axes over which the gradient of `t` is summed when all of it is there."""
+    if scope.layout.sum == "step" or repeated is not None:
+        return frozenset(scope.sizes)
+    return frozenset().union(*scope.at_rest(t.dims, "optimizer"))
 
 
 def _is_array(x) -> bool:

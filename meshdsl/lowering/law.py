@@ -36,6 +36,7 @@ from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.exchange import Kept
+from meshdsl.lowering.ring import Ring, goes_round, ring_axes
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split, padded_changes
@@ -43,6 +44,7 @@ from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
 _NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
+_NO_CARRIERS: Mapping[Dim, Sequence[Dims]] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
 
 
@@ -77,6 +79,7 @@ def apply_op_many(
     like: Tensor | None = None,
     fill: Any = 0,
     choose_splits: Callable | None = None,
+    part_by_part: Mapping[Dim, Sequence[Dims]] = _NO_CARRIERS,
     kept: tuple[Kept, ...] = (),
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
@@ -102,6 +105,11 @@ def apply_op_many(
         move too much. It is called with the split of the operand, the law's split of the result
         and the scope, and returns two splits: that to which the operand is brought, and that in
         which the result comes out.
+      part_by_part: dims of the loop of which the local function can take one part after the other,
+        each with the dims of the operands whose parts go round. A rule with `move = "ring"` lets
+        it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
+        these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
+        the other parts.
       kept: dims of the loop that rules keep split as they are at rest, before any other rule.
     """
     scope = common(name, operands) or (
@@ -120,17 +128,20 @@ def apply_op_many(
         law = _less(scope.split(outs[0], level), pending)
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
-    work = split(scope, loop, tuple(outs), level, pending, unsplit, same_split, sums, chosen, kept)
+    carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items())
+    of_work = (tuple(outs), level, pending, unsplit, same_split, sums, chosen, carriers, kept)
+    work = split(scope, loop, *of_work)
     op = _begin(name, loop, outs, work, scope)
-    at = DeviceLoop(work.axes_of, scope, op)
+    rings = {d: Ring(d, work.axes_of[d], axes, scope, level, op) for d, axes in work.rings.items()}
+    at = DeviceLoop(work.axes_of, scope, op, rings)
     if chosen is not None:
         at.result = DeviceLoop(dict(zip(outs[0], chosen[1], strict=True)), scope, op)
-    arrays = bring(operands, work, at, op, fill if op.waste or same_split else None)
+    arrays = bring(operands, work, at, op, fill if op.waste or same_split or rings else None)
     results = compute(local, at, arrays, op)
     made = settle(results, operands, work, scope, op)
     if scope.copies and level != "rules":
         how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
-        how |= {"fill": fill, "choose_splits": choose_splits}
+        how |= {"fill": fill, "choose_splits": choose_splits, "part_by_part": part_by_part}
         made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
     return made
 
@@ -147,6 +158,8 @@ class Work(NamedTuple):
       why: gives the reason of what is done to an operand.
       results: for each result what becomes of it.
       splits: the answers that `split_of` has given.
+      rings: for each dim that comes part by part the axes over which its parts go round.
+      scope: that of the loop.
     """
 
     level: str
@@ -157,12 +170,20 @@ class Work(NamedTuple):
     why: Callable
     results: tuple[Result, ...]
     splits: dict[Dims, Split]
+    rings: dict[Dim, tuple[str, ...]]
+    scope: Scope
 
     def split_of(self, dims: Dims) -> Split:
-        """The split of the loop, restricted to `dims`."""
+        """The split of the loop, restricted to `dims`, and that of parts that go round."""
         found = self.splits.get(dims)
         if found is None:
-            found = self.splits[dims] = tuple([self.axes_of.get(d, ()) for d in dims])
+            rings = {
+                d: axes
+                for d, axes in self.rings.items()
+                if goes_round(dims, d, axes, self.scope, self.level)
+            }
+            found = tuple([(*self.axes_of.get(d, ()), *rings.get(d, ())) for d in dims])
+            self.splits[dims] = found
         return found
 
 
@@ -196,6 +217,7 @@ def split(
     same_split: Mapping[Dim, Dim] = _NO_DIMS,
     sums: bool = True,
     chosen: tuple[Split, Split] | None = None,
+    carriers: tuple[tuple[Dim, tuple[Dims, ...]], ...] = (),
     kept: tuple[Kept, ...] = (),
 ) -> Work:
     """The rules split the loop nest: its dims get the axes of the mesh, and the results theirs.
@@ -203,7 +225,7 @@ def split(
     Axes of a pending sum are spent on it until it is taken.
     """
     same = tuple(same_split.items()) if same_split else ()
-    key = (loop, outs, level, pending, unsplit, same, sums, chosen, kept)
+    key = (loop, outs, level, pending, unsplit, same, sums, chosen, carriers, kept)
     if (known := scope.loops.get(key)) is not None:
         return known
     free = tuple(d for d in loop if d not in unsplit)
@@ -232,10 +254,25 @@ def split(
     because = {a: k.why for k in kept for a in k.axes}
     why = _reason(scope, free if chosen is None else outs[0], level, whole, because)
     loop_axes = scope.layout.spent.union(*axes)
-    waste = scope.waste(loop, axes)
-    work = Work(level, axes_of, axes, loop_axes, waste, why, tuple(results), {})
+    rings = _rings(scope, level, axes_of, carriers)
+    waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
+    of_results = tuple(results)
+    work = Work(level, axes_of, axes, loop_axes, waste, why, of_results, {}, rings, scope)
     scope.loops[key] = work
     return work
+
+
+def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], carriers):
+    """The axes of the ring of each dim that comes part by part; see `apply_op_many`."""
+    found = {}
+    for dim, dims in carriers:
+        outer = axes_of[dim]
+        taken = {a for d, axes in axes_of.items() if d != dim for a in axes}
+        axes = ring_axes(dim, dims, taken, scope, level) if dim.size else ()
+        # Parts within parts: the padding of both has to agree.
+        if axes and (not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))):
+            found[dim] = axes
+    return found
 
 
 def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) -> list[jax.Array]:
@@ -251,7 +288,10 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
         if not _stands_so(t, wanted, work.loop_axes):
             t = resharding.reshard(t, wanted, at.scope, op, work.why, varies=work.loop_axes)
         array = array_of(op.name, t)
-        arrays.append(array if fill is None else at.masked(array, t.dims, value))
+        if fill is not None:
+            of_parts = DeviceLoop(dict(zip(t.dims, wanted, strict=True)), at.scope, op)
+            array = of_parts.masked(array, t.dims, value)
+        arrays.append(array)
     return arrays
 
 

@@ -38,7 +38,7 @@ def _level(level: Level, target: Target) -> str:
         )
     links = f"{level.links} link{'s' * (level.links > 1)}"
     ways = " both ways" if level.ring else ""
-    return f"{_block(level, target)}, {links}, {rate}{ways}{_gathers(level)}"
+    return f"{_block(level, target)}, {links}, {rate}{ways}{_slower(level)}"
 
 
 def _block(level: Level, target: Target) -> str:
@@ -56,11 +56,16 @@ def _block(level: Level, target: Target) -> str:
     return f"{sizes}, {_list(each)} of the torus"
 
 
-def _gathers(level: Level) -> str:
-    """What gathers reach, in brackets, where that is less than the bandwidth of the links."""
-    if level.gather_bandwidth >= level.bandwidth:
+def _slower(level: Level) -> str:
+    """What gathers and scatters reach, in brackets, where that is less than what sums reach."""
+    rates: dict[float, list[str]] = {}
+    for what, rate in (("gathers", level.gather_bandwidth), ("scatters", level.scatter_bandwidth)):
+        if rate < level.bandwidth:
+            rates.setdefault(rate, []).append(what)
+    if not rates:
         return ""
-    return f" (gathers {level.gather_bandwidth / 1e9:.4g} GB/s)"
+    said = [f"{' and '.join(what)} {rate / 1e9:.4g} GB/s" for rate, what in rates.items()]
+    return f" ({', '.join(said)})"
 
 
 def _along(part: TorusPart, target: Target) -> str:

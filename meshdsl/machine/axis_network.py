@@ -46,10 +46,11 @@ class Level:
       kind: `cores` (the devices of a chip), `torus`, `switch` or `scale-out`.
       size: how many members of the group it joins.
       bandwidth: bytes/s of one device over all its links, both ways, as the vendor states them.
-      gather_bandwidth: the same for gathers and scatters, which may leave links unused.
+      gather_bandwidth, scatter_bandwidth: the same for gathers and for scatters, which may leave
+        links unused.
       one_way: bytes/s of one device to a neighbour.
       hops: of half a sum, one after the other.
-      gather_hops: of a gather, one after the other.
+      gather_hops, scatter_hops: of a gather and of a scatter, one after the other.
       latency: seconds of a hop.
       step_hops: the most hops from a device to the next one of the group; next to the last one is
         the first.
@@ -60,9 +61,11 @@ class Level:
     size: int
     bandwidth: float
     gather_bandwidth: float
+    scatter_bandwidth: float
     one_way: float
     hops: int
     gather_hops: int
+    scatter_hops: int
     latency: float
     step_hops: int = 1
     parts: tuple[TorusPart, ...] = ()

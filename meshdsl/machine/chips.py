@@ -75,6 +75,7 @@ _KEYS: dict[str, dict[str, type]] = {
         "cube": int,
         "most_chips": int,
         "gather_dims": int,
+        "scatter_dims": int,
         "devices_per_chip": int,
         "topology_options": dict,
         "source": str,
@@ -88,6 +89,7 @@ _OPTIONAL = {
     "longest",
     "cube",
     "gather_dims",
+    "scatter_dims",
     "vector_rate",
     "core_bandwidth",
 }
@@ -123,8 +125,8 @@ class Chip:
       cube: a dim of the torus above this size is a multiple of it; all dims are rings when all are
         multiples, and none is otherwise. 0 where there is no such rule.
       most_chips: of one slice.
-      gather_dims: how many dims of the torus a gather or scatter uses at once; over more dims it
-        goes along one ring.
+      gather_dims, scatter_dims: how many dims of the torus a gather and a scatter use at once; over
+        more dims they go along one ring.
       topology_options: what libtpu needs besides the name of a topology.
       node: how many GPUs are on one switch.
       sources: for each figure where it is from; under `topology`, where the other keys are from.
@@ -153,6 +155,7 @@ class Chip:
     cube: int = 0
     most_chips: int = 0
     gather_dims: int = 1
+    scatter_dims: int = 1
     topology_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     node: int = 0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)

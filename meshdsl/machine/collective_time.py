@@ -48,6 +48,17 @@ def _gather(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float
     return total
 
 
+def _scatter(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
+    total = 0.0
+    for level in levels:
+        total += (
+            bytes * (level.size - 1) / level.size / (level.scatter_bandwidth * efficiency)
+            + level.scatter_hops * level.latency
+        )
+        bytes /= level.size
+    return total
+
+
 def _reduce(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
     total = 0.0
     for level in levels:
@@ -84,7 +95,7 @@ def _permute(levels: tuple[Level, ...], bytes: float, efficiency: float) -> floa
 
 _FORMULAS: dict[str, Callable[[tuple[Level, ...], float, float], float]] = {
     "all_gather": _gather,
-    "psum_scatter": _gather,
+    "psum_scatter": _scatter,
     "psum": _reduce,
     "pmax": _reduce,
     "pmin": _reduce,

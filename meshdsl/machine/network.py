@@ -101,7 +101,7 @@ class Network:
 def _switch(kind: str, size: int, bandwidth: float, latency: float) -> Level:
     """A level where any device reaches any other in one hop, so that a gather goes by doubling."""
     hops = math.ceil(math.log2(size))
-    return Level(kind, size, bandwidth, bandwidth, bandwidth, hops, hops, latency)
+    return Level(kind, size, *[bandwidth] * 4, *[hops] * 3, latency)
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
     extents = _distinct(at.swapaxes(1, 2))
     if (extents != extents[0]).any() or extents[0].prod() != size:
         link, hops = chip.link_bandwidth, step_hops * (size - 1)
-        return Level("torus", size, link, link, link, hops, hops, chip.link_latency, step_hops)
+        return Level("torus", size, *[link] * 4, *[hops] * 3, chip.link_latency, step_hops)
     parts = []
     for d, extent in enumerate(extents[0].tolist()):
         if extent > 1:
@@ -138,30 +138,37 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
 def _block(parts: tuple[TorusPart, ...], size: int, chip: Chip, step_hops: int) -> Level:
     """The level of groups that fill a block of the torus, as the TPU compiler uses its links.
 
-    A sum over whole dims goes along all of them at once, in as many shares of the array. Two things
-    go along one ring through all chips, last dim first, as fast as its narrowest dim: a sum over a
-    part of a dim, and a gather or scatter over more than `Chip.gather_dims` dims. A gather or
-    scatter over all three dims is compiled as a sum where that is faster.
+    A sum over whole dims goes along all of them at once, in as many shares of the array; so do a
+    gather over up to `Chip.gather_dims` dims and a scatter over up to `Chip.scatter_dims`. What is
+    over more dims, or over a part of one, goes along one ring through all chips, last dim first, as
+    fast as its narrowest dim; but over all three dims it is compiled as a sum where that is faster.
     """
     ring = min(p.bandwidth for p in parts)
     ring_hops = parts[-1].step * (size // 2 if all(p.ring for p in parts) else size - 1)
     every, every_hops = sum(p.bandwidth for p in parts), sum(p.hops for p in parts)
     if any(p.size < p.of for p in parts):
         every, every_hops = ring, ring_hops
-    if len(parts) <= chip.gather_dims:
-        gather, gather_hops = every, every_hops
-    elif len(parts) == 3 and every / 2 > ring:
-        gather, gather_hops = every / 2, 2 * every_hops
-    else:
-        gather, gather_hops = ring, ring_hops
+
+    def over(dims: int) -> tuple[float, int]:
+        """Bandwidth and hops of what uses so many dims of the torus at once."""
+        if len(parts) <= dims:
+            return every, every_hops
+        if len(parts) == 3 and every / 2 > ring:
+            return every / 2, 2 * every_hops
+        return ring, ring_hops
+
+    gather, gather_hops = over(chip.gather_dims)
+    scatter, scatter_hops = over(chip.scatter_dims)
     return Level(
         "torus",
         size,
         bandwidth=every,
         gather_bandwidth=gather,
+        scatter_bandwidth=scatter,
         one_way=chip.link_bandwidth / max(p.step for p in parts),
         hops=every_hops,
         gather_hops=gather_hops,
+        scatter_hops=scatter_hops,
         latency=chip.link_latency,
         step_hops=step_hops,
         parts=parts,

@@ -18,16 +18,18 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops import attention_blocks
-from meshdsl.ops.attention_blocks import Options, Sides
+from meshdsl.ops import attention_parts
+from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_kernels import (
     Place,
+    Runs,
     attend_by_cudnn,
     attend_by_splash,
     cudnn_lacks,
     splash_lacks,
     visible_share,
 )
+from meshdsl.ops.attention_parts import Way, by_blocks
 from meshdsl.ops.checkpoint import mark
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor, is_tensor
@@ -168,6 +170,8 @@ def attention(
         window=window,
         softcap=None if softcap is None else float(softcap),
         scale=float(scale) if scale is not None else max(call.head_dim.size, 1) ** -0.5,
+        # A single row of scores is small, and to cut the keys into blocks would be to copy them.
+        **({"block": max(call.memory.size, 1)} if call.queries is ONE else {}),
     )
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise MeshDSLError(
@@ -176,17 +180,17 @@ def attention(
         )
     counted = rows is None and columns is None
     share = visible_share(options, call.queries.size, call.memory.size, counted)
-    mark(attention_blocks.SAVED)
+    mark(SAVED)
 
     def local(at: DeviceLoop, *arrays):
         arrays = dict(zip(("query", "key", "value", *beside), arrays, strict=True))
         operands = _operands(at, call, (query, key, value), arrays)
         sides = _sides(at, call, options, beside, arrays)
         place = _place(at, call, counted)
-        arguments = (options, place, *operands, sides)
-        name = _chosen(implementation, at.platform, *arguments)
+        name = _chosen(implementation, at.platform, options, place, *operands, sides)
         at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share)
-        made = IMPLEMENTATIONS[name].attend(*arguments)
+        way = _way(at, call, options, beside)
+        made = IMPLEMENTATIONS[name].attend(way, place, *operands, sides)
         order = (*call.shared, *call.own, call.queries, call.features)
         if call.queries is ONE:
             order = dim_algebra.without(order, (ONE,))
@@ -200,7 +204,8 @@ def attention(
         (query, key, value, *beside.values()),
         loop=dim_algebra.union("attention", [query.dims, key.dims, value.dims]),
         out=call.out,
-        unsplit=tuple(dict.fromkeys((call.memory, call.head_dim, call.features))),
+        unsplit=tuple(dict.fromkeys((call.head_dim, call.features))),
+        part_by_part={call.memory: (key.dims, value.dims)},
     )
 
 
@@ -321,8 +326,12 @@ def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, .
         (*call.shared, call.memory, call.head_dim),
         (*call.shared, call.memory, call.features),
     )
+    ring = at.ring(call.memory)
+    sizes = {d: at.size(d) for order in orders for d in order}
+    if ring is not None:
+        sizes[call.memory] = ring.size
     return tuple(
-        jnp.broadcast_to(_fit(t.dims, arrays[name], order), [at.size(d) for d in order])
+        jnp.broadcast_to(_fit(t.dims, arrays[name], order), [sizes[d] for d in order])
         for name, t, order in zip(("query", "key", "value"), tensors, orders, strict=True)
     )
 
@@ -331,11 +340,22 @@ def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Side
     """What stands beside them. Positions that are not given are counted where they are needed."""
     scores = (*call.shared, *call.own, call.queries, call.memory)
     made = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
+    in_parts = at.ring(call.memory) is not None  # then columns are counted part by part
     if options.causal or options.window is not None:
         for name, dim in (("rows", call.queries), ("columns", call.memory)):
-            if name not in made:
+            if name not in made and not (in_parts and name == "columns"):
                 made[name] = _fit((dim,), at.indices(dim), scores)
+    if at.padding(call.memory) and not in_parts:
+        made["inside"] = _fit((call.memory,), at.inside((call.memory,)), scores)
     return Sides(**made)
+
+
+def _way(at: DeviceLoop, call: Call, options: Options, beside) -> Way:
+    """What is known of the call, by blocks."""
+    ring = at.ring(call.memory)
+    counted = (options.causal or options.window is not None) and "columns" not in beside
+    travels = () if ring is None else tuple(n for n, t in beside.items() if ring.has(t.dims))
+    return Way(options, by_blocks(options), at, call.memory, counted, ring, travels)
 
 
 def _fit(dims: Dims, array, order: Dims) -> jax.Array:
@@ -352,8 +372,9 @@ class Implementation(NamedTuple):
     """One way to attend on local arrays.
 
     Attributes:
-      attend: called with the `Options`, the `Place`, query, key, value and `Sides`.
-      lacks: called with the same; says what the kernel cannot do of it, or nothing.
+      attend: called with the `Way`, the `Place`, query, key, value and `Sides`.
+      lacks: called with the same, but the `Options` instead of the way; says what the kernel cannot
+        do of it, or nothing.
       platform: whose kernel it is; empty for that of every other.
       skips: whether it leaves out scores that do not count, and so computes what is needed only.
     """
@@ -364,8 +385,8 @@ class Implementation(NamedTuple):
     skips: bool = False
 
 
-def _attend_by_blocks(options, _, query, key, value, sides) -> jax.Array:
-    return attention_blocks.attend(options, query, key, value, sides)
+def _attend_by_blocks(way: Way, _, *arrays) -> jax.Array:
+    return attention_parts.attend(way, *arrays)
 
 
 IMPLEMENTATIONS = {
@@ -376,9 +397,24 @@ IMPLEMENTATIONS = {
 
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
-    parts = at.parts(call.queries)
-    part = at.offset(call.queries) // at.size(call.queries) if parts > 1 else None
-    return Place(part, parts, bool(at.padding(call.queries)), counted, at.platform, at.lowered)
+    parts, ring = at.parts(call.queries), at.ring(call.memory)
+    part = (lambda: at.offset(call.queries) // at.size(call.queries)) if parts > 1 else None
+    rows = _runs(parts, at.size(call.queries))
+    if ring is None:
+        columns = _runs(at.parts(call.memory), at.size(call.memory))
+        padded = bool(at.padding(call.queries) or at.padding(call.memory))
+        aligned = False
+    else:
+        columns = _runs(ring.parts, ring.size)
+        padded = bool(at.padding(call.queries) or ring.padded)
+        aligned = ring.axes == at.axes(call.queries) and ring.parts == ring.count
+    whole = ring is None and at.parts(call.memory) == 1
+    platform = at.platform, at.lowered
+    return Place(part, parts, padded, counted, *platform, whole, rows, columns, aligned)
+
+
+def _runs(parts: int, size: int) -> Runs:
+    return Runs(tuple((part * size,) for part in range(parts)), size)
 
 
 def _chosen(wanted: str | None, platform: str, *arguments) -> str:

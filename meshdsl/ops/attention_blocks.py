@@ -1,13 +1,16 @@
-"""Attention on local arrays, block by block of the keys, for any platform and every feature.
+"""Attention on local arrays, block by block, for any platform and every feature.
 
-The scores of all queries and one block of keys are all that stands in memory at a time. Maximum,
-sum and output are carried from block to block (the online softmax of Milakov and Gimelshein, 2018;
-Rabe and Staats, 2021), and the backward pass computes the scores again from the log-sum-exp of each
-row (FlashAttention; Dao et al., 2022). So memory grows with the length, and not with its square.
+The scores of a block of queries and a block of keys are all that stands in memory at a time.
+Maximum, sum and output are carried from block to block of the keys (the online softmax of Milakov
+and Gimelshein, 2018; Rabe and Staats, 2021), and the backward pass computes the scores again from
+the log-sum-exp of each row (FlashAttention; Dao et al., 2022). So memory grows with the length, and
+not with its square. Of causal attention and of windows, blocks of which nothing counts are skipped.
 
 Arrays are in one order: `query` has shared dims, dims of its own, rows and features; `key` and
 `value` have shared dims, columns and features. What stands beside them (`Sides`) has the dims of
 the scores (shared dims, the query's own dims, rows, columns), of size 1 where it lacks them.
+
+`attention_parts` makes one function of these two, with their derivative.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import ad_checkpoint, lax
+from jax import lax
 
 from meshdsl.lowering import collectives
 
 SAVED = "attention"  # the save point of an output and of its log-sum-exp
-_HIDDEN = -1e30  # finite: the difference of two of them is no NaN
+HIDDEN = -1e30  # finite: the difference of two of them is no NaN
 _ROW, _COLUMN, _INNER, _FEATURE = 100, 101, 102, 103  # labels in an einsum
 
 
@@ -35,7 +38,7 @@ class Options(NamedTuple):
       window: a row sees columns that are less than this many positions away; None for all.
       softcap: scores are bounded to it by a tanh; None for unbounded ones.
       scale: of the products of queries and keys.
-      block: how many columns are worked on at a time.
+      block: how many rows, and how many columns, are worked on at a time.
     """
 
     shared: int
@@ -53,7 +56,9 @@ class Sides(NamedTuple):
       rows, columns: positions of the queries and of the keys.
       row_segments, column_segments: the documents that they belong to.
       bias: added to the scores.
-      sinks: for each row one more score, without a value; it has one column.
+      sinks: for each row one more score, without a value; it has one column. Neither of the
+        functions of this file looks at them.
+      inside: which columns are no padding of a split dim.
     """
 
     rows: Any = None
@@ -62,116 +67,177 @@ class Sides(NamedTuple):
     column_segments: Any = None
     bias: Any = None
     sinks: Any = None
+    inside: Any = None
 
 
-def attend(options: Options, query, key, value, sides: Sides) -> jax.Array:
-    """The output: shared dims, the query's own dims, rows and the features of `value`.
+class Slopes(NamedTuple):
+    """Gradients of what attention is computed of, in float32 or more."""
 
-    A row that sees no column gets 0, and gradients of 0.
+    query: Any
+    key: Any
+    value: Any
+    bias: Any = None
+
+
+def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Array, jax.Array]:
+    """The output and the log-sum-exp of the scores of each row, in float32 or more.
+
+    The output has shared dims, the query's own dims, rows and the features of `value`. A row that
+    sees no column gets 0, and `HIDDEN` for its log-sum-exp.
     """
-    arrays, tree = jax.tree.flatten((query, key, value, sides))
-    axes = frozenset().union(*map(collectives.varying, arrays))
-    # Each device has its own term of every gradient: it is summed where the array is made to vary.
-    varying = jax.tree.unflatten(tree, [collectives.vary(x, axes) for x in arrays])
-    return _attend(options, *varying)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(options, query, key, value, sides):
-    return _forward(options, query, key, value, sides)[0]
-
-
-def _attend_forward(options, query, key, value, sides):
-    output, normaliser = _forward(options, query, key, value, sides)
-    output, normaliser = (ad_checkpoint.checkpoint_name(x, SAVED) for x in (output, normaliser))
-    return output, (query, key, value, sides, output, normaliser)
-
-
-def _forward(options, query, key, value, sides):
-    """The output, and of each row the log-sum-exp of its scores (0 where it sees no column)."""
     labels = _Labels(query.ndim - 2, options.shared)
     wide = jnp.promote_types(query.dtype, jnp.float32)
+    columns = _column_blocks(options, key, value, sides)
 
-    def one_block(carry, block):
-        output, top, total = carry
-        scores, visible, _ = _scores(options, labels, query, block, sides, wide)
-        highest = jnp.maximum(top, scores.max(-1))
-        weights = _where(visible, jnp.exp(scores - highest[..., None]))
-        kept = jnp.exp(top - highest)
-        added = jnp.einsum(
-            weights.astype(value.dtype),
-            labels.scores,
-            block.value,
-            labels.value,
-            labels.output,
-            preferred_element_type=wide,
+    def one_block_of_rows(row: _Rows):
+        def turn(carry, block: _Columns):
+            def seen(carry, block):
+                output, top, total = carry
+                scores, visible, _ = _scores(options, labels, row, block, wide)
+                highest = jnp.maximum(top, scores.max(-1))
+                weights = _where(visible, jnp.exp(scores - highest[..., None]))
+                kept = jnp.exp(top - highest)
+                added = jnp.einsum(
+                    weights.astype(value.dtype),
+                    labels.scores,
+                    block.value,
+                    labels.value,
+                    labels.output,
+                    preferred_element_type=wide,
+                )
+                output = output * kept[..., None] + added
+                return output, highest, total * kept + weights.sum(-1)
+
+            made = _if_seen(options, row, block, seen, lambda carry, block: carry, carry, block)
+            return made, None
+
+        shape = row.query.shape[:-1]
+        first = (
+            jnp.zeros((*shape, value.shape[-1]), wide),
+            jnp.full(shape, HIDDEN, wide),
+            jnp.zeros(shape, wide),
         )
-        output = output * kept[..., None] + added
-        return (output, highest, total * kept + weights.sum(-1)), None
+        first = varying_as(query, first)
+        (output, top, total), _ = lax.scan(turn, first, _with_bias(columns, row))
+        some = total > 0
+        total = jnp.where(some, total, 1)
+        return output / total[..., None], jnp.where(some, top + jnp.log(total), HIDDEN)
 
-    rows = query.shape[:-1]
-    first = (
-        jnp.zeros((*rows, value.shape[-1]), wide),
-        jnp.full(rows, _HIDDEN, wide),
-        jnp.zeros(rows, wide),
-    )
-    if sides.sinks is not None:
-        sinks = jnp.broadcast_to(sides.sinks[..., 0].astype(wide), rows)
-        first = (first[0], sinks, jnp.ones(rows, wide))
-    first = _varying_as(query, first)
-    (output, top, total), _ = lax.scan(one_block, first, _blocks(options, key, value, sides))
-    seen = total > 0
-    total = jnp.where(seen, total, 1)
-    normaliser = jnp.where(seen, top + jnp.log(total), 0)
-    return (output / total[..., None]).astype(value.dtype), normaliser
+    made = lax.map(one_block_of_rows, _row_blocks(options, query, sides))
+    output, normaliser = (_joined(x, query.ndim - 2, query.shape[-2]) for x in made)
+    return output, normaliser
 
 
-def _attend_backward(options, saved, cotangent):
-    query, key, value, sides, output, normaliser = saved
+def backward(
+    options: Options, query, key, value, sides: Sides, normaliser, through, cotangent
+) -> Slopes:
+    """The gradients.
+
+    Args:
+      normaliser: the log-sum-exp of each row, 0 where it sees nothing. It may be of more columns
+        than there are here: then these are the gradients of what these columns give to the output.
+      through: how much of each row's cotangent its output has already: the sum of their product
+        over the features, which is what the softmax takes off.
+      cotangent: of the output.
+    """
     labels = _Labels(query.ndim - 2, options.shared)
     wide = normaliser.dtype
-    # How much of each row's cotangent its output has already: what the softmax takes off.
-    through = jnp.sum(cotangent.astype(wide) * output.astype(wide), -1)
+    columns = _column_blocks(options, key, value, sides)
+    product = partial(jnp.einsum, preferred_element_type=wide)
 
-    def one_block(query_bar, block):
-        scores, visible, slope = _scores(options, labels, query, block, sides, wide)
-        weights = _where(visible, jnp.exp(scores - normaliser[..., None]))
-        product = partial(jnp.einsum, preferred_element_type=wide)
-        value_bar = product(
-            weights.astype(cotangent.dtype), labels.scores, cotangent, labels.output, labels.value
-        )
-        weights_bar = product(cotangent, labels.output, block.value, labels.value, labels.scores)
-        scores_bar = weights * (weights_bar - through[..., None])
-        bias_bar = None
-        if block.bias is not None:
-            bias_bar = _summed_to(scores_bar, block.bias).astype(block.bias.dtype)
-        if slope is not None:
-            scores_bar = scores_bar * slope
-        scores_bar = (scores_bar * options.scale).astype(query.dtype)
-        key_bar = product(scores_bar, labels.scores, query, labels.query, labels.key)
-        query_bar = query_bar + product(
-            scores_bar, labels.scores, block.key, labels.key, labels.query
-        )
-        return query_bar, (key_bar.astype(key.dtype), value_bar.astype(value.dtype), bias_bar)
+    def one_block_of_rows(slopes, blocks):
+        row, normaliser, through, cotangent = blocks
 
-    first = _varying_as(query, jnp.zeros(query.shape, wide))
-    blocks = _blocks(options, key, value, sides)
-    query_bar, (key_bar, value_bar, bias_bar) = lax.scan(one_block, first, blocks)
-    sinks_bar = None
-    if sides.sinks is not None:
-        shares = jnp.exp(sides.sinks.astype(wide) - normaliser[..., None])
-        sinks_bar = -_summed_to(shares * through[..., None], sides.sinks).astype(sides.sinks.dtype)
-    if bias_bar is not None:
-        bias_bar = _joined(bias_bar, sides.bias, -1)
-    return (
-        query_bar.astype(query.dtype),
-        _joined(key_bar, key, -2),
-        _joined(value_bar, value, -2),
-        Sides(bias=bias_bar, sinks=sinks_bar),
+        def turn(query_bar, blocks):
+            block, key_bar, value_bar = blocks
+
+            def seen(query_bar, key_bar, value_bar, block):
+                scores, visible, slope = _scores(options, labels, row, block, wide)
+                weights = _where(visible, jnp.exp(scores - normaliser[..., None]))
+                value_bar += product(
+                    weights.astype(cotangent.dtype),
+                    labels.scores,
+                    cotangent,
+                    labels.output,
+                    labels.value,
+                )
+                weights_bar = product(
+                    cotangent, labels.output, block.value, labels.value, labels.scores
+                )
+                scores_bar = weights * (weights_bar - through[..., None])
+                bias_bar = None
+                if block.bias is not None:
+                    bias_bar = summed_to(scores_bar, block.bias)
+                if slope is not None:
+                    scores_bar = scores_bar * slope
+                scores_bar = (scores_bar * options.scale).astype(query.dtype)
+                key_bar += product(scores_bar, labels.scores, row.query, labels.query, labels.key)
+                query_bar += product(scores_bar, labels.scores, block.key, labels.key, labels.query)
+                return query_bar, key_bar, value_bar, bias_bar
+
+            def unseen(query_bar, key_bar, value_bar, block):
+                bias_bar = None
+                if block.bias is not None:
+                    bias_bar = varying_as(query, jnp.zeros(block.bias.shape, wide))
+                return query_bar, key_bar, value_bar, bias_bar
+
+            operands = (query_bar, key_bar, value_bar, block)
+            query_bar, *others = _if_seen(options, row, block, seen, unseen, *operands)
+            return query_bar, tuple(others)
+
+        first = varying_as(query, jnp.zeros(row.query.shape, wide))
+        of_columns = (_with_bias(columns, row), *slopes)
+        query_bar, (*slopes, bias_bar) = lax.scan(turn, first, of_columns)
+        return tuple(slopes), (query_bar, bias_bar)
+
+    at = query.ndim - 2
+    count, size = _counted(options, query.shape[-2])
+    of_rows = [_cut(x, at, count, size) for x in (normaliser, through, cotangent)]
+    zeros = [jnp.zeros(x.shape, wide) for x in (columns.key, columns.value)]
+    rows = (_row_blocks(options, query, sides), *of_rows)
+    (key_bar, value_bar), (query_bar, bias_bar) = lax.scan(
+        one_block_of_rows, varying_as(query, tuple(zeros)), rows
+    )
+    if bias_bar is not None:  # row blocks, column blocks, and the dims of the scores
+        bias_bar = jax.vmap(lambda x: _joined(x, at + 1, sides.bias.shape[-1]))(bias_bar)
+        if sides.bias.shape[-2] == 1:
+            bias_bar = bias_bar.sum(0)
+        else:
+            bias_bar = _joined(bias_bar, at, query.shape[-2])
+    return Slopes(
+        _joined(query_bar, at, query.shape[-2]),
+        _joined(key_bar, key.ndim - 2, key.shape[-2]),
+        _joined(value_bar, value.ndim - 2, value.shape[-2]),
+        bias_bar,
     )
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+def may_see(options: Options, rows, columns) -> jax.Array | None:
+    """Whether a row at one of the positions `rows` may see a column at one of `columns`.
+
+    It is False only where none does, and None where nothing can be said of it.
+    """
+    if rows is None or columns is None or not rows.size or not columns.size:
+        return None
+    conditions = []
+    if options.causal:
+        conditions.append(columns.min() <= rows.max())
+    if options.window is not None:
+        conditions.append(rows.min() - columns.max() < options.window)
+        conditions.append(columns.min() - rows.max() < options.window)
+    return reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def varying_as(query, tree):
+    """`tree` with types that vary over the axes that `query` varies over."""
+    axes = collectives.varying(query)
+    return jax.tree.map(lambda leaf: collectives.vary(leaf, axes), tree)
+
+
+def summed_to(x, like) -> jax.Array:
+    """`x`, summed over the positions at which `like` has size 1."""
+    over = [i for i, (n, m) in enumerate(zip(x.shape, like.shape, strict=True)) if m == 1 < n]
+    return x.sum(over, keepdims=True) if 0 not in x.shape else jnp.zeros_like(like, x.dtype)
 
 
 class _Labels:
@@ -185,7 +251,16 @@ class _Labels:
         self.output = [*range(leading), _ROW, _FEATURE]
 
 
-class _Block(NamedTuple):
+class _Rows(NamedTuple):
+    """A block of rows: of the queries and of what stands beside them."""
+
+    query: Any
+    rows: Any
+    segments: Any
+    bias: Any
+
+
+class _Columns(NamedTuple):
     """A block of columns: of keys and values, and of what stands beside them.
 
     `inside` says which columns are not padding, and is None where none is.
@@ -195,47 +270,94 @@ class _Block(NamedTuple):
     value: Any
     columns: Any
     segments: Any
-    bias: Any
     inside: Any
+    bias: Any = None
 
 
-def _blocks(options: Options, key, value, sides: Sides) -> _Block:
-    """All blocks, stacked along a first position. The last one is padded to the size of a block."""
-    length = key.shape[-2]
+def _counted(options: Options, length: int) -> tuple[int, int]:
+    """The number of blocks, and the size of each; the last one is padded."""
     count = max(1, -(-length // options.block))
-    size = max(1, -(-length // count))
+    return count, max(1, -(-length // count))
 
-    def cut(x, at):
-        if x is None:
-            return None
-        at = x.ndim + at
-        widths = [(0, count * size - length if i == at else 0) for i in range(x.ndim)]
-        parts = jnp.pad(x, widths).reshape(*x.shape[:at], count, size, *x.shape[at + 1 :])
-        return jnp.moveaxis(parts, at, 0)
 
-    inside = None
+def _row_blocks(options: Options, query, sides: Sides) -> _Rows:
+    """All blocks of rows, stacked along a first position."""
+    at, (count, size) = query.ndim - 2, _counted(options, query.shape[-2])
+    rows = _cut(sides.rows, at, count, size, "edge")
+    others = (_cut(x, at, count, size) for x in (sides.row_segments, sides.bias))
+    return _Rows(_cut(query, at, count, size), rows, *others)
+
+
+def _column_blocks(options: Options, key, value, sides: Sides) -> _Columns:
+    """All blocks of columns without the bias, stacked along a first position."""
+    length = key.shape[-2]
+    count, size = _counted(options, length)
+    inside = sides.inside
     if count * size > length:
-        inside = (jnp.arange(count * size) < length).reshape(count, size)
-    columns, segments = cut(sides.columns, -1), cut(sides.column_segments, -1)
-    return _Block(cut(key, -2), cut(value, -2), columns, segments, cut(sides.bias, -1), inside)
+        real = jnp.arange(count * size) < length
+        inside = real if inside is None else _padded(inside, inside.ndim - 1, count * size) & real
+    over = lambda x, mode="constant": None if x is None else _cut(x, x.ndim - 1, count, size, mode)
+    return _Columns(
+        key=_cut(key, key.ndim - 2, count, size),
+        value=_cut(value, key.ndim - 2, count, size),
+        columns=over(sides.columns, "edge"),
+        segments=over(sides.column_segments),
+        inside=over(inside),
+    )
 
 
-def _joined(parts, whole, at: int) -> jax.Array:
-    """The stacked blocks of what has the shape of `whole`, put together along position `at`."""
-    at = whole.ndim + at
+def _with_bias(columns: _Columns, row: _Rows) -> _Columns:
+    """The blocks of columns with the bias of one block of rows."""
+    if row.bias is None:
+        return columns
+    count, size = columns.key.shape[0], columns.key.shape[-2]
+    return columns._replace(bias=_cut(row.bias, row.bias.ndim - 1, count, size))
+
+
+def _padded(x, at: int, length: int, mode: str = "constant") -> jax.Array:
+    """`x` with `length` elements at position `at`: zeros added, or by "edge" its last element."""
+    widths = [(0, length - x.shape[at] if i == at else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths, mode=mode if x.size else "constant")
+
+
+def _cut(x, at: int, count: int, size: int, mode: str = "constant"):
+    """`x` in `count` blocks along position `at`, stacked along a first position.
+
+    The last one is padded, see `_padded`: positions by "edge", so that those of a padded block lie
+    as close together as those of a whole one.
+    """
+    if x is None:
+        return None
+    if x.shape[at] == 1 < count * size:
+        return jnp.broadcast_to(x, (count, *x.shape))
+    x = _padded(x, at, count * size, mode)
+    parts = x.reshape(*x.shape[:at], count, size, *x.shape[at + 1 :])
+    return jnp.moveaxis(parts, at, 0)
+
+
+def _joined(parts, at: int, length: int) -> jax.Array:
+    """Stacked blocks put together along position `at`, of which `length` elements are real."""
     parts = jnp.moveaxis(parts, 0, at)
     size = parts.shape[at] * parts.shape[at + 1]
     joined = parts.reshape(*parts.shape[:at], size, *parts.shape[at + 2 :])
-    return lax.slice_in_dim(joined, 0, whole.shape[at], axis=at)
+    return lax.slice_in_dim(joined, 0, length, axis=at)
 
 
-def _scores(options: Options, labels: _Labels, query, block: _Block, sides: Sides, wide):
+def _if_seen(options: Options, row: _Rows, block: _Columns, seen, unseen, *operands):
+    """`seen(*operands)` where a row of the block may see one of the columns, else `unseen`."""
+    condition = may_see(options, row.rows, block.columns)
+    if condition is None:
+        return seen(*operands)
+    return lax.cond(condition, seen, unseen, *operands)
+
+
+def _scores(options: Options, labels: _Labels, row: _Rows, block: _Columns, wide):
     """The scores of one block, which of them count, and the derivative of the soft cap.
 
     What does not count has a score far below all others. Either of the last two may be None.
     """
     scores = jnp.einsum(
-        query, labels.query, block.key, labels.key, labels.scores, preferred_element_type=wide
+        row.query, labels.query, block.key, labels.key, labels.scores, preferred_element_type=wide
     )
     scores, slope = scores * options.scale, None
     if options.softcap is not None:
@@ -245,27 +367,16 @@ def _scores(options: Options, labels: _Labels, query, block: _Block, sides: Side
         scores = scores + block.bias.astype(wide)
     conditions = [] if block.inside is None else [block.inside]
     if options.causal:
-        conditions.append(block.columns <= sides.rows)
+        conditions.append(block.columns <= row.rows)
     if options.window is not None:
-        conditions.append(jnp.abs(sides.rows - block.columns) < options.window)
+        conditions.append(jnp.abs(row.rows - block.columns) < options.window)
     if block.segments is not None:
-        conditions.append(sides.row_segments == block.segments)
+        conditions.append(row.segments == block.segments)
     if not conditions:
         return scores, None, slope
     visible = reduce(jnp.logical_and, conditions)
-    return jnp.where(visible, scores, _HIDDEN), visible, slope
+    return jnp.where(visible, scores, HIDDEN), visible, slope
 
 
 def _where(visible, weights):
     return weights if visible is None else jnp.where(visible, weights, 0)
-
-
-def _summed_to(x, like) -> jax.Array:
-    """`x`, summed over the positions at which `like` has size 1."""
-    over = [i for i, (n, m) in enumerate(zip(x.shape, like.shape, strict=True)) if m == 1 < n]
-    return x.sum(over, keepdims=True) if 0 not in x.shape else jnp.zeros_like(like, x.dtype)
-
-
-def _varying_as(x, tree):
-    axes = collectives.varying(x)
-    return jax.tree.map(lambda leaf: collectives.vary(leaf, axes), tree)

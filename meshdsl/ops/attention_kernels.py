@@ -7,39 +7,70 @@ lacks for a call is said by `splash_lacks` and `cudnn_lacks`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import ad_checkpoint
 
 from meshdsl.later import imported
 from meshdsl.lowering import kernels
 from meshdsl.lowering.kernels import Product, Products
 from meshdsl.ops.attention_blocks import SAVED, Options, Sides
-from meshdsl.ops.attention_blocks import attend as attend_by_blocks
+from meshdsl.ops.attention_parts import Way
+from meshdsl.ops.attention_parts import attend as attend_to_parts
+from meshdsl.ops.attention_parts import whole as all_at_hand
 
 LANES = 128  # splash works on blocks of a multiple of them
+MASKS = 8  # each is a kernel of its own in the program
+
+
+class Runs(NamedTuple):
+    """The runs of consecutive elements that each part of a dim has.
+
+    Attributes:
+      starts: for each part the first index of each of its runs.
+      size: of every run.
+    """
+
+    starts: tuple[tuple[int, ...], ...]
+    size: int
+
+    @property
+    def count(self) -> int:
+        """How many runs a part has."""
+        return len(self.starts[0])
 
 
 class Place(NamedTuple):
-    """The part of the queries that a device has.
+    """The part of the queries that a device has, and the parts of the keys that it sees.
 
     Attributes:
-      part: its number, or None where there is one part only.
+      part: gives its number; None where there is one part only.
       parts: how many there are, all of one size.
       padded: whether the last ones hold padding.
       counted: whether positions count from 0, as they do where the call gives none.
       platform: of the device.
       lowered: whether this is one device of a lowering.
+      whole: whether all keys are at hand at once.
+      rows, columns: the runs of the queries and of the keys.
+      aligned: whether the keys go round a ring over the axes that split the queries, so that the
+        part of the keys that is here on a turn is so many before that of the queries.
     """
 
-    part: Any
+    part: Callable | None
     parts: int
     padded: bool
     counted: bool
     platform: str
     lowered: bool
+    whole: bool
+    rows: Runs
+    columns: Runs
+    aligned: bool
 
 
 def visible_share(options: Options, rows: int, columns: int, counted: bool) -> float:
@@ -85,6 +116,10 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
     if not place.counted:
         return "its positions count from 0"
     rows, columns = query.shape[-2], key.shape[-2]
+    if not place.whole:
+        rows, columns = place.rows.size, place.columns.size
+        if _kinds(options, place) > MASKS:
+            return f"it takes up to {MASKS} masks for the parts of the keys"
     if place.padded or rows % LANES or columns % LANES or not query.size or not value.size:
         return (
             f"it takes multiples of {LANES} queries on a device and of {LANES} keys, "
@@ -99,10 +134,60 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
     return ""
 
 
-def attend_by_splash(*arguments) -> jax.Array:
+def attend_by_splash(way: Way, place: Place, *arrays) -> jax.Array:
     """The output, by the kernel on TPU and by an interpreter of it elsewhere."""
     # Pallas takes as long to import as the rest of the language.
-    return imported("meshdsl.ops.attention_splash", "attend")(*arguments)
+    kernel = imported("meshdsl.ops.attention_splash", "kernel")(way.options, place)
+    return attend_to_parts(way._replace(kernel=kernel), *arrays)
+
+
+def seen_of(options: Options, rows: int, columns: int, distance: int) -> tuple[float, int | None]:
+    """What a run of rows sees of a run of columns, where it begins `distance` behind it.
+
+    Returns:
+      The share of the scores that count, and the distance where it matters: None where all of them
+      count, or none.
+    """
+    furthest, nearest = distance + rows - 1, distance - columns + 1  # of a row from a column
+    reach = math.inf if options.window is None else options.window
+    after = 1 if options.causal else reach  # a column lies less than this many behind its row
+    if furthest <= -after or nearest >= reach:
+        return 0.0, None
+    if nearest > -after and furthest < reach:
+        return 1.0, None
+    if options.window is None and not distance and rows == columns:
+        return 0.5, 0  # by convention, see `visible_share`
+    positions = distance + np.arange(rows)
+    first = np.maximum(positions - reach + 1, 0)
+    last = np.minimum(positions + after - 1, columns - 1)
+    return float(np.maximum(last - first + 1, 0).mean()) / columns, distance
+
+
+def distances(place: Place, turns: range, row: int, column: int) -> Counter[int]:
+    """How far a run of rows may begin behind a run of columns, on any device, and how often.
+
+    Args:
+      turns: of the ring, if there is one.
+      row, column: the numbers of the runs.
+    """
+    rows, columns = place.rows.starts, place.columns.starts
+    found: Counter[int] = Counter()
+    for i, own in enumerate(rows):
+        others = columns
+        if place.aligned:
+            others = [columns[(i - turn) % len(columns)] for turn in turns]
+        found.update(own[row] - other[column] for other in others)
+    return found
+
+
+def _kinds(options: Options, place: Place) -> int:
+    """How many different masks, that are neither full nor empty, parts of the keys may have."""
+    turns, far = range(len(place.columns.starts)), set()
+    for row in range(place.rows.count):
+        for column in range(place.columns.count):
+            far.update(distances(place, turns, row, column))
+    sizes = place.rows.size, place.columns.size
+    return len({seen_of(options, *sizes, distance)[1] for distance in far} - {None})
 
 
 # -- cuDNN -----------------------------------------------------------------------------------------
@@ -115,6 +200,8 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
     for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
         if given is not None:
             return f"it has no `{name}` here"
+    if not place.whole:
+        return "its keys are whole on each device"
     if options.softcap is not None:
         return "it has no `softcap`"
     if sides.row_segments is not None:
@@ -139,12 +226,13 @@ def _has_cudnn(place: Place) -> bool:
     return not (at_hand and "rocm" in jax.devices()[0].client.platform_version)
 
 
-def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Sides) -> jax.Array:
+def attend_by_cudnn(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array:
     """The output, by cuDNN.
 
     Its log-sum-exp stays inside of JAX's derivative: a checkpoint cannot keep it, and runs the
     forward pass again.
     """
+    options = way.options
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
     group = math.prod(leading[options.shared :])
@@ -172,7 +260,7 @@ def attend_by_cudnn(options: Options, place: Place, query, key, value, sides: Si
         q = q.reshape(batch, heads, group, *q.shape[-2:])
         rows, columns = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2])[None]
         sides = Sides(rows=rows[None, None, None], columns=columns[None, None, None])
-        made = attend_by_blocks(options._replace(shared=2), q, k, v, sides)
+        made = attend_to_parts(all_at_hand(options._replace(shared=2)), q, k, v, sides)
         return jnp.swapaxes(made.reshape(batch, heads * group, *made.shape[-2:]), 1, 2)
 
     arrays = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)

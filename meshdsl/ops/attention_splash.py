@@ -1,27 +1,37 @@
-"""Attention by JAX's splash kernel, inside of a derivative of our own.
+"""Attention by JAX's splash kernel, for the parts of the keys that a device sees.
 
-The kernel is called as one operation of local arrays, see `lowering.kernels`, forward and backward.
-Its output and log-sum-exp are ours to name, so that a checkpoint can keep them. Where the queries
-are split, each device is given its part of what the kernel knows of the mask.
+The kernel is called as one operation of local arrays, see `lowering.kernels`, forward and backward;
+`attention_parts` puts the results together and states the derivative. Where the queries are split
+and all keys are at hand, each device is given its part of what the kernel knows of the mask. Where
+the keys come in parts, what a run of queries sees of a run of keys depends on how far apart they
+begin, and there is a kernel for each such distance: often all, nothing, or what is causal.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import ad_checkpoint, lax
+from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from meshdsl.lowering import collectives, kernels
-from meshdsl.lowering.kernels import Products
-from meshdsl.ops.attention_blocks import SAVED, Options, Sides
-from meshdsl.ops.attention_kernels import LANES, Place, products_of, visible_share
+from meshdsl.lowering import kernels
+from meshdsl.ops.attention_blocks import HIDDEN, Options, Sides, Slopes, varying_as
+from meshdsl.ops.attention_kernels import (
+    LANES,
+    Place,
+    distances,
+    products_of,
+    seen_of,
+    visible_share,
+)
+from meshdsl.ops.attention_parts import Kernel, merged
 
 # Rows and columns of the blocks. The fused backward kernel writes the gradient of the queries once
 # for each block of columns: on v5p a layer takes 4.0 ms with blocks of 512 there and 2.4 ms with
@@ -30,13 +40,46 @@ _ROWS, _COLUMNS, _BACKWARD_COLUMNS = 512, 512, 2048
 _UNSEEN = -1e37  # below it lies the log-sum-exp of a row that sees no column
 
 
-def attend(options: Options, place: Place, query, key, value, sides: Sides) -> jax.Array:
-    """The output, by the kernel on TPU and by an interpreter of it elsewhere."""
+def kernel(options: Options, place: Place) -> Kernel:
+    """Splash for one call: the kernel on TPU and an interpreter of it elsewhere."""
+    return Kernel(partial(_forward, options, place), partial(_backward, options, place))
+
+
+class _Arrays(NamedTuple):
+    """Local arrays with one dim of heads; the query has those of its own beside the shared ones.
+
+    Attributes:
+      query, key, value: [batch, heads, length, features].
+      segments: of rows and of columns, [batch, length] each, or None.
+      of_rows: what else has rows: [batch, heads, length], and features or not.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    segments: Any
+    of_rows: tuple = ()
+
+    def cut(self, row: int, rows: int, column: int, columns: int) -> _Arrays:
+        """A run of rows, and of columns, by where it begins and how many there are."""
+        of_rows = lambda x, at=2: lax.slice_in_dim(x, row, row + rows, axis=at)
+        of_columns = lambda x, at=2: lax.slice_in_dim(x, column, column + columns, axis=at)
+        segments = self.segments
+        if segments is not None:
+            segments = of_rows(segments[0], 1), of_columns(segments[1], 1)
+        return _Arrays(
+            of_rows(self.query),
+            of_columns(self.key),
+            of_columns(self.value),
+            segments,
+            tuple(map(of_rows, self.of_rows)),
+        )
+
+
+def _arrays(options: Options, query, key, value, sides: Sides, *of_rows) -> _Arrays:
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
     group = math.prod(leading[options.shared :])
-    q = query.reshape(batch, heads * group, *query.shape[-2:])
-    k, v = (x.reshape(batch, heads, *x.shape[-2:]) for x in (key, value))
 
     def by_batch(x: Any, length: int) -> jax.Array:
         x = x.reshape(*x.shape[: len(shared[:-1])], length)
@@ -44,103 +87,221 @@ def attend(options: Options, place: Place, query, key, value, sides: Sides) -> j
 
     segments = None
     if sides.row_segments is not None:
-        rows = by_batch(sides.row_segments, q.shape[-2])
-        segments = rows, by_batch(sides.column_segments, k.shape[-2])
-    share = visible_share(options, q.shape[-2] * place.parts, k.shape[-2], True)
-    products = products_of(q, k, v, share)
-    way = _Splash(options, place.parts, place.platform != "tpu", place.lowered, products)
-    arrays, tree = jax.tree.flatten((q, k, v, segments, place.part))
-    axes = frozenset().union(*map(collectives.varying, arrays))
-    varying = jax.tree.unflatten(tree, [collectives.vary(x, axes) for x in arrays])
-    output: Any = _splash(way, *varying)
-    return output.reshape(*leading, *output.shape[-2:])
+        rows = by_batch(sides.row_segments, query.shape[-2])
+        segments = rows, by_batch(sides.column_segments, key.shape[-2])
+    with_own = lambda x: x.reshape(batch, heads * group, *x.shape[len(leading) :])
+    with_shared = lambda x: x.reshape(batch, heads, *x.shape[-2:])
+    arrays = with_own(query), with_shared(key), with_shared(value)
+    return _Arrays(*arrays, segments, tuple(map(with_own, of_rows)))
 
 
-class _Splash(NamedTuple):
-    """What is known of a call while tracing.
+def _forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
+    """As `attention_blocks.forward`."""
+    arrays, leading = _arrays(options, query, key, value, sides), query.shape[:-2]
+
+    def nothing(arrays: _Arrays):
+        *shape, _ = arrays.query.shape
+        zeros = jnp.zeros((*shape, arrays.value.shape[-1]), arrays.query.dtype)
+        return varying_as(arrays.query, (zeros, jnp.full(shape, HIDDEN, jnp.float32)))
+
+    def of_rows(row: int):
+        found = None
+        for column in range(place.columns.count):
+            made = _of_runs(options, place, turns, arrays, sides, row, column, _output, nothing, 0)
+            wide = made[0].astype(jnp.float32), made[1]
+            found = wide if found is None else merged(found, wide)
+        return found
+
+    if place.whole:
+        output, normaliser = _of_all(options, place, arrays, _output, 0)
+    else:
+        made = [of_rows(row) for row in range(place.rows.count)]
+        output, normaliser = (jnp.concatenate(x, 2) for x in zip(*made, strict=True))
+    output = output.reshape(*leading, *output.shape[-2:])
+    return output, normaliser.reshape(*leading, normaliser.shape[-1])
+
+
+def _backward(
+    options: Options,
+    place: Place,
+    turns: range,
+    query,
+    key,
+    value,
+    sides: Sides,
+    normaliser,
+    through,
+    cotangent,
+) -> Slopes:
+    """As `attention_blocks.backward`."""
+    of_rows = normaliser, through, cotangent
+    arrays = _arrays(options, query, key, value, sides, *of_rows)
+    if place.whole:
+        found = _of_all(options, place, arrays, _slopes, 1)
+    else:
+        wide = jnp.float32
+        nothing = lambda arrays: jax.tree.map(
+            jnp.zeros_like, (arrays.query, arrays.key, arrays.value)
+        )
+        by_row: list = [0] * place.rows.count
+        by_column: list = [(0, 0)] * place.columns.count
+        for row in range(place.rows.count):
+            for column in range(place.columns.count):
+                how = (arrays, sides, row, column, _slopes, nothing, 1)
+                made = _of_runs(options, place, turns, *how)
+                by_query, by_key, by_value = (x.astype(wide) for x in made)
+                by_row[row] += by_query
+                before = by_column[column]
+                by_column[column] = before[0] + by_key, before[1] + by_value
+        of_keys = (jnp.concatenate(x, 2) for x in zip(*by_column, strict=True))
+        found = jnp.concatenate(by_row, 2), *of_keys
+    shaped = (x.reshape(y.shape) for x, y in zip(found, (query, key, value), strict=True))
+    return Slopes(*shaped)
+
+
+def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backward: int):
+    """`fn` of the rows of this device and all columns."""
+    rows, columns = arrays.query.shape[2], arrays.key.shape[2]
+    share = visible_share(options, rows * place.parts, columns, True)
+    mask = _mask(options, rows * place.parts, columns, 0)
+    run = _Run(options, place.platform != "tpu", mask, place.parts)
+    part = None if place.part is None else place.part()
+    return run.of(place, fn, arrays, share, backward, part)
+
+
+def _of_runs(
+    options: Options,
+    place: Place,
+    turns: range,
+    arrays: _Arrays,
+    sides: Sides,
+    row: int,
+    column: int,
+    fn: Callable,
+    nothing: Callable,
+    backward: int,
+):
+    """`fn` of a run of rows and a run of columns, by their numbers, or `nothing` of them.
+
+    The FLOPs that are stated of each kernel are those of an average device: they count as often as
+    there are pairs of runs for it.
+    """
+    rows, columns = place.rows.size, place.columns.size
+    some = arrays.cut(row * rows, rows, column * columns, columns)
+    far = distances(place, turns, row, column)
+    pairs, kinds = far.total(), {}
+    for distance, times in far.items():
+        kind = seen_of(options, rows, columns, distance)
+        kinds[kind] = kinds.get(kind, 0) + times
+    if 0 not in turns and place.rows.count == place.columns.count == 1:
+        kinds.pop((0.0, None), None)  # then this is not called
+        far = Counter({d: n for d, n in far.items() if seen_of(options, rows, columns, d)[0]})
+
+    def branch(kind) -> Callable:
+        share, distance = kind
+        if not share:
+            return nothing
+        mask = _mask(options, rows, columns, distance)
+        run = _Run(options, place.platform != "tpu", mask, 1)
+        counted = share * kinds[kind] / pairs
+        return lambda arrays: run.of(place, fn, arrays, counted, backward, None)
+
+    branches = [branch(kind) for kind in kinds] or [nothing]
+    if len(branches) == 1:
+        return branches[0](some)
+    known = sorted(far)
+    numbers = [list(kinds).index(seen_of(options, rows, columns, d)) for d in known]
+    first = lambda x, at: x.reshape(-1)[at]
+    distance = first(sides.rows, row * rows) - first(sides.columns, column * columns)
+    number = jnp.asarray(numbers)[jnp.sum(jnp.asarray(known) < distance)]
+    return lax.switch(number, branches, some)
+
+
+def _mask(options: Options, rows: int, columns: int, distance: int | None) -> masks.Mask:
+    """What rows see of columns; all where there is no distance that matters."""
+    shape = (rows, columns)
+    if distance is None:
+        return masks.FullMask(shape)
+    if options.window is not None:
+        away = options.window - 1
+        return masks.LocalMask(shape, (away, 0 if options.causal else away), distance)
+    return masks.CausalMask(shape, distance) if options.causal else masks.FullMask(shape)
+
+
+class _Run(NamedTuple):
+    """What is known of a call of the kernel while tracing.
 
     Attributes:
-      parts: of the queries.
       interpreted: whether the kernel is interpreted.
-      lowered: as in `Place`.
-      products: those of the kernel, forward and backward.
+      mask: of all rows, of which a device has one of `parts`.
     """
 
     options: Options
-    parts: int
     interpreted: bool
-    lowered: bool
-    products: tuple[Products, Products]
+    mask: masks.Mask
+    parts: int
 
-    def run(self, fn: Callable, *args, backward: bool):
+    def of(self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part):
         """`fn` of local arrays: in a lowering one operation, and outside of one as it is."""
-        if self.lowered:
-            return kernels.opaque(fn, *args, products=self.products[backward])
-        return fn(*args)
+        products = products_of(arrays.query, arrays.key, arrays.value, share)[backward]
+        if place.lowered:
+            return kernels.opaque(partial(fn, self), arrays, part, products=products)
+        return fn(self, arrays, part)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _splash(way, q, k, v, segments, part):
-    return way.run(partial(_splash_output, way), q, k, v, segments, part, backward=False)[0]
-
-
-def _splash_forward(way, q, k, v, segments, part):
-    made = way.run(partial(_splash_output, way), q, k, v, segments, part, backward=False)
-    output, normaliser = (ad_checkpoint.checkpoint_name(x, SAVED) for x in made)
-    return output, (q, k, v, segments, part, output, normaliser)
-
-
-def _splash_backward(way, saved, cotangent):
-    slopes = way.run(partial(_splash_slopes, way), *saved, cotangent, backward=True)
-    return *slopes, None, None
-
-
-_splash.defvjp(_splash_forward, _splash_backward)
-
-
-def _splash_output(way: _Splash, q, k, v, segments, part):
-    kernel = _splash_kernel(way, q, k, part, save_residuals=True)
+def _output(run: _Run, arrays: _Arrays, part):
+    kernel = _splash_kernel(run, arrays, part, save_residuals=True)
 
     def one(q, k, v, segments):
-        output, (normaliser,) = kernel(_scaled(way, q), k, v, _ids(segments))
+        output, (normaliser,) = kernel(_scaled(run, q), k, v, _ids(segments))
         return output, normaliser
 
-    output, normaliser = jax.vmap(one)(q, k, v, segments)
-    return jnp.where(_sees(normaliser), output, 0), normaliser
+    output, normaliser = jax.vmap(one)(*arrays[:4])
+    sees = normaliser > _UNSEEN
+    return jnp.where(sees[..., None], output, 0), jnp.where(sees, normaliser, HIDDEN)
 
 
-def _splash_slopes(way: _Splash, q, k, v, segments, part, output, normaliser, cotangent):
-    kernel = _splash_kernel(way, q, k, part, save_residuals=False)
-    how = {name: x for name, x in kernel.kwargs.items() if name != "interpret"}
-    sees = _sees(normaliser)
-    cotangent = jnp.where(sees, cotangent, 0)
-    normaliser = jnp.where(sees[..., 0], normaliser, 0)
+def _slopes(run: _Run, arrays: _Arrays, part):
+    kernel = _splash_kernel(run, arrays, part, save_residuals=False)
+    sizes, mask_info = kernel.kwargs["block_sizes"], kernel.dkv_mask_info
+    assert mask_info is not None
 
-    def one(q, k, v, segments, output, normaliser, cotangent):
-        arrays = (_scaled(way, q), k, v, _ids(segments), None, output, normaliser)
-        saved = (*arrays, kernel.dq_mask_info, kernel.dkv_mask_info)
+    def one(q, k, v, segments, of_rows):
+        normaliser, through, cotangent = of_rows
         # The kernel's own function for it would run the forward pass again, as it has no way to be
         # given an output that was kept.
-        slopes = splash._splash_attention_bwd(
-            **how, interpret=way.interpreted, res=saved, do=cotangent
+        by_query, by_key, by_value = splash._splash_attention_bwd_dkv(
+            _scaled(run, q),
+            k,
+            v,
+            _ids(segments),
+            None,
+            normaliser,
+            cotangent,
+            through,
+            bq=sizes.block_q_dkv,
+            bkv=sizes.block_kv_dkv,
+            bkv_compute=sizes.block_kv_dkv_compute,
+            is_mqa=False,
+            mask_info=mask_info,
+            mask_value=kernel.kwargs["mask_value"],
+            attn_logits_soft_cap=run.options.softcap,
+            use_fused_bwd_kernel=True,
+            q_layout=sizes.q_layout,
+            k_layout=sizes.k_layout,
+            v_layout=sizes.v_layout,
+            mask_function=kernel.kwargs["mask_function"],
+            interpret=run.interpreted,
         )
-        by_query, by_key, by_value = slopes[3:6]
-        return _scaled(way, by_query).astype(q.dtype), by_key, by_value
+        return _scaled(run, by_query).astype(q.dtype), by_key, by_value
 
-    found = jax.vmap(one)(q, k, v, segments, output, normaliser, cotangent)
-    return tuple(x.astype(like.dtype) for x, like in zip(found, (q, k, v), strict=True))
+    found = jax.vmap(one)(*arrays)
+    return tuple(x.astype(like.dtype) for x, like in zip(found, arrays[:3], strict=True))
 
 
-def _splash_kernel(way: _Splash, q, k, part, save_residuals: bool):
+def _splash_kernel(run: _Run, arrays: _Arrays, part, save_residuals: bool):
     """The kernel for the part of the queries that this device has."""
-    options, parts = way.options, way.parts
-    heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
-    shape = (rows * parts, columns)
-    if options.window is not None:
-        away = options.window - 1
-        mask: Any = masks.LocalMask(shape, (away, 0 if options.causal else away), 0)
-    else:
-        mask = masks.CausalMask(shape) if options.causal else masks.FullMask(shape)
+    heads, rows, columns = arrays.query.shape[1], arrays.query.shape[2], arrays.key.shape[2]
     block, across = _block(rows, _ROWS), _block(columns, _COLUMNS)
     back = _block(columns, _BACKWARD_COLUMNS)
     sizes = splash.BlockSizes(
@@ -153,18 +314,18 @@ def _splash_kernel(way: _Splash, q, k, part, save_residuals: bool):
         use_fused_bwd_kernel=True,
     )
     kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([mask] * heads),
+        masks.MultiHeadMask([run.mask] * heads),
         block_sizes=sizes,
         head_shards=1,
-        q_seq_shards=parts,
+        q_seq_shards=run.parts,
         save_residuals=save_residuals,
-        attn_logits_soft_cap=options.softcap,
-        interpret=way.interpreted,
+        attn_logits_soft_cap=run.options.softcap,
+        interpret=run.interpreted,
     )
     if part is None:
         return kernel
     forward, backward = (
-        _of_part(info, part, parts) for info in (kernel.fwd_mask_info, kernel.dkv_mask_info)
+        _of_part(info, part, run.parts) for info in (kernel.fwd_mask_info, kernel.dkv_mask_info)
     )
     return splash.SplashAttentionKernel(forward, kernel.dq_mask_info, backward, **kernel.kwargs)
 
@@ -190,13 +351,9 @@ def _block(length: int, most: int) -> int:
     return max(n for n in range(LANES, min(length, most) + 1, LANES) if length % n == 0)
 
 
-def _scaled(way: _Splash, x) -> jax.Array:
-    return x * jnp.asarray(way.options.scale, x.dtype)
+def _scaled(run: _Run, x) -> jax.Array:
+    return x * jnp.asarray(run.options.scale, x.dtype)
 
 
 def _ids(segments):
     return None if segments is None else splash.SegmentIds(*segments)
-
-
-def _sees(normaliser) -> jax.Array:
-    return (normaliser > _UNSEEN)[..., None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +14,54 @@ from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
+from meshdsl.ops.attention_blocks import SAVED as ATTENTION
 from meshdsl.ops.bodies import arrays_in, scope_of
 from meshdsl.ops.declare import of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.tensor import Tensor
 
+
+class Policy(NamedTuple):
+    """What is kept for the backward pass, beside the arguments of the function.
+
+    Attributes:
+      says: what that is, in words.
+      keeps: the names of save points. A function need not mark all of them.
+      rule: whether the results of a primitive are kept too, as in `jax.checkpoint_policies`; None
+        where there are no others.
+    """
+
+    says: str
+    keeps: tuple[str, ...] = ()
+    rule: Callable[..., bool] | None = None
+
+
+# The save points of layers, beside that of `attention`: what attention gets, and what the first
+# matrices of a feed-forward layer, or the convolutions of a block, give.
+QKV, HIDDEN = "qkv", "hidden"
+
+# Each keeps what the one before it keeps, and more. What was gathered from other devices is kept by
+# none of them, because then each device would hold whole parameters for the backward pass.
 POLICIES = {
-    "full": None,
-    "dots": jax.checkpoint_policies.checkpoint_dots,
-    # A `linear_call` may be a gather and a cast. A `reshape` may give back to what was gathered the
-    # dims of size 1 that it lacked on the way.
-    "gathers": lambda prim, *_, **__: prim.name not in ("all_gather", "linear_call", "reshape"),
+    "full": Policy("nothing"),
+    "attention": Policy("the output of attention and its log-sum-exp", (ATTENTION,)),
+    "qkv": Policy("these, and the queries, keys and values", (ATTENTION, QKV)),
+    "hidden": Policy(
+        "these, and the products that the feed-forward layer begins with",
+        (ATTENTION, QKV, HIDDEN),
+    ),
+    "dots": Policy(
+        "these, and all other matrix products",
+        (ATTENTION, QKV, HIDDEN),
+        jax.checkpoint_policies.checkpoint_dots,
+    ),
+    "gathers": Policy(
+        "everything but what was gathered from other devices",
+        (ATTENTION, QKV, HIDDEN),
+        # A `linear_call` may be a gather and a cast. A `reshape` may give back to what was gathered
+        # the dims of size 1 that it lacked on the way.
+        lambda prim, *_, **__: prim.name not in ("all_gather", "linear_call", "reshape"),
+    ),
 }
 _marked: ContextVar[tuple[set[str], ...]] = ContextVar(
     "marked", default=()
@@ -49,9 +87,12 @@ def checkpoint(
     """`fn`, recomputed in the backward pass instead of remembered.
 
     Args:
-      policy: what is recomputed. "full": everything. "dots": everything but matrix products.
-        "gathers": only what was gathered from other devices, so that no device keeps whole
-        parameters.
+      policy: what is kept for the backward pass beside the arguments. "full": nothing. "attention":
+        the output of `attention` and its log-sum-exp. "qkv": these, and what the layers mark as
+        "qkv", queries, keys and values. "hidden": these, and what the layers mark as "hidden", the
+        products that a feed-forward layer begins with. "dots": these, and all other matrix
+        products. "gathers": everything but what was gathered from other devices, so that no device
+        keeps whole parameters. Functions of your own may mark "qkv" and "hidden" too.
       save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
       offload: names of save points that are kept in the memory of the host (`pinned_host`), and
         fetched when they are needed.
@@ -132,19 +173,21 @@ def mark(name: str) -> None:
 
 
 def _policy(policy: str, save, offload):
-    by_kind = POLICIES[policy]
-    if not save and not offload:
-        return by_kind
+    """What tells JAX which results to keep; None where it is to keep none."""
+    _, keeps, rule = POLICIES[policy]
+    kept = tuple(name for name in dict.fromkeys((*keeps, *save)) if name not in offload)
+    if not kept and not offload:
+        return rule
     by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=save,
+        names_which_can_be_saved=kept,
         names_which_can_be_offloaded=offload,
         offload_src="device",
         offload_dst="pinned_host",
     )
 
     def decide(primitive, *avals, **params):
-        if params.get("name") in (*save, *offload) and primitive.name == "name":
+        if params.get("name") in (*kept, *offload) and primitive.name == "name":
             return by_name(primitive, *avals, **params)
-        return by_kind is not None and by_kind(primitive, *avals, **params)
+        return rule is not None and rule(primitive, *avals, **params)
 
     return decide

@@ -7,7 +7,8 @@ are combined: by a sum that stays pending until it is needed, or by a maximum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -60,11 +61,25 @@ def _scatter_example(*hows: str) -> Example:
     example=_scatter_example("add"),
     result="same",
 )
-def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str = "add") -> Tensor:
+def scatter(
+    x: Tensor,
+    ids: Tensor | tuple[Tensor, ...],
+    updates: Tensor,
+    dim: Which,
+    *,
+    how: str = "add",
+) -> Tensor:
     """`x` with `updates` put into it at the indices `ids` along `dim`: the inverse of `take`.
 
+        md.scatter(cache, position, key, "memory", how="set")                    # one in each row
+        md.scatter(cache, (layer, position), key, ("layers", "memory"), how="set")
+
     Dims that `x` and `ids` share are taken together: element by element. An update whose index is
-    outside of `dim` is dropped.
+    outside of `dim` is dropped. With several dims, `ids` has indices along each of them, which
+    together say where an update goes.
+
+    "set" writes into `x` in place, where nothing else needs `x` and each element has one update at
+    most, as it has where `ids` have no dims but those of `x`.
 
     Args:
       updates: its dims are among those that `take(x, ids, dim)` has; it is repeated along those
@@ -75,21 +90,29 @@ def scatter(x: Tensor, ids: Tensor, updates: Tensor, dim: Dim | str, *, how: str
         several dims of their own, these count in the alphabetical order of their names.
 
     Raises:
-      MeshDSLError: `ids` are not whole numbers or have `dim` themselves, `updates` have another
-        dim, or there is no such `how`.
+      MeshDSLError: `ids` are not whole numbers, have `dim` themselves or are not as many as the
+        dims, `updates` have another dim, or there is no such `how`.
     """
-    dim = dim_algebra.find("scatter", x.dims, dim)
+    dims = dim_algebra.find_all("scatter", x.dims, dim)
+    ids = ids if isinstance(ids, tuple) else (ids,)
+    if len(ids) != len(dims):
+        raise MeshDSLError(
+            f"scatter: {len(ids)} Tensors of indices for {dim_algebra.show(dims)}; each of these "
+            "dims has its own"
+        )
     if how not in _HOW:
         raise MeshDSLError(
             f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}"
             f"{nearest(str(how), _HOW)}"
         )
-    target = _target("scatter", ids, updates, x.dims, dim)
+    target = _target("scatter", ids, updates, x.dims, dims)
     if not dim_algebra.size(target.loop):  # no update, or no element to update
         return x
+    if how == "set" and not target.picked:
+        return _set_alone(target, x, _whole_numbers(ids), component.cast(updates, x.dtype))
     if x.dtype == bool:
         x, updates = (component.cast(t, jnp.int32) for t in (x, updates))
-        return component.cast(scatter(x, ids, updates, dim, how=how), bool)
+        return component.cast(scatter(x, ids, updates, dims, how=how), bool)
     return _HOW[how](target, x, _whole_numbers(ids), component.cast(updates, x.dtype))
 
 
@@ -120,9 +143,9 @@ def segment_sum(x: Tensor, ids: Tensor, dim: Which, segments: Dim) -> Tensor:
     summed = dim_algebra.find_all("segment_sum", ids.dims, dim)
     dim_algebra.find_all("segment_sum", x.dims, ids.dims)
     out = dim_algebra.distinct((*dim_algebra.without(x.dims, summed), segments), "segment_sum")
-    target = _target("segment_sum", ids, x, out, segments)
+    target = _target("segment_sum", (ids,), x, out, (segments,))
     x = component.cast(x, jnp.int32) if x.dtype == bool else x
-    return _added(target, _whole_numbers(ids), x)
+    return _added(target, _whole_numbers((ids,)), x)
 
 
 def _bincount_example(bincount: Callable, draw: Draw) -> Case:
@@ -149,8 +172,8 @@ def bincount(ids: Tensor, bins: Dim, *, weights: Tensor | None = None) -> Tensor
     """
     if weights is not None:
         return segment_sum(weights, ids, ids.dims, bins)
-    target = _target("bincount", ids, None, (bins,), bins)
-    return _added(target, _whole_numbers(ids), Tensor(jnp.ones((), jnp.int32), ()))
+    target = _target("bincount", (ids,), None, (bins,), (bins,))
+    return _added(target, _whole_numbers((ids,)), Tensor(jnp.ones((), jnp.int32), ()))
 
 
 class _Target(NamedTuple):
@@ -159,42 +182,44 @@ class _Target(NamedTuple):
     Attributes:
       name: the op, for errors.
       shared: dims that the indices and the result have.
-      dim: the dim that is scattered into.
+      dims: those that are scattered into.
       rest: the other dims of the result.
       picked: dims that the indices alone have.
+      indexed: for each of `dims` those of its indices, which are among `shared` and `picked`.
     """
 
     name: str
     shared: Dims
-    dim: Dim
+    dims: Dims
     rest: Dims
     picked: Dims
+    indexed: tuple[Dims, ...]
 
     @property
     def out(self) -> Dims:
-        return (*self.shared, self.dim, *self.rest)
+        return (*self.shared, *self.dims, *self.rest)
 
     @property
     def loop(self) -> Dims:
         return (*self.out, *self.picked)
 
-    def indices(self, loop: DeviceLoop, ids, dims: Dims):
-        """How `ids` index the dims `shared` and `dim`, and which of them are in this device's part.
+    def indices(self, loop: DeviceLoop, ids):
+        """How `ids` index the dims `shared` and `dims`, and which are in this device's part.
 
         The others are wrapped into the part, and the caller makes their updates of no effect.
         Left outside they would be dropped too, but XLA fuses a single update with a slice of `x`
         as if an index were never outside.
-
-        Args:
-          dims: those of `ids`.
         """
-        ids = jnp.transpose(
-            ids, [dims.index(d) for d in (*self.shared, *self.picked)]
-        ) - loop.offset(self.dim)
-        size = loop.size(self.dim)
-        inside = (ids >= 0) & (ids < size)
-        return (*self.grid(loop, len(self.picked)), jnp.mod(ids, size)), inside.reshape(
-            *ids.shape, *(1,) * len(self.rest)
+        order, inside, wrapped = (*self.shared, *self.picked), jnp.ones((), bool), []
+        for array, dims, dim in zip(ids, self.indexed, self.dims, strict=True):
+            array, size = align(array, dims, order) - loop.offset(dim), loop.size(dim)
+            inside = inside & (array >= 0) & (array < size)
+            wrapped.append(
+                jnp.mod(array, size).reshape((1,) * (len(order) - array.ndim) + array.shape)
+            )
+        inside = jnp.broadcast_to(inside, [loop.size(d) for d in order])
+        return (*self.grid(loop, len(self.picked)), *wrapped), inside.reshape(
+            *inside.shape, *(1,) * len(self.rest)
         )
 
     def grid(self, loop: DeviceLoop, after: int):
@@ -206,22 +231,28 @@ class _Target(NamedTuple):
         ]
 
 
-def _target(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim) -> _Target:
-    """The dims of a scatter into `dim` of a tensor with dims `out`; an error if it is not legal."""
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(
-            f"{name}: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
-        )
-    dim_algebra.union(name, [out, ids.dims])
-    if dim in ids.dims:
-        raise MeshDSLError(
-            f"{name}: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; "
-            "rename it"
-        )
-    shared = tuple(d for d in out if d in ids.dims)
-    picked = tuple(sorted(dim_algebra.without(ids.dims, shared), key=lambda d: d.name))
-    target = _Target(name, shared, dim, dim_algebra.without(out, (*shared, dim)), picked)
-    legal = dim_algebra.without(target.loop, (dim,))
+def _target(
+    name: str, ids: Sequence[Tensor], updates: Tensor | None, out: Dims, dims: Dims
+) -> _Target:
+    """The dims of a scatter into `dims` of a tensor that has `out`; an error if it is not legal."""
+    for t in ids:
+        if not jnp.issubdtype(t.dtype, jnp.integer):
+            raise MeshDSLError(
+                f"{name}: the indices {dim_algebra.show(t.dims)} are {t.dtype}, not whole numbers"
+            )
+    every = dim_algebra.union(name, [out, *(t.dims for t in ids)])
+    for dim, t in itertools.product(dims, ids):
+        if dim in t.dims:
+            raise MeshDSLError(
+                f"{name}: the indices {dim_algebra.show(t.dims)} have the dim {dim} that they "
+                "index; rename it"
+            )
+    own = {d for t in ids for d in t.dims}
+    shared = tuple(d for d in out if d in own)
+    picked = tuple(sorted(dim_algebra.without(every, out), key=lambda d: d.name))
+    rest, indexed = dim_algebra.without(out, (*shared, *dims)), tuple(t.dims for t in ids)
+    target = _Target(name, shared, dims, rest, picked, indexed)
+    legal = dim_algebra.without(target.loop, dims)
     if updates is not None and not set(updates.dims) <= set(legal):
         raise MeshDSLError(
             f"{name}: the updates have {dim_algebra.show(updates.dims)}; their dims are among "
@@ -230,16 +261,19 @@ def _target(name: str, ids: Tensor, updates: Tensor | None, out: Dims, dim: Dim)
     return target
 
 
-def _whole_numbers(ids: Tensor) -> Tensor:
+def _whole_numbers(ids: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """`ids` as int32: a uint8 has no -1, which padding holds, and may not reach the dim's size."""
-    return component.cast(ids, jnp.int32)
+    return tuple(component.cast(t, jnp.int32) for t in ids)
 
 
-def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = None) -> Tensor:
+def _added(
+    target: _Target, ids: tuple[Tensor, ...], updates: Tensor, like: Tensor | None = None
+) -> Tensor:
     """The sums of the updates of each element, zeros where there are none."""
 
-    def local(loop: DeviceLoop, i, u):
-        index, inside = target.indices(loop, i, ids.dims)
+    def local(loop: DeviceLoop, *arrays):
+        *ids, u = arrays
+        index, inside = target.indices(loop, ids)
         return _put(
             target,
             loop,
@@ -252,10 +286,10 @@ def _added(target: _Target, ids: Tensor, updates: Tensor, like: Tensor | None = 
     return apply_op(
         target.name,
         local,
-        (ids, updates),
+        (*ids, updates),
         loop=target.loop,
         out=target.out,
-        fill=(-1, 0),
+        fill=(*(-1 for _ in ids), 0),
         like=like,
     )
 
@@ -275,23 +309,26 @@ def _put(target: _Target, loop: DeviceLoop, how: str, index, updates, start):
     return getattr(array.at[index], how)(updates, mode="promise_in_bounds")
 
 
-def _add(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
+def _add(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor) -> Tensor:
     return x + _added(target, ids, updates, x)
 
 
-def _most(target: _Target, x: Tensor, ids: Tensor, updates: Tensor, *, sign: int) -> Tensor:
+def _most(
+    target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor, *, sign: int
+) -> Tensor:
     """The largest (with `sign` -1: the smallest) of each element of `x` and its updates."""
 
-    def local(loop: DeviceLoop, i, u):
-        return _largest(loop, target, sign, updates.dims, *target.indices(loop, i, ids.dims), u)
+    def local(loop: DeviceLoop, *arrays):
+        *ids, u = arrays
+        return _largest(loop, target, sign, updates.dims, *target.indices(loop, ids), u)
 
     found = apply_op(
         target.name,
         local,
-        (ids, updates),
+        (*ids, updates),
         loop=target.loop,
         out=target.out,
-        fill=(-1, 0),
+        fill=(*(-1 for _ in ids), 0),
         sums=False,
         like=x,
     )
@@ -336,7 +373,33 @@ def _largest_jvp(loop, target, sign, dims, primals, tangents):
     return found, total(_aligned(target, tangents[2], dims) * ties) / jnp.maximum(total(ties), 1)
 
 
-def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
+def _set_alone(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor) -> Tensor:
+    """The update of each element, of which there is one at most, written in place.
+
+    All dims up to the last one that is scattered into are indexed, and what follows them is written
+    at a time. Were a dim before it part of that window, the TPU compiler would copy `x` to another
+    layout.
+    """
+    last = max(x.dims.index(d) for d in (*target.dims, *target.shared))
+    leading, window = x.dims[: last + 1], x.dims[last + 1 :]
+    others = dim_algebra.without(leading, target.dims)
+    whole = target._replace(shared=others, rest=window)
+
+    def local(loop: DeviceLoop, array, *arrays):
+        *ids, u = arrays
+        index, inside = whole.indices(loop, ids)
+        by_dim = dict(zip((*others, *target.dims), index, strict=True))
+        index = tuple(by_dim[d] for d in leading)
+        u = jnp.where(inside, _aligned(whole, u, updates.dims), array[index])
+        return array.at[index].set(u, mode="promise_in_bounds", unique_indices=True)
+
+    fill = (None, *(-1 for _ in ids), None)
+    return apply_op(
+        target.name, local, (x, *ids, updates), loop=x.dims, out=x.dims, sums=False, fill=fill
+    )
+
+
+def _set(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor) -> Tensor:
     """The last update of each element, or the element of `x` where it has none.
 
     One op finds the number of the last update of each element, by a maximum over the devices.
@@ -346,22 +409,22 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
     for d in reversed(target.picked):
         strides[d], stride = stride, stride * d.size
 
-    def last_rank(loop: DeviceLoop, i):
-        """For each element of `dim` the number of its last update, -1 where it has none."""
+    def last_rank(loop: DeviceLoop, *ids):
+        """For each element of the dims the number of its last update, -1 where it has none."""
         n = len(target.picked)
         ranks = jnp.zeros((), jnp.int32)
         for j, d in enumerate(target.picked):
             ranks = ranks + (loop.indices(d) * strides[d]).reshape(
                 [-1 if k == j else 1 for k in range(n)]
             )
-        index, inside = found.indices(loop, i, ids.dims)
+        index, inside = found.indices(loop, ids)
         return loop.pmax(
             _put(found, loop, "max", index, jnp.where(inside, ranks, -1), -1), target.picked
         )
 
     found = target._replace(rest=())
     last = apply_op(
-        target.name, last_rank, (ids,), loop=found.loop, out=found.out, fill=-1, sums=False, like=x
+        target.name, last_rank, ids, loop=found.loop, out=found.out, fill=-1, sums=False, like=x
     )
 
     def picked(loop: DeviceLoop, last, u):
@@ -372,8 +435,8 @@ def _set(target: _Target, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
         here = last >= 0
         for i, d in zip(at, target.picked, strict=True):
             here = here & (i >= 0) & (i < loop.size(d))
-        index = (*target.grid(loop, 1), *[jnp.where(here, i, 0) for i in at])
-        values = u[index] if index else u[None]
+        index = (*target.grid(loop, len(target.dims)), *[jnp.where(here, i, 0) for i in at])
+        values = u[index]
         return jnp.where(
             here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype)
         )

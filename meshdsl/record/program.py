@@ -167,8 +167,9 @@ class Program:
             rows.append((str(op.count), shown, "", "", "", "", source_of(op)))
             for m in op.moves:
                 axes = ", ".join(m.axes)
+                times = str(m.count) if m.count > 1 else ""
                 rows.append(
-                    ("", "", f"{m.operation}({axes})", m.backward, f"{m.bytes:,}", m.why, "")
+                    (times, "", f"{m.operation}({axes})", m.backward, f"{m.bytes:,}", m.why, "")
                 )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join(

@@ -34,14 +34,15 @@ class Move:
 
     Attributes:
       operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or one that
-        moves nothing: `slice`, `vary`, `hold` (a whole copy is at hand), or `place` and `mask`,
-        which make a pending sum.
+        moves nothing: `slice`, `vary`, `hold` (a whole copy is at hand), `follow` (the gradient of
+        a part goes round a ring with it), or `place` and `mask`, which make a pending sum.
       axes: the mesh axes that it goes over.
       bytes: of one execution on one device: the larger of what goes in and what comes out.
       why: the rule that asked for it.
       backward: the collective that it is in the backward pass; empty if that moves nothing.
       backward_bytes: of the backward pass, where gradients are summed in another dtype; 0 means as
         many as `bytes`.
+      count: how often it is made in one execution of the op, and in one of its backward pass.
     """
 
     operation: str
@@ -50,6 +51,7 @@ class Move:
     why: str
     backward: str = ""
     backward_bytes: int = 0
+    count: int = 1
 
 
 _numbers = itertools.count()

@@ -27,6 +27,7 @@ class Row:
       by: who judged: `estimate`, or `compiler`.
       unread: instructions of the compiled program that are not understood; the step lacks them.
       error: why the layout cannot be used; then there is nothing else.
+      remat: what `model.remat=auto` has chosen; empty without it.
     """
 
     layout: str
@@ -41,6 +42,7 @@ class Row:
     by: str = "estimate"
     unread: int = 0
     error: str = ""
+    remat: str = ""
 
     @classmethod
     def of(cls, layout: str, sizes: Mapping[str, int], e: Explanation, by: str = "estimate") -> Row:
@@ -56,6 +58,7 @@ class Row:
             exposed=e.time.exposed_share if e.time else None,
             moved=tuple((a.name, a.bytes) for a in e.axes),
             by=by,
+            remat=e.remat,
         )
 
     @classmethod
@@ -78,6 +81,7 @@ class Row:
             moved=tuple(moved.items()),
             by="compiler",
             unread=sum(kind.count for kind in report.unread),
+            remat=report.remat,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,6 +121,7 @@ def _cells(r: Row) -> tuple[str, ...]:
     fits = "?" if r.fits is None else "yes"
     if r.fits is False:
         fits = f"no, by {byte_words(r.peak - (r.capacity or 0))}"
+    by = f"{r.by}, remat {r.remat}" if r.remat else r.by
     return (
         r.layout,
         r.mesh,
@@ -126,5 +131,5 @@ def _cells(r: Row) -> tuple[str, ...]:
         f"{r.mfu:.1%}" if r.mfu is not None else "",
         f"{r.exposed:.0%}" if r.exposed is not None else "",
         ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none",
-        f"{r.by}, {r.unread:,} instructions not understood" if r.unread else r.by,
+        f"{by}, {r.unread:,} instructions not understood" if r.unread else by,
     )

@@ -14,6 +14,7 @@ from meshdsl.compiled.unread import unread_sentence
 from meshdsl.estimate.explanation import TensorView
 from meshdsl.figures import byte_words, columns, time_words
 from meshdsl.record.collective import Collective, summary
+from meshdsl.report.explanation_text import fused_row
 
 
 def describe(report: CompiledReport) -> str:
@@ -40,7 +41,7 @@ def _head(r: CompiledReport) -> list[str]:
             f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%}"
             f"{full if r.time.halved else ''}{rate if r.units else ''}"
         )
-    return lines
+    return [*lines, r.choice] if r.choice else lines
 
 
 def _surprises(r: CompiledReport) -> list[str]:
@@ -203,6 +204,7 @@ def _time(r: CompiledReport) -> list[str]:
     half = f" with causal attention counted half, {t.mfu_full:.1%} in full"
     rows = [
         ("compute", time_words(t.compute)),
+        *fused_row(t),
         ("collectives, one after the other", time_words(t.communication)),
         ("step", f"{time_words(t.step)}, of which {exposed}"),
         ("MFU", f"{t.mfu:.1%}{half if t.halved else ''}"),

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import prod
 
-from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView, TensorView
+from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView, TensorView, TimeView
 from meshdsl.figures import byte_words, columns, flop_words, rule_words, time_words
+from meshdsl.machine import FUSED_EFFICIENCY
 
 _SHOWN = 12  # parameters and redundant ops listed by name
 _SLOWEST = 8  # ops listed by the time that they compute
@@ -48,7 +49,7 @@ def _head(e: Explanation) -> list[str]:
         mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
         rate = f", {e.units_per_second:,.0f} {e.unit}s/s" if e.units else ""
         lines.append(f"estimated step {time_words(t.step)}{mfu}{rate}")
-    return lines
+    return [*lines, e.choice] if e.choice else lines
 
 
 def _axes(e: Explanation) -> list[str]:
@@ -193,6 +194,17 @@ def _array_cells(t: TensorView) -> tuple[str, ...]:
     return (t.notation, "x".join(map(str, t.shape)), t.dtype, byte_words(t.bytes), t.source)
 
 
+def fused_row(t: TimeView) -> list[tuple[str, str]]:
+    """The row of a table that says how long fused kernels take; none where there is none."""
+    if not t.fused:
+        return []
+    assumed = f"assumed to reach {FUSED_EFFICIENCY:.0%} of the chip's FLOP/s"
+    share = t.fused / t.step if t.step else 0.0
+    return [
+        ("  of it in fused kernels", f"{time_words(t.fused)} ({share:.1%} of the step), {assumed}")
+    ]
+
+
 def _time(e: Explanation) -> list[str]:
     t = e.time
     if t is None:
@@ -200,6 +212,7 @@ def _time(e: Explanation) -> list[str]:
     exposed = f"{time_words(t.exposed)} ({t.exposed_share:.0%}) waits for collectives"
     rows = [
         ("compute", time_words(t.compute)),
+        *fused_row(t),
         ("collectives, one after the other", time_words(t.communication)),
         ("step, nothing overlapped", time_words(t.serial)),
         ("step, overlapped", f"{time_words(t.step)}, of which {exposed}"),

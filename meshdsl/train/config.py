@@ -18,16 +18,19 @@ together is checked in `__post_init__`. A setting that the compiled step depends
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.family import Family
 from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
+from meshdsl.ops.checkpoint import ATTENTION, HIDDEN, QKV
 
 FORMATS = ("auto", "text", "jsonl", "parquet", "tokens", "folders", "arrays")
 FLOATS = ("float32", "bfloat16", "float16")
-OFFLOADS = ("optimizer", "activations")
+# The optimizer's state, and save points of layers: what each layer gets, and those of `remat`.
+OFFLOADS = ("optimizer", "activations", ATTENTION, QKV, HIDDEN)
 OPTIMIZERS = ("adamw", "adafactor", "lion", "sgd", "muon")
 
 
@@ -254,6 +257,26 @@ FAMILY = ClassChoice(
 )
 
 
+_UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_MEMORY = re.compile(rf"(\d+(?:\.\d+)?) ?(%|{'|'.join(_UNITS)})")
+
+
+def memory_bytes(text: str, capacity: int | None) -> int | None:
+    """The bytes that a setting `memory` stands for; None for a share of an unknown `capacity`.
+
+    Raises:
+      MeshDSLError: it is spelled otherwise, or is nothing or more than there is.
+    """
+    found = _MEMORY.fullmatch(text)
+    if not found or not float(found[1]) or (found[2] == "%" and float(found[1]) > 100):
+        raise MeshDSLError(
+            f"memory={text}: expected a share of up to 100%, as 80%, or bytes, as 60GiB"
+        )
+    if found[2] != "%":
+        return int(float(found[1]) * _UNITS[found[2]])
+    return None if capacity is None else int(float(found[1]) / 100 * capacity)
+
+
 @dataclass(frozen=True)
 class Config:
     """A run of `meshdsl train`. A file of settings needs only those that it changes.
@@ -268,7 +291,11 @@ class Config:
       seed: the seed of parameters, dropout and the order of the data.
       warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with;
         empty: none.
-      offload: what waits in the host's memory while it is not used.
+      offload: what waits in the host's memory while it is not used: the state of the optimizer, and
+        of each layer what goes in (`activations`), what attention gives (`attention`), queries,
+        keys and values (`qkv`), and what the feed-forward layer begins with (`hidden`).
+      memory: how much of a device's memory `model.remat=auto` may fill by its estimate: a share, as
+        `80%`, or bytes, as `60GiB`.
     """
 
     layout: str | dict = "data"
@@ -279,6 +306,7 @@ class Config:
     seed: int = bounded(0, least=0, below=2**32)
     warm_start: str = ""
     offload: tuple[str, ...] = listed((), OFFLOADS)
+    memory: str = "80%"
     model: Family = field(
         default_factory=lambda: find_family(DEFAULT)(), metadata={"class": FAMILY}
     )
@@ -300,3 +328,4 @@ class Config:
         for what in self.offload:
             if what not in OFFLOADS:
                 raise MeshDSLError(f"offload: no `{what}`{nearest(what, OFFLOADS)}")
+        memory_bytes(self.memory, None)

@@ -77,8 +77,11 @@ class RunFolder:
         if self.path.exists() and any(path.name not in _LEFTOVERS for path in self.path.iterdir()):
             raise MeshDSLError(f"--out {self.path}: is not empty; choose another folder")
 
-    def write_config(self, config: Config) -> None:
+    def write_config(self, config: Config, remark: str = "") -> None:
         """Make the folder, and write the configuration into it, completely or not at all.
+
+        Args:
+          remark: a line that is put above it, as a comment.
 
         Raises:
           MeshDSLError: it cannot be written.
@@ -86,7 +89,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             part = self.path / _PART
-            part.write_text(settings.to_toml(_with_absolute_paths(config)), encoding="utf-8")
+            text = settings.to_toml(_with_absolute_paths(config))
+            above = f"# {remark}\n" if remark else ""
+            part.write_text(above + text, encoding="utf-8")
             part.replace(self.config)
         except OSError as error:
             raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None

@@ -49,11 +49,12 @@ class Job:
     def __init__(self, config: Config, layout: md.Layout, mesh: jax.sharding.Mesh):
         self.config, self.layout, self.mesh = config, layout, mesh
         self.dims = [*names_in(config.model.dims), "batch"]
+        offloaded = tuple(what for what in config.offload if what != "optimizer")
         # What the precision and the memory of the run ask of the loss function.
         self.how = accepted(
             config.model,
-            {"output": config.precision.output, "offload": "activations" in config.offload},
-            {"output": "float32", "offload": False},
+            {"output": config.precision.output, "offload": offloaded},
+            {"output": "float32", "offload": ()},
         )
         microbatches = (
             md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None

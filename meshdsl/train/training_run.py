@@ -17,6 +17,7 @@ import jax
 import meshdsl as md
 from meshdsl import hosts
 from meshdsl.extras import check_extra
+from meshdsl.train.auto_remat import choose_remat_here
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
@@ -64,7 +65,10 @@ def run(
     _check_config(config, resume)
     if not resume:
         hosts.first_does(folder.refuse_used)
-    job = Job(config, layout, md.make_mesh(layout, devices))
+    mesh = md.make_mesh(layout, devices)
+    choice = choose_remat_here(config, layout, mesh)
+    hosts.agree("the choice of model.remat=auto", choice.remat)
+    job = Job(choice.config, layout, mesh)
     loaded_step = job.load(executable) if executable else None
     console = hosts.console()
     # After all that is quick to refuse, because it may tokenize for hours.
@@ -91,11 +95,11 @@ def run(
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
-        _print_overview(console, job, data, executable)
+        _print_overview(console, job, data, executable, choice.line)
         loop = TrainingLoop(job, data, console, folder, checkpoints, batches, held_out, loaded_step)
         state, done = loop.initial_state(done)
         # Only here, because a resume that is refused must leave the configuration as it was.
-        hosts.first_does(lambda: folder.write_config(config))
+        hosts.first_does(lambda: folder.write_config(config, choice.line))
         return loop.train_to_end(state, done)
 
 
@@ -124,8 +128,12 @@ def _lock_folder(folder: RunFolder, lock: ExitStack, job: Job, checkpoints: Chec
     )
 
 
-def _print_overview(console: Console, job: Job, data: Data, executable: Path | None) -> None:
+def _print_overview(
+    console: Console, job: Job, data: Data, executable: Path | None, choice: str
+) -> None:
     console.print(describe(job.layout, job.mesh, job.state, job.program().collectives))
+    if choice:
+        console.print(f"\n{choice}")
     console.print(f"\n{data.describe()}\n")
     if executable:
         console.print(f"the compiled step is that of {executable}")

@@ -30,21 +30,26 @@ LAYOUT = md.Layout(
     ["d_model -> data"],
     mesh={"data": "rest", "model": 2},
 )
+WHOLE = md.Layout(["batch -> data"], ["d_model -> data"], mesh={"data": "rest"})
+LARGER = ["model.d_model=1024", "model.d_ff=4096", "batch=64"]
 CASES = (
-    ("v5p:2x2x1", {}),
-    ("v5e:2x2", {}),
-    ("v6e:2x2", {"xla_tpu_max_hbm_size_mib": "1"}),
-    ("v6e:2x2", {"xla_tpu_no_such_thing": "1"}),
-    ("v6e:2x2", {"xla_tpu_scoped_vmem_limit_kib": "many"}),
+    ("v5p:2x2x1", {}, LAYOUT, []),
+    ("v5e:2x2", {}, LAYOUT, []),
+    ("v6e:2x2", {"xla_tpu_max_hbm_size_mib": "1"}, LAYOUT, []),
+    ("v6e:2x2", {"xla_tpu_no_such_thing": "1"}, LAYOUT, []),
+    ("v6e:2x2", {"xla_tpu_scoped_vmem_limit_kib": "many"}, LAYOUT, []),
+    ("v5p:4x4x4", {}, WHOLE, LARGER),
 )
 
 
 def main() -> None:
     compile_only()
-    for name, given in CASES:
+    for name, given, layout, settings in CASES:
         target = find_target(name)
         job = Job(
-            override(Config(), SETTINGS), LAYOUT, md.make_mesh(LAYOUT, target_devices(target))
+            override(Config(), SETTINGS + settings),
+            layout,
+            md.make_mesh(layout, target_devices(target)),
         )
         program = job.program()
         explanation = explain(

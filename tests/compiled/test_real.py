@@ -61,6 +61,13 @@ def test_the_options_of_a_chip_make_its_collectives_asynchronous(reports):
     assert OFFLOAD in v5p["text"]
 
 
+def test_gathers_over_a_whole_slice_are_gathers_and_run_while_the_device_computes(reports):
+    rows = [row for row in reports[5]["collectives"] if row["bytes"] >= 2**21]
+    gathers = [row for row in rows if row["phase"] in ("forward", "recompute")]
+    assert {row["operation"] for row in gathers} == {"all_gather"}
+    assert len(gathers) > 6 and all(row["asynchronous"] == row["count"] for row in gathers)
+
+
 def test_memory_and_time_are_told(reports):
     for report in reports[:2]:
         memory = report["memory"]

@@ -72,6 +72,10 @@ ERRORS = {
         lambda: md.Layout(["a -> data"], gather="steps"),
         ["layout: gather is 'layer' or 'step', not 'steps'; did you mean `step`?"],
     ),
+    "sum, misspelt": (
+        lambda: file('[layout]\nsum = "layers"'),
+        ["layout dp.toml", "sum is 'step' or 'layer', not 'layers'; did you mean `layer`?"],
+    ),
     "gradients that are no list": (
         lambda: md.Layout(["a -> data"], gradients="b -> data"),
         ["layout, gradients: a list of strings such as"],
@@ -87,6 +91,10 @@ ERRORS = {
     "uneven of a rule": (
         lambda: md.Layout([{"rule": "a -> data", "uneven": True}], name="layout dp.toml"),
         ["layout dp.toml, rule 1", "'error' or 'pad'", "not True"],
+    ),
+    "a ring of parameters": (
+        lambda: md.Layout(parameters=[{"rule": "a -> data", "move": "ring"}]),
+        ['parameters rule 1: move = "ring" is of the list `rules`', "`parameters` splits"],
     ),
     "strict that is a word": (
         lambda: file('[layout]\nstrict = "yes"'),

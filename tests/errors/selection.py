@@ -76,6 +76,10 @@ ERRORS = {
         lambda: md.scatter(Y, IDS, data(T), C),
         ["scatter", "the updates have [t=2]", "among [b=8, a=4]"],
     ),
+    "scatter, one index for two dims": (
+        lambda: md.scatter(Y, IDS, X, (B, C)),
+        ["scatter", "1 Tensors of indices for [b=8, c=3]", "each of these dims has its own"],
+    ),
     "scatter, another size": (
         lambda: md.scatter(Y, integers(md.Dim("b", 7), below=3), X, C),
         ["scatter", "`b` is 8 in operand 0", "7 in operand 1 [b=7]"],

@@ -143,11 +143,13 @@ def test_an_optimizers_kernels_are_its_phase():
     "operation, links, expected",
     [
         ("all_gather", Links(1), (10, True, 0)),
-        ("all_gather", Links(2), (10, False, 0)),
+        ("all_gather", Links(2), (10, True, 0)),
+        ("all_gather", Links(2, chip="v4"), (10, False, 0)),
         ("all_gather", Links(2, chip="v6e"), (10, True, 0)),
-        ("all_gather", Links(3), (20, True, 10)),
-        ("all_gather", Links(3, wraps=False), (10, False, 0)),
-        ("all_gather", Links(3, whole=False), (10, False, 0)),
+        ("all_gather", Links(3), (10, True, 0)),
+        ("all_gather", Links(3, chip="tpu7x"), (20, True, 10)),
+        ("all_gather", Links(3, wraps=False, chip="v4"), (10, False, 0)),
+        ("all_gather", Links(3, whole=False, chip="v4"), (10, False, 0)),
         ("psum_scatter", Links(2, whole=False), (10, True, 0)),
         ("psum_scatter", Links(2), (20, True, 0)),
         ("psum_scatter", Links(2, chip="tpu7x"), (10, True, 0)),
@@ -169,13 +171,13 @@ def test_how_a_collective_runs_depends_on_the_chip_and_the_torus_under_its_axis(
 def test_a_synchronous_collective_stops_computing():
     x, y = buffer(), buffer()
     assert us(180, 80, 100, 100, 180) == times(
-        run([move(100, x, y), work(60), work(20, [y])], Links(2))
+        run([move(100, x, y), work(60), work(20, [y])], Links(2, chip="v4"))
     )
 
 
 def test_a_gather_that_runs_as_a_sum_is_filled_first():
     x, y = buffer(), buffer(100)
-    view = run([move(100, x, y), work(20, [y])], Links(3))
+    view = run([move(100, x, y), work(20, [y])], Links(3, chip="tpu7x"))
     assert us(420, 220, 200, 200, 420) == times(view)
 
 

@@ -113,6 +113,22 @@ def test_position_by_position_comes_what_comes_of_all_at_once(rotary):
         assert distance(step.array, whole.array[:, i]) < 1e-5
 
 
+def test_a_step_of_one_layer_leaves_the_cache_of_the_others():
+    _, cache = LAYER.prefill(X)
+    layers, position = md.Dim("layers", 3), md.broadcast(md.tensor(5, ()), (BATCH,))
+    several = jax.tree.map(lambda a: jnp.stack([a, 2 * a, a]), cache)
+    dims = lambda t: md.tensor(t.array, (layers, *t.dims))
+    several = jax.tree.map(dims, several, is_leaf=lambda t: isinstance(t, md.Tensor))
+    x = md.take(X, position - 1, LENGTH)
+    found, after = LAYER.step(x, several, position, layer=md.tensor(2, ()))
+    expected, alone = LAYER.step(x, cache, position)
+    assert np.array_equal(found.array, expected.array)
+    for name in ("key", "value"):
+        before, now = getattr(several, name).array, getattr(after, name).array
+        assert np.array_equal(now[:2], before[:2])
+        assert np.array_equal(now[2], getattr(alone, name).array)
+
+
 def test_where_nothing_may_be_seen_gradients_are_finite():
     none = md.tensor(np.zeros(LENGTH.size, bool), (md.Dim("memory", LENGTH.size),))
     loss = lambda x: md.sum(md.square(LAYER(x, mask=none)))

@@ -234,7 +234,7 @@ WRONG = {
     "offload of nothing": (
         lambda: layers.Stack.init(
             KEY, lambda key: layers.MLP.init(key, D_MODEL, D_FF), COPIES, remat="none"
-        ).scan(lambda layer, x, _: (layer(x), ()), X, offload=True),
+        ).scan(lambda layer, x, _: (layer(x), ()), X, offload=["activations"]),
         ["offload of activations: needs layers that are recomputed"],
     ),
     "another policy": (

@@ -1,4 +1,6 @@
-"""The layout's lines for gradients: `gradients` (ZeRO-2) and `gather = "step"`."""
+"""The layout's lines for gradients: `gradients` (ZeRO-2), `gather = "step"`, `sum = "layer"`."""
+
+from dataclasses import replace
 
 import jax
 import pytest
@@ -50,6 +52,8 @@ OTHER_OPTIMIZER = layout(
     gradients=["d_model -> data"],
     optimizer=["d_ff -> other"],
 )
+SUMMED_EARLY = layout("batch -> data", mesh=ONE, sum="layer")
+HYBRID_SUMMED_EARLY = replace(HYBRID, sum="layer")
 BY_LAYERS = layout("batch -> data", mesh={"data": 3}, uneven="pad", gradients=["layers -> data"])
 UNEVEN = layout(
     "batch -> data",
@@ -73,6 +77,8 @@ ALL = dict(
     hybrid=HYBRID_ZERO2,
     tensor=TENSOR_ZERO2,
     optimizer=OTHER_OPTIMIZER,
+    summed=SUMMED_EARLY,
+    hybrid_summed=HYBRID_SUMMED_EARLY,
     layers=BY_LAYERS,
     uneven=UNEVEN,
     uneven_once=UNEVEN_ONCE,
@@ -126,6 +132,13 @@ def test_gathered_once_per_step_however_many_layers_passes_and_microbatches():
         ("all_gather", ("data",)): 2,
         ("psum_scatter", ("data",)): 2 * LAYERS.size * MICRO.size,
     }
+
+
+def test_gradients_are_summed_in_their_layers_but_those_of_microbatches_and_of_zero1_at_once():
+    assert counted(SUMMED_EARLY) == {("psum", ("data",)): 2 * LAYERS.size}
+    assert counted(SUMMED_EARLY, MICRO) == {("psum", ("data",)): 2}
+    assert counted(replace(ZERO1, sum="layer")) == counted(ZERO1)
+    assert counted(HYBRID_SUMMED_EARLY)["psum", ("replica",)] == 2 * LAYERS.size
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)

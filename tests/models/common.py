@@ -27,6 +27,7 @@ STAGES = (
     "zero2",
     "fsdp-once",
 )  # between zero1 and fsdp, for whom the tests of these two stand in elsewhere
+CONTEXT = ("context", "context-ring", "ulysses")  # sequences split over devices
 CONFIGS = {
     "llama": Config(
         style="llama",

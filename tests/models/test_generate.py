@@ -5,6 +5,7 @@ They are the same under every layout.
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.models.generate import Sampling, generate
-from tests.helpers import only
+from meshdsl.models.generate import Sampling, advance, generate, start
+from tests.helpers import every, only
 from tests.models import common
 
 LENGTH = md.Dim("length", 8)
@@ -121,6 +122,53 @@ def test_a_row_that_has_ended_repeats_its_end_and_the_others_go_on():
         first = int(np.argmax(before == end)) if end in before else COUNT
         assert np.array_equal(row[:first], before[:first]) and (row[first:] == end).all()
     assert not (stopped == end).all(axis=1).all()
+
+
+def test_a_batch_of_unequal_prompts_is_each_of_them_alone():
+    model, together = on_one_device("llama", GREEDY)
+    row, prompt = 1, md.Dim("length", SIZES[1])
+    alone = prompts()[0].array[row : row + 1, : prompt.size]
+    alone = md.tensor(alone, (md.Dim("batch", 1), prompt))
+    written = jax.jit(lambda m: generate(m, alone, COUNT, jax.random.key(7), GREEDY).array)(model)
+    assert np.array_equal(written[0], together[row])
+
+
+CACHES = {
+    "batch, heads and memory": md.Layout(
+        ["batch -> data", "kv_heads, d_ff -> model", "memory -> context"],
+        mesh={"data": 2, "model": 2, "context": 2},
+    ),
+    "memory": md.Layout(["memory -> context"], mesh={"context": 2}),
+}
+
+
+@every(CACHES, "memory")
+def test_a_cache_that_is_split_over_its_positions_writes_the_same(rules):
+    """Attention may gather them or merge what is found in each part."""
+    model, expected = on_one_device("llama", GREEDY)
+    lowered = md.lower(lambda m, p, n: generate(m, p, COUNT, jax.random.key(7), GREEDY, n), rules)
+    assert np.array_equal(lowered(model, *prompts()).array, expected)
+
+
+def test_a_step_writes_the_cache_in_place():
+    """Nothing of its size is made beside it, neither in a step nor for a layer of it."""
+    layout, memory = common.on(common.load("tensor"), 8), md.Dim("memory", 512)
+    config = dataclasses.replace(common.CONFIGS["llama"], layers=8, length=memory.size)
+    key, model = jax.random.key(7), common.init(config)
+    shapes = jax.eval_shape(lambda m, p, n: start(m, p, n, memory, key, GREEDY), model, *prompts())
+
+    def step(cache, rest, model):
+        return advance(model, rest.replace(cache=cache), key, GREEDY)
+
+    args = shapes.cache, shapes.replace(cache=None), model
+    lowered = md.lower(step, layout)
+    compiled = jax.jit(lowered, donate_argnums=0).lower(*args).compile()
+    # On each of eight devices, which have a head each: keys alone, and as many values.
+    size = config.layers * common.BATCH.size * memory.size * 8 * 4
+    memory_of = compiled.memory_analysis()
+    assert memory_of.alias_size_in_bytes >= 2 * size
+    assert memory_of.temp_size_in_bytes < size
+    assert not re.search(rf"f32\[8,8,1,{memory.size},8\]\S* (copy|select)\(", compiled.as_text())
 
 
 def test_a_step_reads_the_cache_where_the_law_put_it():

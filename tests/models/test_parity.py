@@ -28,9 +28,11 @@ CASES += [
     for r in (False, True)
 ]
 CASES += [(name, 8, False) for name in common.STAGES]
+CASES += [(name, n, False) for name in common.CONTEXT for n in (4, 8)]
 CASES = [(style, *case) for style in common.CONFIGS for case in CASES]
 QUICK = [("llama", name, 8, False) for name in (*common.LAYOUTS[1:], *common.STAGES)]
 QUICK += [("llama", "single", 1, False), ("llama", "fsdp-sequence", 8, True)]
+QUICK += [("llama", name, 8, False) for name in common.CONTEXT]
 QUICK += [("gpt2", name, 8, False) for name in ("hybrid-fsdp", "sequence", "fsdp-tensor")]
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)

@@ -57,10 +57,17 @@ def test_a_model_computes_in_the_dtype_of_its_parameters_and_gathers_them_in_it(
 
 
 @pytest.mark.parametrize(
-    "remat, gathers_again", [("none", False), ("dots", True), ("gathers", True), ("full", True)]
+    "remat, layout, gathers_again",
+    [
+        ("none", "fsdp", False),
+        ("hidden", "fsdp-sequence", True),
+        pytest.param("dots", "fsdp", True, marks=pytest.mark.slow),
+        pytest.param("gathers", "fsdp", True, marks=pytest.mark.slow),
+        pytest.param("full", "fsdp", True, marks=pytest.mark.slow),
+    ],
 )
-def test_what_is_recomputed_changes_collectives_and_no_gradient(remat, gathers_again):
-    lowered, args = program(dataclasses.replace(CONFIG, remat=remat), "fsdp")
+def test_what_is_recomputed_changes_collectives_and_no_gradient(remat, layout, gathers_again):
+    lowered, args = program(dataclasses.replace(CONFIG, remat=remat), layout)
     traced, recorded = lowered.trace_program(*args)
     (_, grads), (_, expected) = traced.lower().compile()(*args), on_one_device()
     for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
@@ -77,7 +84,7 @@ def test_what_a_layer_is_given_waits_in_the_memory_of_the_host():
 
     lowered = [
         md.lower(md.value_and_grad(functools.partial(loss, offload=offload)), common.load("fsdp"))
-        for offload in (True, False)
+        for offload in (("activations",), ())
     ]
     args = common.init(CONFIG), common.batch(CONFIG)
     assert [
@@ -87,7 +94,8 @@ def test_what_a_layer_is_given_waits_in_the_memory_of_the_host():
     with pytest.raises(
         md.MeshDSLError, match="offload of activations: needs layers that are recomputed"
     ):
-        common.init(dataclasses.replace(CONFIG, remat="none")).loss(**args[1], offload=True)
+        model = common.init(dataclasses.replace(CONFIG, remat="none"))
+        model.loss(**args[1], offload=("activations",))
 
 
 def test_logits_are_rounded_to_the_dtype_that_is_asked_for_and_the_loss_is_not():

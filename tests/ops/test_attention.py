@@ -1,5 +1,6 @@
 """Attention as one op equals the formula that it stands for, under every layout."""
 
+from collections import Counter
 from typing import Any
 
 import jax
@@ -33,12 +34,42 @@ from tests.helpers import (
 )
 
 BATCH, HEADS, GROUP = dims(batch=4, heads=2, group=3)
+RING = {"rule": "memory -> y", "move": "ring"}
 LAYOUTS = {
     "batch": layout("batch -> x", mesh={"x": 4}, uneven="pad"),
     "heads": layout("batch -> x", "heads? -> y", mesh={"x": 2, "y": 2}, uneven="pad"),
     "queries": layout("batch -> x", "queries -> y", mesh={"x": 2, "y": 4}, uneven="pad"),
     "memory at rest": layout("queries -> y", "memory -> y", mesh={"y": 4}, uneven="pad"),
     "context": layout("queries, memory -> y", "group? -> x", mesh={"x": 2, "y": 4}, uneven="pad"),
+    "memory": layout("memory -> y", mesh={"y": 4}, uneven="pad"),
+    "memory over two": layout("memory -> x, y", mesh={"x": 2, "y": 2}, uneven="pad"),
+    "memory and heads": layout(
+        "batch -> x", "heads? -> z", "memory -> y", mesh={"x": 2, "y": 2, "z": 2}, uneven="pad"
+    ),
+    "queries and memory": layout(
+        "queries -> x", "memory -> y", mesh={"x": 2, "y": 4}, uneven="pad"
+    ),
+    "ring of 2": layout("queries -> y", RING, mesh={"y": 2}, uneven="pad"),
+    "ring of 4": layout("queries -> y", RING, mesh={"y": 4}, uneven="pad"),
+    "ring of 8": layout("queries -> y", RING, mesh={"y": 8}, uneven="pad"),
+    "ring and heads": layout(
+        "batch -> x",
+        "heads? -> z",
+        "queries -> y",
+        RING,
+        mesh={"x": 2, "y": 2, "z": 2},
+        uneven="pad",
+    ),
+    "ring by groups": layout("group? -> y", RING, mesh={"y": 4}, uneven="pad"),
+    "ring over two": layout(
+        "queries -> x, y",
+        {"rule": "memory -> y, x", "move": "ring"},
+        mesh={"x": 2, "y": 2},
+        uneven="pad",
+    ),
+    "ring within parts": layout(
+        "queries -> y", "memory -> x", RING, mesh={"x": 2, "y": 2}, uneven="pad"
+    ),
 }
 
 
@@ -164,7 +195,20 @@ def test_attention_is_its_formula(name):
 
 
 EVERY = [(case, under) for case in CASES for under in LAYOUTS]
-QUICK = list(zip(CASES, 3 * list(LAYOUTS), strict=False))
+QUICK = [
+    ("plain", "batch"),
+    ("causal", "ring of 4"),
+    ("window", "queries"),
+    ("causal window", "ring and heads"),
+    ("soft cap", "context"),
+    ("bias", "ring of 2"),
+    ("sinks", "memory and heads"),
+    ("segments", "ring of 2"),
+    ("positions", "memory at rest"),
+    ("other lengths", "memory over two"),
+    ("other features", "heads"),
+    ("several blocks", "memory"),
+]
 
 
 @pytest.mark.parametrize("name, under", only(QUICK, EVERY))
@@ -231,6 +275,105 @@ def test_scores_do_not_stand_in_memory():
     assert bytes_of(8192) < 2.2 * bytes_of(4096)
 
 
+UNSEEN = {"one device": layout(mesh={}), "a ring": layout("queries -> y", RING, mesh={"y": 4})}
+
+
+@pytest.mark.parametrize("rules", UNSEEN.values(), ids=UNSEEN)
+def test_what_no_query_sees_is_not_computed(rules):
+    """Keys beyond all queries are not even looked at: a NaN among them would be in every sum."""
+    q, k, v = operands(rows=600, columns=2400, features=4)
+    beyond = jnp.arange(2400)[:, None] >= 1200
+    k, v = (t.replace(array=jnp.where(beyond, jnp.nan, t.array)) for t in (k, v))
+    run = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), (q, k, v))
+    result, grads = md.lower(run, rules)(q, k, v)
+    assert not any(np.any(np.isnan(t.array)) for t in (result, *grads))
+
+
+def collectives_of(rules, how, *args, gradients=True):
+    """What attention moves, by the record and by the jaxpr: (pass, operation, bytes) and how often.
+
+    What is whole numbers has no gradient, whatever the record says of its way back.
+    """
+    fn = lambda *args: md.attention(*args, **how)
+    program = md.lower(with_gradients(fn, args) if gradients else fn, rules).program(*args)
+    (op,) = (op for op in program.ops if op.name == "attention")
+    recorded, traced = Counter(), Counter()
+    for move in op.moves:
+        if move.operation not in ("slice", "vary", "follow"):
+            recorded["forward", move.operation, move.bytes] += move.count
+        if move.backward and gradients:
+            recorded["backward", move.backward, move.bytes] += move.count
+    for c in program.collectives:
+        if program.op_of(c) is op:
+            traced[c.phase, c.operation, c.bytes] += c.count
+    return recorded, traced
+
+
+def test_a_ring_sends_each_part_round_once_and_its_gradient_with_it():
+    """No key is gathered, and all that moves is in the record."""
+    args = operands(rows=64, columns=64, features=16, dtype=jnp.bfloat16)
+    part = 2 * BATCH.size * HEADS.size * 16 * 64 // 8
+    recorded, traced = collectives_of(LAYOUTS["ring of 8"], {"causal": True}, *args)
+    assert recorded == traced
+    assert traced == {
+        ("forward", "ppermute", part): 2 * 7,
+        ("backward", "ppermute", part): 2 * 7 + 2,  # gradients come home in the dtype of the keys
+        ("backward", "ppermute", 2 * part): 2 * 7,
+    }
+
+
+def test_a_split_memory_sums_what_is_small():
+    args = operands(rows=64, columns=64)
+    rows = 4 * BATCH.size * HEADS.size * GROUP.size * 64
+    recorded, traced = collectives_of(LAYOUTS["memory"], {"causal": True}, *args)
+    assert recorded == traced
+    assert traced == {
+        ("forward", "pmax", rows): 1,
+        ("forward", "psum", rows): 1,
+        ("backward", "psum", rows): 1,
+    }
+
+
+def test_one_query_finds_what_it_seeks_in_a_split_cache():
+    """Decoding: the cache stays where it is."""
+    q, k, v = operands(rows=1, columns=40)
+    q = md.sum(q, "queries")
+    lengths = md.tensor(jnp.asarray([3, 40, 1, 17]), (BATCH,))
+    fn = lambda q, k, v: md.attention(
+        q, k, v, queries=None, causal=True, positions=(lengths - 1, None)
+    )
+    program, _ = assert_same(fn, q, k, v, layout=LAYOUTS["memory"], gradients=False)
+    assert {c.operation for c in program.collectives} == {"pmax", "psum"}
+    assert not [c for c in program.collectives if c.bytes > 4 * q.size]
+
+
+def ring_layer(layers):
+    """Attention in a scan over layers, each of which is recomputed in the backward pass."""
+
+    def layer(x, weight):
+        key, value = (md.rename(x * n, "queries", "memory") for n in (1.0, 2.0))
+        return x + md.attention(x * weight, key, value, causal=True), ()
+
+    return lambda x, weights: md.scan(md.checkpoint(layer), x, weights, dim=layers)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("under", ["ring of 4", "ring within parts", "memory", "ring over two"])
+def test_attention_in_parts_within_a_scan_and_a_checkpoint(under):
+    layers, queries, head_dim = dims(layers=3, queries=13, head_dim=8)
+    x, weights = data(BATCH, HEADS, queries, head_dim), data(layers, head_dim, seed=1)
+    assert_same(ring_layer(layers), x, weights, layout=LAYOUTS[under])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("under", ["ring of 4", "memory", "ring by groups"])
+@pytest.mark.parametrize("rows, columns", [(0, 4), (4, 0), (5, 1), (1, 5)])
+def test_attention_in_parts_of_next_to_nothing(under, rows, columns):
+    args = operands(rows=rows, columns=columns)
+    fn = lambda q, k, v: md.attention(q, k, v, window=3)
+    assert_same(fn, *args, layout=LAYOUTS[under], floor=1.0)
+
+
 def test_with_its_save_point_kept_the_backward_pass_computes_no_output_again():
     """Two products forward, and backward five: the scores, and one for each of four cotangents."""
     args = operands()
@@ -294,6 +437,55 @@ def test_splash_is_the_same_under_every_layout(rules):
     fn = lambda q, k, v: md.attention(q, k, v, **how)
     program, _ = assert_same(fn, *args, layout=rules)
     assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
+
+
+IN_PARTS = {
+    "ring of 2": layout("queries -> y", RING, mesh={"y": 2}),
+    "ring of 4": layout("queries -> y", RING, mesh={"y": 4}),
+    "ring by batch": layout("batch -> x", "queries -> y", RING, mesh={"x": 2, "y": 2}),
+    "memory": layout("memory -> y", mesh={"y": 2}),
+    "queries and memory": layout("queries -> x", "memory -> y", mesh={"x": 2, "y": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [1, 2], ids="{} runs a part".format)
+@pytest.mark.parametrize("under", IN_PARTS)
+@pytest.mark.parametrize("name", SPLASH)
+def test_splash_in_parts_equals_blocks(name, under, runs, monkeypatch):
+    """Also with parts that are gone through in two runs, one after the other."""
+
+    def several(parts, size):
+        starts = [
+            tuple(part * size + i * size // runs for i in range(runs)) for part in range(parts)
+        ]
+        return attention_kernels.Runs(tuple(starts), size // runs)
+
+    monkeypatch.setattr("meshdsl.ops.attention._runs", several)
+    args = operands(rows=1024, columns=1024, features=64)
+    how = dict(SPLASH[name])
+    if how.pop("segments", False):
+        how["segments"] = beside("segments", *args[:2])
+    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
+    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
+    how_close = {"reference": reference, "tolerance": 2e-5}
+    program, _ = assert_same(fn("splash"), *args, layout=IN_PARTS[under], **how_close)
+    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
+
+
+@pytest.mark.parametrize("rows, columns", [(4, 4), (4, 6), (8, 2)])
+def test_what_a_run_of_queries_sees_of_a_run_of_keys(rows, columns):
+    """The share that counts, and no distance where all or none of it does."""
+    for causal, window in ((False, None), (True, None), (False, 3), (True, 3), (True, 9)):
+        options = attention_kernels.Options(1, causal, window, None, 1.0)
+        for far in range(-15, 16):
+            away = far + np.arange(rows)[:, None] - np.arange(columns)
+            visible = (away >= 0) | (not causal)
+            visible = visible & ((abs(away) < window) if window else True)
+            share, known = attention_kernels.seen_of(options, rows, columns, far)
+            square = causal and not window and not far and rows == columns
+            assert share == pytest.approx(0.5 if square else visible.mean())
+            assert known == (None if visible.all() or not visible.any() else far)
 
 
 @pytest.mark.parametrize("numbers", [{}, {"causal": True, "window": 5}], ids=str)

@@ -94,6 +94,50 @@ def test_scatters_are_the_same_lowered(rules):
     assert_same(run, X, UPDATES, MORE, ROUND[0], ROUND[1], IDS, PLANES, layout=rules)
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_indices_along_several_dims_together_say_where_an_update_goes(how):
+    """As along one dim, that of both merged."""
+    ids = IDS, md.iota(I) % C.size
+    updates = md.sum(UPDATES, C)
+    found = scatter(X, ids, updates, (V, "c"), how=how)
+    merged = md.Dim("vc", V.size * C.size)
+    inside = (ids[0] >= 0) & (ids[0] < V.size)
+    flat = md.where(inside, ids[0] * C.size + ids[1], -1)
+    expected = scatter(md.reshape(X, (A, merged)), flat, updates, merged, how=how)
+    np.testing.assert_allclose(found.array.reshape(5, -1), expected.array, rtol=1e-6)
+
+
+ALONE = {
+    "one dim and the rows": layout("v -> m", "a -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
+    "both dims": layout("v -> m", "c -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
+}
+
+
+@every(ALONE)
+def test_one_update_for_each_element_is_written_where_it_is(rules):
+    rows, at = data(A, C, seed=7), integers(A, below=9, seed=8) - 1
+
+    def run(x, rows, at):
+        both = (at, md.cast(at > 3, jnp.int32)), md.sum(rows, C), (V, C)
+        truth = scatter(x > 0, at, rows > 0, V, how="set")
+        return scatter(x, at, rows, V, how="set"), scatter(x, *both, how="set"), truth
+
+    expected = np.array(X.array)
+    for a, v in enumerate(np.asarray(at.array)):
+        if 0 <= v < V.size:
+            expected[a, v] = rows.array[a]
+    assert np.array_equal(run(X, rows, at)[0].array, expected)
+    assert_same(run, X, rows, at, layout=rules)
+
+
+def test_one_update_for_each_element_moves_nothing():
+    a, v = dims(a=4, v=8)
+    args = data(a, v, C), data(a, C), integers(a, below=8)
+    run = lambda x, rows, at: scatter(x, at, rows, v, how="set")
+    rules = layout("v -> m", "a -> n", mesh={"m": 4, "n": 2})
+    assert collectives(run, *args, layout=rules) == {}
+
+
 def test_every_collective_of_a_gradient_is_in_a_row_of_the_record():
     """Six indices lie split over `p` alone at rest; cut over both, they come back by a gather."""
     a, b, c = dims(a=5, b=6, c=3)

@@ -248,7 +248,9 @@ def test_every_setting_is_printed_with_what_it_is_and_the_values_that_it_may_hav
     assert said["data.validation"].endswith("Legal: at least 0 and less than 1.")
     assert said["schedule.shape"].endswith("Legal: cosine, linear, constant or wsd.")
     assert said["data.separate"].endswith("Legal: true or false.")
-    assert said["offload"].endswith("Legal: any of optimizer, activations.")
+    assert said["offload"].endswith(
+        "Legal: any of optimizer, activations, attention, qkv, hidden."
+    )
     assert said["model.norm_epsilon"].endswith("Legal: more than 0 and less than 1.")
 
 

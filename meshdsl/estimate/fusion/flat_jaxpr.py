@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from meshdsl.estimate.fusion.equations import BARRIER, Block, Equation, Value, view
@@ -118,7 +119,14 @@ class _Flattener:
         return outputs
 
     def _moves_nothing(self, eqn) -> bool:
-        """Whether this is a collective over axes of size 1."""
+        """Whether this is a collective over axes of size 1, or a rounding to the own precision.
+
+        JAX rounds what a policy keeps for the backward pass, and XLA takes that out again.
+        """
+        if eqn.primitive.name == "reduce_precision":
+            found = jnp.finfo(eqn.invars[0].aval.dtype)
+            wanted = eqn.params["exponent_bits"], eqn.params["mantissa_bits"]
+            return wanted == (found.nexp, found.nmant)
         if eqn.primitive.name not in COLLECTIVES:
             return False
         _, parameter = COLLECTIVES[eqn.primitive.name]

@@ -3,14 +3,13 @@
 Seen in programs that libtpu 0.0.42 compiled with the options of `compiled/options.py`, with one
 gather, scatter and sum over each axis of a mesh:
 
-- v5p (4x4x4, 4x4x8, 2x2x2): everything runs on the sparse cores while the device computes. Only for
-  an all-gather over an axis on more than one dim of the torus the device waits.
+- v5p (4x4x4, 2x2x2): everything runs on the sparse cores while the device computes.
 - v6e (4x4) and tpu7x (2x2x1): everything runs while the device computes.
 - v5e (4x4): an all-gather runs while the device computes; it waits for sums and scatters.
 - v4 (2x2x2, 4x4x4): the device waits for everything.
 - A reduce-scatter over a whole slice of two or three dims runs as an all-reduce of the full size,
-  but not on tpu7x. An all-gather over a whole slice of three rings does too: it sums buffers that
-  are filled with zeros but for each device's own part.
+  but not on tpu7x. An all-gather over a whole slice of three rings does too, but not on v5p: it
+  sums buffers that are filled with zeros but for each device's own part.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _GATHERS = frozenset({("all_gather", False), ("all_gather", True)})
 _WAITS: dict[str, frozenset[tuple[str, bool]]] = {
     "v4": _SUMS | _GATHERS,
     "v5e": _SUMS,
-    "v5p": frozenset({("all_gather", True)}),
 }
 _SCATTERS = ("tpu7x",)  # chips that do not run a scatter over a whole slice as a sum
+_GATHERS_ALL = ("v5p",)  # chips that do not run a gather over a whole slice as a sum
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,11 @@ def collective_timing(collective: Collective, network: Network) -> CollectiveTim
     operation, zero_filled = collective.operation, 0
     if whole_slice and len(dims) > 1 and operation == "psum_scatter" and chip.name not in _SCATTERS:
         operation = "psum"
-    elif whole_slice and len(dims) == 3 and operation == "all_gather" and axes.wraps:
+    elif (
+        (whole_slice and len(dims) == 3 and axes.wraps)
+        and operation == "all_gather"
+        and chip.name not in _GATHERS_ALL
+    ):
         operation, zero_filled = "psum", collective.bytes
     waits = (operation, len(dims) > 1) in _WAITS.get(chip.name, ())
     seconds = network.seconds(operation, collective.axes, collective.bytes)

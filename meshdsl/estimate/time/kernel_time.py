@@ -50,13 +50,18 @@ def kernel_seconds(kernel: Kernel, chip: Chip) -> float:
     return max(_seconds(kernel, chip), _LEAST if kernel.traffic > _SCALARS else 0.0)
 
 
+def is_fused(kernel: Kernel) -> bool:
+    """Whether it is a fused kernel that states what it multiplies."""
+    return kernel.primitive == "local_kernel" and bool(kernel.dots)
+
+
 def _seconds(kernel: Kernel, chip: Chip) -> float:
     bandwidth = chip.hbm_bandwidth * chip.hbm_efficiency
     per_element = 1 / chip.vector_rate if chip.vector_rate else 0.0
     if not kernel.dots:
         return kernel.traffic / bandwidth + elements(kernel) * per_element
     slower = {"float32": _SINGLE[chip.kind]}
-    if kernel.primitive == "local_kernel":
+    if is_fused(kernel):
         products = sum(dot.flops * slower.get(dot.dtype, 1.0) for dot in kernel.dots)
         return max(products / (chip.flops * FUSED_EFFICIENCY), kernel.traffic / bandwidth)
     products = sum(

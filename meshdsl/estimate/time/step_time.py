@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from meshdsl.estimate.explanation import Span, TimeView
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
 from meshdsl.estimate.time.collective_timing import CollectiveTiming, collective_timing
-from meshdsl.estimate.time.kernel_time import kernel_seconds
+from meshdsl.estimate.time.kernel_time import is_fused, kernel_seconds
 from meshdsl.machine import Chip, Network, Target
 from meshdsl.machine.streams import Streams, lanes_of, stream_of
 from meshdsl.record.collective import Collective
@@ -49,6 +49,7 @@ def step_time(
         model_flops_full=model_flops_full,
         peak_flops=target.chip.flops,
         spans=tuple(simulation.spans),
+        fused=simulation.fused,
     )
 
 
@@ -78,6 +79,7 @@ class _Simulation:
     streams: Streams = field(default_factory=Streams)
     spans: list[Span] = field(default_factory=list)
     compute: float = 0.0
+    fused: float = 0.0
     communication: float = 0.0
     exposed: float = 0.0
     _seconds: dict[int, float] = field(default_factory=dict)
@@ -144,6 +146,7 @@ class _Simulation:
         seconds = self._seconds[id(kernel)]
         start, end = self.streams.compute(seconds)
         self.compute += seconds * weight
+        self.fused += seconds * weight * is_fused(kernel)
         for buffer in kernel.writes:
             self.streams.events[id(buffer)] = end
         self._show("compute", kernel, start, end, repeats)

@@ -1,0 +1,139 @@
+"""A ring: the parts of a dim that devices pass on to their neighbours, one after the other.
+
+Where a rule with `move = "ring"` splits a dim at rest, and an op needs all of that dim on every
+device, the op may take one part after the other instead of gathering them. On turn 0 a device has
+its own part, on turn 1 that of the device before it, and so on; while it computes with one part the
+next one travels. So no device ever holds the whole, and the network works while the device does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.dims import Dim, Dims
+from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.scope import Scope
+from meshdsl.record.collective import crossed
+from meshdsl.record.recorder import Move, Op
+
+
+def ring_axes(
+    dim: Dim, carriers: Sequence[Dims], taken: Collection[str], scope: Scope, level: str
+) -> tuple[str, ...]:
+    """The axes over which the parts of `dim` go round; none where they are gathered.
+
+    They are those over which a rule with `move = "ring"` splits `dim` at rest, alike in tensors of
+    all the dims of `carriers`, and which other dims of the loop have `taken`.
+    """
+    found = set()
+    for dims in carriers:
+        rules = scope.layout.taken(dims, level)
+        axes = scope.split(dims, level)[dims.index(dim)]
+        found.add(tuple(a for a in axes if a in taken and rules[a].move == "ring"))
+    (axes,) = found if len(found) == 1 else ((),)
+    return axes if scope.parts(axes) > 1 else ()
+
+
+def goes_round(dims: Dims, dim: Dim, axes: tuple[str, ...], scope: Scope, level: str) -> bool:
+    """Whether the law splits `dim`, in a tensor of these dims, over all `axes` of a ring."""
+    return dim in dims and set(axes) <= set(scope.split(dims, level)[dims.index(dim)])
+
+
+class Ring:
+    """The parts of `dim` that go round over `axes`.
+
+    Attributes:
+      axes: over which they go round.
+      count: how many parts go round, which is also how many devices take part.
+      parts: how many there are in all rings of the dim.
+      size: of each part, with padding.
+    """
+
+    def __init__(
+        self,
+        dim: Dim,
+        outer: tuple[str, ...],
+        axes: tuple[str, ...],
+        scope: Scope,
+        level: str,
+        op: Op,
+    ):
+        """A ring.
+
+        Args:
+          outer: the axes over which the loop of the op splits `dim` besides. Each of their parts
+            has a ring of its own.
+          level: of the op.
+        """
+        self._dim, self._outer, self._scope, self._level, self._op = dim, outer, scope, level, op
+        self.axes = axes
+        self.count = scope.parts(axes)
+        self.parts = scope.parts((*outer, *axes))
+        self.size = scope.part(dim, (*outer, *axes))
+
+    def has(self, dims: Dims) -> bool:
+        """Whether an operand of these dims comes part by part."""
+        return goes_round(dims, self._dim, self.axes, self._scope, self._level)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Who sends to whom, as positions along the axes."""
+        return [(i, (i + 1) % self.count) for i in range(self.count)]
+
+    def hop(self, tree):
+        """Every array of `tree` sent to the next device. It is not written down: see `note`."""
+        with jax.named_scope(self._op.tag):
+            return jax.tree.map(lambda x: collectives.ppermute(x, self.axes, self.pairs), tree)
+
+    def note(self, x, hops: int, *, in_backward: bool, alone: bool = False, dtype=None) -> None:
+        """Write down that an array of the shape of `x` makes so many hops.
+
+        Args:
+          in_backward: it makes them in the backward pass, and unless it does so `alone` in the
+            forward pass too.
+          dtype: of the array, where it is not that of `x`.
+        """
+        size = x.size * jnp.dtype(dtype or x.dtype).itemsize
+        if not size or not hops:
+            return
+        axes = crossed(self.pairs, self.axes, self._scope.sizes)
+        rule = self._scope.rule((self._dim,), self._level, self.axes[0])
+        backward = "ppermute" if in_backward else ""
+        operation = "follow" if alone else "ppermute"
+        move = Move(operation, axes, size, str(rule), backward, count=hops)
+        self._op.moves.append(move)
+
+    def number(self, turn) -> jax.Array:
+        """The number of the part that is here on a turn."""
+        return (collectives.position(self.axes) - turn) % self.count
+
+    def runs(self, turn) -> list[tuple[jax.Array, int]]:
+        """The runs of elements of the part that is here on a turn: first index and size of each."""
+        first = collectives.position(self._outer) * self.count if self._outer else 0
+        return [((first + self.number(turn)) * self.size, self.size)]
+
+    def indices(self, turn) -> jax.Array:
+        """The indices in the whole dim of the elements that are here on a turn."""
+        runs = [start + jnp.arange(size, dtype=jnp.int32) for start, size in self.runs(turn)]
+        return jnp.concatenate(runs) if len(runs) > 1 else runs[0]
+
+    @property
+    def padded(self) -> bool:
+        """Whether the last parts hold padding."""
+        return self.size * self.parts != self._dim.size
+
+    def part_of(self, x, at: int, turn) -> jax.Array:
+        """The part, here on a turn, of an array that is not split over the axes of the ring."""
+        x = resharding.resized(x, at, self.size * self.count)
+        return lax.dynamic_slice_in_dim(x, self.number(turn) * self.size, self.size, at)
+
+    def put(self, x, part, at: int, turn) -> jax.Array:
+        """`x` with the elements of `part` in their place: the other way of `part_of`."""
+        whole = resharding.resized(x, at, self.size * self.count)
+        start = self.number(turn) * self.size
+        made = lax.dynamic_update_slice_in_dim(whole, part, start, at)
+        return resharding.resized(made, at, x.shape[at])
