@@ -51,6 +51,27 @@ def _of_elements(collective: Callable) -> Callable:
     return run
 
 
+def _without_ones(collective: Callable) -> Callable:
+    """`collective`, which gets its operand without the dims of size 1 that it does not change.
+
+    A TPU's compiler copies an array with such dims to another layout before it scatters it. Of an
+    array that has one other dim alone it would make a psum out of a psum_scatter.
+    """
+
+    @wraps(collective)
+    def run(x, axes: Axes, *positions: int, **how):
+        ones = [i for i, n in enumerate(x.shape) if n == 1 and i not in positions]
+        if not ones or x.ndim - len(ones) < 2:
+            return collective(x, axes, *positions, **how)
+        moved = [at - sum(i < at for i in ones) for at in positions]
+        without = [n for i, n in enumerate(x.shape) if i not in ones]
+        made = collective(x.reshape(without), axes, *moved, **how)
+        sizes = iter(made.shape)
+        return made.reshape([1 if i in ones else next(sizes) for i in range(x.ndim)])
+
+    return run
+
+
 def sum_dtype(dtype) -> np.dtype:
     """The dtype in which arrays of `dtype` are added up over devices.
 
@@ -74,12 +95,14 @@ def psum(x, axes: Axes) -> jax.Array:
 
 
 @_of_elements
+@_without_ones
 def psum_scatter(x, axes: Axes, dim: int) -> jax.Array:
     """Sum over `axes`, each device keeping its part along `dim`. The transpose is an all_gather."""
     return _summed(x, lambda x: lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True))
 
 
 @_of_elements
+@_without_ones
 def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     """The parts along `dim` put together.
 
@@ -91,6 +114,7 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
 
 
 @_of_elements
+@_without_ones
 def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     """Move the split over `axes` from dim `concat` to dim `split`. The transpose moves it back."""
     moved = lax.all_to_all(hidden_on_cpu(x), axes, split_axis=split, concat_axis=concat, tiled=True)

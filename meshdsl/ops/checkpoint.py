@@ -58,9 +58,9 @@ POLICIES = {
     "gathers": Policy(
         "everything but what was gathered from other devices",
         (ATTENTION, QKV, HIDDEN),
-        lambda prim, *_, **__: (
-            prim.name not in ("all_gather", "linear_call")
-        ),  # which may be a gather and a cast
+        # A `linear_call` may be a gather and a cast. A `reshape` may give back to what was gathered
+        # the dims of size 1 that it lacked on the way.
+        lambda prim, *_, **__: prim.name not in ("all_gather", "linear_call", "reshape"),
     ),
 }
 _marked: ContextVar[tuple[set[str], ...]] = ContextVar(

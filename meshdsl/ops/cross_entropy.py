@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ def cross_entropy(
         normaliser, chosen = _combined(at, vocab, *_in_chunks(options, chunk, operands))
         return (normaliser - chosen).reshape(sizes), normaliser.reshape(sizes)
 
-    return apply_op_many(
+    nats, normaliser = apply_op_many(
         "cross_entropy",
         local,
         (x, weight, targets, *([] if bias is None else [bias])),
@@ -137,6 +137,7 @@ def cross_entropy(
         sums=False,
         fill=(0, 0, -1, 0)[: 3 if bias is None else 4],
     )
+    return nats, normaliser
 
 
 def _token_dims(x: Tensor, weight: Tensor, targets: Tensor, bias, vocab: Dim) -> Dims:
@@ -219,7 +220,7 @@ class Operands(NamedTuple):
     rows: jax.Array
     weight: jax.Array
     bias: jax.Array | None
-    targets: jax.Array
+    targets: Any
     inside: jax.Array | None
 
 
@@ -239,7 +240,8 @@ def _in_chunks(options: Options, chunk: int | None, operands: Operands):
     operands = operands._replace(
         rows=padded(operands.rows, 0), targets=padded(operands.targets, -1)
     )
-    return [found.reshape(-1)[:count] for found in _over_chunks(options, operands)]
+    made: Any = _over_chunks(options, operands)
+    return [found.reshape(-1)[:count] for found in made]
 
 
 def _resized(a, size: int, fill) -> jax.Array:
@@ -249,7 +251,7 @@ def _resized(a, size: int, fill) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _over_chunks(options: Options, operands: Operands):
+def _over_chunks(options: Options, operands: Operands) -> Any:
     """The same for rows and targets in chunks, which are stacked along a first position."""
 
     def one_chunk(_, chunk):
@@ -264,7 +266,7 @@ def _over_chunks(options: Options, operands: Operands):
 
 
 def _over_chunks_forward(options: Options, operands: Operands):
-    found = _over_chunks(options, operands)
+    found: Any = _over_chunks(options, operands)
     return found, (operands, found[0])
 
 
@@ -294,8 +296,9 @@ def _over_chunks_backward(options: Options, saved, cotangents):
     zeros = lambda a: None if a is None else collectives.vary(jnp.zeros(a.shape, wide), axes)
     axes = collectives.varying(rows)
     chunks = (rows, targets, normaliser, *cotangents)
-    (weight_bar, bias_bar), rows_bar = _scanned(one_chunk, (zeros(weight), zeros(bias)), chunks)
-    if bias_bar is not None:
+    sums: Any = (zeros(weight), zeros(bias))
+    (weight_bar, bias_bar), rows_bar = _scanned(one_chunk, sums, chunks)
+    if bias is not None and bias_bar is not None:
         bias_bar = bias_bar.astype(bias.dtype)
     return (Operands(rows_bar, weight_bar.astype(weight.dtype), bias_bar, None, None),)
 

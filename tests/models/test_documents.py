@@ -135,7 +135,7 @@ def test_every_layout_keeps_documents_apart(style, name):
 
 @pytest.mark.parametrize(
     "style, name",
-    only([("llama", "sequence")], itertools.product(CONFIGS, LAYOUTS)),
+    only([("llama", "sequence")], [*itertools.product(CONFIGS, LAYOUTS)]),
 )
 def test_the_loss_of_chunks_is_that_of_all_tokens(style, name):
     """With a z-loss, rotary and learned positions, an output layer of its own and a shared one."""
