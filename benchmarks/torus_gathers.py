@@ -121,10 +121,12 @@ def row(name: str, way: Way, target) -> list[str]:
         options[PREFER] = "True"
     program, arguments = gradients(way, mesh)
     start = time.perf_counter()
-    compiled = jax.jit(program).lower(*arguments).compile(compiler_options=options)
+    compiled = jax.jit(program).lower(*arguments).compile(compiler_options={**options})
     taken = time.perf_counter() - start
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    assert text is not None and memory is not None
     network = Network(target, way.sizes)
-    found = replay(compiled.as_text(), target.chip, network, way.sizes)
+    found = replay(text, target.chip, network, way.sizes)
     counts: Counter[str] = Counter()
     for ran in found.collectives:
         waits = "" if ran.asynchronous else ", waits"
@@ -138,7 +140,7 @@ def row(name: str, way: Way, target) -> list[str]:
         *(f"{1e3 * t:.2f}" for t in (found.step, found.compute)),
         *(f"{1e3 * t:.2f}" for t in (sum(found.communication.values()), found.exposed)),
         f"{moved:.2f}",
-        f"{compiled.memory_analysis().temp_size_in_bytes / 2**30:.2f}",
+        f"{memory.temp_size_in_bytes / 2**30:.2f}",
         "; ".join(f"{count} {what}" for what, count in counts.items()),
         f"{taken:.0f}",
     ]
