@@ -70,6 +70,31 @@ class Level:
     step_hops: int = 1
     parts: tuple[TorusPart, ...] = ()
 
+    @classmethod
+    def alike(
+        cls,
+        kind: str,
+        size: int,
+        bandwidth: float,
+        hops: int,
+        latency: float,
+        step_hops: int = 1,
+    ) -> Level:
+        """A level on which all collectives reach the same bandwidth in as many hops."""
+        return cls(
+            kind,
+            size,
+            bandwidth,
+            gather_bandwidth=bandwidth,
+            scatter_bandwidth=bandwidth,
+            one_way=bandwidth,
+            hops=hops,
+            gather_hops=hops,
+            scatter_hops=hops,
+            latency=latency,
+            step_hops=step_hops,
+        )
+
     @property
     def one_ring(self) -> bool:
         """Whether everything goes along one ring through all chips.

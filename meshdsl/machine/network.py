@@ -101,7 +101,7 @@ class Network:
 def _switch(kind: str, size: int, bandwidth: float, latency: float) -> Level:
     """A level where any device reaches any other in one hop, so that a gather goes by doubling."""
     hops = math.ceil(math.log2(size))
-    return Level(kind, size, *[bandwidth] * 4, *[hops] * 3, latency)
+    return Level.alike(kind, size, bandwidth, hops, latency)
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
     extents = _distinct(at.swapaxes(1, 2))
     if (extents != extents[0]).any() or extents[0].prod() != size:
         link, hops = chip.link_bandwidth, step_hops * (size - 1)
-        return Level("torus", size, *[link] * 4, *[hops] * 3, chip.link_latency, step_hops)
+        return Level.alike("torus", size, link, hops, chip.link_latency, step_hops)
     parts = []
     for d, extent in enumerate(extents[0].tolist()):
         if extent > 1:
