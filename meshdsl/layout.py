@@ -49,7 +49,7 @@ class Rule:
       pads: whether parts are padded where the dim does not divide.
       move: one of MOVES, how operands are gathered over the axis. By "ring" an op that can take
         them part by part gets them so, see `lowering.ring`.
-      order: one of ORDERS, which elements of the dim each part has.
+      order: one of ORDERS, which elements of the dim each part has; see `splits.zigzag`.
     """
 
     dim: str
@@ -196,6 +196,7 @@ class Layout:
                 )
             for i, line in enumerate(lines):
                 found += self._parse(level, i + 1, line)
+        _check_orders(found)
         return tuple(found)
 
     def _parse(self, level, number, line) -> list[Rule]:
@@ -227,6 +228,11 @@ class Layout:
                     f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}"
                 )
         pads, move, order = how["uneven"] == "pad", how["move"], how["order"]
+        if order != ORDERS[0] and level != "rules":
+            raise MeshDSLError(
+                f"{where}: order = {order!r} is of values, so of a rule in `rules`; what is at "
+                "rest is in natural order"
+            )
         return [
             Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads, move, order)
             for d in dims
@@ -274,6 +280,16 @@ class Layout:
         return frozenset(r.dim for r in self.parsed if r.pads)
 
     @cached_property
+    def zigzag(self) -> frozenset[str]:
+        """The names of dims whose parts are in zigzag order."""
+        return frozenset(r.dim for r in self.parsed if r.order == "zigzag")
+
+    def blocks(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
+        """Into how many equal blocks `dim` is cut when `axes` split it: two a part in zigzag."""
+        parts = math.prod(sizes[a] for a in axes)
+        return 2 * parts if parts > 1 and dim.name in self.zigzag else parts
+
+    @cached_property
     def value_axes(self) -> dict[str, tuple[str, ...]]:
         """For each dim all axes over which a value that has it may be split."""
         return {
@@ -290,7 +306,7 @@ class Layout:
         """
         if not axes:
             return dim.size
-        up = lambda names: -(-dim.size // (n := math.prod(sizes[a] for a in names))) * n
+        up = lambda names: -(-dim.size // (n := self.blocks(dim, names, sizes))) * n
         every = self.value_axes.get(dim.name, ())
         nests = (
             dim.name in self.padded and set(axes) <= set(every) and 8 * up(every) <= 9 * dim.size
@@ -327,8 +343,9 @@ class Layout:
         """Raise a MeshDSLError unless every dim divides over its axes, or may be padded."""
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
-            count = math.prod(sizes[a] for a in axes)
-            if dim.size % count and dim.name not in self.padded:
+            if dim.size % self.blocks(dim, axes, sizes) and dim.name not in self.padded:
+                if dim.name in self.zigzag:
+                    raise MeshDSLError(f"{taken[axes[-1]]}: {self._unequal(dim, axes, sizes)}")
                 over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
                 legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
                 advice = (
@@ -340,6 +357,22 @@ class Layout:
                     f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; "
                     f'{advice}, or uneven = "pad"'
                 )
+
+    def _unequal(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> str:
+        """That a dim in zigzag order does not divide into blocks, and what would."""
+        over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
+        divides = lambda n: dim.size % (2 * n if n > 1 else 1) == 0
+        legal = [str(n) for n in range(1, dim.size + 1) if divides(n)][:8]
+        advice = (
+            f"use a `{axes[-1]}` of {either(legal)}"
+            if len(axes) == 1
+            else "use axes whose product divides half of it"
+        )
+        return (
+            f"`{dim.name}`={dim.size} does not divide into {self.blocks(dim, axes, sizes)} blocks, "
+            f'two for each part over {over}, which order = "zigzag" takes; {advice}, or '
+            'uneven = "pad"'
+        )
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
         """Raise a MeshDSLError for a rule whose dim is not `known`, unless it is marked `dim?`."""
@@ -358,6 +391,21 @@ class Layout:
                 raise MeshDSLError(
                     f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}"
                 )
+
+
+def _check_orders(rules: Sequence[Rule]) -> None:
+    """Raise a MeshDSLError for a dim of which some rules have one order and some another."""
+    first: dict[str, Rule] = {}
+    for rule in rules:
+        if rule.level != "rules":
+            continue
+        known = first.setdefault(rule.dim, rule)
+        if known.order != rule.order:
+            raise MeshDSLError(
+                f"{rule}: `{rule.dim}` is in {rule.order} order over `{rule.axis}` here, and in "
+                f"{known.order} order over `{known.axis}` in {known}; all rules of a dim have one "
+                "order"
+            )
 
 
 def shipped() -> dict[str, Path]:

@@ -66,11 +66,19 @@ class Drawn:
 
 
 def layout(draw, names):
-    """Rules for some of the dims, several for one now and then, from the top in any order."""
+    """Rules for some of the dims, several for one now and then, from the top in any order.
+
+    Parts of some dims are in zigzag order.
+    """
     mesh = draw(st.sampled_from(MESHES))
     pairs = st.tuples(st.sampled_from(sorted(names)), st.sampled_from(sorted(mesh)))
     rules = draw(st.lists(pairs, min_size=1, max_size=4, unique=True), label="rules")
-    return md.Layout([f"{dim}? -> {axis}" for dim, axis in rules], mesh=mesh, uneven="pad")
+    zigzag = draw(st.sets(st.sampled_from(sorted(names)), max_size=2), label="zigzag")
+    lines = [
+        {"rule": f"{dim}? -> {axis}", "order": "zigzag" if dim in zigzag else "natural"}
+        for dim, axis in rules
+    ]
+    return md.Layout(lines, mesh=mesh, uneven="pad")
 
 
 def of_dtype(case, dtype):

@@ -16,6 +16,7 @@ from jax.custom_derivatives import linear_call
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import batching
 
+from meshdsl.lowering.block_order import in_natural, own_blocks
 from meshdsl.lowering.collectives import Axes, all_gather, position, varying
 from meshdsl.tensor import Dtypes
 
@@ -39,17 +40,27 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
 batching.primitive_batchers[_LINEAR_CALL] = _batched
 
 
-def own_part(x, axes: Axes, dim: int, sizes) -> jax.Array:
+def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> jax.Array:
     """This device's part along `dim`, which is cut into equal parts over `axes`.
 
     The transpose is free where `x` varies over `axes`, and one all_gather where it does not.
+
+    Args:
+      zigzag: the parts are in zigzag order.
     """
     parts = math.prod(sizes[a] for a in axes)
     size = x.shape[dim] // parts
-    cut = lambda x: lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)
-    if not varying(x).isdisjoint(axes):
-        return cut(x)
-    return linear(cut, lambda ct: all_gather(ct, axes, dim, varies=False), x)
+
+    def cut(x):
+        if zigzag:
+            return own_blocks(x, axes, dim, parts)
+        return lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)
+
+    def put_together(ct):
+        whole = all_gather(ct, axes, dim, varies=False)
+        return in_natural(whole, dim, parts) if zigzag else whole
+
+    return linear(cut, put_together, x) if varying(x).isdisjoint(axes) else cut(x)
 
 
 def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Array:

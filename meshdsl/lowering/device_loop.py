@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,6 @@ from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits import windows
 from meshdsl.splits.changes import Split
-from meshdsl.splits.exchanges import at_home, exchanges
 
 _NO_RINGS: Mapping[Dim, Ring] = MappingProxyType({})
 
@@ -34,9 +34,11 @@ class DeviceLoop:
         axes: Mapping[Dim, tuple[str, ...]],
         scope: Scope | None = None,
         op: Op | None = None,
+        zigzag: frozenset[Dim] = frozenset(),
         rings: Mapping[Dim, Ring] = _NO_RINGS,
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
+        self._zigzag = zigzag  # the dims whose parts are in zigzag order
         self.scope = scope
         self._op = op
         self._rings = rings
@@ -85,7 +87,10 @@ class DeviceLoop:
         return self.scope.part(dim, self._axes.get(dim, ())) if self.scope else dim.size
 
     def padding(self, dim: Dim) -> int:
-        """How many elements the parts of `dim` hold beyond its end; they are the last ones."""
+        """How many elements the parts of `dim` hold beyond its end.
+
+        By their indices they are the last ones; which part has them depends on the order.
+        """
         return self.size(dim) * self.parts(dim) - dim.size
 
     def fitting(self, array, dims: Dims, name: str):
@@ -122,17 +127,46 @@ class DeviceLoop:
         return inside
 
     def offset(self, dim: Dim):
-        """The index, in the whole dim, of the first element on this device."""
+        """The index, in the whole dim, of the first element on this device.
+
+        The op must have asked for the natural order of `dim` (`in_order` of `apply_op`).
+        """
+        self._in_natural_order("offset", dim)
         axes = self.axes(dim)
         return collectives.position(axes) * self.size(dim) if axes else 0
+
+    def runs(self, dim: Dim) -> list[tuple[Any, int]]:
+        """The runs of consecutive elements that this device has of `dim`, one after the other.
+
+        It is one run where the parts of the dim are in natural order, and two in zigzag order.
+
+        Returns:
+          For each run the index, in the whole dim, of its first element, which may be traced; and
+          how many elements it has, padding included.
+        """
+        if dim not in self._zigzag:
+            return [(self.offset(dim), self.size(dim))]
+        part, parts = collectives.position(self.axes(dim)), self.parts(dim)
+        block = self.size(dim) // 2
+        return [(part * block, block), ((2 * parts - 1 - part) * block, block)]
 
     def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
         """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
         # Not in bfloat16, say, which would round the part and the sum.
         exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32
-        return (
-            jnp.arange(self.size(dim), dtype=exact) + jnp.asarray(self.offset(dim), exact)
-        ).astype(dtype)
+        runs = [
+            jnp.arange(size, dtype=exact) + jnp.asarray(start, exact)
+            for start, size in self.runs(dim)
+        ]
+        return (jnp.concatenate(runs) if len(runs) > 1 else runs[0]).astype(dtype)
+
+    def _in_natural_order(self, what: str, dims) -> None:
+        """Check that the op has asked for the natural order of `dims`, as `what` needs it."""
+        for dim in (dims,) if isinstance(dims, Dim) else dims:
+            assert dim not in self._zigzag, (
+                f"{self._op and self._op.name}: `{what}` along {dim}, whose parts are in zigzag "
+                "order; name the dim in `in_order`"
+            )
 
     def ring(self, dim: Dim) -> Ring | None:
         """The ring of `dim`, where operands with it come part by part; else None."""
@@ -146,7 +180,7 @@ class DeviceLoop:
         """
         if self._op is None:
             return self
-        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._rings)
+        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, self._rings)
 
     def note_move(self, operation: str, dims, size: int, backward: str = "") -> None:
         """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""
@@ -183,14 +217,18 @@ class DeviceLoop:
         with self._named():
             return collective(x, axes)
 
-    def gather(self, x, dims, *, varies: bool = False) -> jax.Array:
+    def gather(self, x, dims, *, varies: bool = False, in_order: bool = True) -> jax.Array:
         """`x` of every device that splits `dims`, stacked along a first position.
 
         They stand in the order of the indices of the dims.
 
         Args:
           varies: as in `psum`.
+          in_order: False where the order does not matter. Otherwise the op must have asked for the
+            natural order of `dims`.
         """
+        if in_order:
+            self._in_natural_order("gather", dims)
         axes = self.axes(dims)
         x = jnp.expand_dims(x, 0)
         if not axes:
@@ -210,6 +248,7 @@ class DeviceLoop:
         What a device gets is put together along position `concat`, in the order of the devices'
         parts. Where `dim` lies at `concat` it is whole afterwards.
         """
+        self._in_natural_order("all_to_all", dim)
         axes = self.axes(dim)
         self._record("all_to_all", axes, resharding.nbytes(x), "all_to_all")
         with self._named():
@@ -241,6 +280,7 @@ class DeviceLoop:
         Returns:
           The window, with `length` elements at position `at`.
         """
+        self._in_natural_order("fetch", dim)
         parts, end = self.parts(dim), dim.size
         if parts == 1:
             return window_arrays.whole(
@@ -261,24 +301,18 @@ class DeviceLoop:
 
         Where no piece lies there is `fill`.
         """
-        axes, parts = self.axes(dim), self.parts(dim)
-        part = collectives.position(axes) if axes else 0
-        own = [p for p in pieces if p.source == p.target]
-        arrived = [(group, window_arrays.read(x, at, group, part, parts)) for group in at_home(own)]
-        for group in exchanges([p for p in pieces if p.source != p.target]):
-            piece = window_arrays.read(x, at, group, part, parts)
-            pairs = [(p.source, p.target) for p in group]
-            self._record(
-                "ppermute",
-                crossed(pairs, axes, self._of_op[0].sizes),
-                resharding.nbytes(piece),
-                "ppermute",
-            )
+        self._in_natural_order("exchange", dim)
+        axes = self.axes(dim)
+
+        def send(piece, pairs):
+            across = crossed(pairs, axes, self._of_op[0].sizes)
+            self._record("ppermute", across, resharding.nbytes(piece), "ppermute")
             with self._named():
-                arrived.append((group, collectives.ppermute(piece, axes, pairs)))
-        shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
-        empty = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
-        return window_arrays.assemble(empty, arrived, at, part, parts)
+                return collectives.ppermute(piece, axes, pairs)
+
+        return window_arrays.exchanged(
+            x, at, axes, self.parts(dim), pieces, length, send, fill=fill
+        )
 
     def _record(self, operation, axes, size, backward):
         scope, op = self._of_op

@@ -73,7 +73,9 @@ def apply_op_many(
     loop: Dims,
     outs: Sequence[Dims],
     unsplit: Dims = (),
+    in_order: Dims | None = None,
     same_split: Mapping[Dim, Dim] = _NO_DIMS,
+    same_order: Mapping[Dim, Dim] = _NO_DIMS,
     linear: bool = False,
     sums: bool = True,
     like: Tensor | None = None,
@@ -92,8 +94,14 @@ def apply_op_many(
         over.
       outs: the dims of each result. A dim that is not in the loop comes out whole.
       unsplit: dims of the loop that the local function needs whole.
+      in_order: dims of the loop of which the local function needs consecutive elements, so that a
+        layout with order = "zigzag" is no matter of its own: while it runs, their parts are in
+        natural order. By default all dims. Of the others it may not ask for the `offset`, nor for
+        windows of them, only for the indices of their elements.
       same_split: for a dim that is not in the loop, a dim of the loop: it has the same split. In an
         operand it is brought to that split, in a result it comes out with it.
+      same_order: for an op with `choose_splits`, for a dim of the result the dim of the operand
+        whose elements it has, one by one.
       linear: the op is linear in its operands taken together. A sum that is pending in all of them
         may then stay pending in the results.
       sums: a contracted dim leaves a pending sum. Otherwise `local` has taken care of that.
@@ -128,12 +136,17 @@ def apply_op_many(
         law = _less(scope.split(outs[0], level), pending)
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
+    in_order = loop if in_order is None else in_order
     carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items())
-    of_work = (tuple(outs), level, pending, unsplit, same_split, sums, chosen, carriers, kept)
-    work = split(scope, loop, *of_work)
+    of_work = (tuple(outs), level, pending, unsplit, in_order, same_split, same_order, sums)
+    work = split(scope, loop, *of_work, chosen, carriers, kept)
     op = _begin(name, loop, outs, work, scope)
-    rings = {d: Ring(d, work.axes_of[d], axes, scope, level, op) for d, axes in work.rings.items()}
-    at = DeviceLoop(work.axes_of, scope, op, rings)
+    zigzag = {d for d in work.rings if d not in in_order}
+    rings = {
+        d: Ring(d, work.axes_of[d], axes, scope, level, op, zigzag=d in zigzag)
+        for d, axes in work.rings.items()
+    }
+    at = DeviceLoop(work.axes_of, scope, op, work.zigzag, rings)
     if chosen is not None:
         at.result = DeviceLoop(dict(zip(outs[0], chosen[1], strict=True)), scope, op)
     arrays = bring(operands, work, at, op, fill if op.waste or same_split or rings else None)
@@ -142,6 +155,7 @@ def apply_op_many(
     if scope.copies and level != "rules":
         how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
         how |= {"fill": fill, "choose_splits": choose_splits, "part_by_part": part_by_part}
+        how |= {"in_order": in_order, "same_order": same_order}
         made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
     return made
 
@@ -153,6 +167,7 @@ class Work(NamedTuple):
       level: whose rules split it.
       axes_of: for each dim of the loop, and each that has the same split, the axes that split it.
       axes: for each dim of the loop the axes that split it.
+      zigzag: the dims among these whose parts are in zigzag order.
       loop_axes: all axes over which the loop is split.
       waste: the work on padding, as a fraction of the work on elements.
       why: gives the reason of what is done to an operand.
@@ -165,6 +180,7 @@ class Work(NamedTuple):
     level: str
     axes_of: dict[Dim, tuple[str, ...]]
     axes: Split
+    zigzag: frozenset[Dim]
     loop_axes: frozenset[str]
     waste: float
     why: Callable
@@ -193,6 +209,7 @@ class Result(NamedTuple):
     Attributes:
       dims: its dims.
       split: in which it comes out of the loop.
+      zigzag: the dims whose parts come out of it in zigzag order.
       varies: the axes over which it differs between devices.
       pending: the axes over which it is a sum.
       reasons: for each axis over which this op makes it a sum the rule behind it.
@@ -201,6 +218,7 @@ class Result(NamedTuple):
 
     dims: Dims
     split: Split
+    zigzag: frozenset[Dim]
     varies: tuple[str, ...]
     pending: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...]
@@ -214,7 +232,9 @@ def split(
     level: str,
     pending: tuple[str, ...] = (),
     unsplit: Dims = (),
+    in_order: Dims = (),
     same_split: Mapping[Dim, Dim] = _NO_DIMS,
+    same_order: Mapping[Dim, Dim] = _NO_DIMS,
     sums: bool = True,
     chosen: tuple[Split, Split] | None = None,
     carriers: tuple[tuple[Dim, tuple[Dims, ...]], ...] = (),
@@ -225,7 +245,8 @@ def split(
     Axes of a pending sum are spent on it until it is taken.
     """
     same = tuple(same_split.items()) if same_split else ()
-    key = (loop, outs, level, pending, unsplit, same, sums, chosen, carriers, kept)
+    order = tuple(same_order.items()) if same_order else ()
+    key = (loop, outs, level, pending, unsplit, in_order, same, order, sums, chosen, carriers, kept)
     if (known := scope.loops.get(key)) is not None:
         return known
     free = tuple(d for d in loop if d not in unsplit)
@@ -239,6 +260,11 @@ def split(
     axes = tuple(axes_of.get(d, ()) if d.size else () for d in loop)  # no elements, no parts
     axes_of = dict(zip(loop, axes, strict=True))
     axes_of |= {new: axes_of[old] for new, old in same_split.items()}
+    zigzag = scope.zigzag(loop, axes).difference(in_order)
+    if chosen is not None:
+        zigzag -= _torn(same_order, axes_of, dict(zip(outs[0], chosen[1], strict=True)), scope)
+    origin = {**same_split, **same_order}
+    zigzag |= {new for new, old in same_split.items() if old in zigzag}
 
     results = []
     for dims in outs:
@@ -249,7 +275,8 @@ def split(
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
         varies = (*(a for axes in now for a in axes), *waits)
         target = _less(scope.split(dims, level), waits)
-        results.append(Result(dims, now, varies, waits, tuple(rules.items()), target))
+        ordered = frozenset([d for d in dims if origin.get(d, d) in zigzag]) if zigzag else zigzag
+        results.append(Result(dims, now, ordered, varies, waits, tuple(rules.items()), target))
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
     because = {a: k.why for k in kept for a in k.axes}
     why = _reason(scope, free if chosen is None else outs[0], level, whole, because)
@@ -257,9 +284,17 @@ def split(
     rings = _rings(scope, level, axes_of, carriers)
     waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
     of_results = tuple(results)
-    work = Work(level, axes_of, axes, loop_axes, waste, why, of_results, {}, rings, scope)
+    work = Work(level, axes_of, axes, zigzag, loop_axes, waste, why, of_results, {}, rings, scope)
     scope.loops[key] = work
     return work
+
+
+def _torn(same_order: Mapping[Dim, Dim], before, after, scope: Scope) -> set[Dim]:
+    """The dims of an operand whose parts are not those of the dims that have their elements."""
+    same = lambda old, new: (
+        before[old] == after[new] and (scope.part(old, before[old]) == scope.part(new, after[new]))
+    )
+    return {old for new, old in same_order.items() if not same(old, new)}
 
 
 def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], carriers):
@@ -278,21 +313,34 @@ def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], car
 def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) -> list[jax.Array]:
     """The local arrays of the operands, in the split of the loop, with `fill` in their padding."""
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
-    arrays = []
+    scope, arrays = at.scope, []
+    assert scope is not None
     for t, value in zip(operands, fills, strict=True):
         wanted, placement = work.split_of(t.dims), t.placement
         if placement is not None and placement.origin and work.level == "rules":
             # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
             own = {a for axes in (*placement.axes, *wanted) for a in axes}
             placement.scope.note_use(placement.origin, work.loop_axes - own)
-        if not _stands_so(t, wanted, work.loop_axes):
-            t = resharding.reshard(t, wanted, at.scope, op, work.why, varies=work.loop_axes)
+        zigzag = None
+        if scope.layout.zigzag:
+            zigzag = work.zigzag.intersection(t.dims) | _going_round(t.dims, at, work)
+        stands = zigzag is None or zigzag == scope.zigzag(t.dims, wanted)
+        if not stands or not _stands_so(t, wanted, work.loop_axes):
+            how = {"varies": work.loop_axes, "zigzag": zigzag}
+            t = resharding.reshard(t, wanted, scope, op, work.why, **how)
         array = array_of(op.name, t)
         if fill is not None:
-            of_parts = DeviceLoop(dict(zip(t.dims, wanted, strict=True)), at.scope, op)
+            axes = dict(zip(t.dims, wanted, strict=True))
+            of_parts = DeviceLoop(axes, scope, op, zigzag or _NOTHING)
             array = of_parts.masked(array, t.dims, value)
         arrays.append(array)
     return arrays
+
+
+def _going_round(dims: Dims, at: DeviceLoop, work: Work) -> set[Dim]:
+    """The dims of an operand whose parts come one after the other, each in zigzag order."""
+    rings = {d: at.ring(d) for d in work.rings}
+    return {d for d, ring in rings.items() if ring and ring.zigzag and ring.has(dims)}
 
 
 def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
@@ -316,9 +364,11 @@ def settle(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor,
             dtypes = Dtypes(array.dtype, sums_in)
         because = (*reasons, *result.reasons) if pending else ()
         placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
-        if result.split != result.target:
+        then = scope.zigzag(dims, result.target)
+        if result.split != result.target or result.zigzag != then:
             changes = padded_changes(dims, result.split, result.target, scope)
             how = {"dims": dims, "now": result.split, "then": result.target, "varies": _NOTHING}
+            how |= {"orders": (result.zigzag, then)}
             why = _reason(scope, dims, work.level)
             array = resharding.reshard_array(array, changes, scope, op, **how, why=why)
         role = roles.get(dims, Parameter()) if roles is not None else None

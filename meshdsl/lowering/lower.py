@@ -2,7 +2,8 @@
 
 The function is traced once, inside one `jax.shard_map`, on the local parts of its arguments.
 Arguments arrive split by the law and results leave split by it. `jax.jit` around it makes the
-moves of arguments that arrive otherwise.
+moves of arguments that arrive otherwise. Outside, the parts of every dim are in natural order:
+where the layout says another one, arguments are brought to it and results back.
 """
 
 from __future__ import annotations
@@ -175,7 +176,9 @@ class Lowered:
 
         def local(*arrays):
             placed = [
-                Tensor(_part(array), t.dims, t.role, Placement(scope, split, (), at))
+                resharding.entered(
+                    Tensor(_part(array), t.dims, t.role, Placement(scope, split, (), at))
+                )
                 if is_tensor(t)
                 else array
                 for array, t, split, at in zip(arrays, leaves, splits, levels, strict=True)
@@ -334,7 +337,8 @@ def _leave(x, scope: Scope, what: str):
         )
     common(what, [x], scope)
     x = resharding.placed(x, scope, level_of(x))
-    x = resharding.settle(x, split=scope.at_rest(x.dims, x.placement.level))
+    natural: frozenset[Dim] = frozenset()  # outside of a lowering every dim is in natural order
+    x = resharding.settle(x, split=scope.at_rest(x.dims, x.placement.level), zigzag=natural)
     loose = collectives.varying(x.array) - {a for axes in x.placement.axes for a in axes}
     assert not loose, f"{x} varies over {loose}"
     return x

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.lowering import collectives, resharding
+from meshdsl.dims import Dim
+from meshdsl.lowering import block_order, collectives, resharding
 from meshdsl.lowering.scope import Scope
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split, changes, padded_changes
@@ -41,7 +42,8 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     array = _moved(array, steps, x, start, between, op)
     for i, inner in enumerate(own):
         if inner:
-            array = _among_zeros(array, i, inner, scope.part(x.dims[i], split[i]), scope, op)
+            size = scope.part(x.dims[i], split[i])
+            array = _among_zeros(array, x.dims[i], i, inner, size, scope, op)
             placed += inner
     held = tuple(a for a in added if a not in placed)
     for run in resharding.runs_alike(held, collectives.varying(array)):
@@ -71,7 +73,7 @@ def _unnested_made_whole(
     array = _moved(x.array, changes(now, outer), x, now, outer, op)
     for i in unnested:
         if outer[i]:
-            array = _among_zeros(array, i, outer[i], x.dims[i].size, scope, op)
+            array = _among_zeros(array, x.dims[i], i, outer[i], x.dims[i].size, scope, op)
     start = tuple(() if i in unnested else axes for i, axes in enumerate(outer))
     return array, start, tuple(a for i in unnested for a in outer[i])
 
@@ -105,16 +107,17 @@ def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Arra
 
 
 def _among_zeros(
-    array, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op
+    array, dim: Dim, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op
 ) -> jax.Array:
-    """`size` elements at position `at`: this device's part, placed by `axes`, and zeros."""
+    """`size` elements of `dim`, at position `at`: this device's part by `axes`, and zeros."""
     with jax.named_scope(op.tag):
         start = collectives.position(axes) * array.shape[at]
         shape = list(array.shape)
         shape[at] *= scope.parts(axes)
         zeros = collectives.vary(jnp.zeros(shape, array.dtype), collectives.varying(array))
-        array = resharding.resized(
-            lax.dynamic_update_slice_in_dim(zeros, array, start, at), at, size
-        )
+        array = lax.dynamic_update_slice_in_dim(zeros, array, start, at)
+        if scope.zigzag((dim,), (axes,)):
+            array = block_order.in_natural(array, at, scope.parts(axes))
+        array = resharding.resized(array, at, size)
     resharding.record(op, scope, "place", axes, resharding.nbytes(array), _WHY, "")
     return array

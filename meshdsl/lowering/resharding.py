@@ -21,12 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.dims import Dims, without
-from meshdsl.lowering import collectives
+from meshdsl.dims import Dim, Dims, without
+from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
+from meshdsl.splits import zigzag as zigzag_order
 from meshdsl.splits.changes import Change, Split, padded_changes
 from meshdsl.tensor import Placement, Tensor
 
@@ -42,6 +43,7 @@ def reshard(
     *,
     varies: frozenset[str] = frozenset(),
     pending: tuple[str, ...] = (),
+    zigzag: frozenset[Dim] | None = None,
 ) -> Tensor:
     """`x` in another split. Whoever asks for the same again gets the same array.
 
@@ -52,24 +54,33 @@ def reshard(
         an op for them, and is called if there are any to make.
       varies: the axes over which the loop of that op is split, see `reshard_array`.
       pending: the axes over which a sum of `x` is pending that is to be taken on the way.
+      zigzag: the dims whose parts are to be in zigzag order, where those are not the layout's. Only
+        who asks knows that then: ops take a Tensor to be in the order of the layout.
     """
     placement = x.placement or whole_placement(x, scope)
+    if zigzag is None:
+        zigzag = scope.zigzag(x.dims, split)
     made = placement._replace(
         axes=split, pending=tuple([a for a in placement.pending if a not in pending])
     )
-    key = (x.dims, placement, split, varies, pending)
+    key = (x.dims, placement, split, varies, pending, zigzag)
     # A constant may outlive this trace, so nothing is remembered of one.
     array = None if x.placement is None else scope.remembered(x.stored, key)
     if array is None:
         op = op if isinstance(op, Op) else op()
-        array = _array(x, placement, split, op, why, varies, pending)
+        array = _array(x, placement, split, op, why, varies, pending, zigzag)
         if x.placement is not None:
             scope.remember(x.stored, key, array)
     return Tensor(array, x.dims, x.role, made)
 
 
 def settle(
-    x: Tensor, name: str = "settle", *, split: Split | None = None, level: str | None = None
+    x: Tensor,
+    name: str = "settle",
+    *,
+    split: Split | None = None,
+    level: str | None = None,
+    zigzag: frozenset[Dim] | None = None,
 ) -> Tensor:
     """`x` with nothing pending, in the split that the law gives its own dims.
 
@@ -78,17 +89,34 @@ def settle(
     Args:
       split: the split to bring it to, where that is not the law's.
       level: whose rules are the reason for that split, where they are not those of `x`.
+      zigzag: as in `reshard`.
     """
     placement = x.placement
     if placement is None:
         return x
     scope = placement.scope
     target = scope.split(x.dims, placement.level) if split is None else split
-    if not placement.pending and placement.axes == target:
+    stands = zigzag is None or zigzag == scope.zigzag(x.dims, target)
+    if not placement.pending and placement.axes == target and stands:
         return x
     why = lambda change: _rules_behind(x, change, level or placement.level)
     begin = lambda: scope.recorder.begin(name, x.dims, target)
-    return reshard(x, target, scope, begin, why, pending=placement.pending)
+    how = {"pending": placement.pending, "zigzag": zigzag}
+    return reshard(x, target, scope, begin, why, **how)
+
+
+def entered(x: Tensor) -> Tensor:
+    """`x`, which comes from outside of the lowering in natural order, in the layout's order."""
+    assert x.placement is not None
+    scope, axes = x.placement.scope, x.placement.axes
+    zigzag = scope.zigzag(x.dims, axes)
+    if not zigzag:
+        return x
+    op = scope.recorder.begin("zigzag", x.dims, axes)
+    how = {"dims": x.dims, "now": axes, "then": axes, "varies": frozenset()}
+    how |= {"orders": (frozenset(), zigzag)}
+    why = lambda change: _rules_behind(x, change, x.placement.level)
+    return x.replace(array=reshard_array(x.stored, [], scope, op, **how, why=why))
 
 
 def whole_placement(x: Tensor, scope, level: str = "rules") -> Placement:
@@ -125,7 +153,7 @@ def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
 
 
 def _array(
-    x: Tensor, placement: Placement, split: Split, op: Op, why: Why, varies, pending
+    x: Tensor, placement: Placement, split: Split, op: Op, why: Why, varies, pending, zigzag
 ) -> jax.Array:
     """The array of `x` in its dtype of use, in another split; see `reshard`.
 
@@ -136,6 +164,7 @@ def _array(
     dtypes, constant = placement.dtypes, x.placement is None
     changes = padded_changes(x.dims, placement.axes, split, placement.scope, pending)
     how = {"dims": x.dims, "now": placement.axes, "then": split, "varies": varies, "why": why}
+    how |= {"orders": (placement.scope.zigzag(x.dims, placement.axes), zigzag)}
 
     def move(array, op: Op) -> jax.Array:
         return reshard_array(array, changes, placement.scope, op, **how, constant=constant)
@@ -159,19 +188,28 @@ def _array(
     noted = op.aside()
     like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
-    value = without_gradient(copy, split, op, why, varies=varies)
+    value = without_gradient(copy, split, op, why, varies=varies, zigzag=zigzag)
     axes = collectives.varying(value) | collectives.varying(like)
     derivative = lambda t: collectives.vary(moved(t, op.aside()), axes)
     return with_derivative_of(collectives.vary(value, axes), derivative, x.stored)
 
 
 def without_gradient(
-    x: Tensor, split: Split, op: Op, why: Why, *, varies: frozenset[str] = frozenset()
+    x: Tensor,
+    split: Split,
+    op: Op,
+    why: Why,
+    *,
+    varies: frozenset[str] = frozenset(),
+    zigzag: frozenset[Dim] | None = None,
 ) -> jax.Array:
     """The array of `x` in its dtype of use, in another split, for which no gradient is recorded."""
-    changes = padded_changes(x.dims, x.placement.axes, split, x.placement.scope)
-    how = {"dims": x.dims, "now": x.placement.axes, "then": split, "varies": varies, "why": why}
-    return reshard_array(x.array, changes, x.placement.scope, op, **how, constant=True)
+    scope, now = x.placement.scope, x.placement.axes
+    then = scope.zigzag(x.dims, split) if zigzag is None else zigzag
+    how = {"dims": x.dims, "now": now, "then": split, "varies": varies, "why": why}
+    how |= {"orders": (scope.zigzag(x.dims, now), then)}
+    changes = padded_changes(x.dims, now, split, scope)
+    return reshard_array(x.array, changes, scope, op, **how, constant=True)
 
 
 def reshard_array(
@@ -186,6 +224,7 @@ def reshard_array(
     varies: frozenset[str],
     why: Why,
     constant: bool = False,
+    orders: tuple[frozenset[Dim], frozenset[Dim]] | None = None,
 ) -> jax.Array:
     """Make `changes` to the array that a device has, and write them down in the record of `op`.
 
@@ -196,12 +235,20 @@ def reshard_array(
         first, and summed over the other axes on what is left. A gather over one of these axes has a
         result that varies over it, a gather over any other axis one that does not.
       constant: the array has no gradient, so nothing is recorded of the backward pass.
+      orders: the dims whose parts are in zigzag order before, and those that are to be so after;
+        by default as the layout says. Where the two differ in a dim that is split before and after,
+        its parts exchange their blocks first. The whole of a dim is in natural order always.
     """
     changes = [part for change in changes for part in _gathers_apart(change, varies)]
     sliced = {a for c in changes if c.operation == "slice" for a in c.axes}
     summed = {a for c in changes if c.operation in ("psum", "psum_scatter") for a in c.axes}
     missing = varies - collectives.varying(array) - sliced - summed
     axes = list(now)
+    before, after = orders or (scope.zigzag(dims, now), scope.zigzag(dims, then))
+    both = [scope.parts(a) > 1 < scope.parts(b) for a, b in zip(now, then, strict=True)]
+    zigzag = [
+        d in after if stays else d in before | after for d, stays in zip(dims, both, strict=True)
+    ]
     with jax.named_scope(op.tag):
         if missing:
             missing = scope.in_mesh_order(missing)
@@ -209,13 +256,17 @@ def reshard_array(
                 reason = "the loop is split over it"
                 record(op, scope, "vary", missing, nbytes(array), reason, "psum")
             array = collectives.vary(array, missing)
+        for i, d in enumerate(dims):
+            if both[i] and (d in before) != zigzag[i]:
+                change = Change("ppermute", now[i], i, order=now[i])
+                array = _reordered(array, change, zigzag[i], scope, op, why, constant)
         for change in changes:
             splits_dim = change.operation in ("slice", "psum_scatter", "all_to_all")
             if splits_dim and not axes[change.dim]:
                 size = scope.padded(dims[change.dim], then[change.dim])
                 array = resized(array, change.dim, size)
             for part in _slices_apart(change, array):
-                array = _changed(array, part, scope, op, varies, why, constant)
+                array = _changed(array, part, zigzag, scope, op, varies, why, constant)
             joined = {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
             if joined is not None:
                 axes[joined] = axes[joined][: -len(change.axes)]
@@ -226,9 +277,38 @@ def reshard_array(
     return array
 
 
-def _changed(array, change: Change, scope, op: Op, varies, why: Why, constant: bool) -> jax.Array:
-    """The array after one change, which is written down in the record of `op`."""
+def _reordered(
+    array, change: Change, to_zigzag: bool, scope, op: Op, why: Why, constant: bool
+) -> jax.Array:
+    """The array after parts of a dim have exchanged their blocks, to zigzag order or from it."""
+    axes, parts = change.axes, scope.parts(change.axes)
+    backward = "" if constant else "ppermute"
+
+    def send(piece, pairs):
+        across = crossed(pairs, axes, scope.sizes)
+        record(op, scope, "ppermute", across, nbytes(piece), why(change), backward)
+        return collectives.ppermute(piece, axes, pairs)
+
+    def exchange(array):
+        size = array.shape[change.dim]
+        pieces = zigzag_order.pieces(parts, size // 2, to_zigzag=to_zigzag)
+        return window_arrays.exchanged(array, change.dim, axes, parts, pieces, size, send)
+
+    return block_order.of_words(exchange, array) if array.size and parts > 1 else array
+
+
+def _changed(
+    array, change: Change, zigzag: list[bool], scope, op: Op, varies, why: Why, constant: bool
+) -> jax.Array:
+    """The array after one change, which is written down in the record of `op`.
+
+    Args:
+      zigzag: for each dim whether its parts are in zigzag order.
+    """
     before, crosses, axes = nbytes(array), change.axes, change.axes
+    parts, splits = scope.parts(axes), change.operation in ("psum_scatter", "all_to_all")
+    if splits and zigzag[change.dim]:
+        array = block_order.in_zigzag(array, change.dim, parts)
     backward = ""  # the collective that this is in the backward pass, where that is not free
     match change.operation:
         case "psum":
@@ -244,12 +324,15 @@ def _changed(array, change: Change, scope, op: Op, varies, why: Why, constant: b
             array, backward = collectives.ppermute(array, axes, pairs), "ppermute"
         case "slice":
             backward = "all_gather" if collectives.varying(array).isdisjoint(axes) else ""
-            array = own_part(array, axes, change.dim, scope.sizes)
+            array = own_part(array, axes, change.dim, scope.sizes, zigzag=zigzag[change.dim])
         case "all_gather":
             backward = "" if varies.isdisjoint(axes) else "psum_scatter"
             array = collectives.all_gather(array, axes, change.dim, varies=bool(backward))
         case unknown:
             raise AssertionError(unknown)
+    joined = {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
+    if joined is not None and zigzag[joined]:
+        array = block_order.in_natural(array, joined, parts)
     size = max(before, nbytes(array))
     if change.operation in ("psum", "psum_scatter"):
         size = size // array.dtype.itemsize * collectives.sum_dtype(array.dtype).itemsize

@@ -51,6 +51,7 @@ class Ring:
       count: how many parts go round, which is also how many devices take part.
       parts: how many there are in all rings of the dim.
       size: of each part, with padding.
+      zigzag: whether the parts are in zigzag order.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class Ring:
         scope: Scope,
         level: str,
         op: Op,
+        *,
+        zigzag: bool = False,
     ):
         """A ring.
 
@@ -68,12 +71,14 @@ class Ring:
           outer: the axes over which the loop of the op splits `dim` besides. Each of their parts
             has a ring of its own.
           level: of the op.
+          zigzag: the parts are to be in zigzag order, if the layout says so.
         """
         self._dim, self._outer, self._scope, self._level, self._op = dim, outer, scope, level, op
         self.axes = axes
         self.count = scope.parts(axes)
         self.parts = scope.parts((*outer, *axes))
         self.size = scope.part(dim, (*outer, *axes))
+        self.zigzag = zigzag and bool(scope.zigzag((dim,), ((*outer, *axes),)))
 
     def has(self, dims: Dims) -> bool:
         """Whether an operand of these dims comes part by part."""
@@ -114,7 +119,11 @@ class Ring:
     def runs(self, turn) -> list[tuple[jax.Array, int]]:
         """The runs of elements of the part that is here on a turn: first index and size of each."""
         first = collectives.position(self._outer) * self.count if self._outer else 0
-        return [((first + self.number(turn)) * self.size, self.size)]
+        number = first + self.number(turn)
+        if not self.zigzag:
+            return [(number * self.size, self.size)]
+        block = self.size // 2
+        return [(number * block, block), ((2 * self.parts - 1 - number) * block, block)]
 
     def indices(self, turn) -> jax.Array:
         """The indices in the whole dim of the elements that are here on a turn."""
@@ -129,11 +138,21 @@ class Ring:
     def part_of(self, x, at: int, turn) -> jax.Array:
         """The part, here on a turn, of an array that is not split over the axes of the ring."""
         x = resharding.resized(x, at, self.size * self.count)
-        return lax.dynamic_slice_in_dim(x, self.number(turn) * self.size, self.size, at)
+        runs = [lax.dynamic_slice_in_dim(x, start, n, at) for start, n in self._runs_within(turn)]
+        return jnp.concatenate(runs, at) if len(runs) > 1 else runs[0]
+
+    def _runs_within(self, turn) -> list[tuple[jax.Array, int]]:
+        """As `runs`, in an array that the axes of the ring do not split."""
+        number = self.number(turn)
+        if not self.zigzag:
+            return [(number * self.size, self.size)]
+        block = self.size // 2
+        return [(number * block, block), ((2 * self.count - 1 - number) * block, block)]
 
     def put(self, x, part, at: int, turn) -> jax.Array:
         """`x` with the elements of `part` in their place: the other way of `part_of`."""
         whole = resharding.resized(x, at, self.size * self.count)
-        start = self.number(turn) * self.size
-        made = lax.dynamic_update_slice_in_dim(whole, part, start, at)
-        return resharding.resized(made, at, x.shape[at])
+        runs = self._runs_within(turn)
+        for (start, _), run in zip(runs, jnp.split(part, len(runs), at), strict=True):
+            whole = lax.dynamic_update_slice_in_dim(whole, run, start, at)
+        return resharding.resized(whole, at, x.shape[at])

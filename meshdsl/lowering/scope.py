@@ -108,6 +108,13 @@ class Scope:
             self._shapes[key] = tuple(parts)
         return self._shapes[key]
 
+    def zigzag(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> frozenset[Dim]:
+        """Those of `dims` whose parts are in zigzag order when `axes` split them."""
+        if not self.layout.zigzag:
+            return frozenset()
+        zigzag = lambda d, a: d.name in self.layout.zigzag and self.parts(a) > 1
+        return frozenset([d for d, a in zip(dims, axes, strict=True) if zigzag(d, a)])
+
     def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
         """The work on padding, as a fraction of the work on elements, of a loop split so."""
         key = (dims, axes)

@@ -6,13 +6,47 @@ the bytes are the lower bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.lowering import collectives
+from meshdsl.splits.exchanges import at_home, exchanges
 from meshdsl.splits.windows import Piece
+
+
+def exchanged(
+    x,
+    at: int,
+    axes: collectives.Axes,
+    parts: int,
+    pieces: Sequence[Piece],
+    length: int,
+    send: Callable,
+    *,
+    fill=0,
+) -> jax.Array:
+    """`length` elements at position `at`, put together from `pieces` of the parts over `axes`.
+
+    Where no piece lies there is `fill`.
+
+    Args:
+      x: what this device has.
+      send: called with an array and pairs of parts, from which and to which it goes; gives what
+        this device receives.
+    """
+    part = collectives.position(axes) if axes else 0
+    own = [p for p in pieces if p.source == p.target]
+    arrived = [(group, read(x, at, group, part, parts)) for group in at_home(own)]
+    for group in exchanges([p for p in pieces if p.source != p.target]):
+        piece = read(x, at, group, part, parts)
+        arrived.append((group, send(piece, [(p.source, p.target) for p in group])))
+    shape = tuple(length if i == at else n for i, n in enumerate(x.shape))
+    empty = collectives.vary(jnp.full(shape, fill, x.dtype), collectives.varying(x))
+    return assemble(empty, arrived, at, part, parts)
 
 
 def read(block, at: int, group: list[Piece], part, parts: int):

@@ -32,6 +32,7 @@ from meshdsl.ops.attention_kernels import (
 from meshdsl.ops.attention_parts import Way, by_blocks
 from meshdsl.ops.checkpoint import mark
 from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.splits.zigzag import blocks_of
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -205,6 +206,7 @@ def attention(
         loop=dim_algebra.union("attention", [query.dims, key.dims, value.dims]),
         out=call.out,
         unsplit=tuple(dict.fromkeys((call.head_dim, call.features))),
+        in_order=(),
         part_by_part={call.memory: (key.dims, value.dims)},
     )
 
@@ -399,22 +401,30 @@ IMPLEMENTATIONS = {
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     parts, ring = at.parts(call.queries), at.ring(call.memory)
     part = (lambda: at.offset(call.queries) // at.size(call.queries)) if parts > 1 else None
-    rows = _runs(parts, at.size(call.queries))
+    rows = _runs(parts, at.size(call.queries), zigzag=len(at.runs(call.queries)) > 1)
     if ring is None:
-        columns = _runs(at.parts(call.memory), at.size(call.memory))
+        zigzag = len(at.runs(call.memory)) > 1
+        columns = _runs(at.parts(call.memory), at.size(call.memory), zigzag=zigzag)
         padded = bool(at.padding(call.queries) or at.padding(call.memory))
         aligned = False
     else:
-        columns = _runs(ring.parts, ring.size)
+        columns = _runs(ring.parts, ring.size, zigzag=ring.zigzag)
         padded = bool(at.padding(call.queries) or ring.padded)
         aligned = ring.axes == at.axes(call.queries) and ring.parts == ring.count
     whole = ring is None and at.parts(call.memory) == 1
+    if whole and rows.count > 1:  # then each run of queries meets runs of keys of its size
+        whole, size = False, rows.size
+        if at.size(call.memory) % size == 0:
+            columns = Runs((tuple(range(0, at.size(call.memory), size)),), size)
     platform = at.platform, at.lowered
     return Place(part, parts, padded, counted, *platform, whole, rows, columns, aligned)
 
 
-def _runs(parts: int, size: int) -> Runs:
-    return Runs(tuple((part * size,) for part in range(parts)), size)
+def _runs(parts: int, size: int, *, zigzag: bool) -> Runs:
+    """The runs of each part of a dim, of which each has `size` elements."""
+    blocks = blocks_of(parts) if zigzag else [(part,) for part in range(parts)]
+    length = size // len(blocks[0])
+    return Runs(tuple(tuple(number * length for number in some) for some in blocks), length)
 
 
 def _chosen(wanted: str | None, platform: str, *arguments) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -34,9 +34,13 @@ from meshdsl.ops.attention_kernels import (
 from meshdsl.ops.attention_parts import Kernel, merged
 
 # Rows and columns of the blocks. The fused backward kernel writes the gradient of the queries once
-# for each block of columns: on v5p a layer takes 4.0 ms with blocks of 512 there and 2.4 ms with
-# blocks of 2,048.
+# for each block of columns, so these are large there: blocks of 4,096 do not fit the memory that a
+# kernel has on v5p.
 _ROWS, _COLUMNS, _BACKWARD_COLUMNS = 512, 512, 2048
+# The kernel would add those gradients by a sum that takes the compiler for v5p 2.4 ms of a layer
+# of 4 x 4,096 tokens and 32 heads. Up to so many blocks are kernels of their own instead, whose
+# results are added in 0.3 ms.
+_BACKWARD_KERNELS = 8
 _UNSEEN = -1e37  # below it lies the log-sum-exp of a row that sees no column
 
 
@@ -163,8 +167,7 @@ def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backw
     """`fn` of the rows of this device and all columns."""
     rows, columns = arrays.query.shape[2], arrays.key.shape[2]
     share = visible_share(options, rows * place.parts, columns, True)
-    mask = _mask(options, rows * place.parts, columns, 0)
-    run = _Run(options, place.platform != "tpu", mask, place.parts)
+    run = _Run(options, place.platform != "tpu", 0, place.parts)
     part = None if place.part is None else place.part()
     return run.of(place, fn, arrays, share, backward, part)
 
@@ -201,8 +204,7 @@ def _of_runs(
         share, distance = kind
         if not share:
             return nothing
-        mask = _mask(options, rows, columns, distance)
-        run = _Run(options, place.platform != "tpu", mask, 1)
+        run = _Run(options, place.platform != "tpu", distance, 1)
         counted = share * kinds[kind] / pairs
         return lambda arrays: run.of(place, fn, arrays, counted, backward, None)
 
@@ -233,15 +235,43 @@ class _Run(NamedTuple):
 
     Attributes:
       interpreted: whether the kernel is interpreted.
-      mask: of all rows, of which a device has one of `parts`.
+      distance: of the first of all rows from the first column; None where it does not matter.
+      parts: of all rows, of which a device has one.
     """
 
     options: Options
     interpreted: bool
-    mask: masks.Mask
+    distance: int | None
     parts: int
 
+    @property
+    def all_see(self) -> bool:
+        """Whether the mask, without segments, lets every row see a column."""
+        if self.options.window is not None:
+            return False
+        return not self.options.causal or self.distance is None or self.distance >= 0
+
     def of(self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part):
+        """`fn` of local arrays: `_output`, or `_slopes` of one block of columns after the other."""
+        columns = arrays.key.shape[2]
+        size = _block(columns, _BACKWARD_COLUMNS) if backward else columns
+        if columns > size * _BACKWARD_KERNELS:
+            size = columns
+        starts = range(0, columns, size)
+        if len(starts) == 1:
+            return self._call(place, fn, arrays, share, backward, part)
+        found = []
+        for start in starts:
+            far = None if self.distance is None else self.distance - start
+            some = arrays.cut(0, arrays.query.shape[2], start, size)
+            found.append(self._replace(distance=far)._call(place, fn, some, share, backward, part))
+        by_query, by_key, by_value = zip(*found, strict=True)
+        total = reduce(jnp.add, [x.astype(jnp.float32) for x in by_query])
+        return total.astype(arrays.query.dtype), *(
+            jnp.concatenate(x, 2) for x in (by_key, by_value)
+        )
+
+    def _call(self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part):
         """`fn` of local arrays: in a lowering one operation, and outside of one as it is."""
         products = products_of(arrays.query, arrays.key, arrays.value, share)[backward]
         if place.lowered:
@@ -257,6 +287,8 @@ def _output(run: _Run, arrays: _Arrays, part):
         return output, normaliser
 
     output, normaliser = jax.vmap(one)(*arrays[:4])
+    if run.all_see and arrays.segments is None:
+        return output, normaliser
     sees = normaliser > _UNSEEN
     return jnp.where(sees[..., None], output, 0), jnp.where(sees, normaliser, HIDDEN)
 
@@ -302,6 +334,7 @@ def _slopes(run: _Run, arrays: _Arrays, part):
 def _splash_kernel(run: _Run, arrays: _Arrays, part, save_residuals: bool):
     """The kernel for the part of the queries that this device has."""
     heads, rows, columns = arrays.query.shape[1], arrays.query.shape[2], arrays.key.shape[2]
+    mask = _mask(run.options, rows * run.parts, columns, run.distance)
     block, across = _block(rows, _ROWS), _block(columns, _COLUMNS)
     back = _block(columns, _BACKWARD_COLUMNS)
     sizes = splash.BlockSizes(
@@ -314,7 +347,7 @@ def _splash_kernel(run: _Run, arrays: _Arrays, part, save_residuals: bool):
         use_fused_bwd_kernel=True,
     )
     kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([run.mask] * heads),
+        masks.MultiHeadMask([mask] * heads),
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=run.parts,

@@ -69,6 +69,7 @@ def map(
         tensors,
         loop=out,
         out=out,
+        in_order=(),
         linear=linear and len(tensors) == len(operands),
         fill=fill,
     )
@@ -126,9 +127,8 @@ def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -
     """`x` times a number, or divided by it. Linear: a pending sum keeps waiting."""
     fn = (lambda _, a: a / factor) if inverse else (lambda _, a: a * factor)
     made = jnp.result_type(x.dtype, jnp.float32 if inverse else factor)
-    return apply_op(
-        name, fn, (x,), loop=x.dims, out=x.dims, linear=sums_alike(x.dtype, made), fill=None
-    )
+    how = {"in_order": (), "linear": sums_alike(x.dtype, made), "fill": None}
+    return apply_op(name, fn, (x,), loop=x.dims, out=x.dims, **how)
 
 
 @op(
@@ -146,7 +146,7 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     dtype = jnp.dtype(dtype)
     if x.dtype == dtype:
         return x
-    how = {"linear": sums_alike(x.dtype, dtype), "fill": None}
+    how = {"in_order": (), "linear": sums_alike(x.dtype, dtype), "fill": None}
     return apply_op("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, **how)
 
 
@@ -164,6 +164,7 @@ def stop_gradient(x: Tensor) -> Tensor:
         (x,),
         loop=x.dims,
         out=x.dims,
+        in_order=(),
         linear=True,
         fill=None,
     )

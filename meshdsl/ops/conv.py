@@ -245,6 +245,7 @@ def _apply(
         loop=every,
         out=out,
         unsplit=tuple(taps.values()),
+        in_order=tuple(taps),
         same_split=carried,
     )
 

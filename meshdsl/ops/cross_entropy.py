@@ -131,6 +131,7 @@ def cross_entropy(
         loop=dim_algebra.union("cross_entropy", [x.dims, weight.dims]),
         outs=(tokens, tokens),
         unsplit=features,
+        in_order=(vocab,),
         sums=False,
         fill=(0, 0, -1, 0)[: 3 if bias is None else 4],
     )

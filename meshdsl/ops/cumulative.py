@@ -150,7 +150,8 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
     fn, at = _extremum if has_ties else _scanned, x.dims.index(dim)
     local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, fill=scan.identity)
+    how = {"in_order": (dim,), "fill": scan.identity}
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
 
 
 def _running(fn: Callable, draw: Draw) -> Case:

@@ -41,9 +41,9 @@ def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     """A random tensor. `of(loop, key, dims)` draws the part of a device; `key` is two words."""
     dims = dim_algebra.resolve("random", like.dims if like is not None else (), dims)
     dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
-    return apply_op(
-        f"random.{name}", lambda loop: of(loop, data, dims), (), loop=dims, out=dims, like=like
-    )
+    local = lambda loop: of(loop, data, dims)
+    how = {"in_order": (), "like": like}
+    return apply_op(f"random.{name}", local, (), loop=dims, out=dims, **how)
 
 
 def _drawn(
@@ -301,4 +301,4 @@ def dropout(x: Tensor, rate: float, key) -> Tensor:
         keep = threefry.unit(loop, data, x.dims, jnp.float32) >= rate
         return jnp.where(keep, a / (1 - rate), jnp.zeros((), a.dtype)).astype(a.dtype)
 
-    return apply_op("dropout", local, (x,), loop=x.dims, out=x.dims)
+    return apply_op("dropout", local, (x,), loop=x.dims, out=x.dims, in_order=())

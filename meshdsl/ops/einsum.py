@@ -84,7 +84,7 @@ def einsum(
 
     made = preferred_element_type or tensors[0].dtype
     linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, made)
-    return apply_op("einsum", local, tensors, loop=loop, out=out, linear=linear)
+    return apply_op("einsum", local, tensors, loop=loop, out=out, in_order=(), linear=linear)
 
 
 def _out_dims(tensors, out, contract, loop: Dims) -> Dims:

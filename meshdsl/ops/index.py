@@ -75,7 +75,8 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
         found = _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
         return found if wide is None else found.astype(made)
 
-    return apply_op("take", local, (x, ids), loop=every, out=(*shared, *inner), kept=kept)
+    how = {"loop": every, "out": (*shared, *inner), "in_order": (dim,), "kept": kept}
+    return apply_op("take", local, (x, ids), **how)
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):
@@ -132,7 +133,7 @@ def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
         )
     out = (*ids.dims, dim)
     local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)
-    return apply_op("one_hot", local, (ids,), loop=out, out=out)
+    return apply_op("one_hot", local, (ids,), loop=out, out=out, in_order=())
 
 
 def _iota_example(iota: Callable, draw: Draw) -> Case:
@@ -155,6 +156,5 @@ def iota(dim: Dim | str, dtype: DTypeLike = jnp.int32, *, like: Tensor | None = 
         every device makes the whole, and takes its part where it meets a split tensor.
     """
     dim = dim_algebra.resolve_one("iota", like.dims if like is not None else (), dim)
-    return apply_op(
-        "iota", lambda at: at.indices(dim, dtype), (), loop=(dim,), out=(dim,), like=like
-    )
+    local = lambda at: at.indices(dim, dtype)
+    return apply_op("iota", local, (), loop=(dim,), out=(dim,), in_order=(), like=like)

@@ -150,9 +150,8 @@ def _elements(x: Tensor, numbers: Mapping[Dim, int]) -> Tensor:
 
     out = dim_algebra.without(x.dims, numbers)
     whole = tuple(numbers) if is_key else ()
-    return apply_op(
-        "index", local, (x,), loop=x.dims, out=out, unsplit=whole, linear=True, fill=None
-    )
+    how = {"unsplit": whole, "in_order": tuple(numbers), "linear": True, "fill": None}
+    return apply_op("index", local, (x,), loop=x.dims, out=out, **how)
 
 
 Tensor.__getitem__ = _getitem  # pyright: ignore[reportAttributeAccessIssue] (the stub has it)

@@ -26,6 +26,9 @@ def local(fn: Callable, *tensors: Tensor, out, whole=(), name: str | None = None
     and in reverse mode: the one that it states by `jax.custom_vjp`, or one that Pallas finds.
     Backward kernels run under the same split as the forward one.
 
+    What `fn` gets of a dim is a run of consecutive elements, whichever order the layout gives the
+    parts.
+
     Args:
       fn: takes the local array of each tensor, its dims in the tensor's order, and returns the
         local array of the result. It must treat alike, and separately, the parts of every dim that

@@ -126,8 +126,12 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "rules"))
         why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.layout.spent)
+    zigzag = scope.zigzag((dim,), (axes,))
     return Tensor(
-        _filled(x.array, DeviceLoop({dim: axes}, scope, op), dim), x.dims, x.role, x.placement
+        _filled(x.array, DeviceLoop({dim: axes}, scope, op, zigzag), dim),
+        x.dims,
+        x.role,
+        x.placement,
     )
 
 
@@ -139,9 +143,8 @@ def _filled(array, loop: DeviceLoop, dim: Dim):
     """
     if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return array
-    first = jnp.where(
-        loop.offset(dim) == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype)
-    )
+    (start, _), *_ = loop.runs(dim)
+    first = jnp.where(start == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype))
     summed = loop.psum(first.astype(jnp.int32) if array.dtype == bool else first, dim, varies=True)
     inside = loop.inside((dim,)).reshape(-1, *(1,) * (array.ndim - 1))
     return jnp.where(inside, array, summed.astype(array.dtype))

@@ -86,11 +86,13 @@ def reshard(
                 f" over it; {advice}, or reshard outside of `over`"
             )
     for dim, over in axes.items():
-        if dim.size % scope.parts(over) and dim.name not in scope.layout.padded:
+        blocks = scope.layout.blocks(dim, over, scope.sizes)
+        if dim.size % blocks and dim.name not in scope.layout.padded:
             shown = " x ".join(f"`{a}`={scope.sizes[a]}" for a in over)
+            into = "" if blocks == scope.parts(over) else f" in zigzag order, into {blocks} blocks"
             raise MeshDSLError(
-                f"reshard: `{dim.name}`={dim.size} does not divide over {shown}; use other axes, "
-                'or a layout with uneven = "pad"'
+                f"reshard: `{dim.name}`={dim.size} does not divide over {shown}{into}; use other "
+                'axes, or a layout with uneven = "pad"'
             )
     return place(x, tuple(axes.get(d, ()) for d in x.dims), scope.in_mesh_order(waits))
 

@@ -147,4 +147,6 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
         return local(loop, array, slid, how)
 
     carried = {w.out: w.dim for w in slid.values() if w.out != w.dim}
-    return apply_op(name, pool, (x,), loop=x.dims, out=out, same_split=carried, fill=fill)
+    along = tuple(w.dim for w in slid.values())
+    how = {"in_order": along, "same_split": carried, "fill": fill}
+    return apply_op(name, pool, (x,), loop=x.dims, out=out, **how)

@@ -44,8 +44,9 @@ def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor
     Args:
       local: of `(loop, array, positions, dims)`; reduces `dims`, which the array has at
         `positions`.
-      how: other arguments of `apply_op`.
+      how: other arguments of `apply_op`; by default the order of the parts does not matter.
     """
+    how = {"in_order": ()} | how
     dims = dim_algebra.find_all(name, x.dims, dims)
     positions = tuple(x.dims.index(d) for d in dims)
     out = dim_algebra.without(x.dims, dims)
@@ -244,7 +245,9 @@ def prod(x: Tensor, dims: Which = None) -> Tensor:
 
     Where they are split, the products of the parts are gathered.
     """
-    local = lambda loop, a, at, dims: jnp.prod(loop.gather(jnp.prod(a, at), dims), 0)
+    local = lambda loop, a, at, dims: jnp.prod(
+        loop.gather(jnp.prod(a, at), dims, in_order=False), 0
+    )
     return _reduce("prod", x, dims, local, sums=False, fill=1)
 
 
@@ -291,7 +294,9 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
 
     check_some(name, x, dim_algebra.find_all(name, x.dims, _one(name, x, dim)))
     check_real(name, x)
-    return _reduce(name, x, dim, local, sums=False, fill=bounds(x.dtype)[sign < 0])
+    along = dim_algebra.find_all(name, x.dims, dim)
+    how = {"in_order": along, "sums": False, "fill": bounds(x.dtype)[sign < 0]}
+    return _reduce(name, x, dim, local, **how)
 
 
 def _one(name, x, dim):
@@ -396,9 +401,9 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     dims = dim_algebra.find_all(name, x.dims, dims)
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))
-    return apply_op(
-        name, lambda loop, a: fn(loop, at, dims, a), (x,), loop=x.dims, out=x.dims, fill=-jnp.inf
-    )
+    local = lambda loop, a: fn(loop, at, dims, a)
+    how = {"in_order": (), "fill": -jnp.inf}
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
 
 
 @op(

@@ -120,9 +120,8 @@ def transpose(x: Tensor, dims) -> Tensor:
     if out == x.dims:
         return x
     order = tuple(x.dims.index(d) for d in out)
-    return apply_op(
-        "transpose", lambda _, a: jnp.transpose(a, order), (x,), loop=x.dims, out=out, linear=True
-    )
+    local = lambda _, a: jnp.transpose(a, order)
+    return apply_op("transpose", local, (x,), loop=x.dims, out=out, in_order=(), linear=True)
 
 
 def _broadcast_example(broadcast: Callable, draw: Draw) -> Case:
@@ -159,7 +158,7 @@ def broadcast(x: Tensor, dims) -> Tensor:
         a = jnp.expand_dims(jnp.transpose(a, order), new)
         return jnp.broadcast_to(a, tuple(loop.size(d) for d in out))
 
-    return apply_op("broadcast", local, (x,), loop=out, out=out, linear=True)
+    return apply_op("broadcast", local, (x,), loop=out, out=out, in_order=(), linear=True)
 
 
 def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
@@ -215,6 +214,8 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
                     )
         return jnp.transpose(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
 
+    renamed = {g.new[0]: g.old[0] for g in groups if len(g.new) == len(g.old) == 1}
+    torn = tuple(d for d in source if d not in renamed.values() and d not in kept)
     route = lambda now, then, scope: regrouping.best_splits(now, then, x.dims, out, groups, scope)
     return apply_op(
         name,
@@ -222,6 +223,8 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
         (x,),
         loop=x.dims,
         out=out,
+        in_order=torn,
+        same_order=renamed,
         choose_splits=route,
         linear=True,
         sums=False,

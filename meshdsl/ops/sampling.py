@@ -147,7 +147,8 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
             found = found | (digit << shift)
         return jnp.moveaxis(jnp.where(ordered >= found[..., None], a, -jnp.inf), -1, at)
 
-    return apply_op("nucleus", local, (logits,), loop=logits.dims, out=logits.dims, fill=-jnp.inf)
+    how = {"in_order": (), "fill": -jnp.inf}
+    return apply_op("nucleus", local, (logits,), loop=logits.dims, out=logits.dims, **how)
 
 
 @op(
@@ -171,6 +172,7 @@ def permutation(key, dim: Dim | str, *, like: Tensor | None = None) -> Tensor:
         loop=(dim,),
         out=(dim,),
         unsplit=(dim,),
+        in_order=(),
         like=like,
     )
 
@@ -192,7 +194,14 @@ def permute(key, x: Tensor, dim: Dim | str) -> Tensor:
     at = x.dims.index(dim)
     local = lambda _, a: jnp.take(a, _order(data, dim), at, unique_indices=True, mode="clip")
     return apply_op(
-        "random.permute", local, (x,), loop=x.dims, out=x.dims, unsplit=(dim,), linear=True
+        "random.permute",
+        local,
+        (x,),
+        loop=x.dims,
+        out=x.dims,
+        unsplit=(dim,),
+        in_order=(),
+        linear=True,
     )
 
 

@@ -289,6 +289,7 @@ def _added(
         (*ids, updates),
         loop=target.loop,
         out=target.out,
+        in_order=target.dims,
         fill=(*(-1 for _ in ids), 0),
         like=like,
     )
@@ -328,6 +329,7 @@ def _most(
         (*ids, updates),
         loop=target.loop,
         out=target.out,
+        in_order=target.dims,
         fill=(*(-1 for _ in ids), 0),
         sums=False,
         like=x,
@@ -394,9 +396,8 @@ def _set_alone(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Ten
         return array.at[index].set(u, mode="promise_in_bounds", unique_indices=True)
 
     fill = (None, *(-1 for _ in ids), None)
-    return apply_op(
-        target.name, local, (x, *ids, updates), loop=x.dims, out=x.dims, sums=False, fill=fill
-    )
+    how = {"in_order": target.dims, "sums": False, "fill": fill}
+    return apply_op(target.name, local, (x, *ids, updates), loop=x.dims, out=x.dims, **how)
 
 
 def _set(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor) -> Tensor:
@@ -423,9 +424,8 @@ def _set(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor) -
         )
 
     found = target._replace(rest=())
-    last = apply_op(
-        target.name, last_rank, ids, loop=found.loop, out=found.out, fill=-1, sums=False, like=x
-    )
+    how = {"in_order": target.dims, "fill": -1, "sums": False, "like": x}
+    last = apply_op(target.name, last_rank, ids, loop=found.loop, out=found.out, **how)
 
     def picked(loop: DeviceLoop, last, u):
         """The last updates where this device has them, else zeros."""
@@ -441,9 +441,9 @@ def _set(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor) -
             here.reshape(*here.shape, *(1,) * len(target.rest)), values, jnp.zeros((), u.dtype)
         )
 
-    chosen = apply_op(
-        target.name, picked, (last, updates), loop=target.loop, out=target.out, fill=(-1, 0), like=x
-    )
+    how = {"in_order": target.picked, "fill": (-1, 0), "like": x}
+    both = last, updates
+    chosen = apply_op(target.name, picked, both, loop=target.loop, out=target.out, **how)
     return component.map(lambda a, b, c: jnp.where(b >= 0, c, a), x, last, chosen, name=target.name)
 
 

@@ -74,7 +74,8 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
         )
         return loop.exchange(a, at, dim, pieces, size)
 
-    return apply_op("roll", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    how = {"in_order": (dim,), "linear": True, "fill": None}
+    return apply_op("roll", local, (x,), loop=x.dims, out=x.dims, **how)
 
 
 @op(
@@ -93,4 +94,5 @@ def flip(x: Tensor, dim: Dim | str) -> Tensor:
         starts = [dim.size - (j + 1) * size for j in range(loop.parts(dim))]
         return jnp.flip(loop.fetch(a, at, dim, starts, size), at)
 
-    return apply_op("flip", local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    how = {"in_order": (dim,), "linear": True, "fill": None}
+    return apply_op("flip", local, (x,), loop=x.dims, out=x.dims, **how)

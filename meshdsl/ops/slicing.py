@@ -153,6 +153,7 @@ def windowed(
         (x,),
         loop=x.dims,
         out=out,
+        in_order=(dim,),
         same_split={new: dim},
         linear=value == 0,
         fill=value,
@@ -216,6 +217,7 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
         (x,),
         loop=x.dims,
         outs=outs,
+        in_order=(dim,),
         same_split=carried,
         linear=True,
         sums=False,
@@ -289,6 +291,7 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
         tensors,
         loop=(*rest, joint),
         out=dims,
+        in_order=(joint,),
         same_split=carried,
         linear=True,
         sums=False,
@@ -324,7 +327,8 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
     def local(_, *arrays):
         return jnp.stack([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)])
 
-    return apply_op("stack", local, tensors, loop=rest, out=out, linear=True, fill=None)
+    how = {"in_order": (), "linear": True, "fill": None}
+    return apply_op("stack", local, tensors, loop=rest, out=out, **how)
 
 
 @op(
@@ -343,9 +347,8 @@ def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
     at = x.dims.index(dim)
     outs = [dim_algebra.without(x.dims, (dim,))] * dim.size
     local = lambda _, a: [jax.lax.index_in_dim(a, i, at, keepdims=False) for i in range(dim.size)]
-    return apply_op_many(
-        "unstack", local, (x,), loop=x.dims, outs=outs, unsplit=(dim,), linear=True, fill=None
-    )
+    how = {"unsplit": (dim,), "in_order": (), "linear": True, "fill": None}
+    return apply_op_many("unstack", local, (x,), loop=x.dims, outs=outs, **how)
 
 
 def _called(dim: Dim | str, size: int) -> Dim:

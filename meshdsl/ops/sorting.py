@@ -131,7 +131,7 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
                 indices = jnp.take_along_axis(indices, chosen, -1)
         return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
 
-    how = {"outs": (out, out), "sums": False, "fill": bounds(x.dtype)[0]}
+    how = {"outs": (out, out), "in_order": (dim,), "sums": False, "fill": bounds(x.dtype)[0]}
     values, indices = apply_op_many("top_k", local, (x,), loop=x.dims, **how)
     return values, indices
 
@@ -202,7 +202,8 @@ def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tens
     at = x.dims.index(dim)
     out = dim_algebra.without(x.dims, (dim,))
     local = lambda loop, a: _nth_of(loop, dim, n, jnp.moveaxis(a, at, -1))
-    return apply_op(name, local, (x,), loop=x.dims, out=out, sums=False, fill=bounds(x.dtype)[0])
+    how = {"in_order": (dim,), "sums": False, "fill": bounds(x.dtype)[0]}
+    return apply_op(name, local, (x,), loop=x.dims, out=out, **how)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -264,9 +265,8 @@ def _sort(
         )
         return [jnp.moveaxis(b, -1, at) for b in made]
 
-    return apply_op_many(
-        name, local, (x,), loop=x.dims, outs=(x.dims,) * len(wanted), fill=_end(x.dtype, descending)
-    )
+    how = {"in_order": (dim,), "fill": _end(x.dtype, descending)}
+    return apply_op_many(name, local, (x,), loop=x.dims, outs=(x.dims,) * len(wanted), **how)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -434,6 +434,7 @@ def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str =
         (ordered, values),
         loop=every,
         out=(*shared, *rows, *wanted),
+        in_order=(dim,),
         fill=fill,
     )
 

@@ -62,9 +62,8 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: str | Dim) -> Tensor:
         found = array[..., jnp.arange(loop.size(along)), jnp.where(here, at, 0)]
         return jnp.where(here, found, jnp.zeros((), found.dtype))
 
-    found = apply_op(
-        "diagonal", local, (x,), loop=x.dims, out=(*rest, along), linear=True, fill=None
-    )
+    how = {"in_order": (across,), "linear": True, "fill": None}
+    found = apply_op("diagonal", local, (x,), loop=x.dims, out=(*rest, along), **how)
     return found if new == along else rename(found, along, new)
 
 
@@ -104,7 +103,8 @@ def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Calla
         i, j = (loop.indices(d).reshape([-1 if e == d else 1 for e in x.dims]) for d in (row, col))
         return jnp.where(keeps(i, j), array, jnp.zeros((), array.dtype))
 
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, linear=True, fill=None)
+    how = {"in_order": (), "linear": True, "fill": None}
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
 
 
 def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]:
@@ -139,4 +139,4 @@ def eye(
     a, b = (dim_algebra.resolve_one("eye", known, d) for d in (a, b))
     out = dim_algebra.distinct((a, b), "eye")
     local = lambda loop: (loop.indices(a)[:, None] == loop.indices(b)).astype(dtype)
-    return apply_op("eye", local, (), loop=out, out=out, like=like)
+    return apply_op("eye", local, (), loop=out, out=out, in_order=(), like=like)

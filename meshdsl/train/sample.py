@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -216,8 +215,8 @@ def _cache_rest_and_token(
 def _divisible(size: int, dim: str, layout: md.Layout, mesh: Mesh) -> int:
     """The least size, not below `size`, that divides over all axes that may split `dim`."""
     axes = () if dim in layout.padded else layout.value_axes.get(dim, ())
-    parts = math.prod(mesh.shape[axis] for axis in axes)
-    return -(-size // parts) * parts
+    blocks = layout.blocks(md.Dim(dim, size), axes, mesh.shape)
+    return -(-size // blocks) * blocks
 
 
 def _placed(

@@ -139,6 +139,44 @@ ERRORS = {
         lambda: under(["b -> data", "a -> data, model"], lambda x: x, data(A)),
         ["rule 2", "`a`=4 does not divide over `data`=2 x `model`=4"],
     ),
+    "an order, misspelt": (
+        lambda: md.Layout([{"rule": "a -> data", "order": "zigzga"}]),
+        ["layout, rule 1: order is 'natural' or 'zigzag', not 'zigzga'; did you mean `zigzag`?"],
+    ),
+    "an order of what is at rest": (
+        lambda: md.Layout(parameters=[{"rule": "a -> data", "order": "zigzag"}]),
+        ["layout, parameters rule 1: order = 'zigzag' is of values", "`rules`", "natural order"],
+    ),
+    "two orders of one dim": (
+        lambda: md.Layout([{"rule": "a -> data", "order": "zigzag"}, "b, a -> model"]),
+        [
+            "layout, rule 2: b, a -> model: `a` is in natural order over `model` here",
+            "in zigzag order over `data` in layout, rule 1: a -> data",
+            "all rules of a dim have one order",
+        ],
+    ),
+    "a size that does not divide into blocks": (
+        lambda: under([{"rule": "a -> model", "order": "zigzag"}]),
+        [
+            "layout dp.toml, rule 1: a -> model: `a`=4 does not divide into 8 blocks",
+            'two for each part over `model`=4, which order = "zigzag" takes',
+            "use a `model` of 1 or 2",
+            'uneven = "pad"',
+        ],
+    ),
+    "a size that does not divide into blocks over two axes": (
+        lambda: under([{"rule": "b -> data, model", "order": "zigzag"}]),
+        [
+            "`b`=8 does not divide into 16 blocks, two for each part over `data`=2 x `model`=4",
+            "use axes whose product divides half of it",
+        ],
+    ),
+    "a placement by hand that does not divide into blocks": (
+        lambda: under(
+            [{"rule": "a -> data", "order": "zigzag"}], lambda x: md.reshard(x, {"a": "model"})
+        ),
+        ["reshard: `a`=4 does not divide over `model`=4 in zigzag order, into 8 blocks"],
+    ),
     "two dims that want one axis, strict": (
         lambda: under(["a -> data", "b -> data"], strict=True),
         [

@@ -128,6 +128,7 @@ STEPS = st.lists(
     min_size=5,
     max_size=15,
 )
+ZIGZAG = st.sets(st.sampled_from("abcdv"), max_size=2)  # dims that are split in this order
 RULES = st.lists(st.tuples(st.sampled_from("abcdv"), st.sampled_from(range(3))), max_size=5)
 
 
@@ -135,15 +136,21 @@ RULES = st.lists(st.tuples(st.sampled_from("abcdv"), st.sampled_from(range(3))),
     "mesh", MESHES, ids=lambda mesh: "-".join(f"{a}{n}" for a, n in mesh.items())
 )
 def test_random_programs_are_the_same_lowered(mesh):
-    def lines(rules):
-        return [f"{dim}? -> {list(mesh)[axis % len(mesh)]}" for dim, axis in rules]
+    def lines(rules, zigzag=()):
+        return [
+            {
+                "rule": f"{dim}? -> {list(mesh)[axis % len(mesh)]}",
+                "order": "zigzag" if dim in zigzag else "natural",
+            }
+            for dim, axis in rules
+        ]
 
     @settings(max_examples=settings.default.max_examples // 5)
-    @given(STEPS, RULES, RULES, RULES, st.sampled_from([EVEN, UNEVEN]))
-    def same(steps, rules, parameters, optimizer, size):
-        layout = md.Layout(
-            lines(rules), lines(parameters[:2]), lines(optimizer[:2]), mesh, uneven="pad"
-        )
+    @given(STEPS, RULES, RULES, RULES, ZIGZAG, st.sampled_from([EVEN, UNEVEN]))
+    def same(steps, rules, parameters, optimizer, zigzag, size):
+        rules = lines(rules, zigzag)
+        others = lines(parameters[:2]), lines(optimizer[:2])
+        layout = md.Layout(rules, *others, mesh, uneven="pad")
         a, b, c, _ = four(size)
         x, y = data(a, b, seed=1), data(b, c, seed=2)
         assert_same(
