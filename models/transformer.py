@@ -300,7 +300,13 @@ class Transformer(PyTreeNode):
         return self._logits(self._hidden(tokens, **how))
 
     def _hidden(
-        self, tokens: md.Tensor, *, segments=None, positions=None, key=None, offload: bool = False
+        self,
+        tokens: md.Tensor,
+        *,
+        segments=None,
+        positions=None,
+        key=None,
+        offload: Iterable[str] = (),
     ) -> md.Tensor:
         """What the last block gives for each of `tokens`; see `__call__`."""
         length, count = self._fitting(tokens), self.config.layers + 1

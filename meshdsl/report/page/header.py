@@ -30,6 +30,7 @@ def header(explanation: Explanation, styles: AxisStyles) -> Markup:
         ),
         verdict(explanation),
         remedies(explanation),
+        tag("p", explanation.choice) if explanation.choice else None,
         figures(explanation),
         tag(
             "div",
