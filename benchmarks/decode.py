@@ -12,6 +12,7 @@ updates in place count with their own size, and a loop as often as it runs.
 import argparse
 import dataclasses
 import itertools
+import math
 import os
 import time
 
@@ -138,7 +139,9 @@ class Step:
 
     def row(self) -> list[str]:
         memory = self.compiled.memory_analysis()
-        module = Module(self.compiled.as_text())
+        text = self.compiled.as_text()
+        assert text is not None and memory is not None
+        module = Module(text)
         sizes = (bytes_of(module), memory.temp_size_in_bytes, memory.alias_size_in_bytes)
         return [f"{rewritten(module, self.layer_bytes):.1f}", *(f"{n / MIB:.1f}" for n in sizes)]
 
@@ -170,7 +173,7 @@ def prompts() -> tuple[md.Tensor, md.Tensor]:
 def layer_bytes(config: Config, layout: md.Layout, itemsize: int = 4) -> int:
     d = {name: dim.size for name, dim in config.dims.items()}
     heads = d.get("kv_heads") or d["heads"]
-    devices = int(np.prod(list(layout.mesh.values())))
+    devices = math.prod(int(size) for size in layout.mesh.values())
     return BATCH.size * d["memory"] * heads * d["head_dim"] * itemsize // devices
 
 
