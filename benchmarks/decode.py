@@ -12,8 +12,8 @@ updates in place count with their own size, and a loop as often as it runs.
 import argparse
 import dataclasses
 import itertools
+import math
 import os
-import statistics
 import time
 
 # JAX reads these when it is imported; those of TPU are explained in `tpu_compile`.
@@ -117,14 +117,31 @@ def _in_place(module: Module, i: Instruction) -> bool:
 
 @dataclasses.dataclass
 class Step:
-    """A compiled step: called with the model, the cache, and the rest of the progress."""
+    """A compiled step: called with the model, the cache, and the rest of the progress.
+
+    Attributes:
+      layer_bytes: those of one layer's keys on one device.
+      arguments: None where it is compiled only.
+    """
 
     compiled: jax.stages.Compiled
-    layer_bytes: int  # of one layer's keys on one device
+    layer_bytes: int
+    arguments: tuple | None = None
+
+    def run(self) -> float:
+        """One step from where the last one left off, and how many seconds it took."""
+        assert self.arguments is not None
+        model, *state = self.arguments
+        began = time.perf_counter()
+        state = jax.block_until_ready(self.compiled(model, *state))
+        self.arguments = (model, *state)
+        return time.perf_counter() - began
 
     def row(self) -> list[str]:
         memory = self.compiled.memory_analysis()
-        module = Module(self.compiled.as_text())
+        text = self.compiled.as_text()
+        assert text is not None and memory is not None
+        module = Module(text)
         sizes = (bytes_of(module), memory.temp_size_in_bytes, memory.alias_size_in_bytes)
         return [f"{rewritten(module, self.layer_bytes):.1f}", *(f"{n / MIB:.1f}" for n in sizes)]
 
@@ -156,11 +173,11 @@ def prompts() -> tuple[md.Tensor, md.Tensor]:
 def layer_bytes(config: Config, layout: md.Layout, itemsize: int = 4) -> int:
     d = {name: dim.size for name, dim in config.dims.items()}
     heads = d.get("kv_heads") or d["heads"]
-    devices = int(np.prod(list(layout.mesh.values())))
+    devices = math.prod(int(size) for size in layout.mesh.values())
     return BATCH.size * d["memory"] * heads * d["head_dim"] * itemsize // devices
 
 
-def on_cpu(config: Config, name: str, tokens: int) -> list[str]:
+def on_cpu(config: Config, name: str) -> Step:
     layout = md.Layout.load(f"layouts/{name}.toml")
     count = 1 if name == "single" else 8
     layout = dataclasses.replace(layout, mesh=axis_sizes(layout.mesh, count))
@@ -169,29 +186,26 @@ def on_cpu(config: Config, name: str, tokens: int) -> list[str]:
     first, step = lowered(config, layout, mesh)
     cache, rest = first(model, *prompts())
     compiled = step.lower(model, cache, rest).compile()
-    found = Step(compiled, layer_bytes(config, layout))
-    return _timed(found, model, cache, rest, tokens)
+    return Step(compiled, layer_bytes(config, layout), (model, cache, rest))
 
 
-def by_hand(config: Config, tokens: int) -> list[str]:
+def by_hand(config: Config, write: str) -> Step:
     layout = md.Layout.load("layouts/single.toml")
     model = decode_by_hand.parameters(md.init(config.init, jax.random.key(0), layout))
-    step = jax.jit(decode_by_hand.make_step(config), donate_argnums=1)
+    step = jax.jit(decode_by_hand.make_step(config, decode_by_hand.WRITES[write]), donate_argnums=1)
     cache = decode_by_hand.empty_cache(config, BATCH.size)
     rest = jnp.zeros(BATCH.size, jnp.int32), prompts()[1].array
     compiled = step.lower(model, cache, rest).compile()
-    return _timed(Step(compiled, layer_bytes(config, layout)), model, cache, rest, tokens)
+    return Step(compiled, layer_bytes(config, layout), (model, cache, rest))
 
 
-def _timed(step: Step, model, cache, rest, tokens: int) -> list[str]:
-    seconds = []
-    for turn in range(tokens + 2):
-        began = time.perf_counter()
-        cache, rest = jax.block_until_ready(step.compiled(model, cache, rest))
-        if turn > 1:
-            seconds.append(time.perf_counter() - began)
-    each = statistics.median(seconds)
-    return [f"{each * 1e3:.1f}", f"{BATCH.size / each:.0f}", *step.row()]
+def timed(steps: dict[str, Step], rounds: int) -> dict[str, float]:
+    """The seconds of the fastest step of each, of some that take turns: A B C A B C ..."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds + 1):
+        for name, step in steps.items():
+            seconds[name].append(step.run())
+    return {name: min(every[1:]) for name, every in seconds.items()}
 
 
 def on_tpu(config: Config, name: str, head_dim: int, devices) -> list[str]:
@@ -220,7 +234,7 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", choices=CONFIGS, default=list(CONFIGS))
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    parser.add_argument("--tokens", type=int, default=30, help="how many steps are timed")
+    parser.add_argument("--rounds", type=int, default=15, help="how many steps of each are timed")
     parser.add_argument("--tpu", metavar="TOPOLOGY", help="compile for a TPU instead")
     given = parser.parse_args()
     times = [] if given.tpu else ["step, ms", "tokens/s"]
@@ -234,11 +248,15 @@ def main() -> None:
             made = on_tpu(CONFIGS[model], name, size, devices)
             rows.append([f"{model}, {name}, head_dim {size}", *made])
     else:
-        for model, name in itertools.product(given.models, given.layouts):
-            made = on_cpu(CONFIGS[model], name, given.tokens)
-            rows.append([f"{model}, {name}", *made])
-        if "llama" in given.models:
-            rows.append(["llama, by hand", *by_hand(CONFIGS["llama"], given.tokens)])
+        steps = {
+            f"{model}, {name}": on_cpu(CONFIGS[model], name)
+            for model, name in itertools.product(given.models, given.layouts)
+        }
+        for write in decode_by_hand.WRITES if "llama" in given.models else ():
+            steps[f"llama, by hand, {write}"] = by_hand(CONFIGS["llama"], write)
+        for name, seconds in timed(steps, given.rounds).items():
+            rows.append([name, f"{seconds * 1e3:.1f}", f"{BATCH.size / seconds:.0f}"])
+            rows[-1] += steps[name].row()
     print(table(rows))
 
 

@@ -1,13 +1,14 @@
 """A step of decoding of a Llama as plain JAX, on one device, to compare `benchmarks.decode` with.
 
 The cache (layers, batch, kv_heads, memory, head_dim) is carried through the scan over layers, and
-each row's position is written in place by a `dynamic_update_slice`. Operation by operation it
+each row's position is written in place, in one of the ways of `WRITES`. Operation by operation it
 computes what meshdsl does.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ def empty_cache(config: Config, rows: int) -> tuple[jax.Array, jax.Array]:
     return jnp.zeros(shape), jnp.zeros(shape)
 
 
-def make_step(config: Config):
+def make_step(config: Config, write: Callable):
     """`step(parameters, cache, (tokens, positions))`: the cache, and the tokens and positions."""
     half = config.dims["head_dim"].size // 2
     frequency = jnp.exp(
@@ -72,10 +73,7 @@ def make_step(config: Config):
             q = jnp.einsum("bd,dkgh->bkgh", h, w["q"])
             k, v = (jnp.einsum("bd,dkh->bkh", h, w[name]) for name in "kv")
             q, k = rotate(q.reshape(*k.shape[:1], -1, k.shape[-1]), turn), rotate(k, turn)
-            keys, values = (
-                _written(keys, k, number, positions),
-                _written(values, v, number, positions),
-            )
+            keys, values = write(keys, k, number, positions), write(values, v, number, positions)
             own = [lax.dynamic_index_in_dim(c, number, 0, False) for c in (keys, values)]
             q = q.reshape(*k.shape[:2], -1, k.shape[-1])
             scores = jnp.einsum("bkgh,bkmh->bkgm", q, own[0]) * k.shape[-1] ** -0.5
@@ -95,9 +93,18 @@ def make_step(config: Config):
     return step
 
 
-def _written(cache, new, number, positions):
+def _by_slices(cache, new, number, positions):
     """`cache` with `new` (batch, kv_heads, head_dim) at each row's position of one layer."""
     for row in range(new.shape[0]):
         at = (number, row, 0, positions[row], 0)
         cache = lax.dynamic_update_slice(cache, new[row][None, None, :, None], at)
     return cache
+
+
+def _by_scatter(cache, new, number, positions):
+    rows, heads = jnp.arange(new.shape[0])[:, None], jnp.arange(new.shape[1])
+    written = cache.at[number, rows, heads, positions[:, None]]
+    return written.set(new, mode="promise_in_bounds", unique_indices=True)
+
+
+WRITES = {"dynamic_update_slice": _by_slices, "scatter": _by_scatter}

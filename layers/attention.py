@@ -34,8 +34,8 @@ class Cache(PyTreeNode):
     """Keys and values of the positions so far.
 
     Attributes:
-      key: dims batch (or any others), heads of keys, memory, head_dim. That of several layers has
-        `layers` too.
+      key: dims batch (or any others), heads of keys, memory, head_dim, and `layers` where it is of
+        several layers. A step reads it as it lies where memory and head_dim are the last two.
       value: the same dims.
     """
 

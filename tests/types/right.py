@@ -188,9 +188,7 @@ reveal_type(md.take(x, md.iota(d_ff), length))  # Tensor
 reveal_type(md.scatter(turned, ids, rows, d_model))  # Tensor[d_model, batch, length]
 reveal_type(md.scatter(turned, ids, rows, d_model, how="set"))  # Tensor[d_model, batch, length]
 reveal_type(md.scatter(turned, ids, rows, d_model, how="max"))  # Tensor[d_model, batch, length]
-reveal_type(
-    md.scatter(turned, (ids, ids), rows, (d_model, length))
-)  # Tensor[d_model, batch, length]
+reveal_type(md.scatter(turned, (ids,), rows, (d_model,)))  # Tensor[d_model, batch, length]
 reveal_type(md.segment_sum(x, ids, batch, d_ff))  # Tensor
 reveal_type(md.bincount(ids, d_ff))  # Tensor[d_ff]
 reveal_type(md.bincount(ids, d_ff, weights=x))  # Tensor
