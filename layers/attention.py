@@ -200,11 +200,11 @@ class Attention(PyTreeNode):
                 f'to; rename it there: md.rename(source, "{among.name}", "memory")'
             )
         query, here = self.query(x), {d.name: d for d in x.dims}
-        length = here.get(length if isinstance(length, str) else length.name)
-        if length is None:
+        attending = here.get(length if isinstance(length, str) else length.name)
+        if attending is None:
             self._check(mask, query, cache, among)
             return self.out(self._attend(query, cache, among, None, mask=mask))
-        return self._among_queries(query, cache, length, among, queries, mask=mask)
+        return self._among_queries(query, cache, attending, among, queries, mask=mask)
 
     def prefill(
         self,
