@@ -123,9 +123,12 @@ def _traced(fn: Callable, arrays: Sequence) -> tuple[Any, Any]:
         return jnp.zeros(())
 
     # A shard_map over no further axis, without checks, is the public way to switch the checks off
-    # for one function.
+    # for one function. Where the mesh has no axes it has to be given one.
+    mesh = jax.sharding.get_abstract_mesh()
+    alone: Any = jax.sharding.AbstractMesh((1,), ("alone",))
+    how = {"mesh": alone} if mesh.empty else {}
     jax.eval_shape(
-        jax.shard_map(unchecked, in_specs=(), out_specs=PartitionSpec(), check_vma=False)
+        jax.shard_map(unchecked, in_specs=(), out_specs=PartitionSpec(), check_vma=False, **how)
     )
     closed, tree = found
     return closed, tree

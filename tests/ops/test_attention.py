@@ -630,6 +630,13 @@ def test_with_its_save_point_kept_splash_does_not_run_forward_again():
     assert kernels() == 3
 
 
+def test_splash_needs_no_mesh_with_axes():
+    args = operands(rows=128, columns=128, features=64)
+    run = lambda *args: md.attention(*args, causal=True, implementation="splash")
+    program = md.lower(with_gradients(run, args), layout(mesh={})).program(*args)
+    assert str(program.jaxpr).count("local_kernel[") == 2
+
+
 def test_splash_compiles_for_tpu():
     """Mosaic's own lowering, forward and backward, with the queries split too."""
     pytest.importorskip("libtpu")
