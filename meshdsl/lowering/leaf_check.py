@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from meshdsl.errors import MeshDSLError
@@ -52,7 +51,7 @@ def _wrong(jaxpr, sizes: Mapping[str, int]) -> Iterator[str]:
         for sub in inner:
             yield from _wrong(sub, sizes)
         varies = any(_varies(v, sizes) for v in (*eqn.invars, *eqn.outvars))
-        if varies and not inner and _mixes_elements(eqn) and not _bounds_positions(eqn):
+        if varies and not inner and _mixes_elements(eqn.primitive.name):
             yield f"`{eqn.primitive.name}`{_line(eqn)}"
         if _draws(eqn) or any(v in equal for v in eqn.invars if not isinstance(v, Literal)):
             if varies:
@@ -60,20 +59,9 @@ def _wrong(jaxpr, sizes: Mapping[str, int]) -> Iterator[str]:
             equal.update(v for v in eqn.outvars if v.aval.shape)
 
 
-def _mixes_elements(eqn) -> bool:
-    primitive = eqn.primitive.name
+def _mixes_elements(primitive: str) -> bool:
     named = primitive.startswith(_OF_MANY) or primitive in _OF_MATRICES
     return named and primitive not in _NEITHER
-
-
-def _bounds_positions(eqn) -> bool:
-    """Whether this is the least or the greatest of whole numbers.
-
-    Attention asks for those of its positions, inside of a loop. JAX takes what does not depend on a
-    parameter out of such a loop, and the tag of the op is lost then.
-    """
-    whole = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.integer)
-    return whole and eqn.primitive.name in ("reduce_min", "reduce_max")
 
 
 def _draws(eqn) -> bool:

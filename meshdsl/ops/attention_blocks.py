@@ -212,19 +212,37 @@ def backward(
     )
 
 
-def may_see(options: Options, rows, columns) -> jax.Array | None:
-    """Whether a row at one of the positions `rows` may see a column at one of `columns`.
+class Span(NamedTuple):
+    """The least and the greatest of some positions."""
+
+    least: Any
+    greatest: Any
+
+
+def span(positions, stacked: int = 0) -> Span | None:
+    """That of positions, or of each of those that are stacked in front; None where there are none.
+
+    It is asked for outside of a loop over blocks: what JAX takes out of one loses its op's tag.
+    """
+    if positions is None or not positions.size:
+        return None
+    over = tuple(range(stacked, positions.ndim))
+    return Span(positions.min(over), positions.max(over))
+
+
+def may_see(options: Options, rows: Span | None, columns: Span | None) -> jax.Array | None:
+    """Whether a row at one of some positions may see a column at one of others.
 
     It is False only where none does, and None where nothing can be said of it.
     """
-    if rows is None or columns is None or not rows.size or not columns.size:
+    if rows is None or columns is None:
         return None
     conditions = []
     if options.causal:
-        conditions.append(columns.min() <= rows.max())
+        conditions.append(columns.least <= rows.greatest)
     if options.window is not None:
-        conditions.append(rows.min() - columns.max() < options.window)
-        conditions.append(columns.min() - rows.max() < options.window)
+        conditions.append(rows.least - columns.greatest < options.window)
+        conditions.append(columns.least - rows.greatest < options.window)
     return reduce(jnp.logical_and, conditions) if conditions else None
 
 
@@ -258,6 +276,7 @@ class _Rows(NamedTuple):
     rows: Any
     segments: Any
     bias: Any
+    span: Span | None
 
 
 class _Columns(NamedTuple):
@@ -271,6 +290,7 @@ class _Columns(NamedTuple):
     columns: Any
     segments: Any
     inside: Any
+    span: Span | None
     bias: Any = None
 
 
@@ -285,7 +305,7 @@ def _row_blocks(options: Options, query, sides: Sides) -> _Rows:
     at, (count, size) = query.ndim - 2, _counted(options, query.shape[-2])
     rows = _cut(sides.rows, at, count, size, "edge")
     others = (_cut(x, at, count, size) for x in (sides.row_segments, sides.bias))
-    return _Rows(_cut(query, at, count, size), rows, *others)
+    return _Rows(_cut(query, at, count, size), rows, *others, span(rows, 1))
 
 
 def _column_blocks(options: Options, key, value, sides: Sides) -> _Columns:
@@ -297,12 +317,14 @@ def _column_blocks(options: Options, key, value, sides: Sides) -> _Columns:
         real = jnp.arange(count * size) < length
         inside = real if inside is None else _padded(inside, inside.ndim - 1, count * size) & real
     over = lambda x, mode="constant": None if x is None else _cut(x, x.ndim - 1, count, size, mode)
+    columns = over(sides.columns, "edge")
     return _Columns(
         key=_cut(key, key.ndim - 2, count, size),
         value=_cut(value, key.ndim - 2, count, size),
-        columns=over(sides.columns, "edge"),
+        columns=columns,
         segments=over(sides.column_segments),
         inside=over(inside),
+        span=span(columns, 1),
     )
 
 
@@ -345,7 +367,7 @@ def _joined(parts, at: int, length: int) -> jax.Array:
 
 def _if_seen(options: Options, row: _Rows, block: _Columns, seen, unseen, *operands):
     """`seen(*operands)` where a row of the block may see one of the columns, else `unseen`."""
-    condition = may_see(options, row.rows, block.columns)
+    condition = may_see(options, row.span, block.span)
     if condition is None:
         return seen(*operands)
     return lax.cond(condition, seen, unseen, *operands)

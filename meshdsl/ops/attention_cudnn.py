@@ -44,7 +44,7 @@ def attend(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array
     def by_position(x, heads):
         return jnp.swapaxes(x.reshape(batch, heads, *x.shape[-2:]), 1, 2)
 
-    part = place.part() if options.causal and place.part is not None else None
+    part = place.part()[0] if options.causal and place.part is not None else None
     parts = place.parts if options.causal else 1
     known = _Cudnn(options, parts, place.counted, place.lowered)
     operands = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)

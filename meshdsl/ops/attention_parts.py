@@ -31,6 +31,7 @@ from meshdsl.ops.attention_blocks import (
     Sides,
     Slopes,
     may_see,
+    span,
     summed_to,
     varying_as,
 )
@@ -134,7 +135,7 @@ def _attend_forward(way, query, key, value, sides):
 
 def _forward(way: Way, query, key, value, sides: Sides):
     """The output, and of each row the log-sum-exp of its scores: `HIDDEN` where it sees nothing."""
-    wide = jnp.promote_types(query.dtype, jnp.float32)
+    wide, of_rows = jnp.promote_types(query.dtype, jnp.float32), span(sides.rows)
 
     def attended(turns, turn, here: Parts, state):
         beside = _beside(way, here, sides, turn)
@@ -143,7 +144,7 @@ def _forward(way: Way, query, key, value, sides: Sides):
             made = way.kernel.forward(turns, query, here.key, here.value, beside)
             return made if 0 in turns else merged(state, made)
 
-        return _if_seen(way, turns, beside, seen, lambda state: state, state)
+        return _if_seen(way, turns, of_rows, beside, seen, lambda state: state, state)
 
     rows = query.shape[:-1]
     zeros = jnp.zeros((*rows, value.shape[-1]), wide), jnp.full(rows, HIDDEN, wide)
@@ -160,7 +161,7 @@ def _attend_backward(way, saved, cotangent):
     through = collectives.vary(way.at.psum(own, way.memory), collectives.varying(own))
     known = jnp.where(normaliser > _SOME, normaliser, 0), through, cotangent
     parts = _parts(way, key, value, sides)
-    travels = "bias" in way.travels
+    travels, of_rows = "bias" in way.travels, span(sides.rows)
 
     def attended(turns, turn, here: Parts, state: Slopes):
         beside = _beside(way, here, sides, turn)
@@ -184,7 +185,7 @@ def _attend_backward(way, saved, cotangent):
 
         follows = _following(way, state)
         stays = state._replace(**dict.fromkeys(follows))
-        made = _if_seen(way, turns, beside, seen, unseen, stays)
+        made = _if_seen(way, turns, of_rows, beside, seen, unseen, stays)
         if 0 in turns:
             return made
         arrived = way.ring.hop(follows)
@@ -272,12 +273,12 @@ def _beside(way: Way, here: Parts, sides: Sides, turn) -> Sides:
     return sides._replace(**made, inside=inside)
 
 
-def _if_seen(way: Way, turns, beside: Sides, seen: Callable, unseen: Callable, state):
-    """`seen(state)` where a row here may see one of the columns, else `unseen(state)`.
+def _if_seen(way: Way, turns, of_rows, beside: Sides, seen: Callable, unseen: Callable, state):
+    """`seen(state)` where a row of the span may see one of the columns, else `unseen(state)`.
 
     The part of the first turn is asked for without a look: mostly, each row sees itself.
     """
-    condition = None if 0 in turns else may_see(way.options, beside.rows, beside.columns)
+    condition = None if 0 in turns else may_see(way.options, of_rows, span(beside.columns))
     if condition is None:
         return seen(state)
     return lax.cond(condition, seen, unseen, state)
