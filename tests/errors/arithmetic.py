@@ -1,8 +1,12 @@
 """Errors of component-wise ops, einsum, dot, attention, reductions and local functions."""
 
+from unittest import mock
+
+import jax
 import jax.numpy as jnp
 
 import meshdsl as md
+from meshdsl.ops import attention_kernels
 from tests.errors.common import EMPTY, IDS, IMAGE, A, B, C, T, W, X, Y, lowered
 from tests.helpers import data, dims, integers, weight
 
@@ -11,6 +15,20 @@ QUERIES, MEMORY, HEAD_DIM = dims(queries=4, memory=8, head_dim=3)
 QUERY, KEY = data(A, QUERIES, HEAD_DIM), data(A, MEMORY, HEAD_DIM)
 VOCAB = md.Dim("vocab", 5)
 HEAD = data(B, VOCAB)
+
+
+def cudnn_of_another_jax():
+    """Attention by cuDNN where JAX's backward pass reads something else."""
+    query, key = (
+        md.cast(data(A, QUERIES, md.Dim("head_dim", 8)), jnp.bfloat16),
+        md.cast(data(A, MEMORY, md.Dim("head_dim", 8)), jnp.bfloat16),
+    )
+    with (
+        mock.patch.object(jax.nn, "dot_product_attention", lambda q, k, v, **_: 2 * q),
+        mock.patch.object(attention_kernels, "_has_cudnn", lambda place: True),
+    ):
+        md.attention(query, key, key, implementation="cudnn")
+
 
 ERRORS = {
     # Component-wise ops.
@@ -117,6 +135,10 @@ ERRORS = {
     "dot of whole numbers": (
         lambda: md.dot(IDS, weight(A, B, ins=A)),
         ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
+    ),
+    "attention by cuDNN in a JAX of another version": (
+        cudnn_of_another_jax,
+        ["attention: in this version of JAX", "cuDNN's backward pass", 'implementation="blocks"'],
     ),
     # Cross-entropy.
     "cross_entropy, no such dim": (
