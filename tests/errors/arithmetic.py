@@ -25,7 +25,7 @@ def cudnn_of_another_jax():
     )
     with (
         mock.patch.object(jax.nn, "dot_product_attention", lambda q, k, v, **_: 2 * q),
-        mock.patch.object(attention_kernels, "_has_cudnn", lambda place: True),
+        mock.patch.object(attention_kernels, "_has_cudnn", return_value=True),
     ):
         md.attention(query, key, key, implementation="cudnn")
 
