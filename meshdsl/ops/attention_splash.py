@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -228,12 +229,44 @@ def _of_runs(
 def _mask(options: Options, rows: int, columns: int, distance: int | None) -> masks.Mask:
     """What rows see of columns; all where there is no distance that matters."""
     shape = (rows, columns)
-    if distance is None:
+    if distance is None or not (options.causal or options.window is not None):
         return masks.FullMask(shape)
-    if options.window is not None:
+    mask: Any
+    if options.window is None:
+        mask = _Causal(shape, distance)
+    else:
         away = options.window - 1
-        return masks.LocalMask(shape, (away, 0 if options.causal else away), distance)
-    return masks.CausalMask(shape, distance) if options.causal else masks.FullMask(shape)
+        mask = _Local(shape, (away, 0 if options.causal else away), distance)
+    mask.options, mask.distance = options, distance
+    return mask
+
+
+class _ByBlocks:
+    """A mask that tells without a look at each element which blocks count as a whole, or not.
+
+    The kernel asks for all blocks of a mask while it is traced.
+    """
+
+    def __getitem__(self: Any, index):
+        rows, columns = (range(n)[some] for n, some in zip(self.shape, index, strict=True))
+        sizes, far = (len(rows), len(columns)), self.distance + rows.start - columns.start
+        share, partly = seen_of(self.options, *sizes, far)
+        if partly is None:
+            return _all(sizes, share > 0)
+        return super().__getitem__(index)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@lru_cache(maxsize=8)
+def _all(sizes: tuple[int, int], seen: bool) -> np.ndarray:
+    return np.full(sizes, seen)
+
+
+class _Causal(_ByBlocks, masks.CausalMask):
+    pass
+
+
+class _Local(_ByBlocks, masks.LocalMask):
+    pass
 
 
 class _Run(NamedTuple):
