@@ -44,6 +44,7 @@ from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
 _NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
+_NO_RINGS: Mapping[Dim, Ring] = MappingProxyType({})
 _NO_CARRIERS: Mapping[Dim, Sequence[Dims]] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
 
@@ -137,15 +138,16 @@ def apply_op_many(
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
     in_order = loop if in_order is None else in_order
-    carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items())
+    carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items()) if part_by_part else ()
     of_work = (tuple(outs), level, pending, unsplit, in_order, same_split, same_order, sums)
     work = split(scope, loop, *of_work, chosen, carriers, kept)
     op = _begin(name, loop, outs, work, scope)
-    zigzag = {d for d in work.rings if d not in in_order}
-    rings = {
-        d: Ring(d, work.axes_of[d], axes, scope, level, op, zigzag=d in zigzag)
-        for d, axes in work.rings.items()
-    }
+    rings = _NO_RINGS
+    if work.rings:
+        rings = {
+            d: Ring(d, work.axes_of[d], axes, scope, level, op, zigzag=d not in in_order)
+            for d, axes in work.rings.items()
+        }
     at = DeviceLoop(work.axes_of, scope, op, work.zigzag, rings)
     if chosen is not None:
         at.result = DeviceLoop(dict(zip(outs[0], chosen[1], strict=True)), scope, op)
@@ -214,6 +216,8 @@ class Result(NamedTuple):
       pending: the axes over which it is a sum.
       reasons: for each axis over which this op makes it a sum the rule behind it.
       target: the split that the law gives its dims.
+      then: the dims whose parts are in zigzag order in that split.
+      stands: whether it comes out of the loop as the law wants it.
     """
 
     dims: Dims
@@ -223,6 +227,8 @@ class Result(NamedTuple):
     pending: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...]
     target: Split
+    then: frozenset[Dim]
+    stands: bool
 
 
 def split(
@@ -276,7 +282,10 @@ def split(
         varies = (*(a for axes in now for a in axes), *waits)
         target = _less(scope.split(dims, level), waits)
         ordered = frozenset([d for d in dims if origin.get(d, d) in zigzag]) if zigzag else zigzag
-        results.append(Result(dims, now, ordered, varies, waits, tuple(rules.items()), target))
+        then = scope.zigzag(dims, target)
+        stands = now == target and ordered == then
+        of_rules = tuple(rules.items())
+        results.append(Result(dims, now, ordered, varies, waits, of_rules, target, then, stands))
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
     because = {a: k.why for k in kept for a in k.axes}
     why = _reason(scope, free if chosen is None else outs[0], level, whole, because)
@@ -315,6 +324,7 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     scope, arrays = at.scope, []
     assert scope is not None
+    in_zigzag = bool(scope.layout.zigzag)
     for t, value in zip(operands, fills, strict=True):
         wanted, placement = work.split_of(t.dims), t.placement
         if placement is not None and placement.origin and work.level == "rules":
@@ -322,7 +332,7 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
             own = {a for axes in (*placement.axes, *wanted) for a in axes}
             placement.scope.note_use(placement.origin, work.loop_axes - own)
         zigzag = None
-        if scope.layout.zigzag:
+        if in_zigzag:
             zigzag = work.zigzag.intersection(t.dims) | _going_round(t.dims, at, work)
         stands = zigzag is None or zigzag == scope.zigzag(t.dims, wanted)
         if not stands or not _stands_so(t, wanted, work.loop_axes):
@@ -364,11 +374,10 @@ def settle(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor,
             dtypes = Dtypes(array.dtype, sums_in)
         because = (*reasons, *result.reasons) if pending else ()
         placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
-        then = scope.zigzag(dims, result.target)
-        if result.split != result.target or result.zigzag != then:
+        if not result.stands:
             changes = padded_changes(dims, result.split, result.target, scope)
             how = {"dims": dims, "now": result.split, "then": result.target, "varies": _NOTHING}
-            how |= {"orders": (result.zigzag, then)}
+            how |= {"orders": (result.zigzag, result.then)}
             why = _reason(scope, dims, work.level)
             array = resharding.reshard_array(array, changes, scope, op, **how, why=why)
         role = roles.get(dims, Parameter()) if roles is not None else None

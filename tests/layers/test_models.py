@@ -211,7 +211,7 @@ def on_one_device(name: str) -> list[float]:
     return losses(jax.jit(gradients), name)
 
 
-QUICK = [("encoder-decoder", "tensor"), ("towers", "fsdp")]
+QUICK = [("towers", "fsdp")]
 
 
 @pytest.mark.parametrize(
