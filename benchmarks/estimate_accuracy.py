@@ -23,6 +23,7 @@ from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import Network, find_target
 from meshdsl.mesh import make_mesh
+from meshdsl.train.auto_remat import choose_remat
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
@@ -35,7 +36,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """A training step of a published model on a target; `batch` is sequences of `length` tokens."""
+    """A training step of a published model on a target; `batch` is sequences of `length` tokens.
+
+    Where `remat` is "auto", `memory` is its budget, such as "32GiB".
+    """
 
     model: str
     layout: str
@@ -44,6 +48,7 @@ class Case:
     batch: int
     length: int
     remat: str = "full"
+    memory: str = "80%"
 
     def __str__(self):
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.mesh.items())
@@ -54,14 +59,12 @@ class Case:
 
     def analysis(self) -> Analysis:
         """What `explain` and compiling start from."""
-        config = override(
-            Config(),
-            **model_values(self.model)
-            | {"batch": self.batch, "model.length": self.length, "model.remat": self.remat},
-        )
-        return Analysis(
-            str(self), config, find_layout(self.layout), self.mesh, find_target(self.target)
-        )
+        sizes = {"batch": self.batch, "model.length": self.length}
+        kept = {"model.remat": self.remat, "memory": self.memory}
+        config = override(Config(), **model_values(self.model) | sizes | kept)
+        layout, target = find_layout(self.layout), find_target(self.target)
+        config = choose_remat(config, layout, self.mesh, target).config
+        return Analysis(str(self), config, layout, self.mesh, target)
 
 
 _LLAMA = {
