@@ -93,9 +93,7 @@ def losses_on_one_device(style):
 TRAINED = [(style, name) for style in common.CONFIGS for name in common.LAYOUTS[1:]]
 
 
-@pytest.mark.parametrize(
-    "style, name", only([("llama", "fsdp-sequence")], TRAINED)
-)
+@pytest.mark.parametrize("style, name", only([("llama", "fsdp-sequence")], TRAINED))
 def test_ten_steps_of_training_give_the_same_losses(style, name):
     np.testing.assert_allclose(
         run(style, common.on(common.load(name), 8)), losses_on_one_device(style), rtol=1e-5
