@@ -304,8 +304,13 @@ def _row_blocks(options: Options, query, sides: Sides) -> _Rows:
     """All blocks of rows, stacked along a first position."""
     at, (count, size) = query.ndim - 2, _counted(options, query.shape[-2])
     rows = _cut(sides.rows, at, count, size, "edge")
-    others = (_cut(x, at, count, size) for x in (sides.row_segments, sides.bias))
-    return _Rows(_cut(query, at, count, size), rows, *others, span(rows, 1))
+    return _Rows(
+        query=_cut(query, at, count, size),
+        rows=rows,
+        segments=_cut(sides.row_segments, at, count, size),
+        bias=_cut(sides.bias, at, count, size),
+        span=span(rows, 1),
+    )
 
 
 def _column_blocks(options: Options, key, value, sides: Sides) -> _Columns:
