@@ -3,7 +3,7 @@
 An op states its *loop nest*, which is every dim that it touches, the dims of its results, and a
 function of local arrays. The rules of the layout decide the rest, in four steps:
 
-1. `split` the loop nest: the rules give its dims the axes of the mesh.
+1. `split` (`lowering.nest`) the loop nest: the rules give its dims the axes of the mesh.
 2. `bring` each operand to the split of the loop, restricted to the operand's own dims.
 3. `compute` on what each device has. A dim that is split and that no result has, because it is
    contracted, leaves a sum pending over its axes.
@@ -35,8 +35,7 @@ from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.exchange import Kept
-from meshdsl.lowering.nest import Work, reason_of, split, without_axes
+from meshdsl.lowering.nest import Nest, Work, reason_of, split, without_axes
 from meshdsl.lowering.ring import Ring
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
@@ -44,9 +43,7 @@ from meshdsl.splits.changes import Split, padded_changes
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
-_NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
 _NO_RINGS: Mapping[Dim, Ring] = MappingProxyType({})
-_NO_CARRIERS: Mapping[Dim, Sequence[Dims]] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
 
 
@@ -57,56 +54,51 @@ def apply_op(
     *,
     loop: Dims,
     out: Dims,
-    **how,
+    linear: bool = False,
+    like: Tensor | None = None,
+    fill: Any = 0,
+    choose_splits: Callable | None = None,
+    **nest,
 ) -> Tensor:
     """Run one op with one result by the law; see `apply_op_many`.
 
-    `local` returns one array, which has the local shape of `out`.
+    `local` returns one array, which has the local shape of `out`. What else there is to say of the
+    loop nest are fields of `Nest`.
     """
     one = lambda at, *arrays: (local(at, *arrays),)
-    return apply_op_many(name, one, operands, loop=loop, outs=(out,), **how)[0]
+    made = apply_op_many(
+        name,
+        one,
+        operands,
+        Nest(loop, (out,), **nest),
+        linear=linear,
+        like=like,
+        fill=fill,
+        choose_splits=choose_splits,
+    )
+    return made[0]
 
 
 def apply_op_many(
     name: str,
     local: Callable,
     operands: Sequence[Tensor],
+    nest: Nest,
     *,
-    loop: Dims,
-    outs: Sequence[Dims],
-    unsplit: Dims = (),
-    in_order: Dims | None = None,
-    same_split: Mapping[Dim, Dim] = _NO_DIMS,
-    same_order: Mapping[Dim, Dim] = _NO_DIMS,
     linear: bool = False,
-    sums: bool = True,
     like: Tensor | None = None,
     fill: Any = 0,
     choose_splits: Callable | None = None,
-    part_by_part: Mapping[Dim, Sequence[Dims]] = _NO_CARRIERS,
-    kept: tuple[Kept, ...] = (),
 ) -> tuple[Tensor, ...]:
     """Run one op by the law.
 
     Args:
       name: what the record and errors call the op.
       local: called with a `DeviceLoop` and the local arrays of the operands; returns one array for
-        each of `outs`.
-      loop: the loop nest: every dim of the operands, and any other dim that the work could be split
-        over.
-      outs: the dims of each result. A dim that is not in the loop comes out whole.
-      unsplit: dims of the loop that the local function needs whole.
-      in_order: dims of the loop of which the local function needs consecutive elements, so that a
-        layout with order = "zigzag" is no matter of its own: while it runs, their parts are in
-        natural order. By default all dims. Of the others it may not ask for the `offset`, nor for
-        windows of them, only for the indices of their elements.
-      same_split: for a dim that is not in the loop, a dim of the loop: it has the same split. In an
-        operand it is brought to that split, in a result it comes out with it.
-      same_order: for an op with `choose_splits`, for a dim of the result the dim of the operand
-        whose elements it has, one by one.
+        each of the results.
+      nest: what the op states of its loop nest.
       linear: the op is linear in its operands taken together. A sum that is pending in all of them
         may then stay pending in the results.
-      sums: a contracted dim leaves a pending sum. Otherwise `local` has taken care of that.
       like: for an op without operands, a tensor in whose lowering it is to run.
       fill: what `local` finds in the padding of operands whose dims are split unevenly: one number
         for all of them, or a tuple with one for each; None where it does not matter. What the op
@@ -115,52 +107,45 @@ def apply_op_many(
         move too much. It is called with the split of the operand, the law's split of the result
         and the scope, and returns two splits: that to which the operand is brought, and that in
         which the result comes out.
-      part_by_part: dims of the loop of which the local function can take one part after the other,
-        each with the dims of the operands whose parts go round. A rule with `move = "ring"` lets
-        it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
-        these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
-        the other parts.
-      kept: dims of the loop that rules keep split as they are at rest, before any other rule.
     """
     scope = common(name, operands) or (
         like.placement.scope if like is not None and like.placement else None
     )
     if scope is None:
-        return _on_one_device(name, local, operands, loop, outs)
+        return _on_one_device(name, local, operands, nest.outs)
     if choose_splits is not None and not operands[0].size:  # there is nothing to move
-        choose_splits, unsplit = None, loop
+        choose_splits, nest = None, nest._replace(unsplit=nest.loop)
 
     level, pending = _level(operands), _stays_pending(operands, linear)
     if not pending:
         operands = [resharding.settle(t) if t.pending else t for t in operands]
     chosen = None
     if choose_splits is not None:
-        law = without_axes(scope.split(outs[0], level), pending)
+        law = without_axes(scope.split(nest.outs[0], level), pending)
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
-    in_order = loop if in_order is None else in_order
-    carriers = tuple((d, tuple(dims)) for d, dims in part_by_part.items()) if part_by_part else ()
-    of_work = (tuple(outs), level, pending, unsplit, in_order, same_split, same_order, sums)
-    work = split(scope, loop, *of_work, chosen, carriers, kept)
-    op = _begin(name, loop, outs, work, scope)
-    rings = _NO_RINGS
-    if work.rings:
-        rings = {
-            d: Ring(d, work.axes_of[d], axes, scope, level, op, zigzag=d not in in_order)
-            for d, axes in work.rings.items()
-        }
+    work = split(scope, nest, level, pending, chosen)
+    op = _begin(name, nest, work, scope)
+    rings = _rings(nest, work, scope, op) if work.rings else _NO_RINGS
     at = DeviceLoop(work.axes_of, scope, op, work.zigzag, rings)
     if chosen is not None:
-        at.result = DeviceLoop(dict(zip(outs[0], chosen[1], strict=True)), scope, op)
-    arrays = bring(operands, work, at, op, fill if op.waste or same_split or rings else None)
+        at.result = DeviceLoop(dict(zip(nest.outs[0], chosen[1], strict=True)), scope, op)
+    fills = fill if op.waste or nest.same_split or rings else None
+    arrays = bring(operands, work, at, op, fills)
     results = compute(local, at, arrays, op)
     made = settle(results, operands, work, scope, op)
     if scope.copies and level != "rules":
-        how = {"unsplit": unsplit, "same_split": same_split, "linear": linear, "sums": sums}
-        how |= {"fill": fill, "choose_splits": choose_splits, "part_by_part": part_by_part}
-        how |= {"in_order": in_order, "same_order": same_order}
-        made = _with_copies(made, name, local, operands, loop=loop, outs=outs, **how)
+        how = {"linear": linear, "fill": fill, "choose_splits": choose_splits}
+        made = _with_copies(made, name, local, operands, nest, **how)
     return made
+
+
+def _rings(nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, Ring]:
+    """The ring of each dim that comes part by part."""
+    return {
+        d: Ring(d, work.axes_of[d], axes, scope, work.level, op, zigzag=d not in nest.ordered)
+        for d, axes in work.rings.items()
+    }
 
 
 def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) -> list[jax.Array]:
@@ -237,7 +222,7 @@ def sums_alike(dtype, made) -> bool:
     return dtype == made or all(jnp.issubdtype(d, jnp.inexact) for d in (dtype, made))
 
 
-def _on_one_device(name, local, operands, loop: Dims, outs) -> tuple[Tensor, ...]:
+def _on_one_device(name, local, operands, outs) -> tuple[Tensor, ...]:
     """Outside of a lowering: the local function, of whole arrays."""
     results = local(DeviceLoop(_NO_AXES), *[array_of(name, t) for t in operands])
     roles = _roles(operands)
@@ -276,12 +261,12 @@ def _stays_pending(operands: Sequence[Tensor], linear: bool) -> tuple[str, ...]:
     return axes if alike else ()
 
 
-def _begin(name: str, loop: Dims, outs: Sequence[Dims], work: Work, scope: Scope) -> Op:
+def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:
     """A row of the record for the op."""
-    for dims in outs:
-        if dims is not loop:
+    for dims in nest.outs:
+        if dims is not nest.loop:
             scope.recorder.names.update([d.name for d in dims])
-    return scope.recorder.begin(name, loop, work.axes, work.waste)
+    return scope.recorder.begin(name, nest.loop, work.axes, work.waste)
 
 
 def _stands_so(t: Tensor, split: Split, loop_axes: frozenset[str]) -> bool:
@@ -317,7 +302,7 @@ def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:
     return {t.dims: t.role for t in reversed(operands)}
 
 
-def _with_copies(made: tuple[Tensor, ...], name: str, local: Callable, operands, **how):
+def _with_copies(made: tuple[Tensor, ...], name: str, local: Callable, operands, nest: Nest, **how):
     """The results with copies of their own at hand, if they are made of parameters with copies.
 
     A result that is a sum to be taken has none.
@@ -326,5 +311,5 @@ def _with_copies(made: tuple[Tensor, ...], name: str, local: Callable, operands,
     if not any([c is not None for c in copies]) or any([x.pending for x in made]):
         return made
     others = [t if c is None else c for t, c in zip(operands, copies, strict=True)]
-    of_copies = apply_op_many(name, local, others, **how)
+    of_copies = apply_op_many(name, local, others, nest, **how)
     return tuple([with_copy(x, copy) for x, copy in zip(made, of_copies, strict=True)])

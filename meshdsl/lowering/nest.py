@@ -1,8 +1,13 @@
-"""What the law says of one loop nest: which axes split its dims, and what becomes of results."""
+"""What an op states of its loop nest, and what the law says of it.
+
+`Nest` is the statement: the dims of the loop and of the results, and what the local function needs
+of them. `Work` is the answer: which axes split each dim, and what becomes of each result. `split`
+leads from one to the other. It asks the layout once for all ops that state the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,8 +17,48 @@ from meshdsl.lowering.ring import goes_round, ring_axes
 from meshdsl.lowering.scope import Scope
 from meshdsl.splits.changes import Split
 
-_NO_DIMS: Mapping[Dim, Dim] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
+
+
+class Nest(NamedTuple):
+    """What an op states of its loop nest.
+
+    Attributes:
+      loop: every dim of the operands, and any other dim that the work could be split over.
+      outs: the dims of each result. A dim that is not in the loop comes out whole.
+      unsplit: dims of the loop that the local function needs whole.
+      in_order: dims of the loop of which the local function needs consecutive elements, so that a
+        layout with order = "zigzag" is no matter of its own: while it runs, their parts are in
+        natural order. None for all dims. Of the others it may not ask for the `offset`, nor for
+        windows of them, only for the indices of their elements.
+      same_split: pairs of a dim that is not in the loop and a dim of the loop that has the same
+        split. In an operand the first is brought to that split, in a result it comes out with it.
+      same_order: for an op with `choose_splits`, pairs of a dim of the result and the dim of the
+        operand whose elements it has, one by one.
+      sums: a contracted dim leaves a pending sum. Otherwise the local function has taken care of
+        that.
+      part_by_part: dims of the loop of which the local function can take one part after the other,
+        each with the dims of the operands whose parts go round. A rule with `move = "ring"` lets
+        it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
+        these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
+        the other parts.
+      kept: dims of the loop that rules keep split as they are at rest, before any other rule.
+    """
+
+    loop: Dims
+    outs: tuple[Dims, ...]
+    unsplit: Dims = ()
+    in_order: Dims | None = None
+    same_split: tuple[tuple[Dim, Dim], ...] = ()
+    same_order: tuple[tuple[Dim, Dim], ...] = ()
+    sums: bool = True
+    part_by_part: tuple[tuple[Dim, tuple[Dims, ...]], ...] = ()
+    kept: tuple[Kept, ...] = ()
+
+    @property
+    def ordered(self) -> Dims:
+        """The dims of the loop whose parts are in natural order while the op runs."""
+        return self.loop if self.in_order is None else self.in_order
 
 
 class Work(NamedTuple):
@@ -87,49 +132,45 @@ class Result(NamedTuple):
 
 def split(
     scope: Scope,
-    loop: Dims,
-    outs: tuple[Dims, ...],
+    nest: Nest,
     level: str,
     pending: tuple[str, ...] = (),
-    unsplit: Dims = (),
-    in_order: Dims = (),
-    same_split: Mapping[Dim, Dim] = _NO_DIMS,
-    same_order: Mapping[Dim, Dim] = _NO_DIMS,
-    sums: bool = True,
     chosen: tuple[Split, Split] | None = None,
-    carriers: tuple[tuple[Dim, tuple[Dims, ...]], ...] = (),
-    kept: tuple[Kept, ...] = (),
 ) -> Work:
     """The rules split the loop nest: its dims get the axes of the mesh, and the results theirs.
 
-    Axes of a pending sum are spent on it until it is taken.
+    Args:
+      level: whose rules split it.
+      pending: the axes of a pending sum, which are spent on it until it is taken.
+      chosen: the splits that the op has chosen for its operand and its result, see `apply_op_many`.
     """
-    same = tuple(same_split.items()) if same_split else ()
-    order = tuple(same_order.items()) if same_order else ()
-    key = (loop, outs, level, pending, unsplit, in_order, same, order, sums, chosen, carriers, kept)
+    key = (nest, level, pending, chosen)
     if (known := scope.loops.get(key)) is not None:
         return known
-    free = tuple(d for d in loop if d not in unsplit)
+    loop, same_split = nest.loop, dict(nest.same_split)
+    free = tuple(d for d in loop if d not in nest.unsplit)
     if chosen is None:
         axes_of = dict(zip(free, without_axes(scope.split(free, level), pending), strict=True))
     else:
         axes_of = dict(zip(loop, chosen[0], strict=True))
-    for k in kept:
+    for k in nest.kept:
         axes_of |= dict(zip(axes_of, without_axes(tuple(axes_of.values()), k.axes), strict=True))
         axes_of[k.dim] = k.axes
     axes = tuple(axes_of.get(d, ()) if d.size else () for d in loop)  # no elements, no parts
     axes_of = dict(zip(loop, axes, strict=True))
     axes_of |= {new: axes_of[old] for new, old in same_split.items()}
-    zigzag = scope.zigzag(loop, axes).difference(in_order)
+    zigzag = scope.zigzag(loop, axes).difference(nest.ordered)
     if chosen is not None:
-        zigzag -= _torn(same_order, axes_of, dict(zip(outs[0], chosen[1], strict=True)), scope)
-    origin = {**same_split, **same_order}
+        zigzag -= _torn(
+            nest.same_order, axes_of, dict(zip(nest.outs[0], chosen[1], strict=True)), scope
+        )
+    origin = {**same_split, **dict(nest.same_order)}
     zigzag |= {new for new, old in same_split.items() if old in zigzag}
 
     results = []
-    for dims in outs:
+    for dims in nest.outs:
         gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
-        contracted = {a for d in gone for a in axes_of[d]} if sums else _NOTHING
+        contracted = {a for d in gone for a in axes_of[d]} if nest.sums else _NOTHING
         now = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
         waits = scope.in_mesh_order({*contracted, *pending})
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
@@ -141,10 +182,10 @@ def split(
         of_rules = tuple(rules.items())
         results.append(Result(dims, now, ordered, varies, waits, of_rules, target, then, stands))
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
-    because = {a: k.why for k in kept for a in k.axes}
-    why = reason_of(scope, free if chosen is None else outs[0], level, whole, because)
+    because = {a: k.why for k in nest.kept for a in k.axes}
+    why = reason_of(scope, free if chosen is None else nest.outs[0], level, whole, because)
     loop_axes = scope.layout.spent.union(*axes)
-    rings = _rings(scope, level, axes_of, carriers)
+    rings = _rings(scope, level, axes_of, nest.part_by_part)
     waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
     of_results = tuple(results)
     work = Work(level, axes_of, axes, zigzag, loop_axes, waste, why, of_results, {}, rings, scope)
@@ -152,18 +193,18 @@ def split(
     return work
 
 
-def _torn(same_order: Mapping[Dim, Dim], before, after, scope: Scope) -> set[Dim]:
+def _torn(same_order: Sequence[tuple[Dim, Dim]], before, after, scope: Scope) -> set[Dim]:
     """The dims of an operand whose parts are not those of the dims that have their elements."""
     same = lambda old, new: (
         before[old] == after[new] and (scope.part(old, before[old]) == scope.part(new, after[new]))
     )
-    return {old for new, old in same_order.items() if not same(old, new)}
+    return {old for new, old in same_order if not same(old, new)}
 
 
-def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], carriers):
-    """The axes of the ring of each dim that comes part by part; see `apply_op_many`."""
+def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], part_by_part):
+    """The axes of the ring of each dim that comes part by part; see `Nest`."""
     found = {}
-    for dim, dims in carriers:
+    for dim, dims in part_by_part:
         outer = axes_of[dim]
         taken = {a for d, axes in axes_of.items() if d != dim for a in axes}
         axes = ring_axes(dim, dims, taken, scope, level) if dim.size else ()
