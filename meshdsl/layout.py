@@ -37,6 +37,7 @@ SUM = ("step", "layer")
 MOVES = ("collective", "ring", "exchange")
 ORDERS = ("natural", "zigzag")
 ATTRIBUTES = {"uneven": UNEVEN, "move": MOVES, "order": ORDERS}
+_OF_PIPELINES = ("microbatches", "rounds")
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
@@ -50,6 +51,9 @@ class Rule:
       move: one of MOVES, how operands are gathered over the axis. By "ring" an op that can take
         them part by part gets them so, see `lowering.ring`.
       order: one of ORDERS, which elements of the dim each part has; see `splits.zigzag`.
+      microbatches: of a rule that makes a scan over `dim` a pipeline, the dim that is cut into
+        microbatches and how many there are; see `splits.pipeline`.
+      rounds: how often each microbatch goes round the stages of that pipeline.
     """
 
     dim: str
@@ -61,6 +65,8 @@ class Rule:
     pads: bool = False
     move: str = "collective"
     order: str = "natural"
+    microbatches: tuple[str, int] | None = None
+    rounds: int = 1
 
     def __str__(self):
         return f"{self.where}: {self.text}"
@@ -90,6 +96,7 @@ class Layout:
         are there, or "layer": each where it is made, while the backward pass goes on. Gradients of
         microbatches are summed once per step in any case.
       spent: axes that no rule can take any more, see `Scope.spending`.
+      turns: rules below all `rules` whose axes are turns of a loop, see `Scope.taking_turns`.
     """
 
     rules: Sequence[str | Mapping[str, str]] = ()
@@ -104,6 +111,7 @@ class Layout:
     name: str = "layout"
     sum: str = "step"
     spent: frozenset[str] = frozenset()
+    turns: tuple[Rule, ...] = ()
 
     def __post_init__(self):
         if not isinstance(self.name, str):
@@ -197,13 +205,13 @@ class Layout:
             for i, line in enumerate(lines):
                 found += self._parse(level, i + 1, line)
         _check_orders(found)
-        return tuple(found)
+        return (*found, *self.turns)
 
     def _parse(self, level, number, line) -> list[Rule]:
         where = f"{self.name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
         how = {"uneven": self.uneven, "move": MOVES[0], "order": ORDERS[0]}
         if isinstance(line, Mapping):
-            _known_keys(where, "", line, ("rule", *ATTRIBUTES))
+            _known_keys(where, "", line, ("rule", *ATTRIBUTES, *_OF_PIPELINES))
             how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
             for attribute, words in ATTRIBUTES.items():
                 check_word(where, attribute, how[attribute], words)
@@ -233,8 +241,11 @@ class Layout:
                 f"{where}: order = {order!r} is of values, so of a rule in `rules`; what is at "
                 "rest is in natural order"
             )
+        cut = _microbatches(where, level, names, how) if how.keys() & set(_OF_PIPELINES) else None
+        rule = Rule("", "", False, level, where, line.strip(), pads, move, order, cut)
+        rule = replace(rule, rounds=how.get("rounds", 1))
         return [
-            Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads, move, order)
+            replace(rule, dim=d.rstrip("?"), axis=a, optional=d.endswith("?"))
             for d in dims
             for a in axes
         ]
@@ -391,6 +402,44 @@ class Layout:
                 raise MeshDSLError(
                     f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}"
                 )
+
+
+def _microbatches(where: str, level: str, dims: list[str], how: Mapping) -> tuple[str, int]:
+    """The dim that a rule cuts into microbatches, and how many there are.
+
+    Raises:
+      MeshDSLError: the table does not say that of one dim, or `rounds` is no number of rounds, or
+        the rule is not one that can be a pipeline.
+    """
+    example = "microbatches = { batch = 16 }"
+    if "microbatches" not in how:
+        raise MeshDSLError(f"{where}: rounds are of a pipeline; add {example}")
+    table, rounds = how["microbatches"], how.get("rounds", 1)
+    whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 1
+    if not isinstance(table, Mapping) or len(table) != 1 or not all(map(whole, table.values())):
+        raise MeshDSLError(
+            f"{where}: microbatches is a table of one dim and a whole number of at least 1, as in "
+            f"{example}, not {quote(table)}"
+        )
+    if not whole(rounds):
+        raise MeshDSLError(f"{where}: rounds is a whole number of at least 1, not {quote(rounds)}")
+    ((name, count),) = table.items()
+    if level != "rules":
+        raise MeshDSLError(
+            f"{where}: microbatches are of the list `rules`; the list `{level}` says how tensors "
+            "are kept, not how loops run"
+        )
+    if len(dims) > 1 or name in dims:
+        raise MeshDSLError(
+            f"{where}: a rule with microbatches is of one dim, over which a scan runs, and cuts "
+            f'another one, as in {{ rule = "layers -> stage", {example} }}'
+        )
+    if how["order"] != ORDERS[0] or how["move"] != MOVES[0]:
+        raise MeshDSLError(
+            f"{where}: `move` and `order` do not go with microbatches: the stages of a pipeline "
+            "are in natural order, and nothing gathers them"
+        )
+    return name, count
 
 
 def _check_orders(rules: Sequence[Rule]) -> None:
