@@ -295,10 +295,20 @@ class Layout:
         """The names of dims whose parts are in zigzag order."""
         return frozenset(r.dim for r in self.parsed if r.order == "zigzag")
 
+    @cached_property
+    def rounds(self) -> dict[str, int]:
+        """How often microbatches go round the stages along a dim, where that is more than once."""
+        return {r.dim: r.rounds for r in self.parsed if r.rounds > 1}
+
     def blocks(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
-        """Into how many equal blocks `dim` is cut when `axes` split it: two a part in zigzag."""
+        """Into how many equal blocks `dim` is cut when `axes` split it.
+
+        Each part is one block, two in zigzag order, or one for each round of a pipeline.
+        """
         parts = math.prod(sizes[a] for a in axes)
-        return 2 * parts if parts > 1 and dim.name in self.zigzag else parts
+        if parts > 1 and dim.name in self.zigzag:
+            return 2 * parts
+        return parts * self.rounds.get(dim.name, 1) if parts > 1 else parts
 
     @cached_property
     def value_axes(self) -> dict[str, tuple[str, ...]]:
@@ -355,7 +365,7 @@ class Layout:
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
             if dim.size % self.blocks(dim, axes, sizes) and dim.name not in self.padded:
-                if dim.name in self.zigzag:
+                if dim.name in self.zigzag or dim.name in self.rounds:
                     raise MeshDSLError(f"{taken[axes[-1]]}: {self._unequal(dim, axes, sizes)}")
                 over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
                 legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
@@ -370,8 +380,15 @@ class Layout:
                 )
 
     def _unequal(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> str:
-        """That a dim in zigzag order does not divide into blocks, and what would."""
+        """That a dim does not divide into the blocks of its order or its rounds, and what would."""
         over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
+        if each := self.rounds.get(dim.name):
+            legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
+            return (
+                f"`{dim.name}`={dim.size} does not divide into {self.blocks(dim, axes, sizes)} "
+                f"chunks, {each} for each part over {over}; use stages and rounds whose product is "
+                f'{either(legal)}, or uneven = "pad"'
+            )
         divides = lambda n: dim.size % (2 * n if n > 1 else 1) == 0
         legal = [str(n) for n in range(1, dim.size + 1) if divides(n)][:8]
         advice = (

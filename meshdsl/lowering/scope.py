@@ -215,7 +215,7 @@ class Scope:
 
     @contextmanager
     def taking_turns(self, rule: Rule, count: int, turn: jax.Array):
-        """Inside, the dim of `rule` is cut into `count` parts more, of which one is there at a time.
+        """Inside, the dim of `rule` is cut into `count` parts more, and one is there at a time.
 
         To the law the turns are an axis like any other, `rule.axis`, below all rules of the layout:
         what has the dim is split over it, and what lies around it is cut where it is used. But no

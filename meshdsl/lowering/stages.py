@@ -7,8 +7,6 @@ stage has several chunks of the elements they are dealt on the way in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,6 @@ from jax import lax
 from meshdsl.dims import Dim, without
 from meshdsl.layout import Rule
 from meshdsl.lowering import block_order, collectives, resharding, window_arrays
-from meshdsl.lowering.carried import Carried
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
@@ -94,7 +91,7 @@ class Stages:
         return x.replace(placement=x.placement._replace(dtypes=dtypes))
 
     def _filled(self, array) -> jax.Array:
-        """`array` with copies of the first element for padding, on which a layer is well-behaved."""
+        """`array` with copies of the first element, on which layers behave, for padding."""
         if not self.padded:
             return array
         loop = DeviceLoop({self.dim: self.axes}, self._scope, self._op)

@@ -41,24 +41,17 @@ from meshdsl.tensor import Tensor, is_tensor
 _CARRY = "pipeline carry"  # what each element of a chunk gets, kept for the backward pass
 
 
-def rule_of(name: str, dim: Dim, carry, xs, scope: Scope) -> Rule | None:
+def rule_of(dim: Dim, carry, scope: Scope) -> Rule | None:
     """The rule by which a scan over `dim` is a pipeline; None where it is a loop.
 
     It is a loop where no rule gives `dim` microbatches, or where nothing in the carry can be cut
     into them.
-
-    Raises:
-      MeshDSLError: parameters lie along `dim`, and a rule of `rules` splits it without a word about
-        microbatches.
     """
-    taken = scope.layout.taken((dim,))
-    rule = next((rule for rule in taken.values() if rule.microbatches), None)
-    tensors = [x for x in leaves_of(carry) if is_tensor(x)]
-    if rule is None:
-        _check_not_split(name, dim, tensors, xs, taken, scope)
+    rule = next((r for r in scope.layout.taken((dim,)).values() if r.microbatches), None)
+    if rule is None or rule.microbatches is None:
         return None
-    assert rule.microbatches is not None
-    has = any(d.name == rule.microbatches[0] for t in tensors for d in t.dims)
+    name, _ = rule.microbatches
+    has = any(d.name == name for t in leaves_of(carry) if is_tensor(t) for d in t.dims)
     return rule if has and scope.parts(_axes(dim, scope)) > 1 else None
 
 
@@ -68,19 +61,17 @@ def _axes(dim: Dim, scope: Scope) -> tuple[str, ...]:
     return tuple(axis for axis in scope.split((dim,))[0] if taken[axis].microbatches)
 
 
-def _check_not_split(name: str, dim: Dim, carried, xs, taken: dict[str, Rule], scope: Scope):
-    """Raise a MeshDSLError where a loop would gather parameters that a rule splits along `dim`."""
-    along = [x for x in leaves_of(xs) if is_tensor(x) and x.placement]
-    if not carried or all(x.placement.level == "rules" for x in along):
-        return
-    rule = next((r for axis, r in taken.items() if scope.parts((axis,)) > 1), None)
-    if rule is not None:
-        rest = f'"{dim.name} -> {rule.axis}"'
-        raise MeshDSLError(
-            f"{rule}: {name} runs over `{dim.name}` one after another, so that each device would "
-            f"gather the parameters of all {dim.size}; write {{ rule = {rest}, microbatches = "
-            f"{{ batch = 16 }} }} for a pipeline, or put {rest} in the list `parameters`"
-        )
+def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
+    """Raise a MeshDSLError where a loop over the layers of a model would gather all of them."""
+    taken = {} if scope is None else scope.layout.taken((dim,))
+    for axis, rule in taken.items():
+        if not rule.microbatches and scope is not None and scope.parts((axis,)) > 1:
+            rest = f'"{dim.name} -> {axis}"'
+            raise MeshDSLError(
+                f"{rule}: the layers run one after another, so each device would gather the "
+                f"parameters of all {dim.size}; write {{ rule = {rest}, microbatches = "
+                f"{{ batch = 16 }} }} for a pipeline, or put {rest} in the list `parameters`"
+            )
 
 
 def pipelined(
@@ -97,7 +88,7 @@ def pipelined(
     xs = each(lambda x: _noted(in_front(x, dim, name), axes, scope) if is_tensor(x) else x, xs)
     with scope.spending(axes, dim):
         carry = each(lambda x: _brought(x, rule, scope, op), carry)
-        schedule = _schedule(dim, axes, rule, carry, scope, learns)
+        schedule = _schedule(axes, rule, carry, scope, learns)
         op.schedule = schedule
         stages = Stages(dim, axes, rule, schedule, scope, op)
         xs = each(lambda x: stages.enter(x) if is_tensor(x) else stages.of_all(x), xs)
@@ -124,7 +115,7 @@ def _brought(x, rule: Rule, scope: Scope, op):
     return resharding.reshard(x, scope.split(x.dims), scope, op, lambda _: str(rule), **how)
 
 
-def _schedule(dim: Dim, axes, rule: Rule, carry, scope: Scope, learns: bool) -> Schedule:
+def _schedule(axes, rule: Rule, carry, scope: Scope, learns: bool) -> Schedule:
     """Who works on what, when.
 
     Args:
@@ -132,18 +123,11 @@ def _schedule(dim: Dim, axes, rule: Rule, carry, scope: Scope, learns: bool) -> 
         text is generated; then there are fewer microbatches.
 
     Raises:
-      MeshDSLError: the elements of `dim` do not divide into chunks, or the rows of a device into
-        microbatches.
+      MeshDSLError: the rows of a device do not divide into microbatches, or these do not go round
+        the stages in groups.
     """
     assert rule.microbatches is not None
     stages, (name, count) = scope.parts(axes), rule.microbatches
-    size = scope.part(dim, axes)
-    if size % rule.rounds:
-        legal = [str(n) for n in range(1, size + 1) if size % n == 0]
-        raise MeshDSLError(
-            f"{rule}: each of {stages} stages has {size} of `{dim.name}`, which do not divide into "
-            f"{rule.rounds} rounds; use rounds of {either(legal[:8])}"
-        )
     if rule.rounds > 1 and count % stages:
         near = max(stages, count // stages * stages)
         raise MeshDSLError(
@@ -265,9 +249,9 @@ class _Pipe:
                 cut = lambda x: lax.dynamic_slice_in_dim(x, start, size)
                 chunk = jax.tree.map(cut, chunk)
             numbers = stages.first_of(in_round) + jnp.arange(stages.chunk, dtype=jnp.int32)
-            with self.scope.recorder.repeated(stages.dim.name, stages.chunk):
-                with policies_within(inner):
-                    return lax.scan(self._body, given, (numbers, chunk), unroll=self.unroll)
+            repeated = self.scope.recorder.repeated(stages.dim.name, stages.chunk)
+            with repeated, policies_within(inner):
+                return lax.scan(self._body, given, (numbers, chunk), unroll=self.unroll)
 
         if rounds > 1:
             work = jax.checkpoint(work, policy=_kept(inner))

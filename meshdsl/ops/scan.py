@@ -22,7 +22,7 @@ from meshdsl.ops.bodies import (
 )
 from meshdsl.ops.declare import along_a, op
 from meshdsl.ops.functions import FUNCTIONS
-from meshdsl.ops.pipeline import pipelined, rule_of
+from meshdsl.ops.pipeline import check_gathers_no_layers, pipelined, rule_of
 from meshdsl.ops.reduce import sum
 from meshdsl.ops.stacking import dim_of, element, first_of, restacked, stacked
 from meshdsl.tensor import Tensor
@@ -61,9 +61,22 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim | str, reverse: bool = False, u
 
 
 def scan_as(
-    name: str, fn: Callable, carry, xs, dim: Dim | str, *, reverse: bool = False, unroll: int = 1
+    name: str,
+    fn: Callable,
+    carry,
+    xs,
+    dim: Dim | str,
+    *,
+    reverse: bool = False,
+    unroll: int = 1,
+    of_layers: bool = False,
 ):
-    """`scan`, for the op that errors are to call `name`."""
+    """`scan`, for the op that errors are to call `name`.
+
+    Args:
+      of_layers: it runs over the layers of a model, so that a rule which splits `dim` is meant to
+        make a pipeline of it, and has to say how.
+    """
     if unroll < 0:
         raise MeshDSLError(
             f"{name}: `unroll` is the number of steps that a turn makes, at least 0, not {unroll}"
@@ -75,7 +88,9 @@ def scan_as(
         name, lambda: fn(carry, first_of(xs, dim, name))
     )
     carry = each(lambda t: value(t, scope), carry)
-    if scope is not None and (rule := rule_of(name, dim, carry, xs, scope)):
+    if of_layers:
+        check_gathers_no_layers(dim, scope)
+    if scope is not None and (rule := rule_of(dim, carry, scope)):
         how = {"reverse": reverse, "unroll": unroll}
         return pipelined(name, fn, carry, xs, dim, scope, rule, **how)
     op = scope.recorder.begin("scan", (dim,), ((),)) if scope else None

@@ -1,4 +1,4 @@
-"""The elements of a dim that a loop runs over: stacked in front, taken one by one, stacked again."""
+"""The elements of a dim that a loop runs over: stacked, taken one by one, stacked again."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Recorder:
         return op
 
     def _of_one_turn(self, dims: Dims, axes) -> tuple[Dims, tuple[tuple[str, ...], ...]]:
-        """`dims` of the size that they have in one turn, and the axes of the mesh that split them."""
+        """`dims` with their sizes in one turn, and the axes of the mesh that split them."""
         cut = lambda split: math.prod(self._turns.get(axis, 1) for axis in split)
         sizes = [d.size // cut(split) for d, split in zip(dims, axes, strict=True)]
         left = [tuple(axis for axis in split if axis not in self._turns) for split in axes]
