@@ -84,11 +84,10 @@ def pipelined(
         )
     axes = _axes(dim, scope)
     op = scope.recorder.begin("pipeline", (dim,), (axes,))
-    learns = any(x.placement.origin for x in leaves_of(xs) if is_tensor(x) and x.placement)
     xs = each(lambda x: _noted(in_front(x, dim, name), axes, scope) if is_tensor(x) else x, xs)
     with scope.spending(axes, dim):
         carry = each(lambda x: _brought(x, rule, scope, op), carry)
-        schedule = _schedule(axes, rule, carry, scope, learns)
+        schedule = _schedule(axes, rule, carry, scope)
         op.schedule = schedule
         stages = Stages(dim, axes, rule, schedule, scope, op)
         xs = each(lambda x: stages.enter(x) if is_tensor(x) else stages.of_all(x), xs)
@@ -115,12 +114,8 @@ def _brought(x, rule: Rule, scope: Scope, op):
     return resharding.reshard(x, scope.split(x.dims), scope, op, lambda _: str(rule), **how)
 
 
-def _schedule(axes, rule: Rule, carry, scope: Scope, learns: bool) -> Schedule:
-    """Who works on what, when.
-
-    Args:
-      learns: gradients are taken. Otherwise there may be fewer rows than microbatches, as where
-        text is generated; then there are fewer microbatches.
+def _schedule(axes, rule: Rule, carry, scope: Scope) -> Schedule:
+    """Who works on what, when. Where there are fewer rows than microbatches, each is of one row.
 
     Raises:
       MeshDSLError: the rows of a device do not divide into microbatches, or these do not go round
@@ -148,15 +143,13 @@ def _schedule(axes, rule: Rule, carry, scope: Scope, learns: bool) -> Schedule:
             f"{rule}: `{name}`={batch.size} is cut into microbatches, so it divides over "
             f"{' x '.join(f'`{a}`={scope.sizes[a]}' for a in split)}, in natural order"
         )
-    if rows % count:
-        legal = [n for n in range(1, rows + 1) if rows % n == 0]
-        if learns:
-            raise MeshDSLError(
-                f"{rule}: a device has {rows} of {batch}, which do not divide into {count} "
-                f"microbatches; use {either([str(n) for n in legal[-8:]])}, or another batch"
-            )
-        count = max(n for n in legal if n <= count)
-    return Schedule(stages, count, rule.rounds)
+    if rows > count and rows % count:
+        legal = [str(n) for n in range(1, rows + 1) if rows % n == 0]
+        raise MeshDSLError(
+            f"{rule}: a device has {rows} of {batch}, which do not divide into {count} "
+            f"microbatches; use {either(legal[-8:])}, or another batch"
+        )
+    return Schedule(stages, min(count, rows), rule.rounds)
 
 
 class _Pipe:
