@@ -410,6 +410,12 @@ class Layout:
                 raise MeshDSLError(
                     f"{rule.where}: no dim `{rule.dim}` in {what}{nearest(rule.dim, known)}"
                 )
+            if rule.microbatches and rule.dim in known and rule.microbatches[0] not in known:
+                name = rule.microbatches[0]
+                raise MeshDSLError(
+                    f"{rule.where}: no dim `{name}` in {what} to cut into microbatches"
+                    f"{nearest(name, known)}"
+                )
 
     def check_axes(self, axes: Iterable[str]) -> None:
         """Raise a MeshDSLError for a rule whose axis is not among `axes`."""
@@ -434,9 +440,10 @@ def _microbatches(where: str, level: str, dims: list[str], how: Mapping) -> tupl
     table, rounds = how["microbatches"], how.get("rounds", 1)
     whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 1
     if not isinstance(table, Mapping) or len(table) != 1 or not all(map(whole, table.values())):
+        got = dict(table) if isinstance(table, Mapping) else quote(table)
         raise MeshDSLError(
             f"{where}: microbatches is a table of one dim and a whole number of at least 1, as in "
-            f"{example}, not {quote(table)}"
+            f"{example}, not {got}"
         )
     if not whole(rounds):
         raise MeshDSLError(f"{where}: rounds is a whole number of at least 1, not {quote(rounds)}")

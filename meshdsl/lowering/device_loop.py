@@ -129,7 +129,7 @@ class DeviceLoop:
     def offset(self, dim: Dim):
         """The index, in the whole dim, of the first element on this device.
 
-        The op must have asked for the natural order of `dim` (`in_order` of `apply_op`).
+        The op must have asked for the natural order of `dim` (`in_order` of `Nest`).
         """
         self._in_natural_order("offset", dim)
         axes = self.axes(dim)

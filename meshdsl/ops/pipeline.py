@@ -109,9 +109,9 @@ def _brought(x, rule: Rule, scope: Scope, op):
     """A leaf of the carry as all stages have it: split by the law over what is left of the mesh."""
     if not is_tensor(x):
         return collectives.vary(jnp.asarray(x), scope.in_mesh_order(scope.spent))
-    how = {"varies": scope.spent.union(*scope.split(x.dims))}
-    how["varies"] = scope.of_mesh(how["varies"])
-    return resharding.reshard(x, scope.split(x.dims), scope, op, lambda _: str(rule), **how)
+    split = scope.split(x.dims)
+    varies = scope.of_mesh(scope.spent.union(*split))
+    return resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies)
 
 
 def _schedule(axes, rule: Rule, carry, scope: Scope) -> Schedule:

@@ -1,7 +1,5 @@
 """A scan over stages: pipelines equal a loop, and hand microbatches on by one permute a tick."""
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
