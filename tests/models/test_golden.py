@@ -41,6 +41,7 @@ QUICK = [name for name in ALL if name not in ("context", "ulysses")]
 DROPPED = {
     "sequence": {("all_gather", ("model",)): (2, 1024)},
     "fsdp-sequence": {("all_gather", ("model",)): (2, 256)},
+    "pipeline-tensor": {("all_gather", ("model",)): (2, 256)},
     "context-ring": {("ppermute", ("context",)): (8, 16384)},
 }
 
