@@ -83,6 +83,7 @@ def test_a_killed_run_goes_on_under_another_layout(family, whole, tmp_path, monk
     np.testing.assert_allclose(losses(tmp_path / "a"), losses(whole), rtol=5e-5)
 
 
+@of_families("unet")
 def test_a_step_is_explained_checked_and_compared_for_a_machine(family, capsys):
     words = _without_data(FAMILIES[family][0])
     _, layout, other = FAMILIES[family]
