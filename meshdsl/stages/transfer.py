@@ -9,7 +9,7 @@ own mesh cuts or gathers it to these parts before, and the other mesh after, by 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -100,13 +100,10 @@ def send(
 ) -> Sent:
     """Begin a transfer, with the arguments and the errors of `transfer`."""
     layout.check_axes(mesh.shape)
-    if any(d.process_index != jax.process_index() for d in mesh.devices.flat):
-        raise MeshDSLError(
-            "transfer: the mesh has devices of another process; one process holds both meshes"
-        )
+    _check_process("the mesh", mesh.devices.flat)
     with_paths, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     for path, leaf in with_paths:
-        _check(leaf, f"transfer: `{name or 'tree'}{jax.tree_util.keystr(path)}`")
+        _check(leaf, f"`{name or 'tree'}{jax.tree_util.keystr(path)}`")
     targets = jax.tree.leaves(shardings(tree, layout, mesh, level), is_leaf=_is_target)
     sent = Sent(structure, [leaf for _, leaf in with_paths], [], [])
     for (path, leaf), target in zip(with_paths, targets, strict=True):
@@ -137,7 +134,7 @@ def _check(leaf, what: str) -> None:
     array = leaf.stored if is_tensor(leaf) else leaf
     if isinstance(array, Tracer):
         raise MeshDSLError(
-            f"{what} is being traced; a transfer stands between two programs, so it is called "
+            f"transfer: {what} is being traced; a transfer stands between two programs, so it is called "
             "outside of lowerings, of jax.jit and of jax.grad. md.Stages takes gradients of a "
             "function whose stages are on several meshes"
         )
@@ -145,10 +142,19 @@ def _check(leaf, what: str) -> None:
         return
     if not is_value(leaf):
         kind = f"a Tensor {show(leaf.dims)} of {quote(array)}" if is_tensor(leaf) else quote(leaf)
-        raise MeshDSLError(f"{what} is {kind}; Tensors of data, arrays and numbers are transferred")
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
         raise MeshDSLError(
-            f"{what} lies on devices of several processes; one process holds both meshes"
+            f"transfer: {what} is {kind}; Tensors of data, arrays and numbers are transferred"
+        )
+    if isinstance(array, jax.Array):
+        _check_process(what, array.sharding.device_set)
+
+
+def _check_process(what: str, devices: Iterable) -> None:
+    """Raise a MeshDSLError unless this process has all of the devices."""
+    if any(device.process_index != jax.process_index() for device in devices):
+        raise MeshDSLError(
+            f"transfer: {what} has devices of another process; a transfer is between meshes of the "
+            "devices of one process"
         )
 
 
@@ -175,10 +181,13 @@ def _way(source: Sharding | None, target: NamedSharding, shape: tuple[int, ...])
     direct = _Way(None, target, math.prod(goal), _arriving(source, target, shape))
     if (
         not isinstance(source, NamedSharding)
+        or not isinstance(source.mesh, Mesh)
+        or not isinstance(target.mesh, Mesh)
         or source.num_devices == 1
         or source.device_set == target.device_set
     ):
-        return direct  # JAX cuts what lies on one device there, and knows one set of devices
+        # JAX cuts what lies on one device there, and reshards over one set of devices by itself.
+        return direct
     start = _parts(source, shape)
     common = math.gcd(source.num_devices, target.num_devices)
     legal = [p for p in (goal, start, _most(shape, common)) if common % math.prod(p) == 0]
