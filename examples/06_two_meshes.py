@@ -66,8 +66,8 @@ def main():
     key, other = jax.random.split(jax.random.key(0))
     params = [md.init(init_first, key, FIRST, first), md.init(init_last, other, LAST, last)]
     states = [optimizer.init(of_stage) for of_stage in params]
+    rows = list(microbatches(jax.random.key(1)))
     for number in range(1, 31):
-        rows = list(microbatches(jax.random.key(1)))  # the same ones in each step
         value, gradients = stages.value_and_grad(params, rows)
         for s in range(2):
             params[s], states[s] = update(params[s], states[s], gradients[s])

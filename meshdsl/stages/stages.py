@@ -1,4 +1,4 @@
-"""`Stages`: one model in several lowered functions, each on a mesh of its own, and its gradients."""
+"""`Stages`: a model in several lowered functions, each on a mesh of its own, and its gradients."""
 
 from __future__ import annotations
 

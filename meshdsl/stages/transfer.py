@@ -115,7 +115,7 @@ def send(
         target = target.array if is_tensor(target) else target
         way = _way(_sharding_of(array), target, np.shape(array))
         crossing = array if way.leaves is None else _resharded(way.leaves)(array)
-        sent.arrays.append(jax.device_put(crossing, way.arrives))
+        sent.arrays.append(_crossed(crossing, way))
         sent.targets.append(target)
         if transfers is not None:
             itemsize = jnp.result_type(array).itemsize
@@ -134,14 +134,14 @@ def _check(leaf, what: str) -> None:
     array = leaf.stored if is_tensor(leaf) else leaf
     if isinstance(array, Tracer):
         raise MeshDSLError(
-            f"transfer: {what} is being traced; a transfer stands between two programs, so it is called "
-            "outside of lowerings, of jax.jit and of jax.grad. md.Stages takes gradients of a "
-            "function whose stages are on several meshes"
+            f"transfer: {what} is being traced; a transfer stands between two programs, so it is "
+            "called outside of lowerings, of jax.jit and of jax.grad. md.Stages takes gradients "
+            "of a model whose stages are on several meshes"
         )
     if is_tensor(leaf) and not jax.tree.leaves(leaf):
         return
     if not is_value(leaf):
-        kind = f"a Tensor {show(leaf.dims)} of {quote(array)}" if is_tensor(leaf) else quote(leaf)
+        kind = f"a Tensor {show(leaf.dims)} {quote(array)}" if is_tensor(leaf) else quote(leaf)
         raise MeshDSLError(
             f"transfer: {what} is {kind}; Tensors of data, arrays and numbers are transferred"
         )
@@ -164,38 +164,77 @@ class _Way(NamedTuple):
     Attributes:
       leaves: its sharding over the devices that it comes from, in the parts that cross; None where
         it has these parts already.
-      arrives: its sharding over the devices that it goes to, in the same parts.
-      parts: how many different ones there are.
+      arrives: its sharding over the devices that it goes to.
+      pieces: where several devices get pieces of one part: for each part, by its first index in
+        each dim, the sharding of its pieces. Empty where devices get whole parts.
+      parts: how many different parts, or pieces of them, arrive.
       elements: those of all parts and copies that a device gets and did not have.
     """
 
     leaves: Sharding | None
     arrives: Sharding
+    pieces: tuple[tuple[tuple[int, ...], Sharding], ...]
     parts: int
     elements: int
 
 
 @cache
 def _way(source: Sharding | None, target: NamedSharding, shape: tuple[int, ...]) -> _Way:
-    goal = _parts(target, shape)
-    direct = _Way(None, target, math.prod(goal), _arriving(source, target, shape))
-    if (
-        not isinstance(source, NamedSharding)
-        or not isinstance(source.mesh, Mesh)
-        or not isinstance(target.mesh, Mesh)
-        or source.num_devices == 1
-        or source.device_set == target.device_set
-    ):
-        # JAX cuts what lies on one device there, and reshards over one set of devices by itself.
-        return direct
+    goal, there = _parts(target, shape), target.num_devices
+    direct = _Way(None, target, (), math.prod(goal), _arriving(source, target, shape))
+    if source is None or source.device_set == target.device_set:
+        return direct  # JAX does this well
     start = _parts(source, shape)
-    common = math.gcd(source.num_devices, target.num_devices)
+    common = math.gcd(source.num_devices, there)
     legal = [p for p in (goal, start, _most(shape, common)) if common % math.prod(p) == 0]
     # The fewest bytes cross in the most parts. Of ways with as many parts, the least to do.
     parts = min(legal, key=lambda p: (-math.prod(p), (p != goal) + (p != start)))
-    leaves = None if parts == start else _cut(source.mesh, parts)
-    arrives = target if parts == goal else _cut(target.mesh, parts)
-    return _Way(leaves, arrives, math.prod(parts), _arriving(leaves or source, arrives, shape))
+    if source.num_devices == 1 and math.prod(goal) == there:
+        return direct  # JAX cuts what lies on one device there, before it leaves
+    if not isinstance(target.mesh, Mesh):
+        return direct
+    leaves = None
+    if parts != start:
+        if not isinstance(source, NamedSharding) or not isinstance(source.mesh, Mesh):
+            return direct  # over devices in an order that is not known
+        leaves = _cut(source.mesh, parts)
+    arrives, pieces = target if parts == goal else _cut(target.mesh, parts), ()
+    ways = there // math.prod(parts)
+    cut = [i for i, n in enumerate(shape) if n and n // parts[i] % ways == 0]
+    if ways > 1 and cut:
+        arrives = _cut(target.mesh, parts, cut[0])
+        if arrives.is_equivalent_to(target, len(shape)):
+            arrives = target
+        pieces = _pieces(_cut(target.mesh, parts), shape, cut[0])
+    different = math.prod(_parts(arrives, shape))
+    return _Way(leaves, arrives, pieces, different, _arriving(leaves or source, arrives, shape))
+
+
+def _pieces(whole: NamedSharding, shape: tuple[int, ...], position: int):
+    """`_Way.pieces`: each part of a sharding, cut at a position over the devices that have it."""
+    devices: dict[tuple[int, ...], list] = {}
+    for device, index in whole.devices_indices_map(shape).items():
+        devices.setdefault(_begin(index), []).append(device)
+    spec = PartitionSpec(*(None,) * position, "pieces")
+    auto = (AxisType.Auto,)
+    return tuple(
+        (begin, NamedSharding(Mesh(np.array(those), ("pieces",), axis_types=auto), spec))
+        for begin, those in devices.items()
+    )
+
+
+def _begin(index) -> tuple[int, ...]:
+    return tuple(part.start or 0 for part in index)
+
+
+def _crossed(array, way: _Way):
+    """The array on the other mesh, as it arrives there."""
+    if not way.pieces:
+        return jax.device_put(array, way.arrives)
+    parts = {_begin(shard.index): shard.data for shard in array.addressable_shards}
+    cut = [jax.device_put(parts[begin], sharding) for begin, sharding in way.pieces]
+    arrays = [shard.data for part in cut for shard in part.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, way.arrives, arrays)
 
 
 def _parts(sharding: Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -211,12 +250,18 @@ def _most(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
     return tuple(n if i == best else 1 for i, n in enumerate(parts))
 
 
-def _cut(mesh: Mesh, parts: Sequence[int]) -> NamedSharding:
-    """So many parts of each dim over the devices of a mesh, in its order, and copies of these."""
-    names = tuple(f"parts{i}" for i in range(len(parts)))
+def _cut(mesh: Mesh, parts: Sequence[int], again: int | None = None) -> NamedSharding:
+    """So many parts of each dim over the devices of a mesh, in its order, and copies of these.
+
+    Args:
+      again: the position of a dim whose parts are cut once more, so that there are no copies.
+    """
+    names = [f"parts{i}" for i in range(len(parts))]
     devices = mesh.devices.reshape((*parts, -1))
     types = (AxisType.Auto,) * devices.ndim
-    return NamedSharding(Mesh(devices, (*names, "copies"), axis_types=types), PartitionSpec(*names))
+    spec = [(name, "copies") if i == again else name for i, name in enumerate(names)]
+    made = Mesh(devices, (*names, "copies"), axis_types=types)
+    return NamedSharding(made, PartitionSpec(*spec))
 
 
 def _arriving(source: Sharding | None, target: Sharding, shape: tuple[int, ...]) -> int:

@@ -56,7 +56,7 @@ class Transfers:
         self.counts.clear()
 
     def table(self) -> str:
-        """A line for each kind of transfer: its tensor, from where to where, bytes and how often."""
+        """A line for each kind of transfer: its tensor, from where to where, bytes, how often."""
         rows = [("tensor", "from", "to", "parts", "bytes", "times", "all bytes")]
         for each, times in self.counts.items():
             rows.append(

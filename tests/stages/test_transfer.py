@@ -1,12 +1,13 @@
 """Transfers between meshes: the numbers, the splits and the bytes that cross."""
 
+import threading
+
 import jax
 import numpy as np
 import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.stages.transfer import send
 from tests.helpers import assert_by_law, assert_equal, data, dims, integers, layout, weight
 
 B, D = dims(batch=24, d_model=12)
@@ -28,15 +29,23 @@ CASES = {
     "another dim": ((DATA, 0, dict(data=4)), (["d_model -> m"], 4, dict(m=4)), 4, 1),
     "gathered there": ((DATA, 0, dict(data=4)), (WHOLE, 4, dict(data=4)), 4, 1),
     "cut before it crosses": ((WHOLE, 0, dict(data=4)), (WHOLE, 4, dict(data=4)), 4, 1),
-    "to more devices": ((DATA, 0, dict(data=2)), (BOTH, 2, dict(data=3, model=2)), 2, 3),
+    "to more devices": ((DATA, 0, dict(data=2)), (BOTH, 2, dict(data=3, model=2)), 6, 1),
     "to fewer devices": ((BOTH, 2, dict(data=3, model=2)), (DATA, 0, dict(data=2)), 2, 1),
     "from one device": ((DATA, 0, dict(data=1)), (BOTH, 2, dict(data=3, model=2)), 6, 1),
     "to one device": ((BOTH, 2, dict(data=3, model=2)), (DATA, 0, dict(data=1)), 1, 1),
     "to meshes without a common divisor": (
         (DATA, 0, dict(data=2)),
         (DATA, 2, dict(data=3)),
-        1,
         3,
+        1,
+    ),
+    "to copies, from one device": ((DATA, 0, dict(data=1)), (WHOLE, 4, dict(data=4)), 4, 1),
+    "to more copies": ((DATA, 0, dict(data=2)), (WHOLE, 4, dict(data=4)), 4, 1),
+    "to half as many parts as devices": (
+        (DATA, 0, dict(data=4)),
+        (["batch -> data"], 2, dict(data=2, model=3)),
+        6,
+        1,
     ),
     "to a part of the mesh": ((DATA, 0, dict(data=8)), (DATA, 0, dict(data=4)), 4, 3 / 4),
     "on the same devices": ((DATA, 0, dict(data=4)), (["d_model -> m"], 0, dict(m=4)), 4, 1),
@@ -56,14 +65,24 @@ def test_a_transfer_keeps_the_numbers_and_counts_the_bytes_that_cross(source, ta
     assert moved.bytes == BYTES * times if times != 3 / 4 else moved.bytes <= BYTES
 
 
-def test_what_crosses_lies_in_equal_parts_on_both_meshes():
-    """JAX copies these from device to device; anything else it would fetch to the host first."""
+def test_a_transfer_does_not_wait_for_what_it_transfers():
     (first, mesh), (last, other) = on(DATA, 0, data=2), on(BOTH, 2, data=3, model=2)
+    go_on, waited = threading.Event(), []
+
+    def wait(x):
+        waited.append(go_on.wait(timeout=30))
+        return x
+
+    def slow(x):
+        return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
     x = md.transfer(data(B, D), first, mesh)
-    sent = send(x, last, other, None, "", None)
-    had = {s.index for s in x.array.addressable_shards}
-    assert {s.index for s in sent.arrays[0].addressable_shards} == had
-    assert_by_law(sent.arrived(), last, other)
+    made = jax.jit(slow, out_shardings=x.array.sharding)(x.array)
+    there = md.transfer(x.replace(array=made), last, other)
+    assert not waited
+    go_on.set()
+    assert_equal(there, x, tolerance=0)
+    assert waited == [True]
 
 
 def test_a_tree_goes_with_its_parameters_states_arrays_numbers_and_keys():
