@@ -76,6 +76,7 @@ def test_two_processes_train_a_family_and_one_goes_on(tmp_path, capfd):
     assert "resumed after step 10" in said and "step 15: validation loss" in said
 
 
+@pytest.mark.slow
 def test_a_model_on_two_meshes_learns_and_says_what_went_between_them(capsys):
     example("06_two_meshes")["main"]()
     said = capsys.readouterr().out
