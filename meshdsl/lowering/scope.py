@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 
@@ -25,6 +26,21 @@ class TakesParts(Exception):
 
 class WrongGuess(Exception):
     """A parameter was made to vary over an axis over which one of its uses does not vary."""
+
+
+class Turn(NamedTuple):
+    """A turn of a loop in which a part of a dim is there, see `Scope.taking_turns`.
+
+    Attributes:
+      number: of the turn.
+      count: how many turns there are.
+      home: the axes that split the dim where its parts are cut. In each turn there are elements of
+        every one of these parts.
+    """
+
+    number: jax.Array
+    count: int
+    home: tuple[str, ...]
 
 
 class Scope:
@@ -58,7 +74,7 @@ class Scope:
         self._parts_allowed = parts
         self._remembered: dict = {}
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
-        self.turns: Mapping[str, jax.Array] = {}  # see `taking_turns`
+        self.turns: Mapping[str, Turn] = {}  # see `taking_turns`
         self._splits: dict = {}
         self._padded: dict = {}
         self._parts: dict = {}
@@ -93,7 +109,10 @@ class Scope:
         """The elements that all parts of `dim` hold together, see `Layout.padded_size`."""
         key = (dim, axes)
         if key not in self._padded:
-            self._padded[key] = self.layout.padded_size(dim, axes, self.sizes)
+            turn = self.turn_of(axes)
+            (cut,), (left,) = self.in_turn((dim,), (axes,))
+            size = self.layout.padded_size(cut, left, self.sizes)
+            self._padded[key] = size * turn.count if turn else size
         return self._padded[key]
 
     def part(self, dim: Dim, axes: tuple[str, ...]) -> int:
@@ -148,18 +167,20 @@ class Scope:
         """The axes of the mesh that are spent, see `spending`."""
         return self.of_mesh(self.layout.spent)
 
-    def position(self, axes: tuple[str, ...]):
-        """The number of this device's part along `axes` taken together, major first.
+    def turn_of(self, axes: Iterable[str]) -> Turn | None:
+        """The turns among `axes`, the axes that split a dim; None where there are none."""
+        return next((self.turns[a] for a in axes if a in self.turns), None) if self.turns else None
 
-        Along an axis that stands for the turns of a loop it is the number of the turn.
-        """
-        if self.turns.keys().isdisjoint(axes):
-            return collectives.position(axes)
-        number = 0
-        for axis in axes:
-            own = self.turns[axis] if axis in self.turns else collectives.position((axis,))
-            number = number * self.sizes[axis] + own
-        return number
+    def in_turn(
+        self, dims: Dims, split: tuple[tuple[str, ...], ...]
+    ) -> tuple[Dims, tuple[tuple[str, ...], ...]]:
+        """What is there of `dims` in this turn, and the axes of the mesh that split that."""
+        if not self.turns:
+            return dims, split
+        turns = [self.turn_of(axes) for axes in split]
+        left = tuple(tuple(a for a in axes if a not in self.turns) for axes in split)
+        cut = lambda d, turn: Dim(d.name, d.size // turn.count) if turn else d
+        return tuple(cut(d, turn) for d, turn in zip(dims, turns, strict=True)), left
 
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         axes = set(axes)
@@ -214,8 +235,8 @@ class Scope:
             self.layout, self._splits, self.loops, self.mapped = outer
 
     @contextmanager
-    def taking_turns(self, rule: Rule, count: int, turn: jax.Array):
-        """Inside, the dim of `rule` is cut into `count` parts more, and one is there at a time.
+    def taking_turns(self, rule: Rule, turn: Turn):
+        """Inside, what devices have of the dim of `rule` is cut, and one cut is there at a time.
 
         To the law the turns are an axis like any other, `rule.axis`, below all rules of the layout:
         what has the dim is split over it, and what lies around it is cut where it is used. But no
@@ -223,15 +244,14 @@ class Scope:
 
         Args:
           rule: gives its dim the axis, a name that no axis of the mesh has.
-          turn: the number of the turn.
         """
         outer = self.layout, self.sizes, self._splits, self.loops, self.turns
         self.layout = replace(self.layout, turns=(*self.layout.turns, rule))
-        self.sizes = {**self.sizes, rule.axis: count}
+        self.sizes = {**self.sizes, rule.axis: turn.count}
         self._splits, self.loops = {}, {}
         self.turns = {**self.turns, rule.axis: turn}
         try:
-            with self.recorder.in_turns(rule.axis, count):
+            with self.recorder.in_turns(rule.axis, turn.count):
                 yield
         finally:
             self.layout, self.sizes, self._splits, self.loops, self.turns = outer

@@ -30,7 +30,7 @@ from meshdsl.errors import MeshDSLError, either
 from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.scope import Scope, Turn
 from meshdsl.lowering.stages import Stages
 from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
 from meshdsl.ops.checkpoint import policies_within
@@ -91,8 +91,7 @@ def pipelined(
         op.schedule = schedule
         stages = Stages(dim, axes, rule, schedule, scope, op)
         xs = each(lambda x: stages.enter(x) if is_tensor(x) else stages.of_all(x), xs)
-        pipe = _Pipe(name, fn, stages, scope, unroll)
-        made, ys = pipe.run(carry, xs)
+        made, ys = _Pipe(name, fn, stages, scope, unroll).run(carry, xs)
         made = each(lambda x: _of_last(x, stages, scope), made)
     return made, each(lambda y: resharding.settle(y) if is_tensor(y) else y, ys)
 
@@ -157,6 +156,7 @@ class _Pipe:
 
     Attributes:
       cut: gives the dim of the microbatches the axis that stands for them.
+      home: the axes that split that dim in the carry, from which microbatches are cut.
       summed: for each result of the body whether it is a sum over the rows of a microbatch.
     """
 
@@ -182,7 +182,7 @@ class _Pipe:
             which, in_round = jnp.clip(which, 0, self.count - 1), jnp.where(real, in_round, 0)
             fresh = self._taken(rows, which)
             given = _choose((self.stages.number == 0) & (in_round == 0), fresh, here)
-            with scope.taking_turns(self.cut, self.count, which):
+            with scope.taking_turns(self.cut, Turn(which, self.count, self.home)):
                 made, ys = self._chunk(given, xs, in_round)
                 op = scope.recorder.begin("hand_on", *_dims(made))
                 handed = self.stages.hand_on(carried(made), op)
@@ -190,6 +190,7 @@ class _Pipe:
             rows = self._put(rows, _choose(done, made, fresh), which)
             return (handed, carried(rows)), carried(ys)
 
+        self.home = self._home(carry)
         start = jax.tree.map(_constant, carried(self._taken(carry, jnp.int32(0))))
         with scope.recorder.repeated("ticks", schedule.ticks):
             ticks = jnp.arange(schedule.ticks, dtype=jnp.int32)
@@ -197,6 +198,12 @@ class _Pipe:
         leaves, tree = jax.tree.flatten(uncarried(ys), is_leaf=is_tensor)
         ys = [self._collected(y, is_sum) for y, is_sum in zip(leaves, self.summed, strict=True)]
         return uncarried(made), jax.tree.unflatten(tree, ys)
+
+    def _home(self, carry) -> tuple[str, ...]:
+        """The axes that split the dim of the microbatches in the carry, which are cut from it."""
+        cut = [(x, at) for x in leaves_of(carry) if (at := self._at(x)) is not None]
+        x, at = cut[0]
+        return x.placement.axes[at]
 
     def _at(self, x) -> int | None:
         """The position of the dim of microbatches; None where `x` has none."""
