@@ -12,8 +12,8 @@ and stands for turns of a loop instead of devices (`Scope.taking_turns`). So wha
 over is cut where it is used, random numbers are those of the whole batch, and a sum over the batch
 is known to be one over all microbatches: where the body returns it as a result, it is added up.
 
-A stage that waits works on a microbatch all the same, one that is real, and what it makes of it is
-dropped. So nothing that is not a number arises that was not there before.
+A stage that waits works on a microbatch all the same, one that has just come in, and what it makes
+of it is dropped. So nothing that is not a number arises that was not there before.
 """
 
 from __future__ import annotations
@@ -181,9 +181,10 @@ class _Pipe:
             real = (item >= 0) & (item < schedule.items) & (which < self.count)
             which, in_round = jnp.clip(which, 0, self.count - 1), jnp.where(real, in_round, 0)
             fresh = self._taken(rows, which)
-            given = _choose((self.stages.number == 0) & (in_round == 0), fresh, here)
+            enters = (self.stages.number == 0) & (in_round == 0)
+            given = _choose(enters | ~real, fresh, here)
             with scope.taking_turns(self.cut, Turn(which, self.count, self.home)):
-                made, ys = self._chunk(given, xs, in_round)
+                made, ys = self._chunk(given, xs, in_round, real)
                 op = scope.recorder.begin("hand_on", *_dims(made))
                 handed = self.stages.hand_on(carried(made), op)
             done = last_stage & real & (in_round == schedule.rounds - 1)
@@ -237,8 +238,12 @@ class _Pipe:
 
         return each(put, rows, microbatch)
 
-    def _chunk(self, given, xs, in_round):
-        """The carry after the elements of a stage, in one round, and the results of each."""
+    def _chunk(self, given, xs, in_round, real):
+        """The carry after the elements of a stage, in one round, and the results of each.
+
+        Args:
+          real: whether the stage does not wait; else nobody looks at what this gives.
+        """
         stages, rounds = self.stages, self.stages.schedule.rounds
         inner: list = []  # the policies of what is recomputed within
 
