@@ -130,7 +130,8 @@ class PipelineView:
       chunk: how many elements a stage works on at a tick, padding among them.
       loops: the loops around it with their lengths, the outermost first.
       source: the lines of the user's model, the innermost last.
-      parameters: bytes at rest of the parameters that a device has of its stage.
+      parameters: bytes at rest of the parameters of all elements that a device has.
+      split: whether these are split over the stages; not where the elements do not divide.
       kept: bytes that a device keeps of the forward pass of all ticks for the backward pass.
       forward, backward: seconds of all ticks in one step; what is recomputed is in `backward`. None
         without a target.
@@ -148,6 +149,7 @@ class PipelineView:
     loops: tuple[tuple[str, int], ...]
     source: str
     parameters: int
+    split: bool
     kept: int
     forward: float | None = None
     backward: float | None = None

@@ -59,19 +59,29 @@ def timed(
 
 
 def _loops_of_ticks(one: PipelineView, tags: set[str], spans: Sequence[Span]) -> list[Span]:
-    """The loops of a timeline whose turns are ticks: the outermost around what is in the pipeline.
+    """The loops of a timeline whose turns are ticks.
+
+    A loop over the layers alone, for what is the same at all ticks, is none of them. A compiler may
+    take a tick out of a loop.
 
     Args:
       tags: of the ops in the pipeline.
     """
-    inside = [span for span in spans if span.tag in tags and span.repeats > one.count]
-    return [
-        loop
-        for loop in spans
-        if loop.stream == "loops"
-        and loop.repeats == one.count
-        and any(loop.start <= span.start and span.end <= loop.end for span in inside)
-    ]
+    found = []
+    for loop in spans:
+        if loop.stream != "loops" or loop.repeats != one.count:
+            continue
+        turns = [
+            span.repeats // loop.repeats
+            for span in spans
+            if span.tag in tags
+            and span.repeats > loop.repeats
+            and loop.start <= span.start
+            and span.end <= loop.end
+        ]
+        if turns and min(turns) in (one.ticks - 1, one.ticks):
+            found.append(loop)
+    return found
 
 
 def _view(op: Op, program: Program, graph: Graph, at_rest: Sequence[TensorView]) -> PipelineView:
@@ -80,6 +90,11 @@ def _view(op: Op, program: Program, graph: Graph, at_rest: Sequence[TensorView])
     inside = {one.tag: one for one in program.ops if program.pipeline_of(one) is op}
     depth = len(op.loops) + 1  # of the loop of ticks
     chunks = (loop for one in inside.values() for loop in one.loops[depth : depth + 1])
+    held = [
+        (t.bytes, next(d for d in t.dims if d.name == dim.name))
+        for t in at_rest
+        if t.kind == "parameter" and dim.name in {d.name for d in t.dims}
+    ]
     whole = -(-dim.size // (schedule.stages * schedule.rounds))
     return PipelineView(
         tag=op.tag,
@@ -93,12 +108,8 @@ def _view(op: Op, program: Program, graph: Graph, at_rest: Sequence[TensorView])
         chunk=next((count for what, count in chunks if what == dim.name), whole),
         loops=op.loops,
         source=source_of(op),
-        parameters=sum(
-            t.bytes
-            for t in at_rest
-            if t.kind == "parameter"
-            and any(d.name == dim.name and set(axes) <= set(d.axes) for d in t.dims)
-        ),
+        parameters=sum(size for size, _ in held),
+        split=all(set(axes) <= set(view.axes) for _, view in held),
         kept=_kept(graph, schedule.ticks, set(inside)),
     )
 

@@ -11,7 +11,7 @@ from meshdsl.estimate.explanation import PipelineView
 from meshdsl.figures import byte_words, columns, time_words
 from meshdsl.splits.pipeline import Schedule
 
-_WIDTH = 96  # characters that the drawing of a schedule may take
+_WIDTH = 92  # characters that the drawing of a schedule may take
 
 
 def pipeline_line(one: PipelineView, step: float | None) -> str:
@@ -50,6 +50,15 @@ def tick_words(one: PipelineView) -> str:
     return f"{time_words(one.forward / ticks)} forward{backward}"
 
 
+def parameter_words(one: PipelineView) -> str:
+    """The bytes of the parameters that lie on the stages, and whether a device has them all."""
+    size = byte_words(one.parameters)
+    if one.split:
+        return f"{size} of its stage"
+    where = "where they do not divide over the stages, they are not split over them"
+    return f"{size} of all {one.size} {one.dim}: {where}"
+
+
 def kept_words(one: PipelineView) -> str:
     """What is kept for the backward pass; empty where there is none."""
     if not one.kept:
@@ -69,7 +78,7 @@ def pipeline_section(pipelines: Sequence[PipelineView], step: float | None) -> l
             ("layers", layer_words(one)),
             ("bubble", bubble_words(one, step)),
             ("a tick takes", tick_words(one)),
-            ("parameters of its stage", byte_words(one.parameters)),
+            ("parameters at rest", parameter_words(one)),
             ("kept for the backward pass", kept_words(one)),
         ]
         lines += [
@@ -90,7 +99,7 @@ def _axes(one: PipelineView) -> str:
 def _cut(one: PipelineView) -> str:
     """Into what the work is cut: `4 stages, 16 microbatches, 2 rounds`."""
     rounds = f", {one.rounds} rounds" if one.rounds > 1 else ""
-    times = f", {one.count} times" if one.count > 1 else ""
+    times = f", run {one.count} times a step" if one.count > 1 else ""
     return f"{one.stages} stages, {one.microbatches} microbatches{rounds}{times}"
 
 
