@@ -3,7 +3,8 @@
 Kernels run on the compute stream in program order; `kernel_time` says how long each takes. A
 collective starts on the links of its axes as soon as what it reads is there and the links are free.
 What uses its result waits for it, and later kernels that do not need it run meanwhile, unless
-`collective_timing` says that the device waits.
+`collective_timing` says that the device waits. The step ends when everything that it started has
+finished.
 
 In the body of a loop a collective starts with the turn at the earliest, and a turn ends when
 everything that it started has finished. The second turn of a loop stands for all that follow.
@@ -38,7 +39,7 @@ def step_time(
       model_flops_full: the same with attention in full.
     """
     simulation = _Simulation(target.chip, network)
-    simulation.run(graph.kernels, 1, 1)
+    simulation.run_to_end(graph.kernels, 1, 1)
     return TimeView(
         compute=simulation.compute,
         communication=simulation.communication,
@@ -94,6 +95,11 @@ class _Simulation:
             kernel = waiting.pop(self._next(waiting, unmade, leading))
             self._run_kernel(kernel, weight, repeats, began)
             unmade.difference_update(id(buffer) for buffer in kernel.writes)
+
+    def run_to_end(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
+        """Runs `kernels` once, and waits for the collectives that they start."""
+        self.run(kernels, weight, repeats)
+        self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
 
     def _next(self, waiting: list[Kernel], unmade: set[int], leading: set[int]) -> int:
         """The position of the kernel that runs next.
@@ -185,24 +191,19 @@ class _Simulation:
     def _run_loop(self, kernel: Kernel, loop: Loop, weight: int, repeats: int) -> None:
         begin = self.streams.now
         if loop.length:
-            self._run_turn(loop.kernels, weight, repeats * loop.length)
+            self.run_to_end(loop.kernels, weight, repeats * loop.length)
         if loop.length > 1:
             second = self.streams.now
-            self._run_turn(loop.kernels, weight * (loop.length - 1), 0)
+            self.run_to_end(loop.kernels, weight * (loop.length - 1), 0)
             self.streams.skip((loop.length - 2) * (self.streams.now - second))
         for buffer in kernel.writes:
             self.streams.events[id(buffer)] = self.streams.now
         self._show("loops", kernel, begin, self.streams.now, repeats)
 
-    def _run_turn(self, kernels: list[Kernel], weight: int, repeats: int) -> None:
-        """Runs the body of a loop once, and waits for the collectives that it starts."""
-        self.run(kernels, weight, repeats)
-        self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
-
     def _seconds_alone(self, kernels: tuple[Kernel, ...]) -> float:
         """Seconds of `kernels` if nothing else runs."""
         alone = _Simulation(self.chip, self.network, _seconds=self._seconds, _timings=self._timings)
-        alone.run(kernels, 1, 0)
+        alone.run_to_end(kernels, 1, 0)
         return alone.streams.now
 
     def _wait_for(self, buffers: Iterable[Buffer], weight: int) -> None:
