@@ -89,10 +89,10 @@ class _Simulation:
     def run(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
         """Runs `kernels` once."""
         began = self.streams.now
-        waiting, leading = list(kernels), self._leading(kernels)
+        waiting, behind = list(kernels), self._behind(kernels)
         unmade = {id(buffer) for kernel in waiting for buffer in kernel.writes}
         while waiting:
-            kernel = waiting.pop(self._next(waiting, unmade, leading))
+            kernel = waiting.pop(self._next(waiting, unmade, behind))
             self._run_kernel(kernel, weight, repeats, began)
             unmade.difference_update(id(buffer) for buffer in kernel.writes)
 
@@ -101,37 +101,57 @@ class _Simulation:
         self.run(kernels, weight, repeats)
         self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
 
-    def _next(self, waiting: list[Kernel], unmade: set[int], leading: set[int]) -> int:
+    def _next(self, waiting: list[Kernel], unmade: set[int], behind: dict[int, float]) -> int:
         """The position of the kernel that runs next.
 
         It is a collective that can start. If there is none, it is the kernel whose operands are
-        there first; of several whose operands are there, one that leads to a collective.
+        there first; of several whose operands are there, the one with the most behind it.
 
         Args:
           unmade: ids of the buffers that `waiting` kernels make.
-          leading: ids of the kernels that lead to a collective.
+          behind: as from `_behind`.
         """
-        best, least = 0, (math.inf, True)
+        best, least = 0, (math.inf, 0.0)
         for i, kernel in enumerate(waiting[:_AHEAD]):
             if any(id(buffer) in unmade for buffer in _sources(kernel)):
                 continue
             if self._is_asynchronous(kernel):
                 return i
             when = max((self._when(buffer) for buffer in kernel.reads), default=0.0)
-            rank = (max(when, self.streams.now), id(kernel) not in leading)
+            rank = (max(when, self.streams.now), -behind[id(kernel)])
             if rank < least:
                 best, least = i, rank
         return best
 
-    def _leading(self, kernels: Sequence[Kernel]) -> set[int]:
-        """The ids of asynchronous collectives, and of the kernels that they are computed from."""
-        wanted: set[int] = set()
-        found = set()
+    def _behind(self, kernels: Sequence[Kernel]) -> dict[int, float]:
+        """For each kernel, by its id, the least seconds from its start to the end of the block.
+
+        These are the seconds of the longest chain of kernels that begins with it, of which each
+        reads what the one before it writes.
+        """
+        of_buffer: dict[int, float] = {}
+        found: dict[int, float] = {}
         for kernel in reversed(kernels):
-            if self._is_asynchronous(kernel) or any(id(b) in wanted for b in kernel.writes):
-                found.add(id(kernel))
-                wanted.update(id(buffer) for buffer in _sources(kernel))
+            after = max((of_buffer.get(id(b), 0.0) for b in kernel.writes), default=0.0)
+            seconds = found[id(kernel)] = self._seconds_of(kernel) + after
+            for buffer in _sources(kernel):
+                of_buffer[id(buffer)] = max(of_buffer.get(id(buffer), 0.0), seconds)
         return found
+
+    def _seconds_of(self, kernel: Kernel) -> float:
+        """Seconds of a kernel, of a loop and of branches with one kernel after the other."""
+        if kernel.collective is not None:
+            return self._timing(kernel, kernel.collective).seconds
+        if id(kernel) not in self._seconds:
+            self._seconds[id(kernel)] = self._compute_seconds(kernel)
+        return self._seconds[id(kernel)]
+
+    def _compute_seconds(self, kernel: Kernel) -> float:
+        if kernel.loop is not None:
+            return kernel.loop.length * math.fsum(map(self._seconds_of, kernel.loop.kernels))
+        if kernel.branches:
+            return max(math.fsum(map(self._seconds_of, branch)) for branch in kernel.branches)
+        return kernel_seconds(kernel, self.chip)
 
     def _run_kernel(self, kernel: Kernel, weight: int, repeats: int, began: float) -> None:
         """Runs one kernel of a block that began at the time `began`."""
@@ -147,9 +167,7 @@ class _Simulation:
             self._compute(kernel, weight, repeats)
 
     def _compute(self, kernel: Kernel, weight: int, repeats: int) -> None:
-        if id(kernel) not in self._seconds:
-            self._seconds[id(kernel)] = kernel_seconds(kernel, self.chip)
-        seconds = self._seconds[id(kernel)]
+        seconds = self._seconds_of(kernel)
         start, end = self.streams.compute(seconds)
         self.compute += seconds * weight
         self.fused += seconds * weight * is_fused(kernel)
