@@ -1,31 +1,30 @@
 """Estimates the time of one step on a target from the program's kernels; nothing is compiled.
 
-Kernels run on the compute stream in program order; `kernel_time` says how long each takes. A
-collective starts on the links of its axes as soon as what it reads is there and the links are free.
-What uses its result waits for it, and later kernels that do not need it run meanwhile, unless
+Kernels run on the compute stream; `kernel_order` says in which order, and `kernel_time` how long
+each takes. A collective starts in its turn, as soon as what it reads is there and the links of its
+axes are free. What uses its result waits for it, and kernels between run meanwhile, unless
 `collective_timing` says that the device waits. The step ends when everything that it started has
 finished.
 
-In the body of a loop a collective starts with the turn at the earliest, and a turn ends when
-everything that it started has finished. The second turn of a loop stands for all that follow.
+A turn of a loop ends when everything that it started has finished. The second turn of a loop stands
+for all that follow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from meshdsl.estimate.explanation import Span, TimeView
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
 from meshdsl.estimate.time.collective_timing import CollectiveTiming, collective_timing
+from meshdsl.estimate.time.kernel_order import scheduled
 from meshdsl.estimate.time.kernel_time import is_fused, kernel_seconds
 from meshdsl.machine import Chip, Network, Target
 from meshdsl.machine.streams import Streams, lanes_of, stream_of
 from meshdsl.record.collective import Collective
 from meshdsl.record.recorder import tag_in
-
-_AHEAD = 64  # how many kernels a compiler is taken to look ahead for something to do
 
 
 def step_time(
@@ -85,58 +84,24 @@ class _Simulation:
     exposed: float = 0.0
     _seconds: dict[int, float] = field(default_factory=dict)
     _timings: dict[int, CollectiveTiming] = field(default_factory=dict)
+    _orders: dict[int, list[Kernel]] = field(default_factory=dict)
 
     def run(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
         """Runs `kernels` once."""
-        began = self.streams.now
-        waiting, behind = list(kernels), self._behind(kernels)
-        unmade = {id(buffer) for kernel in waiting for buffer in kernel.writes}
-        while waiting:
-            kernel = waiting.pop(self._next(waiting, unmade, behind))
-            self._run_kernel(kernel, weight, repeats, began)
-            unmade.difference_update(id(buffer) for buffer in kernel.writes)
+        for kernel in self._scheduled(kernels):
+            self._run_kernel(kernel, weight, repeats)
 
     def run_to_end(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
         """Runs `kernels` once, and waits for the collectives that they start."""
         self.run(kernels, weight, repeats)
         self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
 
-    def _next(self, waiting: list[Kernel], unmade: set[int], behind: dict[int, float]) -> int:
-        """The position of the kernel that runs next.
-
-        It is a collective that can start. If there is none, it is the kernel whose operands are
-        there first; of several whose operands are there, the one with the most behind it.
-
-        Args:
-          unmade: ids of the buffers that `waiting` kernels make.
-          behind: as from `_behind`.
-        """
-        best, least = 0, (math.inf, 0.0)
-        for i, kernel in enumerate(waiting[:_AHEAD]):
-            if any(id(buffer) in unmade for buffer in _sources(kernel)):
-                continue
-            if self._is_asynchronous(kernel):
-                return i
-            when = max((self._when(buffer) for buffer in kernel.reads), default=0.0)
-            rank = (max(when, self.streams.now), -behind[id(kernel)])
-            if rank < least:
-                best, least = i, rank
-        return best
-
-    def _behind(self, kernels: Sequence[Kernel]) -> dict[int, float]:
-        """For each kernel, by its id, the least seconds from its start to the end of the block.
-
-        These are the seconds of the longest chain of kernels that begins with it, of which each
-        reads what the one before it writes.
-        """
-        of_buffer: dict[int, float] = {}
-        found: dict[int, float] = {}
-        for kernel in reversed(kernels):
-            after = max((of_buffer.get(id(b), 0.0) for b in kernel.writes), default=0.0)
-            seconds = found[id(kernel)] = self._seconds_of(kernel) + after
-            for buffer in _sources(kernel):
-                of_buffer[id(buffer)] = max(of_buffer.get(id(buffer), 0.0), seconds)
-        return found
+    def _scheduled(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """A block of kernels in the order in which they run."""
+        if id(kernels) not in self._orders:
+            order = scheduled(kernels, self._seconds_of, self._is_asynchronous)
+            self._orders[id(kernels)] = order
+        return self._orders[id(kernels)]
 
     def _seconds_of(self, kernel: Kernel) -> float:
         """Seconds of a kernel, of a loop and of branches with one kernel after the other."""
@@ -153,10 +118,9 @@ class _Simulation:
             return max(math.fsum(map(self._seconds_of, branch)) for branch in kernel.branches)
         return kernel_seconds(kernel, self.chip)
 
-    def _run_kernel(self, kernel: Kernel, weight: int, repeats: int, began: float) -> None:
-        """Runs one kernel of a block that began at the time `began`."""
+    def _run_kernel(self, kernel: Kernel, weight: int, repeats: int) -> None:
         if kernel.collective is not None:
-            self._communicate(kernel, kernel.collective, weight, repeats, began)
+            self._communicate(kernel, kernel.collective, weight, repeats)
             return
         self._wait_for(kernel.reads, weight)
         if kernel.loop is not None:
@@ -176,7 +140,7 @@ class _Simulation:
         self._show("compute", kernel, start, end, repeats)
 
     def _communicate(
-        self, kernel: Kernel, collective: Collective, weight: int, repeats: int, began: float
+        self, kernel: Kernel, collective: Collective, weight: int, repeats: int
     ) -> None:
         result, timing = kernel.writes[0], self._timing(kernel, collective)
         lanes = lanes_of(collective, self.network)
@@ -185,9 +149,8 @@ class _Simulation:
             start, end = self.streams.compute(timing.filling_seconds(self.chip, width))
             self.compute += (end - start) * weight
             self._show("compute", kernel, start, end, repeats)
-            began = end
         if timing.asynchronous:
-            ready = max([began, *(self._when(buffer) for buffer in kernel.reads)])
+            ready = max([self.streams.now, *(self._when(buffer) for buffer in kernel.reads)])
             start, end = self.streams.launch(id(result), lanes, timing.seconds, ready)
         else:
             self._wait_for(kernel.reads, weight)
@@ -238,12 +201,3 @@ class _Simulation:
             self.spans.append(
                 Span(stream, kernel.primitive, start, end, kernel.phase, tag, repeats)
             )
-
-
-def _sources(kernel: Kernel) -> Iterator[Buffer]:
-    """The buffers that a kernel reads, and those that they are slices of."""
-    for buffer in kernel.reads:
-        source: Buffer | None = buffer
-        while source is not None:
-            yield source
-            source = source.within
