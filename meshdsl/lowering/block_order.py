@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.array_type import ArrayType
 from meshdsl.lowering import collectives
 
 
@@ -54,7 +55,9 @@ def of_words(change: Callable, array) -> jax.Array:
 
 
 def _arranged(change: Callable, array, parts: int) -> jax.Array:
-    return of_words(change, array) if array.size and parts > 1 else array
+    if isinstance(array, ArrayType) or not array.size or parts == 1:
+        return array
+    return of_words(change, array)
 
 
 def _blocks(array, at: int, counts: tuple[int, int]) -> jax.Array:

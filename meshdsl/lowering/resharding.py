@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshdsl.array_type import ArrayType, traced
 from meshdsl.dims import Dim, Dims, without
 from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
@@ -186,7 +187,10 @@ def _array(
     if copy is None:
         return moved(x.stored, op)
     noted = op.aside()
-    like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
+    if isinstance(x.stored, ArrayType):
+        like = moved(x.stored, noted)
+    else:
+        like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
     value = without_gradient(copy, split, op, why, varies=varies, zigzag=zigzag)
     axes = collectives.varying(value) | collectives.varying(like)
@@ -294,7 +298,11 @@ def _reordered(
         pieces = zigzag_order.pieces(parts, size // 2, to_zigzag=to_zigzag)
         return window_arrays.exchanged(array, change.dim, axes, parts, pieces, size, send)
 
-    return block_order.of_words(exchange, array) if array.size and parts > 1 else array
+    if not array.size or parts == 1:
+        return array
+    if isinstance(array, ArrayType):
+        return collectives.type_of(exchange(traced(array)), scope.sizes)
+    return block_order.of_words(exchange, array)
 
 
 def _changed(
@@ -378,6 +386,8 @@ def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
 def resized(array, at: int, size: int) -> jax.Array:
     """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
     have = array.shape[at]
+    if isinstance(array, ArrayType):
+        return array if size == have else array.resized(at, size)
     if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = resized(jax.random.key_data(array), at, size)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))

@@ -7,12 +7,11 @@ from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering import collectives, resharding, transformations
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.ops.bodies import (
@@ -93,7 +92,7 @@ def scan_as(
 
     with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
         how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
-        carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
+        carry, ys = transformations.scan(carrying(body), carried(carry), carried(xs), **how)
     return uncarried(carry), each(lambda t: restacked(t, dim, name), uncarried(ys))
 
 
