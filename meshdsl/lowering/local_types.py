@@ -37,12 +37,12 @@ class _Known:
     """What a local function does.
 
     Attributes:
-      types: of its results.
+      results: their types; for one that is an operand as it was given, the number of that.
       moves: what it moves itself.
       kernel, needed: what it notes of itself, see `Op`.
     """
 
-    types: tuple[ArrayType, ...]
+    results: tuple[ArrayType | int, ...]
     moves: tuple[Move, ...]
     kernel: str
     needed: float
@@ -89,7 +89,7 @@ class LocalTypes:
         else:
             op.moves += known.moves
             op.kernel, op.needed = known.kernel, known.needed
-        return [_fresh(t) for t in known.types]
+        return [arrays[r] if isinstance(r, int) else _fresh(r) for r in known.results]
 
 
 def _traced(local: Callable, at: DeviceLoop, arrays: Sequence, op: Op) -> _Known:
@@ -97,9 +97,11 @@ def _traced(local: Callable, at: DeviceLoop, arrays: Sequence, op: Op) -> _Known
     assert at.scope is not None
     before = len(op.moves)
     with of_types(False), jax.named_scope(op.tag):
-        made = [jnp.asarray(a) for a in local(at, *map(traced, arrays))]
-    types = tuple([collectives.type_of(a, at.scope.sizes) for a in made])
-    return _Known(types, tuple(op.moves[before:]), op.kernel, op.needed)
+        given = [traced(a) for a in arrays]
+        made = [jnp.asarray(a) for a in local(at, *given)]
+    places = {id(a): i for i, a in enumerate(given)}
+    results = [places.get(id(a), collectives.type_of(a, at.scope.sizes)) for a in made]
+    return _Known(tuple(results), tuple(op.moves[before:]), op.kernel, op.needed)
 
 
 def _fresh(t: ArrayType):

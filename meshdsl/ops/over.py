@@ -145,6 +145,7 @@ def _filled(array, loop: DeviceLoop, dim: Dim):
     """
     if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return array
+    array = traced(array)
     (start, _), *_ = loop.runs(dim)
     first = jnp.where(start == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype))
     summed = loop.psum(first.astype(jnp.int32) if array.dtype == bool else first, dim, varies=True)
