@@ -8,6 +8,7 @@ is arranged back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def of_words(change: Callable, array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
 
 
-def _arranged(change: Callable, array, parts: int) -> jax.Array:
+def _arranged(change: Callable, array, parts: int) -> Any:
     if isinstance(array, ArrayType) or not array.size or parts == 1:
         return array
     return of_words(change, array)

@@ -5,8 +5,8 @@ of an array says over which axes it *varies*. That type decides what a collectiv
 so each function states it.
 
 Of an array without elements nothing travels: a collective then gives the shape and the type that it
-would have given. A sum of bools is whether any of them is true, as in `einsum`. Of an `ArrayType` in
-the place of an array each gives the type of its result.
+would have given. A sum of bools is whether any of them is true, as in `einsum`. Given an
+`ArrayType` in the place of an array, each gives the type of its result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ def type_of(x, sizes: Mapping[str, int]) -> ArrayType:
     return ArrayType(of.shape, of.dtype, of.manual_axis_type.varying, sizes, weak=of.weak_type)
 
 
-def vary(x, axes) -> jax.Array:
+def vary(x, axes) -> Any:
     """`x` with a type that varies over `axes` too: free, and a psum in the backward pass."""
     if not axes or (have := varying(x)).issuperset(axes):
         return x

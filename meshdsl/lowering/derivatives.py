@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import lax
@@ -41,7 +42,7 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
 batching.primitive_batchers[_LINEAR_CALL] = _batched
 
 
-def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> jax.Array:
+def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> Any:
     """This device's part along `dim`, which is cut into equal parts over `axes`.
 
     The transpose is free where `x` varies over `axes`, and one all_gather where it does not.
@@ -97,7 +98,7 @@ def to_sum(x, dtype) -> jax.Array:
     return x if x.dtype == dtype else lax.optimization_barrier(x.astype(dtype))
 
 
-def with_derivative_of(value, fn: Callable, x) -> jax.Array:
+def with_derivative_of(value, fn: Callable, x) -> Any:
     """`value`, which is `fn(x)` come by at less cost, with the derivative by `x` that `fn` has.
 
     `fn` runs in forward mode only; in reverse mode only its transpose does.

@@ -132,10 +132,10 @@ class Lowered:
         how = split, self._donate, self._optimizer
         return traced, Program(self.record, traced.jaxpr, self.layout, sizes, *how)
 
-    def on(self, mesh: Mesh | AbstractMesh) -> Lowered:
-        """The same function, lowered for another mesh under the same layout."""
-        optimizer, donate = self._optimizer, self._donate
-        return Lowered(self._fn, self.layout, mesh, self._dims, optimizer=optimizer, donate=donate)
+    def on(self, mesh: Mesh | AbstractMesh, layout: Layout | None = None) -> Lowered:
+        """The same function, lowered for another mesh, under the same layout or another one."""
+        how = {"optimizer": self._optimizer, "donate": self._donate}
+        return Lowered(self._fn, layout or self.layout, mesh, self._dims, **how)
 
     @property
     def name(self) -> str:
@@ -230,15 +230,17 @@ class Lowered:
         self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
         return outs, out_tree
 
-    def replay(self, types: LocalTypes, *args) -> list[Op]:
-        """The ops of the program for these arguments, with all their moves, from types alone.
+    def record_from_types(self, types: LocalTypes, *args) -> list[Op]:
+        """The ops of the program for these arguments, with all that they move, without a trace.
 
         The same function runs, by the same law, as when it is traced; but where an array would be
-        there is its type (`array_type`), so that JAX traces little or nothing.
+        there is its type (`array_type`), so JAX traces nothing but local functions that it has
+        not met. What rules of derivatives move when JAX differentiates is not in it: `softmax` has
+        one that sums over devices.
 
         Args:
-          types: what is known of local functions. Given again, for other layouts and meshes too,
-            it makes this fast.
+          types: what is known of local functions. It may serve any number of layouts and meshes.
+          args: `ShapeDtypeStruct`s will do for the arrays.
         """
         how = {"platform": platform_of(self.mesh), "types": types}
         scope = Scope(self.layout, self.mesh.shape, self._name, **how)
@@ -257,9 +259,10 @@ class Lowered:
 
         in_specs = tuple(partition_spec(given.splits[i]) for i in others)
         mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=PartitionSpec())
-        given_arrays = [arrays[i].array if is_tensor(arrays[i]) else arrays[i] for i in others]
+        untyped = [given.leaves[i] for i in others]
+        untyped = [x.array if is_tensor(x) else x for x in untyped]
         with self._explaining(args):
-            jax.eval_shape(mapped, *given_arrays)
+            jax.eval_shape(mapped, *untyped)
         return scope.recorder.ops
 
     def _levels(self, args) -> list[str]:

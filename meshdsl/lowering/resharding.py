@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -283,7 +284,7 @@ def reshard_array(
 
 def _reordered(
     array, change: Change, to_zigzag: bool, scope, op: Op, why: Why, constant: bool
-) -> jax.Array:
+) -> Any:
     """The array after parts of a dim have exchanged their blocks, to zigzag order or from it."""
     axes, parts = change.axes, scope.parts(change.axes)
     backward = "" if constant else "ppermute"
@@ -383,7 +384,7 @@ def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
     return [(int(source), target) for target, source in enumerate(wanted)]
 
 
-def resized(array, at: int, size: int) -> jax.Array:
+def resized(array, at: int, size: int) -> Any:
     """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
     have = array.shape[at]
     if isinstance(array, ArrayType):
