@@ -33,7 +33,7 @@ HEADER = (
     f"length={CONFIG.length}, float32, every layer rematerialised.\n"
     "# Bytes are of one execution on one device: the larger of what goes in and what comes out.\n"
 )
-ALL = [*common.LAYOUTS, *common.STAGES, *common.CONTEXT]
+ALL = [*common.LAYOUTS, *common.STAGES, *common.CONTEXT, *common.PIPELINES]
 QUICK = [name for name in ALL if name not in ("context", "ulysses")]
 # What the compiler need not run: the gradients of a mean are constants, and it does not gather
 # those; and the keys that the backward pass sends to the next device have just been sent there, as
@@ -41,6 +41,7 @@ QUICK = [name for name in ALL if name not in ("context", "ulysses")]
 DROPPED = {
     "sequence": {("all_gather", ("model",)): (2, 1024)},
     "fsdp-sequence": {("all_gather", ("model",)): (2, 256)},
+    "pipeline-tensor": {("all_gather", ("model",)): (2, 256)},
     "context-ring": {("ppermute", ("context",)): (8, 16384)},
 }
 
@@ -69,12 +70,13 @@ def describe(program, sizes) -> str:
     for c in program.collectives:
         op = program.op_of(c)
         assert op is not None, f"nothing recorded explains {c}"
-        layers = op.count if ("layers", CONFIG.layers) in op.loops else 1
         phase = op.name if op.name in ("gradient", "gather_updated") else c.phase
-        where = "each layer" if layers > 1 else "each step"
-        assert c.count % layers == 0
+        around = [name.rstrip("s") for name, _ in op.loops if name in ("layers", "ticks")]
+        where = f"each {' and '.join(reversed(around)) or 'step'}"
+        times = op.count if around else 1
+        assert c.count % times == 0
         rows[where, phase, c.operation, ", ".join(c.axes), f"{c.bytes:,}", str(op)] += (
-            c.count // layers
+            c.count // times
         )
     lines = [("where", "pass", "collective", "axis", "count", "bytes", "op")]
     lines += [(*key[:4], str(count), *key[4:]) for key, count in rows.items()]
