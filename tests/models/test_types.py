@@ -14,7 +14,7 @@ from tests.models import common
 from tests.models.test_unet import CONFIG as UNET
 from tests.models.test_unet import LAYOUTS, UNet, step
 
-TRANSFORMERS = [*common.LAYOUTS, *common.STAGES, *common.CONTEXT]
+TRANSFORMERS = [*common.LAYOUTS, *common.STAGES, *common.CONTEXT, *common.PIPELINES]
 CASES = [(name, style) for name in TRANSFORMERS for style in common.CONFIGS]
 QUICK = [("fsdp-sequence", "llama"), ("zero2", "gpt2")]
 
