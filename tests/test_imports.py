@@ -31,7 +31,7 @@ ROOMS = (
     *("errors", "extras", "fields", "figures", "dims", "layouts", "layout", "mesh"),
     *("array_type", "values", "tensor"),
     *("user_code", "parameters", "checked", "later", "hosts", "record", "splits"),
-    *("lowering", "ops", "family", "meshdsl"),
+    *("lowering", "ops", "stages", "family", "meshdsl"),
     *("layers", "models", "machine", "estimate", "compiled", "report"),
     *("analysis", "train", "commands", "cli"),
 )

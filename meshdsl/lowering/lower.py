@@ -137,6 +137,10 @@ class Lowered:
         how = {"optimizer": self._optimizer, "donate": self._donate}
         return Lowered(self._fn, layout or self.layout, mesh, self._dims, **how)
 
+    def with_function(self, change: Callable[[Callable], Callable]) -> Lowered:
+        """What `change` makes of the function, lowered for this mesh under this layout."""
+        return Lowered(change(self._fn), self.layout, self.mesh, self._dims)
+
     @property
     def name(self) -> str:
         """What the function is called in errors and in tags of its ops."""
