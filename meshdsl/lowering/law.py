@@ -181,11 +181,12 @@ def _masked(at: DeviceLoop, array, dims: Dims, fill, *, shared: bool) -> jax.Arr
     """`array` with `fill` in its padding; the same one each time, if it is `shared`."""
     if not shared:
         return at.masked(array, dims, fill)
-    key = "masked", dims, at.split(dims), fill
-    found = at.scope.remembered(array, key)
+    scope, key = at.scope, ("masked", dims, at.split(dims), fill)
+    assert scope is not None
+    found = scope.remembered(array, key)
     if found is None:
         found = at.masked(array, dims, fill)
-        at.scope.remember(array, key, found)
+        scope.remember(array, key, found)
     return found
 
 

@@ -256,7 +256,7 @@ def _result_rings(
         axes = target[len(outer) :]
         if dim not in term_by_term or not dim.size or target[: len(outer)] != outer:
             continue
-        ring = summed.issuperset(axes) and all(rules[a].move == "ring" for a in axes)
+        ring = summed >= set(axes) and all(rules[a].move == "ring" for a in axes)
         if ring and scope.parts(axes) > 1 and _parts_within_parts(scope, dim, outer, axes):
             return {dim: axes}
     return {}

@@ -168,7 +168,7 @@ class Ring:
         shape = list(parts[0].shape)
         shape[at] = self.size * self.count
         whole = collectives.vary(
-            lax.empty(shape, parts[0].dtype), collectives.varying(parts[0]) | set(self.axes)
+            lax.empty(tuple(shape), parts[0].dtype), collectives.varying(parts[0]) | set(self.axes)
         )
         for turn, part in enumerate(parts):
             whole = self.put(whole, part, at, turn)

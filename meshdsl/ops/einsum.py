@@ -124,7 +124,7 @@ def _in_parts(tensors, out: Dims) -> dict[Dim, int]:
     scope = next((t.placement.scope for t in tensors if t.placement is not None), None)
     if scope is None or not scope.layout.in_rings:
         return {}
-    if not all(jnp.issubdtype(t.dtype, jnp.inexact) for t in tensors):
+    if not all(t.size and jnp.issubdtype(t.dtype, jnp.inexact) for t in tensors):
         return {}
     found = {}
     for d in out:
