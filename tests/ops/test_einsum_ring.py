@@ -44,7 +44,7 @@ LAYOUTS = {
         mesh={"a": 2, "b": 2},
     ),
 }
-QUICK = ["ring of 2", "fsdp", "zigzag within parts"]
+QUICK = ["fsdp", "zigzag within parts"]
 
 
 def mlp(x, up, gate, down):
@@ -91,8 +91,8 @@ def test_the_parts_of_an_operand_come_round_once_for_all_who_share_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [2, 4, 8])
-@pytest.mark.parametrize("length", [1, 3, 13, 30])
+@pytest.mark.parametrize("mesh", [2, 4])
+@pytest.mark.parametrize("length", [1, 13])
 @pytest.mark.parametrize("order", ["natural", "zigzag"])
 def test_parts_may_hold_padding(length, mesh, order):
     """Of the length, of what is summed over, and of what is neither."""
@@ -104,10 +104,8 @@ def test_parts_may_hold_padding(length, mesh, order):
 
 
 def test_a_dim_without_elements_has_no_ring():
-    for empty in ("length", "d_model"):
-        sizes = {"length": 8, "d_ff": 4, "d_model": 4} | {empty: 0}
-        args = arguments(*dims(**sizes))
-        assert_same(mlp, *args, layout=LAYOUTS["ring of 4"])
+    args = arguments(*dims(length=8, d_ff=4, d_model=0))
+    assert_same(mlp, *args, layout=LAYOUTS["ring of 4"])
 
 
 def stack(layers):
@@ -125,6 +123,7 @@ def test_in_a_scan_over_layers_that_are_recomputed():
     assert ("all_gather", ("model",)) not in {(c.operation, c.axes) for c in program.collectives}
 
 
+@pytest.mark.slow
 def test_forward_mode_and_its_composition_with_reverse_mode():
     x, *weights = arguments()
     how = x, *weights
@@ -136,6 +135,7 @@ def test_forward_mode_and_its_composition_with_reverse_mode():
     assert_same(both, *how[:2], layout=LAYOUTS["ring of 4"], gradients=False)
 
 
+@pytest.mark.slow
 def test_every_row_by_itself():
     """Mapped over a dim, as `vmap` does it."""
     x, *weights = arguments()
