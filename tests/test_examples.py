@@ -85,7 +85,7 @@ def vit():
         name: md.tensor(np.stack([row[name] for row in rows]), field.dims)
         for name, field in family.batch(md.Dim("batch", 16)).items()
     }
-    return family, family.init(jax.random.key(0)), batch
+    return family, jax.jit(family.init)(jax.random.key(0)), batch
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_vision_transformer_is_the_same_under_every_layout(vit, layout, drop
     def loss(model, batch):
         return family.loss(model, batch, key)[0].value
 
-    expected, gradients = md.value_and_grad(loss)(model, batch)
+    expected, gradients = jax.jit(md.value_and_grad(loss))(model, batch)
     found = md.Layout.load(layout)
     mesh = md.make_mesh(found, jax.devices()[:4])
     value, split = md.lower(md.value_and_grad(loss), found, mesh, dims=family.dims)(model, batch)

@@ -191,7 +191,7 @@ def split(
             ordered |= scope.zigzag(in_parts, tuple(result_rings[d] for d in in_parts))
         waits = scope.in_mesh_order({*contracted, *pending})
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
-        varies = (*(a for axes in now for a in axes), *waits)
+        varies = scope.in_mesh_order(scope.of_mesh((*(a for axes in now for a in axes), *waits)))
         target = without_axes(scope.split(dims, level), waits)
         then = scope.zigzag(dims, target)
         stands = now == target and ordered == then
@@ -200,7 +200,7 @@ def split(
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
     because = {a: k.why for k in nest.kept for a in k.axes}
     why = reason_of(scope, free if chosen is None else nest.outs[0], level, whole, because)
-    loop_axes = scope.layout.spent.union(*axes)
+    loop_axes = scope.of_mesh(scope.layout.spent.union(*axes))
     in_parts = rings | result_rings
     waste = scope.waste(loop, tuple((*axes_of[d], *in_parts.get(d, ())) for d in loop))
     of_results = tuple(results)

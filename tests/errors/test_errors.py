@@ -25,6 +25,7 @@ from tests.errors import (
     layouts,
     lowering,
     names,
+    pipelines,
     random_numbers,
     selection,
     shapes,
@@ -47,6 +48,7 @@ SUBJECTS = (
     from_python,
     names,
     indexing,
+    pipelines,
 )
 # A title begins with its file, so that no row hides one with the same title in another file.
 ERRORS = {

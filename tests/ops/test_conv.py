@@ -184,6 +184,7 @@ def by_jax(x, k, stride, dilation, padding):
     )
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(windows())
 def test_one_dim_is_that_of_jax_for_any_window(drawn):
     dim, taps, how = drawn

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.reduce import count_nonzero, norm, std
-from tests.helpers import assert_same, collectives, data, dims, distance, integers, layout
+from tests.helpers import assert_same, collectives, data, dims, distance, every, integers, layout
 
 A, B, C = dims(a=4, b=8, c=2)
 X = data(A, B, C)
@@ -65,7 +65,7 @@ def test_truth_and_arg_are_those_of_jax(name):
     assert found.dims == (A, C) and np.array_equal(found.array, expected)
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "kept dim", "reduced dim")
 def test_reductions_are_the_same_lowered(rules):
     floats = {name: ours for name, (ours, _) in OVER_BC.items()}
     assert_same(lambda x: {name: fn(x, (B, C)) for name, fn in floats.items()}, X, layout=rules)
@@ -80,7 +80,7 @@ def test_reductions_are_the_same_lowered(rules):
     )
 
 
-@pytest.mark.parametrize("rules", UNEVEN.values(), ids=UNEVEN)
+@every(UNEVEN, "two dims")
 def test_padding_takes_no_part_in_a_reduction(rules):
     floats = {name: ours for name, (ours, _) in OVER_BC.items()}
     others = {name: fns[0] for name, fns in (TRUTH | ARG).items()}
