@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import linear_call
 from jax.extend.core import jaxpr_as_fun
@@ -23,17 +24,23 @@ from meshdsl.lowering.collectives import Axes, all_gather, position, varying
 from meshdsl.tensor import Dtypes
 
 
-def linear(fn: Callable, transpose: Callable, x) -> jax.Array:
-    """`fn(x)`, and `transpose` of a cotangent in the backward pass."""
+def linear(fn: Callable, transpose: Callable, x) -> Any:
+    """`fn(x)`, and `transpose` of a cotangent in the backward pass; of pytrees of arrays."""
     return linear_call(lambda _, x: fn(x), lambda _, ct: transpose(ct), (), x)
 
 
 def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts, num_res):
-    """`linear_call` under vmap, which JAX lacks, for one operand without constants or residuals."""
-    assert num_callee_consts == num_res == 0 and len(operands) == 1
-    (x,), (at,) = operands, batch_dims
-    over = lambda closed: jax.vmap(lambda x: jaxpr_as_fun(closed)(x)[0], in_axes=at, out_axes=at)
-    return [linear(over(callee), lambda ct: over(transpose_thunk()[0])(ct), x)], [at]
+    """`linear_call` under vmap, which JAX lacks, without constants or residuals."""
+    assert num_callee_consts == num_res == 0
+    (size,) = {x.shape[at] for x, at in zip(operands, batch_dims, strict=True) if at is not None}
+    front = lambda x, at: jnp.moveaxis(x, at, 0)
+    many = lambda x: jnp.broadcast_to(x, (size, *x.shape))
+    operands = [
+        many(x) if at is None else front(x, at) for x, at in zip(operands, batch_dims, strict=True)
+    ]
+    over = lambda closed: jax.vmap(lambda xs: jaxpr_as_fun(closed)(*xs))
+    made = linear(over(callee), lambda cts: over(transpose_thunk()[0])(cts), operands)
+    return made, [0] * len(made)
 
 
 (_LINEAR_CALL,) = {

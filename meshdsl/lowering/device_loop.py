@@ -37,12 +37,14 @@ class DeviceLoop:
         op: Op | None = None,
         zigzag: frozenset[Dim] = frozenset(),
         rings: Mapping[Dim, Ring] = _NO_RINGS,
+        result_rings: Mapping[Dim, Ring] = _NO_RINGS,
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
         self._zigzag = zigzag  # the dims whose parts are in zigzag order
         self.scope = scope
         self._op = op
         self._rings = rings
+        self._result_rings = result_rings
         self.result = self  # where `choose_splits` gives the result another split, a loop with that
 
     @property
@@ -182,6 +184,10 @@ class DeviceLoop:
         """The ring of `dim`, where operands with it come part by part; else None."""
         return self._rings.get(dim)
 
+    def result_ring(self, dim: Dim) -> Ring | None:
+        """The ring of `dim`, where the result is to be a sum, made part by part; else None."""
+        return self._result_rings.get(dim)
+
     @property
     def aside(self) -> DeviceLoop:
         """The same loop, whose moves are not written down.
@@ -190,7 +196,8 @@ class DeviceLoop:
         """
         if self._op is None:
             return self
-        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, self._rings)
+        rings = self._rings, self._result_rings
+        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, *rings)
 
     def note_move(self, operation: str, dims, size: int, backward: str = "") -> None:
         """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""
