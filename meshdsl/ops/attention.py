@@ -207,7 +207,7 @@ def attention(
         out=call.out,
         unsplit=tuple(dict.fromkeys((call.head_dim, call.features))),
         in_order=(),
-        part_by_part={call.memory: (key.dims, value.dims)},
+        part_by_part=((call.memory, (key.dims, value.dims)),),
     )
 
 

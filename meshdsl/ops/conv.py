@@ -246,7 +246,7 @@ def _apply(
         out=out,
         unsplit=tuple(taps.values()),
         in_order=tuple(taps),
-        same_split=carried,
+        same_split=tuple(carried.items()),
     )
 
 

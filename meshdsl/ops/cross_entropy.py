@@ -25,6 +25,7 @@ from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
+from meshdsl.lowering.nest import Nest
 from meshdsl.ops import component
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
@@ -126,15 +127,12 @@ def cross_entropy(
         normaliser, chosen = _combined(at, vocab, *_in_chunks(options, chunk, operands))
         return (normaliser - chosen).reshape(sizes), normaliser.reshape(sizes)
 
+    loop = dim_algebra.union("cross_entropy", [x.dims, weight.dims])
     nats, normaliser = apply_op_many(
         "cross_entropy",
         local,
         (x, weight, targets, *([] if bias is None else [bias])),
-        loop=dim_algebra.union("cross_entropy", [x.dims, weight.dims]),
-        outs=(tokens, tokens),
-        unsplit=features,
-        in_order=(vocab,),
-        sums=False,
+        Nest(loop, (tokens, tokens), unsplit=features, in_order=(vocab,), sums=False),
         fill=(0, 0, -1, 0)[: 3 if bias is None else 4],
     )
     return nats, normaliser

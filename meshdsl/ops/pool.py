@@ -148,5 +148,5 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
 
     carried = {w.out: w.dim for w in slid.values() if w.out != w.dim}
     along = tuple(w.dim for w in slid.values())
-    how = {"in_order": along, "same_split": carried, "fill": fill}
+    how = {"in_order": along, "same_split": tuple(carried.items()), "fill": fill}
     return apply_op(name, pool, (x,), loop=x.dims, out=out, **how)

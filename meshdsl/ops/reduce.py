@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,12 +47,12 @@ def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor
         `positions`.
       how: other arguments of `apply_op`; by default the order of the parts does not matter.
     """
-    how = {"in_order": ()} | how
+    stated: dict[str, Any] = {"in_order": ()} | how
     dims = dim_algebra.find_all(name, x.dims, dims)
     positions = tuple(x.dims.index(d) for d in dims)
     out = dim_algebra.without(x.dims, dims)
     return apply_op(
-        name, lambda at, a: local(at, a, positions, dims), (x,), loop=x.dims, out=out, **how
+        name, lambda at, a: local(at, a, positions, dims), (x,), loop=x.dims, out=out, **stated
     )
 
 

@@ -224,7 +224,7 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
         loop=x.dims,
         out=out,
         in_order=torn,
-        same_order=renamed,
+        same_order=tuple(renamed.items()),
         choose_splits=route,
         linear=True,
         sums=False,

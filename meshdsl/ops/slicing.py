@@ -19,6 +19,7 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, apply_op_many
+from meshdsl.lowering.nest import Nest
 from meshdsl.ops.comparison import bounds
 from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import windows
@@ -154,7 +155,7 @@ def windowed(
         loop=x.dims,
         out=out,
         in_order=(dim,),
-        same_split={new: dim},
+        same_split=((new, dim),),
         linear=value == 0,
         fill=value,
     )
@@ -210,17 +211,13 @@ def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[
             place += length
         return jax.lax.split(loop.exchange(a, at, dim, pieces, place), lengths, axis=at)
 
-    carried = dict.fromkeys(new, dim)
+    carried = tuple((d, dim) for d in new)
     return apply_op_many(
         "split",
         local,
         (x,),
-        loop=x.dims,
-        outs=outs,
-        in_order=(dim,),
-        same_split=carried,
+        Nest(x.dims, tuple(outs), in_order=(dim,), same_split=carried, sums=False),
         linear=True,
-        sums=False,
         fill=None,
     )
 
@@ -284,7 +281,7 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
             place += loop.size(d)
         return loop.exchange(joined, at, joint, pieces, length)
 
-    carried = dict.fromkeys((*along, total), joint)
+    carried = tuple((d, joint) for d in (*along, total))
     return apply_op(
         "concat",
         local,
@@ -347,8 +344,8 @@ def unstack(x: Tensor, dim: Dim | str) -> tuple[Tensor, ...]:
     at = x.dims.index(dim)
     outs = [dim_algebra.without(x.dims, (dim,))] * dim.size
     local = lambda _, a: [jax.lax.index_in_dim(a, i, at, keepdims=False) for i in range(dim.size)]
-    how = {"unsplit": (dim,), "in_order": (), "linear": True, "fill": None}
-    return apply_op_many("unstack", local, (x,), loop=x.dims, outs=outs, **how)
+    nest = Nest(x.dims, tuple(outs), unsplit=(dim,), in_order=())
+    return apply_op_many("unstack", local, (x,), nest, linear=True, fill=None)
 
 
 def _called(dim: Dim | str, size: int) -> Dim:

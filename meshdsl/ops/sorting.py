@@ -21,6 +21,7 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, apply_op_many
+from meshdsl.lowering.nest import Nest
 from meshdsl.ops.comparison import (
     bounds,
     canonical,
@@ -131,8 +132,8 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
                 indices = jnp.take_along_axis(indices, chosen, -1)
         return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
 
-    how = {"outs": (out, out), "in_order": (dim,), "sums": False, "fill": bounds(x.dtype)[0]}
-    values, indices = apply_op_many("top_k", local, (x,), loop=x.dims, **how)
+    nest = Nest(x.dims, (out, out), in_order=(dim,), sums=False)
+    values, indices = apply_op_many("top_k", local, (x,), nest, fill=bounds(x.dtype)[0])
     return values, indices
 
 
@@ -265,8 +266,8 @@ def _sort(
         )
         return [jnp.moveaxis(b, -1, at) for b in made]
 
-    how = {"in_order": (dim,), "fill": _end(x.dtype, descending)}
-    return apply_op_many(name, local, (x,), loop=x.dims, outs=(x.dims,) * len(wanted), **how)
+    nest = Nest(x.dims, (x.dims,) * len(wanted), in_order=(dim,))
+    return apply_op_many(name, local, (x,), nest, fill=_end(x.dtype, descending))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
