@@ -206,7 +206,7 @@ WORKLOADS = {
         "llama3-8b",
     ),
     "small": Workload(
-        "v5p:4x4x4", _SMALL, _crossed(_ON_64[:-1], ("none", "full")) + ("zero1 data=64 none",)
+        "v5p:4x4x4", _SMALL, (*_crossed(_ON_64[:-1], ("none", "full")), "zero1 data=64 none")
     ),
     "unet": Workload(
         "v6e:4x4",
