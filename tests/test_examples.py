@@ -30,7 +30,7 @@ def losses(text: str) -> list[float]:
 
 def test_the_course_is_numbered_and_each_program_is_short():
     course = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
-    assert [name[:2] for name in course] == ["01", "02", "03", "04", "05"]
+    assert [name[:2] for name in course] == ["01", "02", "03", "04", "05", "06"]
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
     assert max(lines[name] for name in course) <= 80 and lines["vit.py"] < 150
 
@@ -74,6 +74,16 @@ def test_two_processes_train_a_family_and_one_goes_on(tmp_path, capfd):
     said = capfd.readouterr().out
     assert "mesh data=4 on 4 cpu devices" in said and "mesh data=4 model=2 on 8" in said
     assert "resumed after step 10" in said and "step 15: validation loss" in said
+
+
+@pytest.mark.slow
+def test_a_model_on_two_meshes_learns_and_says_what_went_between_them(capsys):
+    example("06_two_meshes")["main"]()
+    said = capsys.readouterr().out
+    found = losses(said)
+    assert found[0] > 2 * found[1] > 4 * found[2]
+    there_and_back = 2 * 16 * 64 * 4  # bytes of a microbatch's activations and their cotangents
+    assert f"{30 * 4 * there_and_back:,} bytes went from mesh to mesh" in said
 
 
 @pytest.fixture(scope="module")

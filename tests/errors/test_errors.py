@@ -29,6 +29,7 @@ from tests.errors import (
     random_numbers,
     selection,
     shapes,
+    stages,
     tensors,
 )
 from tests.errors.common import MESH, A, X, file, under
@@ -49,6 +50,7 @@ SUBJECTS = (
     names,
     indexing,
     pipelines,
+    stages,
 )
 # A title begins with its file, so that no row hides one with the same title in another file.
 ERRORS = {
@@ -89,7 +91,7 @@ def test_every_error_of_the_language_is_in_the_table(caught):
     places = [package / f"{name}.py" for name in modules]
     places += [
         p
-        for folder in ("ops", "lowering", "family")
+        for folder in ("ops", "lowering", "stages", "family")
         for p in sorted((package / folder).glob("*.py"))
     ]
     raised = set()

@@ -14,7 +14,6 @@ import pytest
 import meshdsl as md
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.step import TrainStep
-from tests.helpers import only
 from tests.models import common
 from tests.models.test_parity import value_and_grad
 
@@ -36,7 +35,6 @@ def batch(config, seed=1):
 
 
 CASES = [(style, name) for style in CONFIGS for name in common.LAYOUTS[1:]]
-QUICK = [("llama", "fsdp-sequence")]
 
 
 @functools.cache
@@ -46,7 +44,8 @@ def one_device(style):
     return args, jax.jit(value_and_grad)(*args)
 
 
-@pytest.mark.parametrize("style, name", only(QUICK, CASES))
+@pytest.mark.slow  # a run under fsdp-tensor, below, and lowering/test_uneven do it by default
+@pytest.mark.parametrize("style, name", CASES)
 def test_loss_and_every_gradient_equal_one_device(style, name):
     args, ((value, _), grads) = one_device(style)
     (got, _), got_grads = md.lower(value_and_grad, load(name))(*args)

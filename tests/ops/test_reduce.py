@@ -121,7 +121,7 @@ def test_padding_does_not_tie_with_what_is_infinite(rules):
     assert np.allclose(grad(kept).array[:, 0], 1 / 5)
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "kept dim", "reduced dim")
 def test_equal_elements_share_the_gradient_and_the_first_is_the_arg(rules):
     ties = md.cast(integers(A, B, below=3), jnp.float32)
     flat = md.tensor(jnp.ones((A.size, B.size)), (A, B))
@@ -132,7 +132,7 @@ def test_equal_elements_share_the_gradient_and_the_first_is_the_arg(rules):
         assert distance(grad.array, jax.grad(lambda a, f=theirs: f(a, 1).sum())(ties.array)) < 1e-6
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "kept dim", "reduced dim")
 def test_values_that_are_not_finite_stay_what_they_are(rules):
     array = np.array(data(A, B).array)
     array[0] = -np.inf
