@@ -23,8 +23,10 @@ from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_kernels import (
     Place,
     Runs,
+    attend_by_pallas,
     attend_by_splash,
     cudnn_lacks,
+    pallas_lacks,
     splash_lacks,
     visible_share,
 )
@@ -395,6 +397,7 @@ IMPLEMENTATIONS = {
     "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
     "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
     "cudnn": Implementation(attention_cudnn.attend, cudnn_lacks, "gpu", skips=True),
+    "pallas": Implementation(attend_by_pallas, pallas_lacks, "gpu", skips=True),
 }
 
 

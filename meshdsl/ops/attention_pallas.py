@@ -1,0 +1,452 @@
+"""Attention by a Pallas kernel for GPUs, for the calls that cuDNN cannot serve.
+
+The algorithm is that of FlashAttention-2 (Dao, 2023). One program takes a block of rows and goes
+through the blocks of columns, or, for the gradients of keys and values, a block of columns and goes
+through the blocks of rows. What a row sees is found from positions and document numbers that stand
+beside, so that rows and columns may be any parts of longer ones, in any order. Each program is told
+the first and the last block that it may see something of, and leaves out all before and after: of
+causal attention that is half, and of documents that stand one after the other nearly all.
+
+`attention_parts` puts the results of parts together and states the derivative. The program is
+written for JAX's Triton backend; elsewhere than on GPU it is interpreted, for tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from meshdsl.lowering import kernels
+from meshdsl.ops.attention_blocks import HIDDEN, Options, Sides, Slopes, Span, may_see
+from meshdsl.ops.attention_kernels import Place, products_of, share_of_parts
+from meshdsl.ops.attention_parts import Kernel
+
+_LARGEST = 128  # of all blocks; lengths are padded to a multiple of it
+_LOG2_E = math.log2(math.e)  # GPUs have an instruction for powers of two
+
+
+def kernel(options: Options, place: Place) -> Kernel:
+    """This kernel for one call: compiled on GPU and interpreted elsewhere."""
+    return Kernel(partial(_forward, options, place), partial(_backward, options, place))
+
+
+class _Blocks(NamedTuple):
+    """Rows and columns of the blocks of a kernel, and how many warps work on one."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def _blocks(query, value, backward: bool) -> _Blocks:
+    """Sizes with which all blocks of a kernel fit the memory that a program has on GPU."""
+    wide = max(query.shape[-1], value.shape[-1]) * query.dtype.itemsize
+    if wide <= 128:
+        return _Blocks(64, 64, 4) if backward else _Blocks(128, 64, 4)
+    if wide <= 256:
+        return _Blocks(64, 64, 8) if backward else _Blocks(128, 64, 8)
+    return _Blocks(32, 32, 4) if backward else _Blocks(64, 32, 4)
+
+
+class _Beside(NamedTuple):
+    """Whole numbers beside rows or columns, or None: [programs, length].
+
+    Programs that follow one another along the shared dims may have one array of them together.
+
+    Attributes:
+      position: what `causal` and `window` compare.
+      segment: the number of the document.
+      inside: 0 for what is padding.
+    """
+
+    position: Any = None
+    segment: Any = None
+    inside: Any = None
+
+
+class _Arrays(NamedTuple):
+    """Local arrays, padded to whole blocks.
+
+    Attributes:
+      query: [shared, own, rows, features].
+      key, value: [shared, columns, features].
+      rows, columns: what stands beside them.
+      of_rows: [shared, own, rows]: the log-sum-exp, and how much of the cotangent the output has;
+        and the cotangent, which has features too.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    rows: _Beside
+    columns: _Beside
+    of_rows: tuple = ()
+
+    def by_own(self) -> _Arrays:
+        """With one dim for the shared ones and the query's own."""
+        merged = lambda x: x.reshape(-1, *x.shape[2:])
+        return self._replace(query=merged(self.query), of_rows=tuple(map(merged, self.of_rows)))
+
+
+class _How(NamedTuple):
+    """What is known of a call of a kernel while tracing."""
+
+    options: Options
+    interpreted: bool
+
+
+def _forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
+    """As `attention_blocks.forward`."""
+    rows, features = query.shape[-2], value.shape[-1]
+    arrays = query, key, value, sides
+    output, normaliser = _called(options, place, turns, _output, arrays, backward=0)
+    output = output[..., :rows, :features].reshape(*query.shape[:-1], features)
+    return output, normaliser[..., :rows].reshape(query.shape[:-1])
+
+
+def _backward(
+    options: Options,
+    place: Place,
+    turns: range,
+    query,
+    key,
+    value,
+    sides: Sides,
+    normaliser,
+    through,
+    cotangent,
+) -> Slopes:
+    """As `attention_blocks.backward`."""
+    arrays = query, key, value, sides, normaliser, through, cotangent
+    made = _called(options, place, turns, _slopes, arrays, backward=1)
+    some = (
+        x[..., : like.shape[-2], : like.shape[-1]].reshape(like.shape)
+        for x, like in zip(made, (query, key, value), strict=True)
+    )
+    return Slopes(*some)
+
+
+def _called(options: Options, place: Place, turns: range, fn: Callable, given, backward: int):
+    """`fn` of the arrays as kernels have them: in a lowering one operation with its products."""
+    query, key, value, sides, *of_rows = given
+    given = query, key, value, sides._replace(bias=None, sinks=None), tuple(of_rows)
+    how = _How(options, place.platform != "gpu")
+    run = lambda *given: fn(how, _arrays(options, *given))
+    if not place.lowered:
+        return run(*given)
+    share = share_of_parts(options, place, turns, query.shape[-2], key.shape[-2])
+    products = products_of(query, key, value, share)[backward]
+    return kernels.opaque(run, *given, products=products)
+
+
+def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -> _Arrays:
+    """The arrays as kernels have them."""
+    shared = query.shape[: options.shared]
+    programs, own = math.prod(shared), math.prod(query.shape[options.shared : -2])
+    rows, columns = query.shape[-2], key.shape[-2]
+    to_rows, to_columns = _whole(rows), _whole(columns)
+
+    def wide(x, length: int, *leading: int) -> jax.Array:
+        x = x.reshape(*leading, *x.shape[-2:])
+        return _padded(_padded(x, x.ndim - 1, _power(x.shape[-1])), x.ndim - 2, length)
+
+    def beside(x, length: int, to: int, mode: str = "edge") -> jax.Array | None:
+        if x is None:
+            return None
+        x = x.reshape((1,) * (query.ndim - x.ndim) + x.shape)
+        x = x.reshape(*x.shape[: options.shared], -1)
+        size = max((i + 1 for i, n in enumerate(x.shape[:-1]) if n > 1), default=0)
+        x = x.reshape(*x.shape[:size], -1)
+        x = jnp.broadcast_to(x, (*shared[:size], length)).reshape(-1, length)
+        return _padded(x.astype(jnp.int32), 1, to, mode)
+
+    inside = sides.inside
+    if inside is None and to_columns > columns:
+        inside = jnp.ones(columns, jnp.int32)
+    positioned = options.causal or options.window is not None
+    if of_rows:
+        *numbers, cotangent = of_rows
+        numbers = [_padded(x.reshape(programs, own, rows), 2, to_rows) for x in numbers]
+        of_rows = *numbers, wide(cotangent, to_rows, programs, own)
+    return _Arrays(
+        wide(query, to_rows, programs, own),
+        wide(key, to_columns, programs),
+        wide(value, to_columns, programs),
+        _Beside(
+            beside(sides.rows, rows, to_rows) if positioned else None,
+            beside(sides.row_segments, rows, to_rows),
+        ),
+        _Beside(
+            beside(sides.columns, columns, to_columns) if positioned else None,
+            beside(sides.column_segments, columns, to_columns),
+            beside(inside, columns, to_columns, "constant"),
+        ),
+        of_rows,
+    )
+
+
+def _power(features: int) -> int:
+    """The power of two that a block has in the place of `features`; products take 16 or more."""
+    return max(16, pl.next_power_of_2(features))
+
+
+def _whole(length: int) -> int:
+    return -(-length // _LARGEST) * _LARGEST
+
+
+def _padded(x, at: int, length: int, mode: str = "constant") -> jax.Array:
+    widths = [(0, length - n if i == at else 0) for i, n in enumerate(x.shape)]
+    return jnp.pad(x, widths, mode=mode) if x.shape[at] < length else x
+
+
+# -- which blocks see which ------------------------------------------------------------------------
+
+
+def _first_and_last(options: Options, arrays: _Arrays, blocks: _Blocks, of_columns: bool):
+    """For each block of rows, the first block of columns that it may see something of, and the one
+    behind the last; or with `of_columns` for each block of columns those of rows.
+
+    Both are [programs, blocks]. Where there is none, the first is behind the last.
+    """
+    rows, columns = arrays.rows, arrays.columns
+
+    def spans(beside: _Beside, length: int, size: int, by_row: bool) -> _Beside:
+        """The least and greatest number in each block."""
+
+        def of(x):
+            x = x.reshape(x.shape[0], length // size, size)
+            return Span(*(jnp.expand_dims(y, 1 + by_row) for y in (x.min(-1), x.max(-1))))
+
+        return jax.tree.map(of, beside)
+
+    lengths = arrays.query.shape[-2], arrays.key.shape[-2]
+    counts = lengths[0] // blocks.rows, lengths[1] // blocks.columns
+    rows = spans(arrays.rows, lengths[0], blocks.rows, True)
+    columns = spans(arrays.columns, lengths[1], blocks.columns, False)
+    conditions = [jnp.ones((1, *counts), bool)]
+    if (seen := may_see(options, rows.position, columns.position)) is not None:
+        conditions.append(seen)
+    if (of_rows := rows.segment) is not None:
+        of_columns_ = columns.segment
+        conditions.append(of_rows.least <= of_columns_.greatest)
+        conditions.append(of_columns_.least <= of_rows.greatest)
+    if columns.inside is not None:
+        conditions.append(columns.inside.greatest > 0)
+    programs = max(x.shape[0] for x in conditions)
+    seen = reduce(jnp.logical_and, [jnp.repeat(x, programs // x.shape[0], 0) for x in conditions])
+    if of_columns:
+        seen = jnp.swapaxes(seen, 1, 2)
+    number, count = jnp.arange(seen.shape[-1], dtype=jnp.int32), seen.shape[-1]
+    return jnp.where(seen, number, count).min(-1), jnp.where(seen, number + 1, 0).max(-1)
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+def _output(how: _How, arrays: _Arrays):
+    """The output and the log-sum-exp of each row, padded."""
+    leading = arrays.query.shape[:-1]
+    arrays = arrays.by_own()
+    q, k, v = arrays[:3]
+    blocks = _blocks(q, v, backward=False)
+    seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
+    some, whole = partial(_spec, q.shape[0], blocks.rows), partial(_spec, q.shape[0], None)
+    output, normaliser = _call(
+        how,
+        _output_kernel,
+        blocks,
+        (q.shape[1] // blocks.rows, q.shape[0]),
+        (seen, k, v, arrays.columns),
+        (q, arrays.rows),
+        whole,
+        some,
+        (
+            jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), v.dtype),
+            jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32),
+        ),
+    )
+    return output.reshape(*leading, -1), normaliser.reshape(leading)
+
+
+def _slopes(how: _How, arrays: _Arrays):
+    """The gradients of query, key and value, padded."""
+    q, k, v = arrays[:3]
+    blocks = _blocks(q, v, backward=True)
+    wide = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    seen = _first_and_last(how.options, arrays, blocks, of_columns=True)
+    by_key, by_value = _call(
+        how,
+        _column_slopes_kernel,
+        blocks,
+        (k.shape[1] // blocks.columns, k.shape[0]),
+        (seen, q, arrays.rows, arrays.of_rows),
+        (k, v, arrays.columns),
+        partial(_spec, k.shape[0], None),
+        partial(_spec, k.shape[0], blocks.columns),
+        (wide(k), wide(v)),
+    )
+    seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
+    arrays = arrays.by_own()
+    q = arrays.query
+    (by_query,) = _call(
+        how,
+        _row_slopes_kernel,
+        blocks,
+        (q.shape[1] // blocks.rows, q.shape[0]),
+        (seen, k, v, arrays.columns),
+        (q, arrays.rows, arrays.of_rows),
+        partial(_spec, q.shape[0], None),
+        partial(_spec, q.shape[0], blocks.rows),
+        (wide(q),),
+    )
+    return by_query, by_key, by_value
+
+
+def _call(how: _How, kernel, blocks: _Blocks, grid, through, own, whole, some, made):
+    """A kernel of arrays that a program goes `through`, and of blocks that are its `own`."""
+    return pl.pallas_call(
+        partial(kernel, how.options, blocks),
+        grid=grid,
+        in_specs=[jax.tree.map(whole, through), jax.tree.map(some, own)],
+        out_specs=jax.tree.map(some, made),
+        out_shape=made,
+        compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
+        interpret=how.interpreted,
+        name=kernel.__name__.strip("_"),
+    )(through, own)
+
+
+def _spec(programs: int, block: int | None, x) -> pl.BlockSpec:
+    """What a program has of `x` [programs, length, ...]: its own block, or all of the length."""
+    times = programs // x.shape[0]
+    rest = (0,) * (x.ndim - 2)
+    if block is None:
+        return pl.BlockSpec((None, *x.shape[1:]), lambda _, n: (n // times, 0, *rest))
+    return pl.BlockSpec((None, block, *x.shape[2:]), lambda i, n: (n // times, i, *rest))
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def _output_kernel(options: Options, blocks: _Blocks, through, own, output_ref, normaliser_ref):
+    """The output and the log-sum-exp of a block of rows."""
+    (first, last), k_ref, v_ref, columns = through
+    q_ref, rows = own
+    q, of_rows = q_ref[...], _all(rows)
+
+    def turn(number, carry):
+        output, top, total = carry
+        at = pl.ds(number * blocks.columns, blocks.columns)
+        v = v_ref[at, :]
+        scores, visible, _ = _scores(options, q, k_ref[at, :], of_rows, _all(columns, at))
+        highest = jnp.maximum(top, scores.max(-1))
+        weights = _where(visible, jnp.exp2((scores - highest[:, None]) * _LOG2_E))
+        kept = jnp.exp2((top - highest) * _LOG2_E)
+        output = output * kept[:, None] + _dot(weights.astype(v.dtype), v)
+        return output, highest, total * kept + weights.sum(-1)
+
+    zeros = jnp.zeros(blocks.rows, jnp.float32)
+    start = jnp.zeros(output_ref.shape, jnp.float32), zeros + HIDDEN, zeros
+    block = pl.program_id(0)
+    output, top, total = lax.fori_loop(first[block], last[block], turn, start)
+    some = total > 0
+    total = jnp.where(some, total, 1.0)
+    output_ref[...] = (output / total[:, None]).astype(output_ref.dtype)
+    normaliser_ref[...] = jnp.where(some, top + jnp.log2(total) / _LOG2_E, HIDDEN)
+
+
+def _row_slopes_kernel(options: Options, blocks: _Blocks, through, own, slope_ref):
+    """The gradients of a block of queries."""
+    (first, last), k_ref, v_ref, columns = through
+    q_ref, rows, of_rows = own
+    q, beside, given = q_ref[...], _all(rows), [ref[...] for ref in of_rows]
+
+    def turn(number, slope):
+        at = pl.ds(number * blocks.columns, blocks.columns)
+        k, v = k_ref[at, :], v_ref[at, :]
+        _, by_scores = _by_scores(options, q, k, v, beside, _all(columns, at), *given)
+        return slope + _dot(by_scores.astype(k.dtype), k)
+
+    block, start = pl.program_id(0), jnp.zeros(slope_ref.shape, jnp.float32)
+    slope_ref[...] = lax.fori_loop(first[block], last[block], turn, start)
+
+
+def _column_slopes_kernel(
+    options: Options, blocks: _Blocks, through, own, by_key_ref, by_value_ref
+):
+    """The gradients of a block of keys and values, from all queries that share them."""
+    (first, last), q_ref, rows, of_rows = through
+    k_ref, v_ref, columns = own
+    k, v, beside, block = k_ref[...], v_ref[...], _all(columns), pl.program_id(0)
+
+    def of_one(one, slopes):
+        def turn(number, slopes):
+            by_key, by_value = slopes
+            at = pl.ds(number * blocks.rows, blocks.rows)
+            q = q_ref[one, at, :]
+            *numbers, cotangent_ref = of_rows
+            cotangent = cotangent_ref[one, at, :]
+            given = *(ref[one, at] for ref in numbers), cotangent
+            made = _by_scores(options, q, k, v, _all(rows, at), beside, *given)
+            weights, by_scores = (x.astype(q.dtype) for x in made)
+            return by_key + _dot(by_scores.T, q), by_value + _dot(weights.T, cotangent)
+
+        return lax.fori_loop(first[block], last[block], turn, slopes)
+
+    start = tuple(jnp.zeros(ref.shape, jnp.float32) for ref in (by_key_ref, by_value_ref))
+    by_key_ref[...], by_value_ref[...] = lax.fori_loop(0, q_ref.shape[0], of_one, start)
+
+
+def _by_scores(options: Options, q, k, v, rows, columns, normaliser, through, cotangent):
+    """The weights, and the gradients of the products of queries and keys."""
+    scores, visible, slope = _scores(options, q, k, rows, columns)
+    weights = _where(visible, jnp.exp2((scores - normaliser[:, None]) * _LOG2_E))
+    by_scores = weights * (_dot(cotangent, v.T) - through[:, None])
+    if slope is not None:
+        by_scores = by_scores * slope
+    return weights, by_scores * options.scale
+
+
+def _scores(options: Options, q, k, rows: _Beside, columns: _Beside):
+    """As `attention_blocks._scores`, of a block of rows and a block of columns."""
+    scores, slope = _dot(q, k.T) * options.scale, None
+    if options.softcap is not None:
+        bent = jnp.tanh(scores / options.softcap)
+        scores, slope = bent * options.softcap, 1 - bent * bent
+    conditions = []
+    if rows.position is not None:
+        away = rows.position[:, None] - columns.position[None, :]
+        if options.causal:
+            conditions.append(away >= 0)
+        if options.window is not None:
+            conditions.append(jnp.abs(away) < options.window)
+    if rows.segment is not None:
+        conditions.append(rows.segment[:, None] == columns.segment[None, :])
+    if columns.inside is not None:
+        inside = jnp.broadcast_to(columns.inside[None, :], scores.shape)
+        conditions.append(inside > 0)
+    if not conditions:
+        return scores, None, slope
+    visible = reduce(jnp.logical_and, conditions)
+    return jnp.where(visible, scores, HIDDEN), visible, slope
+
+
+def _all(refs: _Beside, at=slice(None)) -> _Beside:
+    """What refs hold, or a part of it."""
+    return jax.tree.map(lambda ref: ref[at], refs)
+
+
+def _where(visible, weights):
+    return weights if visible is None else jnp.where(visible, weights, 0.0)
+
+
+def _dot(a, b) -> jax.Array:
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
