@@ -1,7 +1,7 @@
-"""Attention by the kernels of a platform: JAX's splash attention on TPU, cuDNN's on GPU.
+"""Attention by the kernels of a platform: splash on TPU, cuDNN and a Pallas kernel on GPU.
 
 Arrays are in the order that `attention_blocks` describes. A kernel serves some calls only; what it
-lacks for a call is said by `splash_lacks` and `cudnn_lacks`.
+lacks for a call is said by `splash_lacks`, `cudnn_lacks` and `pallas_lacks`.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from meshdsl.lowering import kernels
+from meshdsl.lowering.kernels import Products
 from meshdsl.ops.attention_blocks import HIDDEN, Options, Sides, Slopes, Span, may_see
 from meshdsl.ops.attention_kernels import Place, products_of, share_of_parts
 from meshdsl.ops.attention_parts import Kernel
@@ -53,7 +54,9 @@ def _blocks(query, value, backward: bool) -> _Blocks:
         return _Blocks(64, 64, 4) if backward else _Blocks(128, 64, 4)
     if wide <= 256:
         return _Blocks(64, 64, 8) if backward else _Blocks(128, 64, 8)
-    return _Blocks(32, 32, 4) if backward else _Blocks(64, 32, 4)
+    if wide <= 512 and not backward:
+        return _Blocks(64, 32, 4)
+    return _Blocks(32, 32, 4)
 
 
 class _Beside(NamedTuple):
@@ -106,8 +109,10 @@ class _How(NamedTuple):
 def _forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
     """As `attention_blocks.forward`."""
     rows, features = query.shape[-2], value.shape[-1]
-    arrays = query, key, value, sides
-    output, normaliser = _called(options, place, turns, _output, arrays, backward=0)
+    how = _How(options, place.platform != "gpu")
+    products, _ = _products(options, place, turns, query, key, value)
+    run = lambda *given: _output(how, _arrays(options, *given))
+    output, normaliser = _called(place, products, run, query, key, value, _needed(sides), ())
     output = output[..., :rows, :features].reshape(*query.shape[:-1], features)
     return output, normaliser[..., :rows].reshape(query.shape[:-1])
 
@@ -120,31 +125,40 @@ def _backward(
     key,
     value,
     sides: Sides,
-    normaliser,
-    through,
-    cotangent,
+    *of_rows,
 ) -> Slopes:
-    """As `attention_blocks.backward`."""
-    arrays = query, key, value, sides, normaliser, through, cotangent
-    made = _called(options, place, turns, _slopes, arrays, backward=1)
+    """As `attention_blocks.backward`.
+
+    Both kernels compute the scores and the gradients of the weights. They are counted once, as for
+    kernels that do all at once.
+    """
+    how = _How(options, place.platform != "gpu")
+    _, (*of_columns, by_query, by_key) = _products(options, place, turns, query, key, value)
+    given = query, key, value, _needed(sides), of_rows
+    of_rows_alone = lambda *given: _row_slopes(how, _arrays(options, *given))
+    of_columns_alone = lambda *given: _column_slopes(how, _arrays(options, *given))
+    rest = _called(place, (*of_columns, by_key), of_columns_alone, *given)
+    first = _called(place, (by_query,), of_rows_alone, *given)
     some = (
         x[..., : like.shape[-2], : like.shape[-1]].reshape(like.shape)
-        for x, like in zip(made, (query, key, value), strict=True)
+        for x, like in zip((first, *rest), (query, key, value), strict=True)
     )
     return Slopes(*some)
 
 
-def _called(options: Options, place: Place, turns: range, fn: Callable, given, backward: int):
-    """`fn` of the arrays as kernels have them: in a lowering one operation with its products."""
-    query, key, value, sides, *of_rows = given
-    given = query, key, value, sides._replace(bias=None, sinks=None), tuple(of_rows)
-    how = _How(options, place.platform != "gpu")
-    run = lambda *given: fn(how, _arrays(options, *given))
-    if not place.lowered:
-        return run(*given)
+def _products(options: Options, place: Place, turns: range, query, key, value):
     share = share_of_parts(options, place, turns, query.shape[-2], key.shape[-2])
-    products = products_of(query, key, value, share)[backward]
-    return kernels.opaque(run, *given, products=products)
+    return products_of(query, key, value, share)
+
+
+def _needed(sides: Sides) -> Sides:
+    """Without what the kernels do not look at."""
+    return sides._replace(bias=None, sinks=None)
+
+
+def _called(place: Place, products: Products, fn: Callable, *given):
+    """`fn` of local arrays: in a lowering one operation, and outside of one as it is."""
+    return kernels.opaque(fn, *given, products=products) if place.lowered else fn(*given)
 
 
 def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -> _Arrays:
@@ -234,10 +248,10 @@ def _first_and_last(options: Options, arrays: _Arrays, blocks: _Blocks, of_colum
     conditions = [jnp.ones((1, *counts), bool)]
     if (seen := may_see(options, rows.position, columns.position)) is not None:
         conditions.append(seen)
-    if (of_rows := rows.segment) is not None:
-        of_columns_ = columns.segment
-        conditions.append(of_rows.least <= of_columns_.greatest)
-        conditions.append(of_columns_.least <= of_rows.greatest)
+    if (mine := rows.segment) is not None:
+        theirs = columns.segment
+        conditions.append(mine.least <= theirs.greatest)
+        conditions.append(theirs.least <= mine.greatest)
     if columns.inside is not None:
         conditions.append(columns.inside.greatest > 0)
     programs = max(x.shape[0] for x in conditions)
@@ -276,13 +290,12 @@ def _output(how: _How, arrays: _Arrays):
     return output.reshape(*leading, -1), normaliser.reshape(leading)
 
 
-def _slopes(how: _How, arrays: _Arrays):
-    """The gradients of query, key and value, padded."""
+def _column_slopes(how: _How, arrays: _Arrays):
+    """The gradients of keys and values, padded."""
     q, k, v = arrays[:3]
     blocks = _blocks(q, v, backward=True)
-    wide = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32)
     seen = _first_and_last(how.options, arrays, blocks, of_columns=True)
-    by_key, by_value = _call(
+    return _call(
         how,
         _column_slopes_kernel,
         blocks,
@@ -291,11 +304,16 @@ def _slopes(how: _How, arrays: _Arrays):
         (k, v, arrays.columns),
         partial(_spec, k.shape[0], None),
         partial(_spec, k.shape[0], blocks.columns),
-        (wide(k), wide(v)),
+        tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (k, v)),
     )
+
+
+def _row_slopes(how: _How, arrays: _Arrays):
+    """The gradients of the queries, padded."""
+    shape, arrays = arrays.query.shape, arrays.by_own()
+    q, k, v = arrays[:3]
+    blocks = _blocks(q, v, backward=True)
     seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
-    arrays = arrays.by_own()
-    q = arrays.query
     (by_query,) = _call(
         how,
         _row_slopes_kernel,
@@ -305,9 +323,9 @@ def _slopes(how: _How, arrays: _Arrays):
         (q, arrays.rows, arrays.of_rows),
         partial(_spec, q.shape[0], None),
         partial(_spec, q.shape[0], blocks.rows),
-        (wide(q),),
+        (jax.ShapeDtypeStruct(q.shape, jnp.float32),),
     )
-    return by_query, by_key, by_value
+    return by_query.reshape(shape)
 
 
 def _call(how: _How, kernel, blocks: _Blocks, grid, through, own, whole, some, made):
@@ -394,8 +412,9 @@ def _column_slopes_kernel(
             q = q_ref[one, at, :]
             *numbers, cotangent_ref = of_rows
             cotangent = cotangent_ref[one, at, :]
-            given = *(ref[one, at] for ref in numbers), cotangent
-            made = _by_scores(options, q, k, v, _all(rows, at), beside, *given)
+            normaliser, through = (ref[one, at] for ref in numbers)
+            given = _all(rows, at), beside, normaliser, through, cotangent
+            made = _by_scores(options, q, k, v, *given)
             weights, by_scores = (x.astype(q.dtype) for x in made)
             return by_key + _dot(by_scores.T, q), by_value + _dot(weights.T, cotangent)
 
@@ -439,7 +458,7 @@ def _scores(options: Options, q, k, rows: _Beside, columns: _Beside):
     return jnp.where(visible, scores, HIDDEN), visible, slope
 
 
-def _all(refs: _Beside, at=slice(None)) -> _Beside:
+def _all(refs: _Beside, at: Any = slice(None)) -> _Beside:
     """What refs hold, or a part of it."""
     return jax.tree.map(lambda ref: ref[at], refs)
 

@@ -33,15 +33,19 @@ def test_what_a_run_of_queries_sees_of_a_run_of_keys(rows, columns):
             assert known == (None if visible.all() or not visible.any() else far)
 
 
+TENSORS = {"sinks", "segments", "bias"}  # given as Tensors where a call asks for them
 # What a call asks for, and the kernels that serve it on TPU and on GPU.
 CHOICES = {
     "plain": ({}, {}, "splash", "cudnn"),
-    "a soft cap": ({"softcap": 5.0}, {}, "splash", "blocks"),
+    "a soft cap": ({"softcap": 5.0}, {}, "splash", "pallas"),
     "a short length": ({}, {"rows": 40}, "blocks", "cudnn"),
-    "float32": ({}, {"dtype": jnp.float32}, "splash", "blocks"),
+    "float32": ({}, {"dtype": jnp.float32}, "splash", "pallas"),
     "heads of 192": ({}, {"features": 192}, "splash", "cudnn"),
-    "other features": ({}, {"of_values": 32}, "splash", "blocks"),
-    "sinks": ({"sinks": True}, {}, "blocks", "blocks"),
+    "other features": ({}, {"of_values": 32}, "splash", "pallas"),
+    "sinks": ({"sinks": True}, {}, "blocks", "pallas"),
+    "documents": ({"segments": True}, {}, "splash", "pallas"),
+    "a bias": ({"bias": True}, {}, "blocks", "blocks"),
+    "a few queries": ({"causal": True}, {"rows": 1, "dtype": jnp.float32}, "blocks", "blocks"),
     "a causal window": ({"causal": True, "window": 9}, {}, "splash", "cudnn"),
 }
 
@@ -49,7 +53,7 @@ CHOICES = {
 def program_on(target, how, sizes, rules=("batch -> x",), mesh=None):
     """The program of attention and its gradients, as it is lowered for a target."""
     args = operands(**{"rows": 128, "columns": 128, "features": 64, "dtype": jnp.bfloat16} | sizes)
-    how = how | ({"sinks": beside("sinks", *args[:2])} if "sinks" in how else {})
+    how = how | {name: beside(name, *args[:2]) for name in how.keys() & TENSORS}
     fn = with_gradients(lambda q, k, v: md.attention(q, k, v, **how), args)
     mesh = mesh or {"x": 4}
     where: Any = abstract_mesh(mesh, target)
@@ -58,7 +62,7 @@ def program_on(target, how, sizes, rules=("batch -> x",), mesh=None):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_platform_and_the_features_say_which_kernel_runs(name):
-    """Cells for GPU are traced without its libraries, as `explain` does."""
+    """Programs for GPU are traced without its libraries, as `explain` does."""
     how, sizes, *by_platform = CHOICES[name]
     for platform, kernel in zip(("tpu", "gpu", "cpu"), (*by_platform, "blocks"), strict=True):
         (op,) = (op for op in program_on(platform, how, sizes).ops if op.name == "attention")
@@ -69,9 +73,14 @@ def test_a_kernel_has_its_flops_and_explain_names_it():
     """Two products forward and five backward; causal ones count half, whoever computes them."""
     how, sizes = {"causal": True}, {"rows": 1024, "columns": 1024}
     one = 2 * BATCH.size * HEADS.size * GROUP.size * 1024 * 1024 * 64 / 4
-    rows = (("tpu", "splash", 0.5), ("gpu", "cudnn", 0.5), ("cpu", "blocks", 1.0))
-    for platform, kernel, computed in rows:
-        program = program_on(platform, how, sizes)
+    rows = (
+        ("tpu", {}, "splash", 0.5),
+        ("gpu", {}, "cudnn", 0.5),
+        ("gpu", {"implementation": "pallas"}, "pallas", 0.5),
+        ("cpu", {}, "blocks", 1.0),
+    )
+    for platform, forced, kernel, computed in rows:
+        program = program_on(platform, how | forced, sizes)
         graph = kernel_graph(program)
         assert counted_flops(graph, program) == pytest.approx(7 * one / 2)
         (op,) = (op for op in program.ops if op.name == "attention")
