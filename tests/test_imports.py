@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (
     *("errors", "extras", "fields", "figures", "dims", "layouts", "layout", "mesh", "values"),
     *("tensor", "user_code", "parameters", "checked", "later", "hosts", "record", "splits"),
-    *("lowering", "ops", "family", "meshdsl"),
+    *("lowering", "ops", "stages", "family", "meshdsl"),
     *("layers", "models", "machine", "estimate", "compiled", "report"),
     *("analysis", "train", "commands", "cli"),
 )

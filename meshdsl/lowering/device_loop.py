@@ -133,7 +133,7 @@ class DeviceLoop:
         """
         self._in_natural_order("offset", dim)
         axes = self.axes(dim)
-        return collectives.position(axes) * self.size(dim) if axes else 0
+        return self.scope.position(axes) * self.size(dim) if self.scope and axes else 0
 
     def runs(self, dim: Dim) -> list[tuple[Any, int]]:
         """The runs of consecutive elements that this device has of `dim`, one after the other.
@@ -213,6 +213,7 @@ class DeviceLoop:
         axes = self.scope.in_mesh_order(self.axes(dims)) if self.scope else ()
         if not axes:
             return x
+        self._not_in_turns(axes)
         self._record(operation, axes, resharding.nbytes(x), backward)
         with self._named():
             return collective(x, axes)
@@ -233,6 +234,7 @@ class DeviceLoop:
         x = jnp.expand_dims(x, 0)
         if not axes:
             return x
+        self._not_in_turns(axes)
         self._record(
             "all_gather",
             axes,
@@ -250,6 +252,7 @@ class DeviceLoop:
         """
         self._in_natural_order("all_to_all", dim)
         axes = self.axes(dim)
+        self._not_in_turns(axes)
         self._record("all_to_all", axes, resharding.nbytes(x), "all_to_all")
         with self._named():
             return collectives.all_to_all(x, axes, split, concat)
@@ -303,6 +306,7 @@ class DeviceLoop:
         """
         self._in_natural_order("exchange", dim)
         axes = self.axes(dim)
+        self._not_in_turns(axes)
 
         def send(piece, pairs):
             across = crossed(pairs, axes, self._of_op[0].sizes)
@@ -313,6 +317,13 @@ class DeviceLoop:
         return window_arrays.exchanged(
             x, at, axes, self.parts(dim), pieces, length, send, fill=fill
         )
+
+    def _not_in_turns(self, axes: tuple[str, ...]) -> None:
+        """Raise a MeshDSLError where some of these parts are there in other turns of a loop."""
+        scope, op = self._of_op
+        if turns := [axis for axis in axes if axis in scope.turns]:
+            rule = next(rule for rule in scope.layout.turns if rule.axis == turns[0])
+            raise resharding.needs_all(op.name, str(rule))
 
     def _record(self, operation, axes, size, backward):
         scope, op = self._of_op

@@ -190,7 +190,7 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
 def _summed_at_once(t: Tensor, scope: Scope, repeated: Dim | None) -> frozenset[str]:
     """The axes over which the gradient of `t` is summed when all of it is there."""
     if scope.layout.sum == "step" or repeated is not None:
-        return frozenset(scope.sizes)
+        return scope.of_mesh(scope.sizes)
     return frozenset().union(*scope.at_rest(t.dims, "optimizer"))
 
 
@@ -200,7 +200,8 @@ def _is_array(x) -> bool:
 
 def _own_axes(t: Tensor) -> frozenset[str]:
     """The axes over which no use makes `t` vary: a loop over a dim that they split gathers it."""
-    return t.placement.scope.layout.spent.union(*t.placement.axes)
+    scope = t.placement.scope
+    return scope.spent.union(*t.placement.axes)
 
 
 def _cast_first(body: Callable, tensors: Sequence[Tensor], compute) -> Callable:
@@ -314,7 +315,7 @@ def made_whole(t: Tensor) -> Tensor:
     Inside `over` each element has a derivative of its own, so nothing is summed over the axes that
     its dim is split over: `t` is made whole, and varying, over these beforehand.
     """
-    spent = t.placement.scope.in_mesh_order(t.placement.scope.layout.spent)
+    spent = t.placement.scope.in_mesh_order(t.placement.scope.spent)
     return varied(resharding.settle(t), spent, t.placement.scope) if spent else t
 
 

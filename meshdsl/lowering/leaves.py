@@ -33,7 +33,7 @@ def unleaf(x: Tensor) -> Tensor:
     """`x`, put together from a leaf, with a type that varies over the axes that split it."""
     if not isinstance(x.stored, jax.Array):
         return x
-    axes = [a for axes in x.placement.axes for a in axes]
+    axes = x.placement.scope.of_mesh(a for axes in x.placement.axes for a in axes)
     if collectives.varying(x.stored).issuperset(axes):
         return x
     return x.replace(array=collectives.vary(x.stored, axes))

@@ -133,6 +133,10 @@ class Lowered:
         optimizer, donate = self._optimizer, self._donate
         return Lowered(self._fn, self.layout, mesh, self._dims, optimizer=optimizer, donate=donate)
 
+    def with_function(self, change: Callable[[Callable], Callable]) -> Lowered:
+        """What `change` makes of the function, lowered for this mesh under this layout."""
+        return Lowered(change(self._fn), self.layout, self.mesh, self._dims)
+
     @property
     def name(self) -> str:
         """What the function is called in errors and in tags of its ops."""

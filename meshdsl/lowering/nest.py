@@ -174,7 +174,7 @@ def split(
         now = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
         waits = scope.in_mesh_order({*contracted, *pending})
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
-        varies = (*(a for axes in now for a in axes), *waits)
+        varies = scope.in_mesh_order(scope.of_mesh((*(a for axes in now for a in axes), *waits)))
         target = without_axes(scope.split(dims, level), waits)
         ordered = frozenset([d for d in dims if origin.get(d, d) in zigzag]) if zigzag else zigzag
         then = scope.zigzag(dims, target)
@@ -184,7 +184,7 @@ def split(
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
     because = {a: k.why for k in nest.kept for a in k.axes}
     why = reason_of(scope, free if chosen is None else nest.outs[0], level, whole, because)
-    loop_axes = scope.layout.spent.union(*axes)
+    loop_axes = scope.of_mesh(scope.layout.spent.union(*axes))
     rings = _rings(scope, level, axes_of, nest.part_by_part)
     waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
     of_results = tuple(results)

@@ -30,6 +30,10 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     among zeros as a whole, before anything moves.
     """
     now = x.placement
+    turns = now.scope.turns
+    if turns:  # what is there in other turns of a loop stays so
+        stay = [tuple(a for a in axes if a in turns) for axes in now.axes]
+        split = tuple((*axes, *own) for axes, own in zip(split, stay, strict=True))
     if now.axes == split and now.pending == pending:
         return x
     scope, added = now.scope, [a for a in pending if a not in now.pending]

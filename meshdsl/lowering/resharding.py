@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from meshdsl.dims import Dim, Dims, without
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
@@ -265,7 +266,7 @@ def reshard_array(
             if splits_dim and not axes[change.dim]:
                 size = scope.padded(dims[change.dim], then[change.dim])
                 array = resized(array, change.dim, size)
-            for part in _slices_apart(change, array):
+            for part in _slices_apart(change, array, scope):
                 array = _changed(array, part, zigzag, scope, op, varies, why, constant)
             joined = {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
             if joined is not None:
@@ -305,6 +306,8 @@ def _changed(
     Args:
       zigzag: for each dim whether its parts are in zigzag order.
     """
+    if not scope.turns.keys().isdisjoint(change.axes):
+        return _in_turn(array, change, scope, op, why)
     before, crosses, axes = nbytes(array), change.axes, change.axes
     parts, splits = scope.parts(axes), change.operation in ("psum_scatter", "all_to_all")
     if splits and zigzag[change.dim]:
@@ -340,6 +343,29 @@ def _changed(
     return array
 
 
+def _in_turn(array, change: Change, scope, op: Op, why: Why) -> jax.Array:
+    """The part of an array that is there in this turn of a loop, see `Scope.taking_turns`.
+
+    Raises:
+      MeshDSLError: the change asks for what is there in other turns.
+    """
+    if change.operation == "slice":
+        (axis,) = change.axes
+        size = array.shape[change.dim] // scope.sizes[axis]
+        return lax.dynamic_slice_in_dim(array, scope.turns[axis] * size, size, change.dim)
+    turns = tuple(axis for axis in change.axes if axis in scope.turns)
+    raise needs_all(op.name, why(change._replace(axes=turns)))
+
+
+def needs_all(name: str, rule: str) -> MeshDSLError:
+    """The error of an op that asks for what is there in other turns of a loop."""
+    return MeshDSLError(
+        f"{name}: this needs all of a dim that is cut into microbatches ({rule}), and inside of "
+        "the pipeline only one of them is there at a time; compute it outside of the scan, or let "
+        "the body return each layer's sum as a result"
+    )
+
+
 def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:
     """A gather over axes of which the loop varies over some is several, the innermost first."""
     if change.operation != "all_gather":
@@ -347,8 +373,8 @@ def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:
     return [change._replace(axes=axes) for axes in reversed(runs_alike(change.axes, varies))]
 
 
-def _slices_apart(change: Change, array) -> list[Change]:
-    """A slice over axes of which the array varies over some is several.
+def _slices_apart(change: Change, array, scope) -> list[Change]:
+    """A slice over axes of which the array varies over some, or that are turns, is several.
 
     In the backward pass a slice is free over axes that the array varies over, and an all_gather
     over others. Over some of both at once it would be a psum of the whole.
@@ -356,7 +382,12 @@ def _slices_apart(change: Change, array) -> list[Change]:
     if change.operation != "slice":
         return [change]
     have = collectives.varying(array)
-    return [change._replace(axes=axes) for axes in runs_alike(change.axes, have)]
+    runs = [
+        run
+        for turns in runs_alike(change.axes, frozenset(scope.turns))
+        for run in runs_alike(turns, have)
+    ]
+    return [change._replace(axes=axes) for axes in runs]
 
 
 def runs_alike(axes: tuple[str, ...], have: frozenset[str]) -> list[tuple[str, ...]]:

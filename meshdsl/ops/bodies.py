@@ -50,6 +50,15 @@ def arrays_in(name: str, what: str, tree, scope: Scope | None = None):
     return tree
 
 
+def two_results(name: str, made, scope: Scope | None):
+    """What the body of a scan returned, after checking that it is a carry and a result."""
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise MeshDSLError(
+            f"{name}: the body returns the carry and a result, `(carry, y)`, not {quote(made)}"
+        )
+    return arrays_in(name, "result of the body", made, scope)
+
+
 def scope_of(name: str, tree) -> Scope | None:
     return common(name, [t for t in leaves_of(tree) if is_tensor(t)])
 
@@ -94,7 +103,7 @@ def fixed(t, scope: Scope | None):
     if scope is None or not is_tensor(t):
         return t
     t = resharding.plain(resharding.settle(resharding.placed(t, scope)))
-    return varied(t, {a for axes in t.placement.axes for a in axes} | scope.layout.spent)
+    return varied(t, scope.of_mesh(a for axes in t.placement.axes for a in axes) | scope.spent)
 
 
 def value(t, scope: Scope | None):

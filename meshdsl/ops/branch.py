@@ -119,7 +119,7 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
     chosen = agreed(choice).array
     chosen = (chosen if name == "switch" else chosen == 0).astype(jnp.int32)
     branches = tuple(alike(branch) for branch in branches)
-    if scope is not None and not scope.layout.spent.isdisjoint(collectives.varying(chosen)):
+    if scope is not None and not scope.spent.isdisjoint(collectives.varying(chosen)):
         return _of_all(jnp.clip(chosen, 0, len(branches) - 1), branches, operands)
     return uncarried(lax.switch(chosen, [carrying(b) for b in branches], carried(operands)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -133,7 +134,10 @@ def checkpoint(
     def checkpointed(*args):
         scope_of("checkpoint", arrays_in("checkpoint", "argument", args))
         # Anew for each call: JAX would trace calls that are alike once, and record their ops once.
-        recomputed = jax.checkpoint(carrying(marking), policy=_policy(policy, save, offload))
+        keeps = _policy(policy, save, offload)
+        if (found := _policies.get()) is not None:
+            found.append(keeps)
+        recomputed = jax.checkpoint(carrying(marking), policy=keeps)
         out = uncarried(recomputed(*carried(args)))
         for names in _marked.get():
             names |= known
@@ -164,6 +168,19 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
         array = lax.complex(marked(x.array.real), marked(x.array.imag))
         return Tensor(array, x.dims, x.role, x.placement)
     return Tensor(marked(x.array), x.dims, x.role, x.placement)
+
+
+_policies: ContextVar[list | None] = ContextVar("policies", default=None)
+
+
+@contextmanager
+def policies_within(found: list):
+    """Inside, the policy of every function that is recomputed is added to `found`."""
+    token = _policies.set(found)
+    try:
+        yield
+    finally:
+        _policies.reset(token)
 
 
 def mark(name: str) -> None:

@@ -29,7 +29,8 @@ from meshdsl.ops.declare import Case, Draw, of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
-from meshdsl.ops.scan import dim_of, restacked, scan_as, stacked
+from meshdsl.ops.scan import scan_as
+from meshdsl.ops.stacking import dim_of, restacked, stacked
 from meshdsl.record.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -87,7 +88,7 @@ def while_loop(cond: Callable, body: Callable, init):
         return carried(after)
 
     init = carried(init)
-    if scope is None or not scope.layout.spent:
+    if scope is None or not scope.spent:
         return uncarried(jax.tree.map(_no_gradient, lax.while_loop(goes_on, step, init)))
     going = _any_going(scope)
     start = (init, *going(goes_on(init)))
@@ -101,7 +102,7 @@ def _any_going(scope):
 
     Elements that are done wait for those, so that the collectives of a turn meet.
     """
-    axes = scope.in_mesh_order(scope.layout.spent)
+    axes = scope.in_mesh_order(scope.spent)
     op = scope.recorder.begin("while_loop", (), ())
     op.moves.append(Move("pmax", axes, 4, "elements on other devices may go on"))
 

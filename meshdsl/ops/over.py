@@ -125,7 +125,7 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "rules"))
         why = lambda _: f"one element of `{dim.name}` is split so"
-        x = resharding.reshard(x, split, scope, op, why, varies=scope.layout.spent)
+        x = resharding.reshard(x, split, scope, op, why, varies=scope.spent)
     zigzag = scope.zigzag((dim,), (axes,))
     return Tensor(
         _filled(x.array, DeviceLoop({dim: axes}, scope, op, zigzag), dim),
