@@ -20,18 +20,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from meshdsl.lowering import kernels
 from meshdsl.lowering.kernels import Products
-from meshdsl.ops.attention_blocks import HIDDEN, Options, Sides, Slopes, Span, may_see
+from meshdsl.ops.attention_blocks import Options, Sides, Slopes, Span, may_see
 from meshdsl.ops.attention_kernels import Place, products_of, share_of_parts
+from meshdsl.ops.attention_pallas_kernels import (
+    Beside,
+    Blocks,
+    column_slopes_kernel,
+    output_kernel,
+    row_slopes_kernel,
+)
 from meshdsl.ops.attention_parts import Kernel
 
 _LARGEST = 128  # of all blocks; lengths are padded to a multiple of it
-_LOG2_E = math.log2(math.e)  # GPUs have an instruction for powers of two
 
 
 def kernel(options: Options, place: Place) -> Kernel:
@@ -39,40 +44,16 @@ def kernel(options: Options, place: Place) -> Kernel:
     return Kernel(partial(_forward, options, place), partial(_backward, options, place))
 
 
-class _Blocks(NamedTuple):
-    """Rows and columns of the blocks of a kernel, and how many warps work on one."""
-
-    rows: int
-    columns: int
-    warps: int
-
-
-def _blocks(query, value, backward: bool) -> _Blocks:
+def _blocks(query, value, backward: bool) -> Blocks:
     """Sizes with which all blocks of a kernel fit the memory that a program has on GPU."""
     wide = max(query.shape[-1], value.shape[-1]) * query.dtype.itemsize
     if wide <= 128:
-        return _Blocks(64, 64, 4) if backward else _Blocks(128, 64, 4)
+        return Blocks(64, 64, 4) if backward else Blocks(128, 64, 4)
     if wide <= 256:
-        return _Blocks(64, 64, 8) if backward else _Blocks(128, 64, 8)
+        return Blocks(64, 64, 8) if backward else Blocks(128, 64, 8)
     if wide <= 512 and not backward:
-        return _Blocks(64, 32, 4)
-    return _Blocks(32, 32, 4)
-
-
-class _Beside(NamedTuple):
-    """Whole numbers beside rows or columns, or None: [programs, length].
-
-    Programs that follow one another along the shared dims may have one array of them together.
-
-    Attributes:
-      position: what `causal` and `window` compare.
-      segment: the number of the document.
-      inside: 0 for what is padding.
-    """
-
-    position: Any = None
-    segment: Any = None
-    inside: Any = None
+        return Blocks(64, 32, 4)
+    return Blocks(32, 32, 4)
 
 
 class _Arrays(NamedTuple):
@@ -89,8 +70,8 @@ class _Arrays(NamedTuple):
     query: Any
     key: Any
     value: Any
-    rows: _Beside
-    columns: _Beside
+    rows: Beside
+    columns: Beside
     of_rows: tuple = ()
 
     def by_own(self) -> _Arrays:
@@ -194,11 +175,11 @@ def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -
         wide(query, to_rows, programs, own),
         wide(key, to_columns, programs),
         wide(value, to_columns, programs),
-        _Beside(
+        Beside(
             beside(sides.rows, rows, to_rows) if positioned else None,
             beside(sides.row_segments, rows, to_rows),
         ),
-        _Beside(
+        Beside(
             beside(sides.columns, columns, to_columns) if positioned else None,
             beside(sides.column_segments, columns, to_columns),
             beside(inside, columns, to_columns, "constant"),
@@ -224,7 +205,7 @@ def _padded(x, at: int, length: int, mode: str = "constant") -> jax.Array:
 # -- which blocks see which ------------------------------------------------------------------------
 
 
-def _first_and_last(options: Options, arrays: _Arrays, blocks: _Blocks, of_columns: bool):
+def _first_and_last(options: Options, arrays: _Arrays, blocks: Blocks, of_columns: bool):
     """For each block of rows, the first block of columns that it may see something of, and the one
     behind the last; or with `of_columns` for each block of columns those of rows.
 
@@ -232,7 +213,7 @@ def _first_and_last(options: Options, arrays: _Arrays, blocks: _Blocks, of_colum
     """
     rows, columns = arrays.rows, arrays.columns
 
-    def spans(beside: _Beside, length: int, size: int, by_row: bool) -> _Beside:
+    def spans(beside: Beside, length: int, size: int, by_row: bool) -> Beside:
         """The least and greatest number in each block."""
 
         def of(x):
@@ -275,7 +256,7 @@ def _output(how: _How, arrays: _Arrays):
     some, whole = partial(_spec, q.shape[0], blocks.rows), partial(_spec, q.shape[0], None)
     output, normaliser = _call(
         how,
-        _output_kernel,
+        output_kernel,
         blocks,
         (q.shape[1] // blocks.rows, q.shape[0]),
         (seen, k, v, arrays.columns),
@@ -297,7 +278,7 @@ def _column_slopes(how: _How, arrays: _Arrays):
     seen = _first_and_last(how.options, arrays, blocks, of_columns=True)
     return _call(
         how,
-        _column_slopes_kernel,
+        column_slopes_kernel,
         blocks,
         (k.shape[1] // blocks.columns, k.shape[0]),
         (seen, q, arrays.rows, arrays.of_rows),
@@ -316,7 +297,7 @@ def _row_slopes(how: _How, arrays: _Arrays):
     seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
     (by_query,) = _call(
         how,
-        _row_slopes_kernel,
+        row_slopes_kernel,
         blocks,
         (q.shape[1] // blocks.rows, q.shape[0]),
         (seen, k, v, arrays.columns),
@@ -328,7 +309,7 @@ def _row_slopes(how: _How, arrays: _Arrays):
     return by_query.reshape(shape)
 
 
-def _call(how: _How, kernel, blocks: _Blocks, grid, through, own, whole, some, made):
+def _call(how: _How, kernel, blocks: Blocks, grid, through, own, whole, some, made):
     """A kernel of arrays that a program goes `through`, and of blocks that are its `own`."""
     return pl.pallas_call(
         partial(kernel, how.options, blocks),
@@ -338,7 +319,7 @@ def _call(how: _How, kernel, blocks: _Blocks, grid, through, own, whole, some, m
         out_shape=made,
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
         interpret=how.interpreted,
-        name=kernel.__name__.strip("_"),
+        name=kernel.__name__,
     )(through, own)
 
 
@@ -349,123 +330,3 @@ def _spec(programs: int, block: int | None, x) -> pl.BlockSpec:
     if block is None:
         return pl.BlockSpec((None, *x.shape[1:]), lambda _, n: (n // times, 0, *rest))
     return pl.BlockSpec((None, block, *x.shape[2:]), lambda i, n: (n // times, i, *rest))
-
-
-# -- kernels ---------------------------------------------------------------------------------------
-
-
-def _output_kernel(options: Options, blocks: _Blocks, through, own, output_ref, normaliser_ref):
-    """The output and the log-sum-exp of a block of rows."""
-    (first, last), k_ref, v_ref, columns = through
-    q_ref, rows = own
-    q, of_rows = q_ref[...], _all(rows)
-
-    def turn(number, carry):
-        output, top, total = carry
-        at = pl.ds(number * blocks.columns, blocks.columns)
-        v = v_ref[at, :]
-        scores, visible, _ = _scores(options, q, k_ref[at, :], of_rows, _all(columns, at))
-        highest = jnp.maximum(top, scores.max(-1))
-        weights = _where(visible, jnp.exp2((scores - highest[:, None]) * _LOG2_E))
-        kept = jnp.exp2((top - highest) * _LOG2_E)
-        output = output * kept[:, None] + _dot(weights.astype(v.dtype), v)
-        return output, highest, total * kept + weights.sum(-1)
-
-    zeros = jnp.zeros(blocks.rows, jnp.float32)
-    start = jnp.zeros(output_ref.shape, jnp.float32), zeros + HIDDEN, zeros
-    block = pl.program_id(0)
-    output, top, total = lax.fori_loop(first[block], last[block], turn, start)
-    some = total > 0
-    total = jnp.where(some, total, 1.0)
-    output_ref[...] = (output / total[:, None]).astype(output_ref.dtype)
-    normaliser_ref[...] = jnp.where(some, top + jnp.log2(total) / _LOG2_E, HIDDEN)
-
-
-def _row_slopes_kernel(options: Options, blocks: _Blocks, through, own, slope_ref):
-    """The gradients of a block of queries."""
-    (first, last), k_ref, v_ref, columns = through
-    q_ref, rows, of_rows = own
-    q, beside, given = q_ref[...], _all(rows), [ref[...] for ref in of_rows]
-
-    def turn(number, slope):
-        at = pl.ds(number * blocks.columns, blocks.columns)
-        k, v = k_ref[at, :], v_ref[at, :]
-        _, by_scores = _by_scores(options, q, k, v, beside, _all(columns, at), *given)
-        return slope + _dot(by_scores.astype(k.dtype), k)
-
-    block, start = pl.program_id(0), jnp.zeros(slope_ref.shape, jnp.float32)
-    slope_ref[...] = lax.fori_loop(first[block], last[block], turn, start)
-
-
-def _column_slopes_kernel(
-    options: Options, blocks: _Blocks, through, own, by_key_ref, by_value_ref
-):
-    """The gradients of a block of keys and values, from all queries that share them."""
-    (first, last), q_ref, rows, of_rows = through
-    k_ref, v_ref, columns = own
-    k, v, beside, block = k_ref[...], v_ref[...], _all(columns), pl.program_id(0)
-
-    def of_one(one, slopes):
-        def turn(number, slopes):
-            by_key, by_value = slopes
-            at = pl.ds(number * blocks.rows, blocks.rows)
-            q = q_ref[one, at, :]
-            *numbers, cotangent_ref = of_rows
-            cotangent = cotangent_ref[one, at, :]
-            normaliser, through = (ref[one, at] for ref in numbers)
-            given = _all(rows, at), beside, normaliser, through, cotangent
-            made = _by_scores(options, q, k, v, *given)
-            weights, by_scores = (x.astype(q.dtype) for x in made)
-            return by_key + _dot(by_scores.T, q), by_value + _dot(weights.T, cotangent)
-
-        return lax.fori_loop(first[block], last[block], turn, slopes)
-
-    start = tuple(jnp.zeros(ref.shape, jnp.float32) for ref in (by_key_ref, by_value_ref))
-    by_key_ref[...], by_value_ref[...] = lax.fori_loop(0, q_ref.shape[0], of_one, start)
-
-
-def _by_scores(options: Options, q, k, v, rows, columns, normaliser, through, cotangent):
-    """The weights, and the gradients of the products of queries and keys."""
-    scores, visible, slope = _scores(options, q, k, rows, columns)
-    weights = _where(visible, jnp.exp2((scores - normaliser[:, None]) * _LOG2_E))
-    by_scores = weights * (_dot(cotangent, v.T) - through[:, None])
-    if slope is not None:
-        by_scores = by_scores * slope
-    return weights, by_scores * options.scale
-
-
-def _scores(options: Options, q, k, rows: _Beside, columns: _Beside):
-    """As `attention_blocks._scores`, of a block of rows and a block of columns."""
-    scores, slope = _dot(q, k.T) * options.scale, None
-    if options.softcap is not None:
-        bent = jnp.tanh(scores / options.softcap)
-        scores, slope = bent * options.softcap, 1 - bent * bent
-    conditions = []
-    if rows.position is not None:
-        away = rows.position[:, None] - columns.position[None, :]
-        if options.causal:
-            conditions.append(away >= 0)
-        if options.window is not None:
-            conditions.append(jnp.abs(away) < options.window)
-    if rows.segment is not None:
-        conditions.append(rows.segment[:, None] == columns.segment[None, :])
-    if columns.inside is not None:
-        inside = jnp.broadcast_to(columns.inside[None, :], scores.shape)
-        conditions.append(inside > 0)
-    if not conditions:
-        return scores, None, slope
-    visible = reduce(jnp.logical_and, conditions)
-    return jnp.where(visible, scores, HIDDEN), visible, slope
-
-
-def _all(refs: _Beside, at: Any = slice(None)) -> _Beside:
-    """What refs hold, or a part of it."""
-    return jax.tree.map(lambda ref: ref[at], refs)
-
-
-def _where(visible, weights):
-    return weights if visible is None else jnp.where(visible, weights, 0.0)
-
-
-def _dot(a, b) -> jax.Array:
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
