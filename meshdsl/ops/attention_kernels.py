@@ -22,7 +22,7 @@ from meshdsl.ops.attention_blocks import Options, Sides
 from meshdsl.ops.attention_parts import Way
 from meshdsl.ops.attention_parts import attend as attend_to_parts
 
-LANES = 128  # splash works on blocks of a multiple of them
+LANES = 128  # splash works on blocks of a multiple of them, and lengths are padded to one
 _FEWEST_ROWS = 16  # of a product of tensor cores
 _MOST_PROGRAMS = 65_535  # along the second dim of a grid of CUDA
 MASKS = 8  # each is a kernel of its own in the program
@@ -120,10 +120,15 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
         rows, columns = place.rows.size, place.columns.size
         if _kinds(options, place) > MASKS:
             return f"it takes up to {MASKS} masks for the parts of the keys"
-    if place.padded or rows % LANES or columns % LANES or not query.size or not value.size:
+    if min(rows, columns) < LANES or not query.size or not value.size:
         return (
-            f"it takes multiples of {LANES} queries on a device and of {LANES} keys, "
-            f"not {rows}{' with padding' if place.padded else ''} and {columns}"
+            f"it takes {LANES} queries and {LANES} keys or more on a device, "
+            f"not {rows} and {columns}"
+        )
+    if place.whole and place.part is not None and place.rows.size % LANES:
+        return (
+            f"where queries are split and keys are not it takes multiples of {LANES} queries, "
+            f"not {place.rows.size}"
         )
     if query.dtype not in (jnp.float32, jnp.bfloat16):
         return f"it takes float32 and bfloat16, not {query.dtype}"

@@ -30,6 +30,38 @@ def test_splash_equals_blocks(name):
     assert_equal(found, expected, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("name", only(["causal window"], SPLASH))
+def test_splash_takes_lengths_that_are_no_multiples_of_a_block(name):
+    args = operands(rows=150, columns=200, features=32)
+    expected, found = blocks_and("splash", SPLASH[name], *args)
+    assert_equal(found, expected, tolerance=2e-5)
+
+
+UNEVEN = {
+    "ring": layout("queries -> y", RING, mesh={"y": 2}, uneven="pad"),
+    "memory": layout("memory -> y", mesh={"y": 2}, uneven="pad"),
+    "queries and memory": layout(
+        "queries -> x", "memory -> y", mesh={"x": 2, "y": 2}, uneven="pad"
+    ),
+    "queries": layout("queries -> x", mesh={"x": 3}, uneven="pad"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "causal window", "segments"])
+@pytest.mark.parametrize("under", UNEVEN)
+def test_splash_takes_uneven_parts(name, under):
+    """Two parts of 300 and 299, or three of 128, 128 and 127."""
+    length = 383 if under == "queries" else 599
+    args = operands(rows=length, columns=length, features=32)
+    how = dict(SPLASH[name])
+    if how.pop("segments", False):
+        how["segments"] = beside("segments", *args[:2])
+    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
+    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
+    assert_same(fn("splash"), *args, layout=UNEVEN[under], reference=reference, tolerance=2e-5)
+
+
 def test_queries_that_see_no_key_find_nothing_by_splash_too():
     args = operands(rows=256, columns=128, features=64)
     expected, found = blocks_and("splash", {"window": 5}, *args)
