@@ -125,10 +125,11 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
             f"it takes {LANES} queries and {LANES} keys or more on a device, "
             f"not {rows} and {columns}"
         )
-    if place.whole and place.part is not None and place.rows.size % LANES:
+    masked = options.causal or options.window is not None
+    if place.whole and place.part is not None and masked and place.rows.size % LANES:
         return (
-            f"where queries are split and keys are not it takes multiples of {LANES} queries, "
-            f"not {place.rows.size}"
+            f"where queries are split and keys are not its mask takes multiples of {LANES} "
+            f"queries, not {place.rows.size}"
         )
     if query.dtype not in (jnp.float32, jnp.bfloat16):
         return f"it takes float32 and bfloat16, not {query.dtype}"

@@ -218,6 +218,9 @@ def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backw
     share = visible_share(options, rows * place.parts, columns, True)
     run = _Run(options, place.platform != "tpu", 0, place.parts)
     numbers = [None] if place.part is None else place.part()
+    if seen_of(options, rows * place.parts, columns, 0)[1] is None:
+        # Every part sees all columns. The kernel has no parts of such a mask.
+        run, numbers = run._replace(distance=None, parts=1), [None] * len(numbers)
     some = [arrays.cut(i * rows, rows, 0, columns) for i in range(len(numbers))]
     return [run.of(place, fn, x, share, backward, n) for x, n in zip(some, numbers, strict=True)]
 
