@@ -291,6 +291,11 @@ class Layout:
         return frozenset(r.dim for r in self.parsed if r.pads)
 
     @cached_property
+    def in_rings(self) -> frozenset[str]:
+        """The names of dims whose parts may go round a ring."""
+        return frozenset(r.dim for r in self.parsed if r.move == "ring")
+
+    @cached_property
     def zigzag(self) -> frozenset[str]:
         """The names of dims whose parts are in zigzag order."""
         return frozenset(r.dim for r in self.parsed if r.order == "zigzag")

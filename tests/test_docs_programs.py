@@ -22,6 +22,7 @@ PAGES = {
     "explain.md": ["fsdp, mesh data=8, 8 devices on v5e:2x4", "layout  mesh"],
     "compile.md": ["compiled for cpu:8", "no surprises"],
     "checkpoints.md": [],
+    "layouts.md": ["ppermute"],
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshdsl.array_type import ArrayType
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
@@ -36,12 +37,14 @@ class DeviceLoop:
         op: Op | None = None,
         zigzag: frozenset[Dim] = frozenset(),
         rings: Mapping[Dim, Ring] = _NO_RINGS,
+        result_rings: Mapping[Dim, Ring] = _NO_RINGS,
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
         self._zigzag = zigzag  # the dims whose parts are in zigzag order
         self.scope = scope
         self._op = op
         self._rings = rings
+        self._result_rings = result_rings
         self.result = self  # where `choose_splits` gives the result another split, a loop with that
 
     @property
@@ -68,6 +71,16 @@ class DeviceLoop:
     def _named(self):
         """A context in which JAX tags what is traced with the op."""
         return jax.named_scope(self._of_op[1].tag)
+
+    @property
+    def key(self) -> tuple:
+        """All that a local function can learn from this, but for the sizes of the mesh."""
+        rings = [
+            tuple([(d, ring.key) for d, ring in rings.items()])
+            for rings in (self._rings, self._result_rings)
+        ]
+        result = () if self.result is self else self.result.key
+        return tuple(self._axes.items()), self._zigzag, *rings, result
 
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""
@@ -111,6 +124,8 @@ class DeviceLoop:
         padded = [d for d in dims if self.padding(d)] if fill is not None else []
         if not padded:
             return array
+        if isinstance(array, ArrayType):
+            return array.like(varying=array.varying.union(self.axes(padded)))
         return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
 
     def inside(self, dims: Dims) -> jax.Array:
@@ -206,6 +221,10 @@ class DeviceLoop:
         """The ring of `dim`, where operands with it come part by part; else None."""
         return self._rings.get(dim)
 
+    def result_ring(self, dim: Dim) -> Ring | None:
+        """The ring of `dim`, where the result is to be a sum, made part by part; else None."""
+        return self._result_rings.get(dim)
+
     @property
     def aside(self) -> DeviceLoop:
         """The same loop, whose moves are not written down.
@@ -214,7 +233,8 @@ class DeviceLoop:
         """
         if self._op is None:
             return self
-        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, self._rings)
+        rings = self._rings, self._result_rings
+        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, *rings)
 
     def note_move(self, operation: str, dims, size: int, backward: str = "") -> None:
         """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""

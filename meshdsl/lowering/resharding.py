@@ -15,12 +15,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshdsl.array_type import ArrayType, traced
 from meshdsl.dims import Dim, Dims, without
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import block_order, collectives, window_arrays
@@ -189,7 +191,10 @@ def _array(
     if copy is None:
         return moved(x.stored, op)
     noted = op.aside()
-    like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
+    if isinstance(x.stored, ArrayType):
+        like = moved(x.stored, noted)
+    else:
+        like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
     value = without_gradient(copy, split, op, why, varies=varies, zigzag=zigzag)
     axes = collectives.varying(value) | collectives.varying(like)
@@ -295,7 +300,7 @@ def _on_a_leg(
 
 def _reordered(
     array, change: Change, to_zigzag: bool, scope, op: Op, why: Why, constant: bool
-) -> jax.Array:
+) -> Any:
     """The array after parts of a dim have exchanged their blocks, to zigzag order or from it."""
     axes, parts = change.axes, scope.parts(change.axes)
     backward = "" if constant else "ppermute"
@@ -310,7 +315,11 @@ def _reordered(
         pieces = zigzag_order.pieces(parts, size // 2, to_zigzag=to_zigzag)
         return window_arrays.exchanged(array, change.dim, axes, parts, pieces, size, send)
 
-    return block_order.of_words(exchange, array) if array.size and parts > 1 else array
+    if not array.size or parts == 1:
+        return array
+    if isinstance(array, ArrayType):
+        return collectives.type_of(exchange(traced(array)), scope.sizes)
+    return block_order.of_words(exchange, array)
 
 
 def _changed(
@@ -365,7 +374,7 @@ def _in_turn(array, change: Change, scope, op: Op, why: Why) -> jax.Array:
     if change.operation == "slice":
         turn = scope.turn_of(change.axes)
         size = array.shape[change.dim] // turn.count
-        return lax.dynamic_slice_in_dim(array, turn.number * size, size, change.dim)
+        return lax.dynamic_slice_in_dim(traced(array), turn.number * size, size, change.dim)
     raise needs_all(op.name, why(change))
 
 
@@ -413,9 +422,11 @@ def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
     return [(int(source), target) for target, source in enumerate(wanted)]
 
 
-def resized(array, at: int, size: int) -> jax.Array:
+def resized(array, at: int, size: int) -> Any:
     """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
     have = array.shape[at]
+    if isinstance(array, ArrayType):
+        return array if size == have else array.resized(at, size)
     if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = resized(jax.random.key_data(array), at, size)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))

@@ -15,6 +15,7 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
+from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -50,6 +51,7 @@ class Scope:
       parts: whether JAX may take arrays out of Tensors. Such a program is searched for what goes
         wrong with them, see `parts.check_parts`.
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
+      types: what is known of local functions, where types take the place of arrays.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class Scope:
         *,
         parts: bool = True,
         platform: str = "cpu",
+        types: LocalTypes | None = None,
     ):
         self.layout = layout
         self.platform = platform
+        self.types = types
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] = {}  # see `note_use`
@@ -73,6 +77,7 @@ class Scope:
         self.copies: dict = {}  # see `copies`
         self._parts_allowed = parts
         self._remembered: dict = {}
+        self.asked = 0  # how often it was asked for what it remembers
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
         self.turns: Mapping[str, Turn] = {}  # see `taking_turns`
         self._splits: dict = {}
@@ -203,6 +208,7 @@ class Scope:
 
     def remembered(self, source, key):
         """What `remember` kept under this key in the trace that is running, or None."""
+        self.asked += 1
         entry = self._remembered.get((id(source), key))
         if entry is None:
             return None

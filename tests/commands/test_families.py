@@ -56,6 +56,8 @@ def whole(family, compiled_once, tmp_path_factory):
     return out
 
 
+# test_loop and test_command_line train the transformer.
+@of_families("unet", "vit")
 def test_a_run_is_measured_in_the_units_of_its_task_and_validated(family, whole):
     record = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
     assert record[UNITS[family]] > 0 and record[f"{UNITS[family]}_per_second"] > 0
@@ -113,6 +115,7 @@ def test_a_step_is_compiled_for_a_tpu(family, capsys):
     assert "no surprises" in capsys.readouterr().out
 
 
+@of_families("unet", "vit")  # test_generate has the transformer
 def test_only_a_model_of_text_writes(family, whole, capsys):
     code = main(["generate", str(whole), "--prompt", "a", "--tokens", "3"])
     said = capsys.readouterr()

@@ -133,7 +133,7 @@ def losses(step, params, state):
     return found
 
 
-@pytest.mark.parametrize("name", only(["fsdp-once", "fsdp-sequence"], SHIPPED))
+@pytest.mark.parametrize("name", only(["fsdp-once"], SHIPPED))
 def test_three_steps_of_a_transformer_are_those_without_a_lowering(name):
     """The optimizer's state is found by its classes, and born split as the layout says."""
     layout = common.on(common.load(name), 8)

@@ -19,7 +19,7 @@ LAYOUTS = {
     "both": layout("vocab -> m", "a -> n", mesh={"m": 4, "n": 2}),
     "uneven": layout("vocab -> m", "a -> n", mesh={"m": 5, "n": 1}, uneven="pad"),
 }
-RULES = every(LAYOUTS, "rows", "both")
+RULES = every(LAYOUTS, "rows", "the dim", "both")
 HOWS = {
     "plain": {},
     "likeliest": dict(temperature=0),
