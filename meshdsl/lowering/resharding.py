@@ -15,12 +15,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshdsl.array_type import ArrayType, traced
 from meshdsl.dims import Dim, Dims, without
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import block_order, collectives, window_arrays
@@ -187,7 +189,10 @@ def _array(
     if copy is None:
         return moved(x.stored, op)
     noted = op.aside()
-    like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
+    if isinstance(x.stored, ArrayType):
+        like = moved(x.stored, noted)
+    else:
+        like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
     value = without_gradient(copy, split, op, why, varies=varies, zigzag=zigzag)
     axes = collectives.varying(value) | collectives.varying(like)
@@ -280,7 +285,7 @@ def reshard_array(
 
 def _reordered(
     array, change: Change, to_zigzag: bool, scope, op: Op, why: Why, constant: bool
-) -> jax.Array:
+) -> Any:
     """The array after parts of a dim have exchanged their blocks, to zigzag order or from it."""
     axes, parts = change.axes, scope.parts(change.axes)
     backward = "" if constant else "ppermute"
@@ -295,7 +300,11 @@ def _reordered(
         pieces = zigzag_order.pieces(parts, size // 2, to_zigzag=to_zigzag)
         return window_arrays.exchanged(array, change.dim, axes, parts, pieces, size, send)
 
-    return block_order.of_words(exchange, array) if array.size and parts > 1 else array
+    if not array.size or parts == 1:
+        return array
+    if isinstance(array, ArrayType):
+        return collectives.type_of(exchange(traced(array)), scope.sizes)
+    return block_order.of_words(exchange, array)
 
 
 def _changed(
@@ -353,7 +362,7 @@ def _in_turn(array, change: Change, scope, op: Op, why: Why) -> jax.Array:
     if change.operation == "slice":
         (axis,) = change.axes
         size = array.shape[change.dim] // scope.sizes[axis]
-        return lax.dynamic_slice_in_dim(array, scope.turns[axis] * size, size, change.dim)
+        return lax.dynamic_slice_in_dim(traced(array), scope.turns[axis] * size, size, change.dim)
     turns = tuple(axis for axis in change.axes if axis in scope.turns)
     raise needs_all(op.name, why(change._replace(axes=turns)))
 
@@ -407,9 +416,11 @@ def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
     return [(int(source), target) for target, source in enumerate(wanted)]
 
 
-def resized(array, at: int, size: int) -> jax.Array:
+def resized(array, at: int, size: int) -> Any:
     """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
     have = array.shape[at]
+    if isinstance(array, ArrayType):
+        return array if size == have else array.resized(at, size)
     if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = resized(jax.random.key_data(array), at, size)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))

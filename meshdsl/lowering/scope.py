@@ -14,6 +14,7 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
+from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -34,6 +35,7 @@ class Scope:
       parts: whether JAX may take arrays out of Tensors. Such a program is searched for what goes
         wrong with them, see `parts.check_parts`.
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
+      types: what is known of local functions, where types take the place of arrays.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class Scope:
         *,
         parts: bool = True,
         platform: str = "cpu",
+        types: LocalTypes | None = None,
     ):
         self.layout = layout
         self.platform = platform
+        self.types = types
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] = {}  # see `note_use`

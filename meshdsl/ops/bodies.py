@@ -17,7 +17,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.copies import copy_of, with_copy
+from meshdsl.lowering.copies import copy_of, for_jax, with_copy
 from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.record.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
@@ -103,7 +103,8 @@ def fixed(t, scope: Scope | None):
     if scope is None or not is_tensor(t):
         return t
     t = resharding.plain(resharding.settle(resharding.placed(t, scope)))
-    return varied(t, scope.of_mesh(a for axes in t.placement.axes for a in axes) | scope.spent)
+    axes = scope.of_mesh(a for axes in t.placement.axes for a in axes)
+    return for_jax(varied(t, axes | scope.spent))
 
 
 def value(t, scope: Scope | None):
@@ -132,7 +133,7 @@ def agreed(t: Tensor) -> Tensor:
     """
     if t.placement is not None:
         t.placement.scope.note_use(t.placement.origin, ())
-    return resharding.settle(t)
+    return for_jax(resharding.settle(t))
 
 
 def lying_as(x: Tensor, dims: Dims) -> Tensor:
@@ -142,7 +143,7 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
     order = tuple(x.dims.index(d) for d in dims)
     placement = x.placement and x.placement._replace(axes=tuple(x.placement.axes[i] for i in order))
     copy = copy_of(x)
-    x = x.replace(array=jnp.transpose(x.stored, order), dims=dims, placement=placement)
+    x = x.replace(array=x.stored.transpose(order), dims=dims, placement=placement)
     return x if copy is None else with_copy(x, lying_as(copy, dims))
 
 

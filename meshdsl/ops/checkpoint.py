@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from meshdsl import dims as dim_algebra
+from meshdsl.array_type import ArrayType
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering import resharding
+from meshdsl.lowering import resharding, transformations
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.attention_blocks import SAVED as ATTENTION
 from meshdsl.ops.bodies import arrays_in, scope_of
@@ -137,7 +138,7 @@ def checkpoint(
         keeps = _policy(policy, save, offload)
         if (found := _policies.get()) is not None:
             found.append(keeps)
-        recomputed = jax.checkpoint(carrying(marking), policy=keeps)
+        recomputed = transformations.checkpoint(carrying(marking), keeps)
         out = uncarried(recomputed(*carried(args)))
         for names in _marked.get():
             names |= known
@@ -163,6 +164,8 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """
     x = resharding.settle(x)
     mark(name)
+    if isinstance(x.array, ArrayType):
+        return Tensor(x.array.like(), x.dims, x.role, x.placement)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
         array = lax.complex(marked(x.array.real), marked(x.array.imag))

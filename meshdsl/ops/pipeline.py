@@ -25,11 +25,13 @@ import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
+from meshdsl.array_type import bodies_traced
 from meshdsl.dims import Dim, distinct
 from meshdsl.errors import MeshDSLError, either
 from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.lowering.copies import for_jax
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
 from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
@@ -74,6 +76,7 @@ def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
             )
 
 
+@bodies_traced
 def pipelined(
     name: str, fn: Callable, carry, xs, dim: Dim, scope: Scope, rule: Rule, *, reverse, unroll
 ):
@@ -90,7 +93,8 @@ def pipelined(
         schedule = _schedule(axes, rule, carry, scope)
         op.schedule = schedule
         stages = Stages(dim, axes, rule, schedule, scope, op)
-        xs = each(lambda x: stages.enter(x) if is_tensor(x) else stages.of_all(x), xs)
+        entered = lambda x: for_jax(stages.enter(x)) if is_tensor(x) else stages.of_all(x)
+        xs = each(entered, xs)
         pipe = _Pipe(name, fn, stages, scope, unroll)
         made, ys = pipe.run(carry, xs)
         made = each(lambda x: _of_last(x, stages, scope), made)
@@ -111,7 +115,7 @@ def _brought(x, rule: Rule, scope: Scope, op):
         return collectives.vary(jnp.asarray(x), scope.in_mesh_order(scope.spent))
     split = scope.split(x.dims)
     varies = scope.of_mesh(scope.spent.union(*split))
-    return resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies)
+    return for_jax(resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies))
 
 
 def _schedule(axes, rule: Rule, carry, scope: Scope) -> Schedule:
