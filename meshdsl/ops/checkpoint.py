@@ -83,6 +83,7 @@ def checkpoint(
     *,
     save: str | Iterable[str] = (),
     offload: str | Iterable[str] = (),
+    in_scan: bool = False,
 ) -> Callable:
     """`fn`, recomputed in the backward pass instead of remembered.
 
@@ -96,6 +97,11 @@ def checkpoint(
       save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
       offload: names of save points that are kept in the memory of the host (`pinned_host`), and
         fetched when they are needed.
+      in_scan: whether `fn` is the body of a `scan`, of a carry and an element, whose gradient is
+        taken outside of it. The forward and the backward pass are loops of their own then, and no
+        compiler takes what one has computed for what the other computes again. Without that care
+        what is kept is read where it lies, and not copied first; but in one loop nothing would be
+        recomputed.
 
     Raises:
       MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point
@@ -133,13 +139,38 @@ def checkpoint(
     def checkpointed(*args):
         scope_of("checkpoint", arrays_in("checkpoint", "argument", args))
         # Anew for each call: JAX would trace calls that are alike once, and record their ops once.
-        recomputed = jax.checkpoint(carrying(marking), policy=_policy(policy, save, offload))
+        body = _behind_barrier(carrying(marking)) if in_scan else carrying(marking)
+        kept = _policy(policy, save, offload)
+        recomputed = jax.checkpoint(body, policy=kept, prevent_cse=not in_scan)
         out = uncarried(recomputed(*carried(args)))
         for names in _marked.get():
             names |= known
         return out
 
     return checkpointed
+
+
+def _behind_barrier(fn: Callable) -> Callable:
+    """`fn`, whose first argument the backward pass brings into an array of its own.
+
+    TPU compilers may otherwise bring all turns' carries into another order in memory, in each turn,
+    where a product needs one of them.
+    """
+
+    def apart(array):
+        return _apart(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
+
+    return lambda carry, *args: fn(jax.tree.map(apart, carry), *args)
+
+
+@jax.custom_jvp
+def _apart(array):
+    return array
+
+
+@_apart.defjvp
+def _apart_jvp(primals, tangents):
+    return lax.optimization_barrier(primals[0]), tangents[0]
 
 
 def _checkpoint_name_example(checkpoint_name: Callable, x: Tensor) -> Tensor:
