@@ -11,6 +11,7 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.ops.checkpoint import POLICIES
+from meshdsl.ops.scan import scan_as
 
 CARRY = "activations"  # the save point of what each layer gets
 # What `remat` may be, from what keeps the least for the backward pass to what keeps the most; and
@@ -93,7 +94,8 @@ class Stack(PyTreeNode):
           The last carry, and the results `y` with the dim `layers` in front.
 
         Raises:
-          MeshDSLError: `offload` where nothing is recomputed, or of what the layer does not mark.
+          MeshDSLError: `offload` where nothing is recomputed, or of what the layer does not mark; a
+        rule of the layout splits `layers` and does not say into which microbatches a pipeline cuts.
         """
         offload = tuple(offload)
 
@@ -104,4 +106,4 @@ class Stack(PyTreeNode):
         # Compilers make no loop of a single turn.
         in_scan = self.layers.size > 1
         body = recomputed(body, self.remat, offload=offload, in_scan=in_scan)
-        return md.scan(body, carry, (self.layer, xs), dim=self.layers)
+        return scan_as("scan", body, carry, (self.layer, xs), self.layers, of_layers=True)

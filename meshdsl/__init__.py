@@ -25,6 +25,9 @@ from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
 from meshdsl.ops.global_norm import clip_by_global_norm, global_norm
 from meshdsl.parameters import full, normal, ones, truncated_normal, uniform, zeros
+from meshdsl.stages.stages import Stages
+from meshdsl.stages.transfer import transfer
+from meshdsl.stages.transfers import Transfers
 from meshdsl.tensor import Tensor, abstract, from_local, parameter, tensor
 
 _OPS = _named()
@@ -38,7 +41,9 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "Family",
     "Layout",
     "MeshDSLError",
+    "Stages",
     "Tensor",
+    "Transfers",
     "abstract",
     "clip_by_global_norm",
     "from_local",
@@ -53,6 +58,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "random",
     "shardings",
     "tensor",
+    "transfer",
     "truncated_normal",
     "uniform",
     "zeros",

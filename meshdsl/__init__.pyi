@@ -30,6 +30,9 @@ from meshdsl.parameters import truncated_normal as truncated_normal
 from meshdsl.parameters import uniform as uniform
 from meshdsl.parameters import zeros as zeros
 from meshdsl.report.show import show as show
+from meshdsl.stages.stages import Stages as Stages
+from meshdsl.stages.transfer import transfer as transfer
+from meshdsl.stages.transfers import Transfers as Transfers
 from meshdsl.tensor import Tensor as Tensor
 from meshdsl.tensor import abstract as abstract
 from meshdsl.tensor import from_local as from_local

@@ -37,6 +37,7 @@ SUM = ("step", "layer")
 MOVES = ("collective", "ring", "exchange")
 ORDERS = ("natural", "zigzag")
 ATTRIBUTES = {"uneven": UNEVEN, "move": MOVES, "order": ORDERS}
+_OF_PIPELINES = ("microbatches", "rounds")
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
@@ -50,6 +51,9 @@ class Rule:
       move: one of MOVES, how operands are gathered over the axis. By "ring" an op that can take
         them part by part gets them so, see `lowering.ring`.
       order: one of ORDERS, which elements of the dim each part has; see `splits.zigzag`.
+      microbatches: of a rule that makes a scan over `dim` a pipeline, the dim that is cut into
+        microbatches and how many there are; see `splits.pipeline`.
+      rounds: how often each microbatch goes round the stages of that pipeline.
     """
 
     dim: str
@@ -61,6 +65,8 @@ class Rule:
     pads: bool = False
     move: str = "collective"
     order: str = "natural"
+    microbatches: tuple[str, int] | None = None
+    rounds: int = 1
 
     def __str__(self):
         return f"{self.where}: {self.text}"
@@ -90,6 +96,7 @@ class Layout:
         are there, or "layer": each where it is made, while the backward pass goes on. Gradients of
         microbatches are summed once per step in any case.
       spent: axes that no rule can take any more, see `Scope.spending`.
+      turns: rules below all `rules` whose axes are turns of a loop, see `Scope.taking_turns`.
     """
 
     rules: Sequence[str | Mapping[str, str]] = ()
@@ -104,6 +111,7 @@ class Layout:
     name: str = "layout"
     sum: str = "step"
     spent: frozenset[str] = frozenset()
+    turns: tuple[Rule, ...] = ()
 
     def __post_init__(self):
         if not isinstance(self.name, str):
@@ -197,13 +205,13 @@ class Layout:
             for i, line in enumerate(lines):
                 found += self._parse(level, i + 1, line)
         _check_orders(found)
-        return tuple(found)
+        return (*found, *self.turns)
 
     def _parse(self, level, number, line) -> list[Rule]:
         where = f"{self.name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
         how = {"uneven": self.uneven, "move": MOVES[0], "order": ORDERS[0]}
         if isinstance(line, Mapping):
-            _known_keys(where, "", line, ("rule", *ATTRIBUTES))
+            _known_keys(where, "", line, ("rule", *ATTRIBUTES, *_OF_PIPELINES))
             how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
             for attribute, words in ATTRIBUTES.items():
                 check_word(where, attribute, how[attribute], words)
@@ -233,8 +241,11 @@ class Layout:
                 f"{where}: order = {order!r} is of values, so of a rule in `rules`; what is at "
                 "rest is in natural order"
             )
+        cut = _microbatches(where, level, names, how) if how.keys() & set(_OF_PIPELINES) else None
+        rule = Rule("", "", False, level, where, line.strip(), pads, move, order, cut)
+        rule = replace(rule, rounds=how.get("rounds", 1))
         return [
-            Rule(d.rstrip("?"), a, d.endswith("?"), level, where, line.strip(), pads, move, order)
+            replace(rule, dim=d.rstrip("?"), axis=a, optional=d.endswith("?"))
             for d in dims
             for a in axes
         ]
@@ -280,14 +291,29 @@ class Layout:
         return frozenset(r.dim for r in self.parsed if r.pads)
 
     @cached_property
+    def in_rings(self) -> frozenset[str]:
+        """The names of dims whose parts may go round a ring."""
+        return frozenset(r.dim for r in self.parsed if r.move == "ring")
+
+    @cached_property
     def zigzag(self) -> frozenset[str]:
         """The names of dims whose parts are in zigzag order."""
         return frozenset(r.dim for r in self.parsed if r.order == "zigzag")
 
+    @cached_property
+    def rounds(self) -> dict[str, int]:
+        """How often microbatches go round the stages along a dim, where that is more than once."""
+        return {r.dim: r.rounds for r in self.parsed if r.rounds > 1}
+
     def blocks(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
-        """Into how many equal blocks `dim` is cut when `axes` split it: two a part in zigzag."""
+        """Into how many equal blocks `dim` is cut when `axes` split it.
+
+        Each part is one block, two in zigzag order, or one for each round of a pipeline.
+        """
         parts = math.prod(sizes[a] for a in axes)
-        return 2 * parts if parts > 1 and dim.name in self.zigzag else parts
+        if parts > 1 and dim.name in self.zigzag:
+            return 2 * parts
+        return parts * self.rounds.get(dim.name, 1) if parts > 1 else parts
 
     @cached_property
     def value_axes(self) -> dict[str, tuple[str, ...]]:
@@ -344,7 +370,7 @@ class Layout:
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
             if dim.size % self.blocks(dim, axes, sizes) and dim.name not in self.padded:
-                if dim.name in self.zigzag:
+                if dim.name in self.zigzag or dim.name in self.rounds:
                     raise MeshDSLError(f"{taken[axes[-1]]}: {self._unequal(dim, axes, sizes)}")
                 over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
                 legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
@@ -359,8 +385,15 @@ class Layout:
                 )
 
     def _unequal(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> str:
-        """That a dim in zigzag order does not divide into blocks, and what would."""
+        """That a dim does not divide into the blocks of its order or its rounds, and what would."""
         over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
+        if each := self.rounds.get(dim.name):
+            legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
+            return (
+                f"`{dim.name}`={dim.size} does not divide into {self.blocks(dim, axes, sizes)} "
+                f"chunks, {each} for each part over {over}; use stages and rounds whose product is "
+                f'{either(legal)}, or uneven = "pad"'
+            )
         divides = lambda n: dim.size % (2 * n if n > 1 else 1) == 0
         legal = [str(n) for n in range(1, dim.size + 1) if divides(n)][:8]
         advice = (
@@ -382,6 +415,12 @@ class Layout:
                 raise MeshDSLError(
                     f"{rule.where}: no dim `{rule.dim}` in {what}{nearest(rule.dim, known)}"
                 )
+            if rule.microbatches and rule.dim in known and rule.microbatches[0] not in known:
+                name = rule.microbatches[0]
+                raise MeshDSLError(
+                    f"{rule.where}: no dim `{name}` in {what} to cut into microbatches"
+                    f"{nearest(name, known)}"
+                )
 
     def check_axes(self, axes: Iterable[str]) -> None:
         """Raise a MeshDSLError for a rule whose axis is not among `axes`."""
@@ -391,6 +430,45 @@ class Layout:
                 raise MeshDSLError(
                     f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}"
                 )
+
+
+def _microbatches(where: str, level: str, dims: list[str], how: Mapping) -> tuple[str, int]:
+    """The dim that a rule cuts into microbatches, and how many there are.
+
+    Raises:
+      MeshDSLError: the table does not say that of one dim, or `rounds` is no number of rounds, or
+        the rule is not one that can be a pipeline.
+    """
+    example = "microbatches = { batch = 16 }"
+    if "microbatches" not in how:
+        raise MeshDSLError(f"{where}: rounds are of a pipeline; add {example}")
+    table, rounds = how["microbatches"], how.get("rounds", 1)
+    whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 1
+    if not isinstance(table, Mapping) or len(table) != 1 or not all(map(whole, table.values())):
+        got = dict(table) if isinstance(table, Mapping) else quote(table)
+        raise MeshDSLError(
+            f"{where}: microbatches is a table of one dim and a whole number of at least 1, as in "
+            f"{example}, not {got}"
+        )
+    if not whole(rounds):
+        raise MeshDSLError(f"{where}: rounds is a whole number of at least 1, not {quote(rounds)}")
+    ((name, count),) = table.items()
+    if level != "rules":
+        raise MeshDSLError(
+            f"{where}: microbatches are of the list `rules`; the list `{level}` says how tensors "
+            "are kept, not how loops run"
+        )
+    if len(dims) > 1 or name in dims:
+        raise MeshDSLError(
+            f"{where}: a rule with microbatches is of one dim, over which a scan runs, and cuts "
+            f'another one, as in {{ rule = "layers -> stage", {example} }}'
+        )
+    if how["order"] != ORDERS[0] or how["move"] != MOVES[0]:
+        raise MeshDSLError(
+            f"{where}: `move` and `order` do not go with microbatches: the stages of a pipeline "
+            "are in natural order, and nothing gathers them"
+        )
+    return name, count
 
 
 def _check_orders(rules: Sequence[Rule]) -> None:

@@ -28,6 +28,8 @@ gc.set_threshold(20_000, 20, 20)
 
 from hypothesis import settings
 
+from tests.train.common import jobs_made_once
+
 # The same few examples every time; `HYPOTHESIS_PROFILE=nightly` draws many, and others each time.
 settings.register_profile("quick", derandomize=True, max_examples=25, deadline=None, database=None)
 settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
@@ -66,6 +68,13 @@ def compiled_for_users():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", not NIGHTLY)
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Runs of training compile the same step once in a module; see `jobs_made_once`."""
+    with jobs_made_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def losses(text: str) -> list[float]:
 
 def test_the_course_is_numbered_and_each_program_is_short():
     course = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
-    assert [name[:2] for name in course] == ["01", "02", "03", "04", "05"]
+    assert [name[:2] for name in course] == ["01", "02", "03", "04", "05", "06"]
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
     assert max(lines[name] for name in course) <= 80 and lines["vit.py"] < 150
 
@@ -76,6 +76,16 @@ def test_two_processes_train_a_family_and_one_goes_on(tmp_path, capfd):
     assert "resumed after step 10" in said and "step 15: validation loss" in said
 
 
+@pytest.mark.slow
+def test_a_model_on_two_meshes_learns_and_says_what_went_between_them(capsys):
+    example("06_two_meshes")["main"]()
+    said = capsys.readouterr().out
+    found = losses(said)
+    assert found[0] > 2 * found[1] > 4 * found[2]
+    there_and_back = 2 * 16 * 64 * 4  # bytes of a microbatch's activations and their cotangents
+    assert f"{30 * 4 * there_and_back:,} bytes went from mesh to mesh" in said
+
+
 @pytest.fixture(scope="module")
 def vit():
     """The vision transformer, its model and some of its digits."""
@@ -85,7 +95,7 @@ def vit():
         name: md.tensor(np.stack([row[name] for row in rows]), field.dims)
         for name, field in family.batch(md.Dim("batch", 16)).items()
     }
-    return family, family.init(jax.random.key(0)), batch
+    return family, jax.jit(family.init)(jax.random.key(0)), batch
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def test_the_vision_transformer_is_the_same_under_every_layout(vit, layout, drop
     def loss(model, batch):
         return family.loss(model, batch, key)[0].value
 
-    expected, gradients = md.value_and_grad(loss)(model, batch)
+    expected, gradients = jax.jit(md.value_and_grad(loss))(model, batch)
     found = md.Layout.load(layout)
     mesh = md.make_mesh(found, jax.devices()[:4])
     value, split = md.lower(md.value_and_grad(loss), found, mesh, dims=family.dims)(model, batch)

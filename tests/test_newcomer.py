@@ -125,6 +125,10 @@ CALLS = {
     "take": ((X, IDS, B), {}),
     "tensor": ((np.zeros((4, 8)), (A, B)), {}),
     "top_k": ((X, B, 2), {}),
+    "transfer": (
+        ({"x": X}, LAYOUT, md.make_mesh(LAYOUT)),
+        {"level": "rules", "name": "x", "transfers": None},
+    ),
     "transpose": ((X, (B, A)), {}),
     "value_and_grad": (
         (md.sum,),

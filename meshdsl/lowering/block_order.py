@@ -8,11 +8,13 @@ is arranged back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.array_type import ArrayType
 from meshdsl.lowering import collectives
 
 
@@ -53,8 +55,10 @@ def of_words(change: Callable, array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
 
 
-def _arranged(change: Callable, array, parts: int) -> jax.Array:
-    return of_words(change, array) if array.size and parts > 1 else array
+def _arranged(change: Callable, array, parts: int) -> Any:
+    if isinstance(array, ArrayType) or not array.size or parts == 1:
+        return array
+    return of_words(change, array)
 
 
 def _blocks(array, at: int, counts: tuple[int, int]) -> jax.Array:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 
+from meshdsl.array_type import only_types, traced
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -30,7 +31,8 @@ class Carried:
             x.placement and x.placement.level
         )  # beside the placement, whose equality passes over it
         copies = () if copy is None else (Carried(copy),)
-        return (x.stored, *copies), (x.dims, x.role, x.placement, level)
+        stored = x.stored if only_types() else traced(x.stored)
+        return (stored, *copies), (x.dims, x.role, x.placement, level)
 
     @classmethod
     def tree_unflatten(cls, aux, children):

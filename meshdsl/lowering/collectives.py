@@ -5,14 +5,16 @@ of an array says over which axes it *varies*. That type decides what a collectiv
 so each function states it.
 
 Of an array without elements nothing travels: a collective then gives the shape and the type that it
-would have given. A sum of bools is whether any of them is true, as in `einsum`.
+would have given. A sum of bools is whether any of them is true, as in `einsum`. Given an
+`ArrayType` in the place of an array, each gives the type of its result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
+from meshdsl.array_type import ArrayType, current_body
 from meshdsl.lowering.cpu_barrier import hidden_on_cpu
 
 Axes = tuple[str, ...]
@@ -27,28 +30,63 @@ Axes = tuple[str, ...]
 
 def varying(x) -> frozenset[str]:
     """The axes over which the type of `x` lets its value differ between devices."""
-    return jax.typeof(x).manual_axis_type.varying
+    return x.varying if isinstance(x, ArrayType) else jax.typeof(x).manual_axis_type.varying
 
 
-def vary(x, axes) -> jax.Array:
+def type_of(x, sizes: Mapping[str, int]) -> ArrayType:
+    """The type of an array of JAX, to be used in its place on a mesh of these sizes."""
+    of = jax.typeof(x)
+    return ArrayType(of.shape, of.dtype, of.manual_axis_type.varying, sizes, weak=of.weak_type)
+
+
+def vary(x, axes) -> Any:
     """`x` with a type that varies over `axes` too: free, and a psum in the backward pass."""
     if not axes or (have := varying(x)).issuperset(axes):
         return x
+    if isinstance(x, ArrayType):
+        return x.like(varying=have.union(axes))
     missing = tuple([a for a in axes if a not in have])
     return lax.pcast(x if x.size else lax.stop_gradient(x), missing, to="varying")
 
 
-def _of_elements(collective: Callable) -> Callable:
-    """`collective`, which does not run where its operand has no elements."""
+def _or_type(of_type: Callable) -> Callable:
+    """A collective, which does not run where its operand is a type, or has no elements.
 
-    @wraps(collective)
-    def run(x, *args, **how):
-        if x.size:
-            return collective(x, *args, **how)
-        made = jax.eval_shape(lambda x: collective(x, *args, **how), x)
-        return vary(jnp.zeros(made.shape, made.dtype), varying(made))
+    Args:
+      of_type: the type of the result, for a type in the place of the operand.
+    """
 
-    return run
+    def declare(collective: Callable) -> Callable:
+        @wraps(collective)
+        def run(x, *args, **how):
+            if isinstance(x, ArrayType):
+                return of_type(x, *args, **how)
+            if x.size:
+                return collective(x, *args, **how)
+            made = jax.eval_shape(lambda x: collective(x, *args, **how), x)
+            return vary(jnp.zeros(made.shape, made.dtype), varying(made))
+
+        return run
+
+    return declare
+
+
+def _reduced(x: ArrayType, axes: Axes) -> ArrayType:
+    return x.like(varying=x.varying.difference(axes))
+
+
+def _scattered(x: ArrayType, axes: Axes, dim: int) -> ArrayType:
+    return x.resized(dim, x.shape[dim] // x.parts(axes))
+
+
+def _gathered(x: ArrayType, axes: Axes, dim: int, *, varies: bool) -> ArrayType:
+    made = x.resized(dim, x.shape[dim] * x.parts(axes))
+    return made if varies else _reduced(made, axes)
+
+
+def _exchanged(x: ArrayType, axes: Axes, split: int, concat: int) -> ArrayType:
+    part = x.resized(split, x.shape[split] // x.parts(axes))
+    return part.resized(concat, part.shape[concat] * x.parts(axes))
 
 
 def _without_ones(collective: Callable) -> Callable:
@@ -88,20 +126,20 @@ def _summed(x, add: Callable) -> jax.Array:
     return total != 0 if x.dtype == bool else total.astype(x.dtype)
 
 
-@_of_elements
+@_or_type(_reduced)
 def psum(x, axes: Axes) -> jax.Array:
     """Sum over `axes`; the result does not vary over them. The transpose is free."""
     return _summed(x, lambda x: lax.psum(x, axes))
 
 
-@_of_elements
+@_or_type(_scattered)
 @_without_ones
 def psum_scatter(x, axes: Axes, dim: int) -> jax.Array:
     """Sum over `axes`, each device keeping its part along `dim`. The transpose is an all_gather."""
     return _summed(x, lambda x: lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True))
 
 
-@_of_elements
+@_or_type(_gathered)
 @_without_ones
 def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     """The parts along `dim` put together.
@@ -113,7 +151,7 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     return lax.all_gather(x, axes, axis=dim, tiled=True, to="varying" if varies else "invarying")
 
 
-@_of_elements
+@_or_type(_exchanged)
 @_without_ones
 def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     """Move the split over `axes` from dim `concat` to dim `split`. The transpose moves it back."""
@@ -121,7 +159,7 @@ def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     return hidden_on_cpu(moved)  # for the transpose
 
 
-@_of_elements
+@_or_type(lambda x, axes, pairs: x.like())
 def ppermute(x, axes: Axes, pairs) -> jax.Array:
     """Send `x` from the first to the second of each of `pairs` of positions along `axes`.
 
@@ -140,13 +178,13 @@ def ppermute(x, axes: Axes, pairs) -> jax.Array:
     return lax.ppermute(x, tuple(order), [(int(place[s]), int(place[t])) for s, t in pairs])
 
 
-@_of_elements
+@_or_type(_reduced)
 def pmax(x, axes: Axes) -> jax.Array:
     """Maximum over `axes`; has no derivative."""
     return lax.pmax(x, axes)
 
 
-@_of_elements
+@_or_type(_reduced)
 def pmin(x, axes: Axes) -> jax.Array:
     """Minimum over `axes`; has no derivative."""
     return lax.pmin(x, axes)
@@ -159,4 +197,4 @@ def position(axes: Axes) -> jax.Array:
 
 def trace_state():
     """What JAX is tracing: an array made under one state must not be used under an outer one."""
-    return get_opaque_trace_state()
+    return get_opaque_trace_state(), current_body()

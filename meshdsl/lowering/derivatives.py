@@ -9,29 +9,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import linear_call
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import batching
 
+from meshdsl.array_type import ArrayType
 from meshdsl.lowering.block_order import in_natural, own_blocks
 from meshdsl.lowering.collectives import Axes, all_gather, position, varying
 from meshdsl.tensor import Dtypes
 
 
-def linear(fn: Callable, transpose: Callable, x) -> jax.Array:
-    """`fn(x)`, and `transpose` of a cotangent in the backward pass."""
+def linear(fn: Callable, transpose: Callable, x) -> Any:
+    """`fn(x)`, and `transpose` of a cotangent in the backward pass; of pytrees of arrays."""
     return linear_call(lambda _, x: fn(x), lambda _, ct: transpose(ct), (), x)
 
 
 def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts, num_res):
-    """`linear_call` under vmap, which JAX lacks, for one operand without constants or residuals."""
-    assert num_callee_consts == num_res == 0 and len(operands) == 1
-    (x,), (at,) = operands, batch_dims
-    over = lambda closed: jax.vmap(lambda x: jaxpr_as_fun(closed)(x)[0], in_axes=at, out_axes=at)
-    return [linear(over(callee), lambda ct: over(transpose_thunk()[0])(ct), x)], [at]
+    """`linear_call` under vmap, which JAX lacks, without constants or residuals."""
+    assert num_callee_consts == num_res == 0
+    (size,) = {x.shape[at] for x, at in zip(operands, batch_dims, strict=True) if at is not None}
+    front = lambda x, at: jnp.moveaxis(x, at, 0)
+    many = lambda x: jnp.broadcast_to(x, (size, *x.shape))
+    operands = [
+        many(x) if at is None else front(x, at) for x, at in zip(operands, batch_dims, strict=True)
+    ]
+    over = lambda closed: jax.vmap(lambda xs: jaxpr_as_fun(closed)(*xs))
+    made = linear(over(callee), lambda cts: over(transpose_thunk()[0])(cts), operands)
+    return made, [0] * len(made)
 
 
 (_LINEAR_CALL,) = {
@@ -40,7 +49,7 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
 batching.primitive_batchers[_LINEAR_CALL] = _batched
 
 
-def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> jax.Array:
+def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> Any:
     """This device's part along `dim`, which is cut into equal parts over `axes`.
 
     The transpose is free where `x` varies over `axes`, and one all_gather where it does not.
@@ -50,6 +59,8 @@ def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> jax.Arr
     """
     parts = math.prod(sizes[a] for a in axes)
     size = x.shape[dim] // parts
+    if isinstance(x, ArrayType):
+        return x.resized(dim, size).like(varying=x.varying.union(axes))
 
     def cut(x):
         if zigzag:
@@ -74,6 +85,8 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
       move, again: the same linear function, run in the forward pass (once) and transposed in the
         backward pass.
     """
+    if isinstance(x, ArrayType):
+        return move(x.astype(dtypes.use))
     like = jax.typeof(x).update(dtype=dtypes.sums)
 
     def transpose(ct):
@@ -92,11 +105,14 @@ def to_sum(x, dtype) -> jax.Array:
     return x if x.dtype == dtype else lax.optimization_barrier(x.astype(dtype))
 
 
-def with_derivative_of(value, fn: Callable, x) -> jax.Array:
+def with_derivative_of(value, fn: Callable, x) -> Any:
     """`value`, which is `fn(x)` come by at less cost, with the derivative by `x` that `fn` has.
 
     `fn` runs in forward mode only; in reverse mode only its transpose does.
     """
+
+    if isinstance(value, ArrayType):
+        return value.like()
 
     @jax.custom_jvp
     def same(value, x):

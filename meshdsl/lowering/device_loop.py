@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshdsl.array_type import ArrayType
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
@@ -36,12 +37,14 @@ class DeviceLoop:
         op: Op | None = None,
         zigzag: frozenset[Dim] = frozenset(),
         rings: Mapping[Dim, Ring] = _NO_RINGS,
+        result_rings: Mapping[Dim, Ring] = _NO_RINGS,
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
         self._zigzag = zigzag  # the dims whose parts are in zigzag order
         self.scope = scope
         self._op = op
         self._rings = rings
+        self._result_rings = result_rings
         self.result = self  # where `choose_splits` gives the result another split, a loop with that
 
     @property
@@ -68,6 +71,13 @@ class DeviceLoop:
     def _named(self):
         """A context in which JAX tags what is traced with the op."""
         return jax.named_scope(self._of_op[1].tag)
+
+    @property
+    def key(self) -> tuple:
+        """All that a local function can learn from this, but for the sizes of the mesh."""
+        rings = tuple([(d, ring.key) for d, ring in self._rings.items()])
+        result = () if self.result is self else self.result.key
+        return tuple(self._axes.items()), self._zigzag, rings, result
 
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""
@@ -111,6 +121,8 @@ class DeviceLoop:
         padded = [d for d in dims if self.padding(d)] if fill is not None else []
         if not padded:
             return array
+        if isinstance(array, ArrayType):
+            return array.like(varying=array.varying.union(self.axes(padded)))
         return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
 
     def inside(self, dims: Dims) -> jax.Array:
@@ -133,7 +145,7 @@ class DeviceLoop:
         """
         self._in_natural_order("offset", dim)
         axes = self.axes(dim)
-        return collectives.position(axes) * self.size(dim) if axes else 0
+        return self.scope.position(axes) * self.size(dim) if self.scope and axes else 0
 
     def runs(self, dim: Dim) -> list[tuple[Any, int]]:
         """The runs of consecutive elements that this device has of `dim`, one after the other.
@@ -172,6 +184,10 @@ class DeviceLoop:
         """The ring of `dim`, where operands with it come part by part; else None."""
         return self._rings.get(dim)
 
+    def result_ring(self, dim: Dim) -> Ring | None:
+        """The ring of `dim`, where the result is to be a sum, made part by part; else None."""
+        return self._result_rings.get(dim)
+
     @property
     def aside(self) -> DeviceLoop:
         """The same loop, whose moves are not written down.
@@ -180,7 +196,8 @@ class DeviceLoop:
         """
         if self._op is None:
             return self
-        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, self._rings)
+        rings = self._rings, self._result_rings
+        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, *rings)
 
     def note_move(self, operation: str, dims, size: int, backward: str = "") -> None:
         """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""
@@ -213,6 +230,7 @@ class DeviceLoop:
         axes = self.scope.in_mesh_order(self.axes(dims)) if self.scope else ()
         if not axes:
             return x
+        self._not_in_turns(axes)
         self._record(operation, axes, resharding.nbytes(x), backward)
         with self._named():
             return collective(x, axes)
@@ -233,6 +251,7 @@ class DeviceLoop:
         x = jnp.expand_dims(x, 0)
         if not axes:
             return x
+        self._not_in_turns(axes)
         self._record(
             "all_gather",
             axes,
@@ -250,6 +269,7 @@ class DeviceLoop:
         """
         self._in_natural_order("all_to_all", dim)
         axes = self.axes(dim)
+        self._not_in_turns(axes)
         self._record("all_to_all", axes, resharding.nbytes(x), "all_to_all")
         with self._named():
             return collectives.all_to_all(x, axes, split, concat)
@@ -303,6 +323,7 @@ class DeviceLoop:
         """
         self._in_natural_order("exchange", dim)
         axes = self.axes(dim)
+        self._not_in_turns(axes)
 
         def send(piece, pairs):
             across = crossed(pairs, axes, self._of_op[0].sizes)
@@ -313,6 +334,13 @@ class DeviceLoop:
         return window_arrays.exchanged(
             x, at, axes, self.parts(dim), pieces, length, send, fill=fill
         )
+
+    def _not_in_turns(self, axes: tuple[str, ...]) -> None:
+        """Raise a MeshDSLError where some of these parts are there in other turns of a loop."""
+        scope, op = self._of_op
+        if turns := [axis for axis in axes if axis in scope.turns]:
+            rule = next(rule for rule in scope.layout.turns if rule.axis == turns[0])
+            raise resharding.needs_all(op.name, str(rule))
 
     def _record(self, operation, axes, size, backward):
         scope, op = self._of_op

@@ -22,14 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
 
 from meshdsl import dims as dim_algebra
+from meshdsl.array_type import ArrayType
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering import collectives, resharding, transformations
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.lowering.copies import copy_of, with_copy
+from meshdsl.lowering.copies import copy_of, for_jax, with_copy
 from meshdsl.lowering.parameter_copies import to_differentiate_by
 from meshdsl.lowering.scope import Scope, WrongGuess, common
 from meshdsl.record.recorder import next_op_number
@@ -145,7 +145,7 @@ def traced(
 
 def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None):
     """As `traced`, with `tensors` made to vary over the axes `guess`. The uses may be others."""
-    varying = [varied(t, axes, scope) for t, axes in zip(tensors, guess, strict=True)]
+    varying = [for_jax(varied(t, axes, scope)) for t, axes in zip(tensors, guess, strict=True)]
     numbers = [next(scope.origins) for _ in tensors]
     scope.guesses |= dict(zip(numbers, map(frozenset, guess), strict=True))
     results: list = []  # the structure and the leaves of what `body` returned
@@ -172,12 +172,13 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
             x for x, keep in zip(jax.tree.leaves(carried(inputs)), kept, strict=True) if not keep
         ]
 
+    given = [t.stored for t in varying]
     with scope.recorder.repeated(repeated.name, repeated.size) if repeated else nullcontext():
-        closed = jax.make_jaxpr(of_leaves)([t.stored for t in varying], arrays_of(inputs))
-    evaluate, (tree, made) = jaxpr_as_fun(closed), results
+        evaluate = transformations.traced_once(of_leaves, given, arrays_of(inputs))
+    tree, made = results
 
     def run(arrays, inputs=()):
-        found = iter(evaluate(*arrays, *arrays_of(inputs)))
+        found = iter(evaluate(arrays, arrays_of(inputs)))
         return jax.tree.unflatten(tree, [next(found) if _is_array(x) else x for x in made])
 
     uses = [
@@ -190,17 +191,18 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
 def _summed_at_once(t: Tensor, scope: Scope, repeated: Dim | None) -> frozenset[str]:
     """The axes over which the gradient of `t` is summed when all of it is there."""
     if scope.layout.sum == "step" or repeated is not None:
-        return frozenset(scope.sizes)
+        return scope.of_mesh(scope.sizes)
     return frozenset().union(*scope.at_rest(t.dims, "optimizer"))
 
 
 def _is_array(x) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+    return isinstance(x, (jax.Array, ArrayType, np.ndarray, np.generic))
 
 
 def _own_axes(t: Tensor) -> frozenset[str]:
     """The axes over which no use makes `t` vary: a loop over a dim that they split gathers it."""
-    return t.placement.scope.layout.spent.union(*t.placement.axes)
+    scope = t.placement.scope
+    return scope.spent.union(*t.placement.axes)
 
 
 def _cast_first(body: Callable, tensors: Sequence[Tensor], compute) -> Callable:
@@ -220,20 +222,29 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
         out = run(arrays, args)
         return out[0].tensor.array, out
 
-    with_gradient = jax.value_and_grad(value, has_aux=True)
+    with_gradient = transformations.value_and_grad(value)
     if accumulate is None:
         (_, out), grads = with_gradient(arrays, args)
         return uncarried(out), grads
 
-    def turn(total, index):
+    def turn(index):
         (_, out), grads = with_gradient(arrays, _element(args, accumulate, index))
-        return jax.tree.map(jnp.add, total, grads), out
+        return out, grads
 
     # The gradients that are carried are sums that no device has shared yet.
-    zeros = [collectives.vary(jnp.zeros_like(a), collectives.varying(a)) for a in arrays]
-    total, outs = lax.scan(turn, zeros, jnp.arange(accumulate.size))
-    mean = jax.tree.map(lambda a: jnp.mean(a, axis=0), outs)
-    return uncarried(mean), jax.tree.map(lambda g: g / accumulate.size, total)
+    zeros = [_zeros(a) for a in arrays]
+    mean, total = transformations.mean_of_turns(turn, accumulate.size, zeros)
+    return uncarried(mean), [_divided(g, accumulate.size) for g in total]
+
+
+def _zeros(array):
+    if isinstance(array, ArrayType):
+        return array.like()
+    return collectives.vary(jnp.zeros_like(array), collectives.varying(array))
+
+
+def _divided(array, by: int):
+    return array if isinstance(array, ArrayType) else array / by
 
 
 def _parameters(params):
@@ -314,7 +325,7 @@ def made_whole(t: Tensor) -> Tensor:
     Inside `over` each element has a derivative of its own, so nothing is summed over the axes that
     its dim is split over: `t` is made whole, and varying, over these beforehand.
     """
-    spent = t.placement.scope.in_mesh_order(t.placement.scope.layout.spent)
+    spent = t.placement.scope.in_mesh_order(t.placement.scope.spent)
     return varied(resharding.settle(t), spent, t.placement.scope) if spent else t
 
 
@@ -360,7 +371,9 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
     with jax.named_scope("gradient"):
         dtypes = grad.placement.dtypes
         if axes and dtypes:  # see `derivatives.to_sum`: the cast up may lie further back
-            array = lax.optimization_barrier(array.astype(dtypes.sums))
+            array = array.astype(dtypes.sums)
+            if not isinstance(array, ArrayType):
+                array = lax.optimization_barrier(array)
         rules = scope.layout.at("rules")
         named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
         reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
@@ -393,7 +406,7 @@ def _element(args, dim: Dim | None, index):
         placement = x.placement and x.placement._replace(
             axes=x.placement.axes[:at] + x.placement.axes[at + 1 :]
         )
-        array = lax.dynamic_index_in_dim(x.array, index, at, keepdims=False)
+        array = transformations.element(x.array, index, at)
         return Tensor(array, dim_algebra.without(x.dims, (dim,)), x.role, placement)
 
     return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)

@@ -126,8 +126,9 @@ def apply_op_many(
 
     work = split(scope, nest, level, pending, chosen)
     op = _begin(name, nest, work, scope)
-    rings = _rings(nest, work, scope, op) if work.rings else _NO_RINGS
-    at = DeviceLoop(work.axes_of, scope, op, work.zigzag, rings)
+    rings = _rings(work.rings, nest, work, scope, op) if work.rings else _NO_RINGS
+    of_result = _rings(work.result_rings, nest, work, scope, op) if work.result_rings else _NO_RINGS
+    at = DeviceLoop(work.axes_of, scope, op, work.zigzag, rings, of_result)
     if chosen is not None:
         at.result = DeviceLoop(dict(zip(nest.outs[0], chosen[1], strict=True)), scope, op)
     fills = fill if op.waste or nest.same_split or rings else None
@@ -140,11 +141,11 @@ def apply_op_many(
     return made
 
 
-def _rings(nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, Ring]:
-    """The ring of each dim that comes part by part."""
+def _rings(axes_of, nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, Ring]:
+    """The ring of each dim of `axes_of`, which are those of the ring."""
     return {
         d: Ring(d, work.axes_of[d], axes, scope, work.level, op, zigzag=d not in nest.ordered)
-        for d, axes in work.rings.items()
+        for d, axes in axes_of.items()
     }
 
 
@@ -171,9 +172,22 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
         if fill is not None:
             axes = dict(zip(t.dims, wanted, strict=True))
             of_parts = DeviceLoop(axes, scope, op, zigzag or _NOTHING)
-            array = of_parts.masked(array, t.dims, value)
+            array = _masked(of_parts, array, t.dims, value, shared=bool(work.rings))
         arrays.append(array)
     return arrays
+
+
+def _masked(at: DeviceLoop, array, dims: Dims, fill, *, shared: bool) -> jax.Array:
+    """`array` with `fill` in its padding; the same one each time, if it is `shared`."""
+    if not shared:
+        return at.masked(array, dims, fill)
+    scope, key = at.scope, ("masked", dims, at.split(dims), fill)
+    assert scope is not None
+    found = scope.remembered(array, key)
+    if found is None:
+        found = at.masked(array, dims, fill)
+        scope.remember(array, key, found)
+    return found
 
 
 def _going_round(dims: Dims, at: DeviceLoop, work: Work) -> set[Dim]:
@@ -184,6 +198,9 @@ def _going_round(dims: Dims, at: DeviceLoop, work: Work) -> set[Dim]:
 
 def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
     """What the op computes of the parts that this device has."""
+    assert at.scope is not None
+    if at.scope.types is not None:
+        return at.scope.types.results(local, at, arrays, op)
     with jax.named_scope(op.tag):
         return local(at, *arrays)
 

@@ -6,8 +6,7 @@ dims: nothing is pending in it, and its split follows from its dims alone.
 
 from __future__ import annotations
 
-import jax
-
+from meshdsl.array_type import is_array
 from meshdsl.lowering import collectives
 from meshdsl.lowering.resharding import plain, settle
 from meshdsl.tensor import Tensor
@@ -20,7 +19,7 @@ def leaf(x: Tensor) -> Tensor:
     that of optimizer state. So `jax.tree.map` of parameters, gradients and the state of an
     optimizer gets parts that belong together, and ZeRO-1 computes each update once.
     """
-    if not isinstance(x.stored, jax.Array):
+    if not is_array(x.stored):
         return x  # JAX moves structures around that hold no arrays
     scope, placement = x.placement.scope, x.placement
     scope.note_use(placement.origin, ())
@@ -31,9 +30,9 @@ def leaf(x: Tensor) -> Tensor:
 
 def unleaf(x: Tensor) -> Tensor:
     """`x`, put together from a leaf, with a type that varies over the axes that split it."""
-    if not isinstance(x.stored, jax.Array):
+    if not is_array(x.stored):
         return x
-    axes = [a for axes in x.placement.axes for a in axes]
+    axes = x.placement.scope.of_mesh(a for axes in x.placement.axes for a in axes)
     if collectives.varying(x.stored).issuperset(axes):
         return x
     return x.replace(array=collectives.vary(x.stored, axes))

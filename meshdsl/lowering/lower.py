@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,19 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from meshdsl.array_type import ArrayType, of_types
 from meshdsl.dims import Dim, listed, show
 from meshdsl.errors import LEAKED, MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
+from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.lowering.scope import Scope, TakesParts, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
 from meshdsl.record.program import Program
+from meshdsl.record.recorder import Op
+from meshdsl.splits.changes import Split
 from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
 from meshdsl.values import check_shape
 
@@ -128,10 +132,14 @@ class Lowered:
         how = split, self._donate, self._optimizer
         return traced, Program(self.record, traced.jaxpr, self.layout, sizes, *how)
 
-    def on(self, mesh: Mesh | AbstractMesh) -> Lowered:
-        """The same function, lowered for another mesh under the same layout."""
-        optimizer, donate = self._optimizer, self._donate
-        return Lowered(self._fn, self.layout, mesh, self._dims, optimizer=optimizer, donate=donate)
+    def on(self, mesh: Mesh | AbstractMesh, layout: Layout | None = None) -> Lowered:
+        """The same function, lowered for another mesh, under the same layout or another one."""
+        how = {"optimizer": self._optimizer, "donate": self._donate}
+        return Lowered(self._fn, layout or self.layout, mesh, self._dims, **how)
+
+    def with_function(self, change: Callable[[Callable], Callable]) -> Lowered:
+        """What `change` makes of the function, lowered for this mesh under this layout."""
+        return Lowered(change(self._fn), self.layout, self.mesh, self._dims)
 
     @property
     def name(self) -> str:
@@ -156,45 +164,22 @@ class Lowered:
         how = {"parts": self._takes_parts, "platform": platform_of(self.mesh)}
         scope = Scope(self.layout, self.mesh.shape, self._name, **how)
         self._scope = scope
-        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
-        arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in leaves]
-        levels = self._levels(args)
-        splits = [
-            scope.at_rest(t.dims, at) if is_tensor(t) else ()
-            for t, at in zip(leaves, levels, strict=True)
-        ]
-        for leaf, level in zip(leaves, levels, strict=True):
-            if is_tensor(leaf):
-                _check_whole(leaf, self._name, level)
-                scope.recorder.names.update(d.name for d in leaf.dims)
-        of_data = [split for split, at in zip(splits, levels, strict=True) if at == "rules"]
-        scope.data_axes = frozenset(a for split in of_data for axes in split for a in axes)
+        given = self._given(args, scope)
+        arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in given.leaves]
         out_specs: list[
             PartitionSpec
         ] = []  # filled in by the trace: the law needs the dims of the results
         result: list = []
 
         def local(*arrays):
-            placed = [
-                resharding.entered(
-                    Tensor(_part(array), t.dims, t.role, Placement(scope, split, (), at))
-                )
-                if is_tensor(t)
-                else array
-                for array, t, split, at in zip(arrays, leaves, splits, levels, strict=True)
-            ]
-            made = self._fn(*jax.tree.unflatten(tree, placed))
-            outs, out_tree = jax.tree_util.tree_flatten_with_path(made, is_leaf=is_tensor)
-            names = [f"{self._name}: `{_path('result', path)}`" for path, _ in outs]
-            outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
-            self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
+            outs, out_tree = self._on_device(given, scope, arrays)
             result[:] = [out_tree, [(t.dims, t.role) if is_tensor(t) else None for t in outs]]
             out_specs[:] = [
                 partition_spec(t.placement.axes) if is_tensor(t) else PartitionSpec() for t in outs
             ]
             return [t.array if is_tensor(t) else t for t in outs]
 
-        in_specs = tuple(partition_spec(split) for split in splits)
+        in_specs = tuple(partition_spec(split) for split in given.splits)
         mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
         if self._takes_parts:
             closed = jax.make_jaxpr(mapped)(*arrays)
@@ -209,6 +194,80 @@ class Lowered:
         out_tree, kinds = result
         outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
         return jax.tree.unflatten(out_tree, outs)
+
+    def _given(self, args, scope: Scope) -> _Given:
+        """The arguments, after checking them, with the split that each has."""
+        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
+        levels = self._levels(args)
+        splits = [
+            scope.at_rest(t.dims, at) if is_tensor(t) else ()
+            for t, at in zip(leaves, levels, strict=True)
+        ]
+        for leaf, level in zip(leaves, levels, strict=True):
+            if is_tensor(leaf):
+                _check_whole(leaf, self._name, level)
+                scope.recorder.names.update(d.name for d in leaf.dims)
+        of_data = [split for split, at in zip(splits, levels, strict=True) if at == "rules"]
+        scope.data_axes = frozenset(a for split in of_data for axes in split for a in axes)
+        return _Given(leaves, tree, levels, splits)
+
+    def _on_device(self, given: _Given, scope: Scope, arrays) -> tuple[list, Any]:
+        """Run the function on what one device has of the arguments.
+
+        Returns:
+          The leaves of the result, split by the law, and the structure of the result.
+        """
+        placed = [
+            resharding.entered(
+                Tensor(_part(array), t.dims, t.role, Placement(scope, split, (), at))
+            )
+            if is_tensor(t)
+            else array
+            for array, t, split, at in zip(
+                arrays, given.leaves, given.splits, given.levels, strict=True
+            )
+        ]
+        made = self._fn(*jax.tree.unflatten(given.tree, placed))
+        outs, out_tree = jax.tree_util.tree_flatten_with_path(made, is_leaf=is_tensor)
+        names = [f"{self._name}: `{_path('result', path)}`" for path, _ in outs]
+        outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
+        self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
+        return outs, out_tree
+
+    def record_from_types(self, types: LocalTypes, *args) -> list[Op]:
+        """The ops of the program for these arguments, with all that they move, without a trace.
+
+        The same function runs, by the same law, as when it is traced; but where an array would be
+        there is its type (`array_type`), so JAX traces nothing but local functions that it has
+        not met. What rules of derivatives move when JAX differentiates is not in it: `softmax` has
+        one that sums over devices.
+
+        Args:
+          types: what is known of local functions. It may serve any number of layouts and meshes.
+          args: `ShapeDtypeStruct`s will do for the arrays.
+        """
+        how = {"platform": platform_of(self.mesh), "types": types}
+        scope = Scope(self.layout, self.mesh.shape, self._name, **how)
+        given = self._given(args, scope)
+        arrays = [
+            type_of_part(t, split, scope) if is_tensor(t) and not _is_key(t) else t
+            for t, split in zip(given.leaves, given.splits, strict=True)
+        ]
+        others = [i for i, a in enumerate(arrays) if not isinstance(a, ArrayType)]
+
+        def local(*traced):
+            every = dict(enumerate(arrays)) | dict(zip(others, traced, strict=True))
+            with of_types():
+                self._on_device(given, scope, every.values())
+            return jnp.zeros(())
+
+        in_specs = tuple(partition_spec(given.splits[i]) for i in others)
+        mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=PartitionSpec())
+        untyped = [given.leaves[i] for i in others]
+        untyped = [x.array if is_tensor(x) else x for x in untyped]
+        with self._explaining(args):
+            jax.eval_shape(mapped, *untyped)
+        return scope.recorder.ops
 
     def _levels(self, args) -> list[str]:
         """For each leaf of the arguments the rules that split it; none for a plain array."""
@@ -228,6 +287,15 @@ class Lowered:
             return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=sharding)
 
         return jax.tree.map(shape, args, split)
+
+
+class _Given(NamedTuple):
+    """The leaves of arguments and their structure; for each leaf whose rules split it, and how."""
+
+    leaves: list
+    tree: Any
+    levels: list[str]
+    splits: list[Split]
 
 
 def lower(
@@ -298,6 +366,17 @@ def _check_whole(x: Tensor, name: str, level: str) -> None:
     check_shape(f"{name}, an argument", x)
 
 
+def type_of_part(t: Tensor, split: Split, scope: Scope) -> ArrayType:
+    """The type of what a device has of the argument `t`."""
+    dtype = jax.dtypes.canonicalize_dtype(t.dtype)
+    varying = frozenset(a for axes in split for a in axes)
+    return ArrayType(scope.local_shape(t.dims, split), dtype, varying, scope.sizes)
+
+
+def _is_key(t: Tensor) -> bool:
+    return jnp.issubdtype(t.dtype, jax.dtypes.prng_key)
+
+
 def _part(array):
     """A device's part of an argument.
 
@@ -305,6 +384,8 @@ def _part(array):
     program that has no other ones and whose results are split.
     """
     if array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    if isinstance(array, ArrayType):
         return array
     return collectives.vary(jnp.zeros(array.shape, array.dtype), collectives.varying(array))
 

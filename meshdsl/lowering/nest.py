@@ -7,7 +7,7 @@ leads from one to the other. It asks the layout once for all ops that state the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -41,7 +41,11 @@ class Nest(NamedTuple):
         each with the dims of the operands whose parts go round. A rule with `move = "ring"` lets
         it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
         these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
-        the other parts.
+        the other parts. The first dim that may come so is the only one.
+      term_by_term: dims of the result of which the local function can make one part of a sum after
+        the other. A rule with `move = "ring"` lets it: where such a rule splits the dim in the
+        result, over axes of a pending sum, and no operand comes in parts, the local function takes
+        the sum, by `DeviceLoop.result_ring`, and gives this device's part.
       kept: dims of the loop that rules keep split as they are at rest, before any other rule.
     """
 
@@ -53,6 +57,7 @@ class Nest(NamedTuple):
     same_order: tuple[tuple[Dim, Dim], ...] = ()
     sums: bool = True
     part_by_part: tuple[tuple[Dim, tuple[Dims, ...]], ...] = ()
+    term_by_term: Dims = ()
     kept: tuple[Kept, ...] = ()
 
     @property
@@ -75,6 +80,7 @@ class Work(NamedTuple):
       results: for each result what becomes of it.
       splits: the answers that `split_of` has given.
       rings: for each dim that comes part by part the axes over which its parts go round.
+      result_rings: the same of each dim of which the result is made part by part.
       scope: that of the loop.
     """
 
@@ -88,6 +94,7 @@ class Work(NamedTuple):
     results: tuple[Result, ...]
     splits: dict[Dims, Split]
     rings: dict[Dim, tuple[str, ...]]
+    result_rings: dict[Dim, tuple[str, ...]]
     scope: Scope
 
     def split_of(self, dims: Dims) -> Split:
@@ -167,16 +174,25 @@ def split(
     origin = {**same_split, **dict(nest.same_order)}
     zigzag |= {new for new, old in same_split.items() if old in zigzag}
 
+    rings, result_rings = _rings(scope, level, axes_of, nest.part_by_part), {}
     results = []
     for dims in nest.outs:
         gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
         contracted = {a for d in gone for a in axes_of[d]} if nest.sums else _NOTHING
         now = tuple(axes_of.get(d, ()) for d in dims) if chosen is None else chosen[1]
+        ordered = frozenset([d for d in dims if origin.get(d, d) in zigzag]) if zigzag else zigzag
+        if nest.term_by_term and not rings:
+            result_rings = _result_rings(scope, level, dims, axes_of, contracted, nest.term_by_term)
+            contracted = contracted.difference(*result_rings.values())
+            now = tuple(
+                (*axes, *result_rings.get(d, ())) for d, axes in zip(dims, now, strict=True)
+            )
+            in_parts = tuple(d for d in dims if d in result_rings and d not in nest.ordered)
+            ordered |= scope.zigzag(in_parts, tuple(result_rings[d] for d in in_parts))
         waits = scope.in_mesh_order({*contracted, *pending})
         rules = {a: str(scope.rule(loop, level, a)) for a in contracted}
-        varies = (*(a for axes in now for a in axes), *waits)
+        varies = scope.in_mesh_order(scope.of_mesh((*(a for axes in now for a in axes), *waits)))
         target = without_axes(scope.split(dims, level), waits)
-        ordered = frozenset([d for d in dims if origin.get(d, d) in zigzag]) if zigzag else zigzag
         then = scope.zigzag(dims, target)
         stands = now == target and ordered == then
         of_rules = tuple(rules.items())
@@ -184,11 +200,24 @@ def split(
     whole = "the op needs it whole" if chosen is None else "no rule splits the result over it"
     because = {a: k.why for k in nest.kept for a in k.axes}
     why = reason_of(scope, free if chosen is None else nest.outs[0], level, whole, because)
-    loop_axes = scope.layout.spent.union(*axes)
-    rings = _rings(scope, level, axes_of, nest.part_by_part)
-    waste = scope.waste(loop, tuple((*axes_of[d], *rings.get(d, ())) for d in loop))
+    loop_axes = scope.of_mesh(scope.layout.spent.union(*axes))
+    in_parts = rings | result_rings
+    waste = scope.waste(loop, tuple((*axes_of[d], *in_parts.get(d, ())) for d in loop))
     of_results = tuple(results)
-    work = Work(level, axes_of, axes, zigzag, loop_axes, waste, why, of_results, {}, rings, scope)
+    work = Work(
+        level,
+        axes_of,
+        axes,
+        zigzag,
+        loop_axes,
+        waste,
+        why,
+        of_results,
+        {},
+        rings,
+        result_rings,
+        scope,
+    )
     scope.loops[key] = work
     return work
 
@@ -201,17 +230,41 @@ def _torn(same_order: Sequence[tuple[Dim, Dim]], before, after, scope: Scope) ->
     return {old for new, old in same_order if not same(old, new)}
 
 
-def _rings(scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], part_by_part):
-    """The axes of the ring of each dim that comes part by part; see `Nest`."""
-    found = {}
+_Rings = dict[Dim, tuple[str, ...]]
+
+
+def _rings(
+    scope: Scope, level: str, axes_of: Mapping[Dim, tuple[str, ...]], part_by_part
+) -> _Rings:
+    """The axes of the ring of a dim that comes part by part; see `Nest`."""
     for dim, dims in part_by_part:
         outer = axes_of[dim]
         taken = {a for d, axes in axes_of.items() if d != dim for a in axes}
         axes = ring_axes(dim, dims, taken, scope, level) if dim.size else ()
-        # Parts within parts: the padding of both has to agree.
-        if axes and (not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))):
-            found[dim] = axes
-    return found
+        if axes and _parts_within_parts(scope, dim, outer, axes):
+            return {dim: axes}
+    return {}
+
+
+def _result_rings(
+    scope: Scope, level: str, dims: Dims, axes_of, summed: Set[str], term_by_term: Dims
+) -> _Rings:
+    """The axes of the ring of a dim of which a result is made part by part; see `Nest`."""
+    rules = scope.layout.taken(dims, level)
+    for dim, target in zip(dims, scope.split(dims, level), strict=True):
+        outer = axes_of.get(dim, ())
+        axes = target[len(outer) :]
+        if dim not in term_by_term or not dim.size or target[: len(outer)] != outer:
+            continue
+        ring = summed >= set(axes) and all(rules[a].move == "ring" for a in axes)
+        if ring and scope.parts(axes) > 1 and _parts_within_parts(scope, dim, outer, axes):
+            return {dim: axes}
+    return {}
+
+
+def _parts_within_parts(scope: Scope, dim: Dim, outer, axes) -> bool:
+    """Whether the parts over all axes lie within those over the outer ones: with their padding."""
+    return not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))
 
 
 def without_axes(split: Split, spent: tuple[str, ...]) -> Split:

@@ -30,7 +30,7 @@ def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
     rest = t.stored.dtype
     t = t.replace(placement=t.placement._replace(dtypes=None if dtypes == (rest, rest) else dtypes))
     scope, level = t.placement.scope, t.placement.level
-    if level != "parameters" or scope.layout.spent:
+    if level != "parameters" or scope.spent:
         return t
     at_hand = "rules" if scope.layout.gather == "step" else level
     for_use, part = scope.at_rest(t.dims, at_hand), scope.at_rest(t.dims, "gradients")

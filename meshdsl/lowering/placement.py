@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.array_type import traced
 from meshdsl.dims import Dim
 from meshdsl.lowering import block_order, collectives, resharding
 from meshdsl.lowering.scope import Scope
@@ -30,6 +31,10 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     among zeros as a whole, before anything moves.
     """
     now = x.placement
+    turns = now.scope.turns
+    if turns:  # what is there in other turns of a loop stays so
+        stay = [tuple(a for a in axes if a in turns) for axes in now.axes]
+        split = tuple((*axes, *own) for axes, own in zip(split, stay, strict=True))
     if now.axes == split and now.pending == pending:
         return x
     scope, added = now.scope, [a for a in pending if a not in now.pending]
@@ -101,6 +106,7 @@ def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
 def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Array:
     """The array on the first device along `axes`, zeros on the others."""
     backward = "psum" if collectives.varying(array).isdisjoint(axes) else ""
+    array = traced(array)
     resharding.record(op, scope, "mask", axes, resharding.nbytes(array), _WHY, backward)
     with jax.named_scope(op.tag):
         return jnp.where(collectives.position(axes) == 0, array, jnp.zeros((), array.dtype))
@@ -110,6 +116,7 @@ def _among_zeros(
     array, dim: Dim, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op
 ) -> jax.Array:
     """`size` elements of `dim`, at position `at`: this device's part by `axes`, and zeros."""
+    array = traced(array)
     with jax.named_scope(op.tag):
         start = collectives.position(axes) * array.shape[at]
         shape = list(array.shape)

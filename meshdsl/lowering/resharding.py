@@ -15,13 +15,16 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshdsl.array_type import ArrayType, traced
 from meshdsl.dims import Dim, Dims, without
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
@@ -186,7 +189,10 @@ def _array(
     if copy is None:
         return moved(x.stored, op)
     noted = op.aside()
-    like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
+    if isinstance(x.stored, ArrayType):
+        like = moved(x.stored, noted)
+    else:
+        like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
     value = without_gradient(copy, split, op, why, varies=varies, zigzag=zigzag)
     axes = collectives.varying(value) | collectives.varying(like)
@@ -265,7 +271,7 @@ def reshard_array(
             if splits_dim and not axes[change.dim]:
                 size = scope.padded(dims[change.dim], then[change.dim])
                 array = resized(array, change.dim, size)
-            for part in _slices_apart(change, array):
+            for part in _slices_apart(change, array, scope):
                 array = _changed(array, part, zigzag, scope, op, varies, why, constant)
             joined = {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
             if joined is not None:
@@ -279,7 +285,7 @@ def reshard_array(
 
 def _reordered(
     array, change: Change, to_zigzag: bool, scope, op: Op, why: Why, constant: bool
-) -> jax.Array:
+) -> Any:
     """The array after parts of a dim have exchanged their blocks, to zigzag order or from it."""
     axes, parts = change.axes, scope.parts(change.axes)
     backward = "" if constant else "ppermute"
@@ -294,7 +300,11 @@ def _reordered(
         pieces = zigzag_order.pieces(parts, size // 2, to_zigzag=to_zigzag)
         return window_arrays.exchanged(array, change.dim, axes, parts, pieces, size, send)
 
-    return block_order.of_words(exchange, array) if array.size and parts > 1 else array
+    if not array.size or parts == 1:
+        return array
+    if isinstance(array, ArrayType):
+        return collectives.type_of(exchange(traced(array)), scope.sizes)
+    return block_order.of_words(exchange, array)
 
 
 def _changed(
@@ -305,6 +315,8 @@ def _changed(
     Args:
       zigzag: for each dim whether its parts are in zigzag order.
     """
+    if not scope.turns.keys().isdisjoint(change.axes):
+        return _in_turn(array, change, scope, op, why)
     before, crosses, axes = nbytes(array), change.axes, change.axes
     parts, splits = scope.parts(axes), change.operation in ("psum_scatter", "all_to_all")
     if splits and zigzag[change.dim]:
@@ -340,6 +352,29 @@ def _changed(
     return array
 
 
+def _in_turn(array, change: Change, scope, op: Op, why: Why) -> jax.Array:
+    """The part of an array that is there in this turn of a loop, see `Scope.taking_turns`.
+
+    Raises:
+      MeshDSLError: the change asks for what is there in other turns.
+    """
+    if change.operation == "slice":
+        (axis,) = change.axes
+        size = array.shape[change.dim] // scope.sizes[axis]
+        return lax.dynamic_slice_in_dim(traced(array), scope.turns[axis] * size, size, change.dim)
+    turns = tuple(axis for axis in change.axes if axis in scope.turns)
+    raise needs_all(op.name, why(change._replace(axes=turns)))
+
+
+def needs_all(name: str, rule: str) -> MeshDSLError:
+    """The error of an op that asks for what is there in other turns of a loop."""
+    return MeshDSLError(
+        f"{name}: this needs all of a dim that is cut into microbatches ({rule}), and inside of "
+        "the pipeline only one of them is there at a time; compute it outside of the scan, or let "
+        "the body return each layer's sum as a result"
+    )
+
+
 def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:
     """A gather over axes of which the loop varies over some is several, the innermost first."""
     if change.operation != "all_gather":
@@ -347,8 +382,8 @@ def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:
     return [change._replace(axes=axes) for axes in reversed(runs_alike(change.axes, varies))]
 
 
-def _slices_apart(change: Change, array) -> list[Change]:
-    """A slice over axes of which the array varies over some is several.
+def _slices_apart(change: Change, array, scope) -> list[Change]:
+    """A slice over axes of which the array varies over some, or that are turns, is several.
 
     In the backward pass a slice is free over axes that the array varies over, and an all_gather
     over others. Over some of both at once it would be a psum of the whole.
@@ -356,7 +391,12 @@ def _slices_apart(change: Change, array) -> list[Change]:
     if change.operation != "slice":
         return [change]
     have = collectives.varying(array)
-    return [change._replace(axes=axes) for axes in runs_alike(change.axes, have)]
+    runs = [
+        run
+        for turns in runs_alike(change.axes, frozenset(scope.turns))
+        for run in runs_alike(turns, have)
+    ]
+    return [change._replace(axes=axes) for axes in runs]
 
 
 def runs_alike(axes: tuple[str, ...], have: frozenset[str]) -> list[tuple[str, ...]]:
@@ -375,9 +415,11 @@ def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
     return [(int(source), target) for target, source in enumerate(wanted)]
 
 
-def resized(array, at: int, size: int) -> jax.Array:
+def resized(array, at: int, size: int) -> Any:
     """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
     have = array.shape[at]
+    if isinstance(array, ArrayType):
+        return array if size == have else array.resized(at, size)
     if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = resized(jax.random.key_data(array), at, size)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))

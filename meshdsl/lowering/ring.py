@@ -16,6 +16,7 @@ from jax import lax
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.derivatives import linear
 from meshdsl.lowering.scope import Scope
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
@@ -80,6 +81,12 @@ class Ring:
         self.size = scope.part(dim, (*outer, *axes))
         self.zigzag = zigzag and bool(scope.zigzag((dim,), ((*outer, *axes),)))
 
+    @property
+    def key(self) -> tuple:
+        """All that a local function can learn from this, but for the sizes of the mesh."""
+        rule = str(self._scope.rule((self._dim,), self._level, self.axes[0]))
+        return self.axes, self._outer, self.zigzag, rule
+
     def has(self, dims: Dims) -> bool:
         """Whether an operand of these dims comes part by part."""
         return goes_round(dims, self._dim, self.axes, self._scope, self._level)
@@ -89,10 +96,93 @@ class Ring:
         """Who sends to whom, as positions along the axes."""
         return [(i, (i + 1) % self.count) for i in range(self.count)]
 
-    def hop(self, tree):
-        """Every array of `tree` sent to the next device. It is not written down: see `note`."""
+    def hop(self, tree, *, back: bool = False):
+        """Every array of `tree` sent to the next device, or back to the one before it.
+
+        It is not written down: see `note`.
+        """
+        pairs = [pair[::-1] for pair in self.pairs] if back else self.pairs
         with jax.named_scope(self._op.tag):
-            return jax.tree.map(lambda x: collectives.ppermute(x, self.axes, self.pairs), tree)
+            return jax.tree.map(lambda x: collectives.ppermute(x, self.axes, pairs), tree)
+
+    @property
+    def ways(self) -> list[tuple[bool, list[int]]]:
+        """The two ways round, both gone at once: for each whether it goes back, and its turns.
+
+        A part comes by the shorter way. The turns are in the order in which their parts come.
+        """
+        ahead = self.count // 2
+        return [
+            (False, list(range(1, ahead + 1))),
+            (True, list(range(self.count - 1, ahead, -1))),
+        ]
+
+    def arriving(self, x, at: int) -> tuple[list[jax.Array], jax.Array]:
+        """The parts by their turns, of `x`, this device's own; and all of them put together.
+
+        They come both ways round. Whoever asks for those of the same array gets the same parts.
+
+        Args:
+          at: the position of the dim.
+        """
+        key = "ring", self._dim, self._outer, self.axes, self.zigzag, at
+        found = self._scope.remembered(x, key)
+        if found is None:
+            parts = {0: x}
+            for back, turns in self.ways:
+                here = x
+                for turn in turns:
+                    here = parts[turn] = self.hop(here, back=back)
+            self.note(x, self.count - 1, in_backward=True)
+            in_order = [parts[turn] for turn in range(self.count)]
+            found = in_order, self.put_together(in_order, at)
+            self._scope.remember(x, key, found)
+        return found
+
+    def summed(self, terms: Sequence[jax.Array]) -> jax.Array:
+        """This device's part of the sum over devices of terms.
+
+        It is the other way of `arriving`: the sum of each part comes round, and every device adds
+        what it has of it.
+
+        Args:
+          terms: for each turn the term of the part that would be here on that turn.
+        """
+        total = terms[0]
+        self.note(total, self.count - 1, in_backward=True)
+        for back, turns in self.ways:
+            if turns:
+                travelling = terms[turns[-1]]
+                for turn in reversed(turns[:-1]):
+                    travelling = self.hop(travelling, back=not back) + terms[turn]
+                total = total + self.hop(travelling, back=not back)
+        return total
+
+    def put_together(self, parts: Sequence[jax.Array], at: int) -> jax.Array:
+        """The parts of all turns, each in its place."""
+        return linear(
+            lambda parts: self._put_together(parts, at), lambda x: self._taken_apart(x, at), parts
+        )
+
+    def taken_apart(self, x, at: int) -> list[jax.Array]:
+        """The parts of all turns, of an array that the axes of the ring do not split."""
+        return linear(
+            lambda x: self._taken_apart(x, at), lambda parts: self._put_together(parts, at), x
+        )
+
+    def _put_together(self, parts: Sequence[jax.Array], at: int) -> jax.Array:
+        shape = list(parts[0].shape)
+        shape[at] = self.size * self.count
+        whole = collectives.vary(
+            lax.empty(tuple(shape), parts[0].dtype), collectives.varying(parts[0]) | set(self.axes)
+        )
+        for turn, part in enumerate(parts):
+            whole = self.put(whole, part, at, turn)
+        return resharding.resized(whole, at, self._scope.part(self._dim, self._outer))
+
+    def _taken_apart(self, x, at: int) -> list[jax.Array]:
+        x = resharding.resized(x, at, self.size * self.count)
+        return [self.part_of(x, at, turn) for turn in range(self.count)]
 
     def note(self, x, hops: int, *, in_backward: bool, alone: bool = False, dtype=None) -> None:
         """Write down that an array of the shape of `x` makes so many hops.
@@ -118,7 +208,7 @@ class Ring:
 
     def runs(self, turn) -> list[tuple[jax.Array, int]]:
         """The runs of elements of the part that is here on a turn: first index and size of each."""
-        first = collectives.position(self._outer) * self.count if self._outer else 0
+        first = self._scope.position(self._outer) * self.count if self._outer else 0
         number = first + self.number(turn)
         if not self.zigzag:
             return [(number * self.size, self.size)]

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+import jax
+
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
+from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -32,6 +35,7 @@ class Scope:
       parts: whether JAX may take arrays out of Tensors. Such a program is searched for what goes
         wrong with them, see `parts.check_parts`.
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
+      types: what is known of local functions, where types take the place of arrays.
     """
 
     def __init__(
@@ -42,9 +46,11 @@ class Scope:
         *,
         parts: bool = True,
         platform: str = "cpu",
+        types: LocalTypes | None = None,
     ):
         self.layout = layout
         self.platform = platform
+        self.types = types
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] = {}  # see `note_use`
@@ -56,6 +62,7 @@ class Scope:
         self._parts_allowed = parts
         self._remembered: dict = {}
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
+        self.turns: Mapping[str, jax.Array] = {}  # see `taking_turns`
         self._splits: dict = {}
         self._padded: dict = {}
         self._parts: dict = {}
@@ -136,6 +143,28 @@ class Scope:
     def parts(self, axes: Iterable[str]) -> int:
         return math.prod(self.sizes[a] for a in axes)
 
+    def of_mesh(self, axes: Iterable[str]) -> frozenset[str]:
+        """Those of `axes` that are axes of the mesh, and not turns of a loop."""
+        return frozenset(axes).difference(self.turns)
+
+    @property
+    def spent(self) -> frozenset[str]:
+        """The axes of the mesh that are spent, see `spending`."""
+        return self.of_mesh(self.layout.spent)
+
+    def position(self, axes: tuple[str, ...]):
+        """The number of this device's part along `axes` taken together, major first.
+
+        Along an axis that stands for the turns of a loop it is the number of the turn.
+        """
+        if self.turns.keys().isdisjoint(axes):
+            return collectives.position(axes)
+        number = 0
+        for axis in axes:
+            own = self.turns[axis] if axis in self.turns else collectives.position((axis,))
+            number = number * self.sizes[axis] + own
+        return number
+
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         axes = set(axes)
         return tuple(a for a in self.sizes if a in axes)
@@ -188,6 +217,29 @@ class Scope:
         finally:
             self.layout, self._splits, self.loops, self.mapped = outer
 
+    @contextmanager
+    def taking_turns(self, rule: Rule, count: int, turn: jax.Array):
+        """Inside, the dim of `rule` is cut into `count` parts more, and one is there at a time.
+
+        To the law the turns are an axis like any other, `rule.axis`, below all rules of the layout:
+        what has the dim is split over it, and what lies around it is cut where it is used. But no
+        collective runs over it, because the other parts are there in other turns.
+
+        Args:
+          rule: gives its dim the axis, a name that no axis of the mesh has.
+          turn: the number of the turn.
+        """
+        outer = self.layout, self.sizes, self._splits, self.loops, self.turns
+        self.layout = replace(self.layout, turns=(*self.layout.turns, rule))
+        self.sizes = {**self.sizes, rule.axis: count}
+        self._splits, self.loops = {}, {}
+        self.turns = {**self.turns, rule.axis: turn}
+        try:
+            with self.recorder.in_turns(rule.axis, count):
+                yield
+        finally:
+            self.layout, self.sizes, self._splits, self.loops, self.turns = outer
+
 
 def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
     """The scope that the tensors share, or None when none of them lives in a lowering.
@@ -224,7 +276,7 @@ def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
 
 def check_alike(what: str, array, scope: Scope) -> None:
     """Raise a MeshDSLError for an array without a placement that differs between devices."""
-    if differs := scope.in_mesh_order(collectives.varying(array) - scope.layout.spent):
+    if differs := scope.in_mesh_order(collectives.varying(array) - scope.spent):
         raise MeshDSLError(
             f"{what} is an array that differs between devices along "
             f"{' and '.join(f'`{a}`' for a in differs)}: what a device holds of a "

@@ -17,7 +17,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.copies import copy_of, with_copy
+from meshdsl.lowering.copies import copy_of, for_jax, with_copy
 from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.record.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
@@ -48,6 +48,15 @@ def arrays_in(name: str, what: str, tree, scope: Scope | None = None):
         if scope is not None and not is_tensor(x):
             check_alike(f"{name}: a leaf of the {what}", x, scope)
     return tree
+
+
+def two_results(name: str, made, scope: Scope | None):
+    """What the body of a scan returned, after checking that it is a carry and a result."""
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise MeshDSLError(
+            f"{name}: the body returns the carry and a result, `(carry, y)`, not {quote(made)}"
+        )
+    return arrays_in(name, "result of the body", made, scope)
 
 
 def scope_of(name: str, tree) -> Scope | None:
@@ -94,7 +103,8 @@ def fixed(t, scope: Scope | None):
     if scope is None or not is_tensor(t):
         return t
     t = resharding.plain(resharding.settle(resharding.placed(t, scope)))
-    return varied(t, {a for axes in t.placement.axes for a in axes} | scope.layout.spent)
+    axes = scope.of_mesh(a for axes in t.placement.axes for a in axes)
+    return for_jax(varied(t, axes | scope.spent))
 
 
 def value(t, scope: Scope | None):
@@ -123,7 +133,7 @@ def agreed(t: Tensor) -> Tensor:
     """
     if t.placement is not None:
         t.placement.scope.note_use(t.placement.origin, ())
-    return resharding.settle(t)
+    return for_jax(resharding.settle(t))
 
 
 def lying_as(x: Tensor, dims: Dims) -> Tensor:
@@ -133,7 +143,7 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
     order = tuple(x.dims.index(d) for d in dims)
     placement = x.placement and x.placement._replace(axes=tuple(x.placement.axes[i] for i in order))
     copy = copy_of(x)
-    x = x.replace(array=jnp.transpose(x.stored, order), dims=dims, placement=placement)
+    x = x.replace(array=x.stored.transpose(order), dims=dims, placement=placement)
     return x if copy is None else with_copy(x, lying_as(copy, dims))
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl import dims as dim_algebra
+from meshdsl.array_type import bodies_traced
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives
 from meshdsl.lowering.carried import carried, carrying, uncarried
@@ -91,6 +92,7 @@ def switch(index: Tensor, branches: Sequence[Callable], *operands):
     return _choose("switch", index, tuple(branches), operands)
 
 
+@bodies_traced
 def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands):
     arrays_in(name, "operand", operands)
     scope = scope_of(name, (choice, operands))
@@ -119,7 +121,7 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
     chosen = agreed(choice).array
     chosen = (chosen if name == "switch" else chosen == 0).astype(jnp.int32)
     branches = tuple(alike(branch) for branch in branches)
-    if scope is not None and not scope.layout.spent.isdisjoint(collectives.varying(chosen)):
+    if scope is not None and not scope.spent.isdisjoint(collectives.varying(chosen)):
         return _of_all(jnp.clip(chosen, 0, len(branches) - 1), branches, operands)
     return uncarried(lax.switch(chosen, [carrying(b) for b in branches], carried(operands)))
 

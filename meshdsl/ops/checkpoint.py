@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -11,8 +12,9 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from meshdsl import dims as dim_algebra
+from meshdsl.array_type import ArrayType
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering import resharding
+from meshdsl.lowering import resharding, transformations
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.attention_blocks import SAVED as ATTENTION
 from meshdsl.ops.bodies import arrays_in, scope_of
@@ -139,38 +141,16 @@ def checkpoint(
     def checkpointed(*args):
         scope_of("checkpoint", arrays_in("checkpoint", "argument", args))
         # Anew for each call: JAX would trace calls that are alike once, and record their ops once.
-        body = _behind_barrier(carrying(marking)) if in_scan else carrying(marking)
-        kept = _policy(policy, save, offload)
-        recomputed = jax.checkpoint(body, policy=kept, prevent_cse=not in_scan)
+        keeps = _policy(policy, save, offload)
+        if (found := _policies.get()) is not None:
+            found.append(keeps)
+        recomputed = transformations.checkpoint(carrying(marking), keeps, in_scan=in_scan)
         out = uncarried(recomputed(*carried(args)))
         for names in _marked.get():
             names |= known
         return out
 
     return checkpointed
-
-
-def _behind_barrier(fn: Callable) -> Callable:
-    """`fn`, whose first argument the backward pass brings into an array of its own.
-
-    TPU compilers may otherwise bring all turns' carries into another order in memory, in each turn,
-    where a product needs one of them.
-    """
-
-    def apart(array):
-        return _apart(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
-
-    return lambda carry, *args: fn(jax.tree.map(apart, carry), *args)
-
-
-@jax.custom_jvp
-def _apart(array):
-    return array
-
-
-@_apart.defjvp
-def _apart_jvp(primals, tangents):
-    return lax.optimization_barrier(primals[0]), tangents[0]
 
 
 def _checkpoint_name_example(checkpoint_name: Callable, x: Tensor) -> Tensor:
@@ -190,11 +170,26 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """
     x = resharding.settle(x)
     mark(name)
+    if isinstance(x.array, ArrayType):
+        return Tensor(x.array.like(), x.dims, x.role, x.placement)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
         array = lax.complex(marked(x.array.real), marked(x.array.imag))
         return Tensor(array, x.dims, x.role, x.placement)
     return Tensor(marked(x.array), x.dims, x.role, x.placement)
+
+
+_policies: ContextVar[list | None] = ContextVar("policies", default=None)
+
+
+@contextmanager
+def policies_within(found: list):
+    """Inside, the policy of every function that is recomputed is added to `found`."""
+    token = _policies.set(found)
+    try:
+        yield
+    finally:
+        _policies.reset(token)
 
 
 def mark(name: str) -> None:

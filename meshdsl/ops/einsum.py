@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.lowering import ring_products
+from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, sums_alike
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
@@ -73,7 +76,7 @@ def einsum(
     number = {d: i for i, d in enumerate(loop)}
     terms = [[number[d] for d in t.dims] for t in tensors]
 
-    def local(_, *arrays):
+    def product(*arrays):
         operands = [item for pair in zip(arrays, terms, strict=True) for item in pair]
         return jnp.einsum(
             *operands,
@@ -82,9 +85,53 @@ def einsum(
             preferred_element_type=preferred_element_type,
         )
 
+    in_parts = _in_parts(tensors, out)
+
+    def local(at: DeviceLoop, *arrays):
+        for dim, number in in_parts.items():
+            if at.ring(dim) or at.result_ring(dim):
+                return _by_parts(at, product, tensors, out, dim, number, arrays)
+        return product(*arrays)
+
+    how = {}
+    if in_parts:
+        parts = tuple((d, (tensors[i].dims,)) for d, i in in_parts.items())
+        how = {"part_by_part": parts, "term_by_term": tuple(in_parts)}
     made = preferred_element_type or tensors[0].dtype
     linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, made)
-    return apply_op("einsum", local, tensors, loop=loop, out=out, in_order=(), linear=linear)
+    return apply_op("einsum", local, tensors, loop=loop, out=out, in_order=(), linear=linear, **how)
+
+
+def _by_parts(
+    at: DeviceLoop, product: Callable, tensors, out: Dims, dim: Dim, number: int, arrays
+) -> jax.Array:
+    """The product of `arrays`, of which the one of this number has `dim`, in the parts of that."""
+    others = arrays[:number] + arrays[number + 1 :]
+    of_one = lambda x, *others: product(*others[:number], x, *others[number:])
+    positions = tensors[number].dims.index(dim), out.index(dim)
+    if (ring := at.ring(dim)) is not None:
+        return ring_products.of_arriving(of_one, ring, arrays[number], others, *positions)
+    ring = at.result_ring(dim)
+    assert ring is not None
+    return ring_products.summed(of_one, ring, arrays[number], others, *positions)
+
+
+def _in_parts(tensors, out: Dims) -> dict[Dim, int]:
+    """The dims whose parts may go round a ring, each with the number of the operand that has it.
+
+    It is one operand: of several, the parts would have to meet.
+    """
+    scope = next((t.placement.scope for t in tensors if t.placement is not None), None)
+    if scope is None or not scope.layout.in_rings:
+        return {}
+    if not all(t.size and jnp.issubdtype(t.dtype, jnp.inexact) for t in tensors):
+        return {}
+    found = {}
+    for d in out:
+        having = [i for i, t in enumerate(tensors) if d in t.dims]
+        if d.name in scope.layout.in_rings and len(having) == 1 < len(tensors):
+            found[d] = having[0]
+    return found
 
 
 def _out_dims(tensors, out, contract, loop: Dims) -> Dims:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import linear_call
 
+from meshdsl.array_type import bodies_traced, traced
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.lowering import collectives, resharding
@@ -29,7 +30,8 @@ from meshdsl.ops.declare import Case, Draw, of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
-from meshdsl.ops.scan import dim_of, restacked, scan_as, stacked
+from meshdsl.ops.scan import scan_as
+from meshdsl.ops.stacking import dim_of, restacked, stacked
 from meshdsl.record.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -46,6 +48,7 @@ def _while_loop_example(while_loop: Callable, x: Tensor):
     example=of_x(_while_loop_example),
     gradients=False,
 )
+@bodies_traced
 def while_loop(cond: Callable, body: Callable, init):
     """`carry = body(carry)` for as long as `cond(carry)` is true.
 
@@ -87,7 +90,7 @@ def while_loop(cond: Callable, body: Callable, init):
         return carried(after)
 
     init = carried(init)
-    if scope is None or not scope.layout.spent:
+    if scope is None or not scope.spent:
         return uncarried(jax.tree.map(_no_gradient, lax.while_loop(goes_on, step, init)))
     going = _any_going(scope)
     start = (init, *going(goes_on(init)))
@@ -101,7 +104,7 @@ def _any_going(scope):
 
     Elements that are done wait for those, so that the collectives of a turn meet.
     """
-    axes = scope.in_mesh_order(scope.layout.spent)
+    axes = scope.in_mesh_order(scope.spent)
     op = scope.recorder.begin("while_loop", (), ())
     op.moves.append(Move("pmax", axes, 4, "elements on other devices may go on"))
 
@@ -196,7 +199,7 @@ def map_over(fn: Callable, *xs, dim: Dim | str, batch: int | None = None):
 def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
     """Elements from `start` on of the first dim of `x`, which is whole, as the dims `into`."""
     sizes = [d.size for d in into]
-    array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(
+    array = lax.slice_in_dim(traced(x.array), start, start + math.prod(sizes)).reshape(
         *sizes, *x.array.shape[1:]
     )
     placement = x.placement and x.placement._replace(
@@ -215,6 +218,6 @@ def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
         new = sum(d in gone for d in t.dims)
         if t.placement is not None and any(t.placement.axes[:new]):
             t = resharding.in_turn(t, t.dims[:new], op)
-        arrays.append(lax.collapse(t.array, 0, new))
+        arrays.append(lax.collapse(traced(t.array), 0, new))
     placement = t.placement and t.placement._replace(axes=t.placement.axes[new:])
     return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, placement)

@@ -8,6 +8,7 @@ leads back to the op and to a line of the user's code.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import sys
@@ -16,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from meshdsl.dims import Dims
+from meshdsl.dims import Dim, Dims
+from meshdsl.splits.pipeline import Schedule
 from meshdsl.tensor import notation
 
 _TAG = re.compile(r"\bmd\.\w+\.\d+\b")
@@ -78,6 +80,7 @@ class Op:
       kernel: which of several kernels it runs, such as `splash`; empty where it has no choice.
       needed: the share of its FLOPs that the model needs: of causal attention a half is enough,
         and a kernel may compute all of it.
+      schedule: of a pipeline, which stage works on what, when.
       number: counts through the ops of all recorders, in the order in which they were begun.
     """
 
@@ -91,6 +94,7 @@ class Op:
     moves: list[Move] = field(default_factory=list)
     kernel: str = ""
     needed: float = 1.0
+    schedule: Schedule | None = None
     number: int = field(default_factory=next_op_number)
 
     def aside(self) -> Op:
@@ -129,11 +133,14 @@ class Recorder:
         self.names: set[str] = set()
         self._loops: tuple[tuple[str, int], ...] = ()
         self._again: Iterator[Op] | None = None  # see `once`
+        self._turns: dict[str, int] = {}  # see `in_turns`
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
         """Records an op; its moves are added to `Op.moves` as they are made."""
         if self._again is not None and (again := next(self._again, None)) is not None:
             return again.aside()
+        if self._turns:
+            dims, axes = self._of_one_turn(dims, axes)
         op = Op(
             f"md.{self.name}.{len(self.ops)}",
             name,
@@ -146,6 +153,13 @@ class Recorder:
         self.ops.append(op)
         self.names.update([d.name for d in dims])
         return op
+
+    def _of_one_turn(self, dims: Dims, axes) -> tuple[Dims, tuple[tuple[str, ...], ...]]:
+        """`dims` with their sizes in one turn, and the axes of the mesh that split them."""
+        cut = lambda split: math.prod(self._turns.get(axis, 1) for axis in split)
+        sizes = [d.size // cut(split) for d, split in zip(dims, axes, strict=True)]
+        left = [tuple(axis for axis in split if axis not in self._turns) for split in axes]
+        return tuple(Dim(d.name, n) for d, n in zip(dims, sizes, strict=True)), tuple(left)
 
     def forget(self, since: int) -> None:
         """Drops the ops recorded after `next_op_number` gave `since`.
@@ -172,6 +186,18 @@ class Recorder:
             yield
         finally:
             self._again = before
+
+    @contextmanager
+    def in_turns(self, axis: str, count: int):
+        """Ops recorded inside of this `with` see one of `count` parts of what `axis` splits.
+
+        They are recorded with dims of the size that is left, and without the axis.
+        """
+        before, self._turns = self._turns, {**self._turns, axis: count}
+        try:
+            yield
+        finally:
+            self._turns = before
 
     @contextmanager
     def repeated(self, what: str, count: int):

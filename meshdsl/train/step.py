@@ -26,11 +26,13 @@ import meshdsl as md
 from meshdsl.compiled.options import default_options
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
+from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.lowering.lower import gather_updated
 from meshdsl.lowering.shardings import shardings
 from meshdsl.ops.global_norm import global_norms
 from meshdsl.record.program import Program
-from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.record.recorder import Op
+from meshdsl.tensor import Tensor, abstract, is_tensor
 from meshdsl.train.config import Precision
 from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
 from meshdsl.train.precision import LossScale, cast, round_at_random
@@ -182,6 +184,16 @@ class TrainStep:
             (state, batch),
             (0,),
         )
+
+    def record_from_types(self, types: LocalTypes, state: State, batch) -> list[Op]:
+        """The ops of `program`, without a trace; see `Lowered.record_from_types`."""
+        key = jax.ShapeDtypeStruct((), state.key.dtype)
+        if self.microbatches is not None:
+            key = abstract((self.microbatches,), key.dtype)
+        scaled = self._precision.loss_scale != "none"
+        scale = [jax.ShapeDtypeStruct((), jnp.float32)] if scaled else []
+        of_gradients = self._gradients.record_from_types(types, state.params, batch, key, *scale)
+        return [*of_gradients, *self._to_rest.record_from_types(types, state.params)]
 
     def _first_state(self, key) -> State:
         for_params, for_steps = jax.random.split(key)

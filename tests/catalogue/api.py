@@ -40,6 +40,8 @@ TYPES = {
     "Layout": md.Layout,
     "Family": md.Family,
     "Average": md.Average,
+    "Stages": md.Stages,
+    "Transfers": md.Transfers,
 }
 GIVEN = {
     "Lowered": (Lowered, "What `lower` returns."),

@@ -9,15 +9,17 @@ import pytest
 
 from meshdsl.train.job import Job
 from meshdsl_cli import main
+from tests.helpers import only
 from tests.train.common import TINY, losses
 
 pytest.importorskip("sklearn")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS = f"data.sources.digits.dataset={EXAMPLES / 'digits.py'}:digits"
 # For each family: what picks it and its data, its layout, and another one to go on under.
 FAMILIES = {
     "transformer": (
-        [*TINY, "--data", str(EXAMPLES)],
+        [*TINY, "sample.tokens=0", "--data", str(EXAMPLES)],
         "fsdp",
         "fsdp-tensor",
     ),
@@ -40,8 +42,13 @@ def family(request):
     return request.param
 
 
+def of_families(*quick: str):
+    """A test for each family; it is slow for those that are not in `quick`."""
+    return pytest.mark.parametrize("family", only(quick, FAMILIES), indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def whole(family, tmp_path_factory):
+def whole(family, compiled_once, tmp_path_factory):
     """The folder of a run that nothing disturbs."""
     words, layout, _ = FAMILIES[family]
     out = tmp_path_factory.mktemp("runs") / family
@@ -49,6 +56,8 @@ def whole(family, tmp_path_factory):
     return out
 
 
+# test_loop and test_command_line train the transformer.
+@of_families("unet", "vit")
 def test_a_run_is_measured_in_the_units_of_its_task_and_validated(family, whole):
     record = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
     assert record[UNITS[family]] > 0 and record[f"{UNITS[family]}_per_second"] > 0
@@ -57,6 +66,7 @@ def test_a_run_is_measured_in_the_units_of_its_task_and_validated(family, whole)
     assert ("validation_accuracy" in record) == (family == "vit")
 
 
+@of_families("vit")  # the one that stands outside
 def test_a_killed_run_goes_on_under_another_layout(family, whole, tmp_path, monkeypatch):
     words, layout, other = FAMILIES[family]
     calls, place, out = count(1), Job.place, str(tmp_path / "a")
@@ -75,6 +85,7 @@ def test_a_killed_run_goes_on_under_another_layout(family, whole, tmp_path, monk
     np.testing.assert_allclose(losses(tmp_path / "a"), losses(whole), rtol=5e-5)
 
 
+@of_families("unet")
 def test_a_step_is_explained_checked_and_compared_for_a_machine(family, capsys):
     words = _without_data(FAMILIES[family][0])
     _, layout, other = FAMILIES[family]
@@ -89,6 +100,7 @@ def test_a_step_is_explained_checked_and_compared_for_a_machine(family, capsys):
     assert layout in table and other in table and "estimate" in table and "compiler" not in table
 
 
+@of_families("unet")  # the one with convolutions
 def test_a_step_is_compiled_for_a_cpu(family, capsys):
     words = _without_data(FAMILIES[family][0])
     assert main(["compile", "--layout", FAMILIES[family][1], "--target", "cpu:8", *words]) == 0
@@ -103,6 +115,7 @@ def test_a_step_is_compiled_for_a_tpu(family, capsys):
     assert "no surprises" in capsys.readouterr().out
 
 
+@of_families("unet", "vit")  # test_generate has the transformer
 def test_only_a_model_of_text_writes(family, whole, capsys):
     code = main(["generate", str(whole), "--prompt", "a", "--tokens", "3"])
     said = capsys.readouterr()

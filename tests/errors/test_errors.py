@@ -25,9 +25,11 @@ from tests.errors import (
     layouts,
     lowering,
     names,
+    pipelines,
     random_numbers,
     selection,
     shapes,
+    stages,
     tensors,
 )
 from tests.errors.common import MESH, A, X, file, under
@@ -47,6 +49,8 @@ SUBJECTS = (
     from_python,
     names,
     indexing,
+    pipelines,
+    stages,
 )
 # A title begins with its file, so that no row hides one with the same title in another file.
 ERRORS = {
@@ -87,7 +91,7 @@ def test_every_error_of_the_language_is_in_the_table(caught):
     places = [package / f"{name}.py" for name in modules]
     places += [
         p
-        for folder in ("ops", "lowering", "family")
+        for folder in ("ops", "lowering", "stages", "family")
         for p in sorted((package / folder).glob("*.py"))
     ]
     raised = set()

@@ -14,6 +14,7 @@ from tests.helpers import (
     data,
     dims,
     distance,
+    every,
     integers,
     weight,
 )
@@ -52,7 +53,7 @@ def loss(params, x, ids=None):
     }
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "data over both", "tensor", "microbatches split")
 def test_gradients_and_aux_are_the_same_lowered(rules):
     mesh = md.make_mesh(rules)
     for accumulate, args in ((None, (X,)), (MICRO, (XS, IDS))):
@@ -113,7 +114,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "data over both", "tensor", "microbatches split")
 def test_parameters_may_be_used_in_every_way(rules):
     run = lambda w, x, v: {
         name: fn(w if i % 2 else v, x) for i, (name, fn) in enumerate(USES.items())

@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import jax
-import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, collectives, data, dims, integers, layout, weight
+from tests.helpers import assert_same, collectives, data, dims, every, integers, layout, weight
 
 BATCH, LENGTH, HEADS, VOCAB, D = dims(batch=6, length=10, heads=25, vocab=17, d=12)
 MESH = {"data": 4, "model": 2}
@@ -51,7 +50,7 @@ def attention(x, w):
     return md.einsum(scores, k, out=(BATCH, LENGTH, HEADS))
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "batch", "minor first", "one rule")
 def test_a_language_model_is_the_same_with_padded_dims(rules):
     ids, targets = integers(BATCH, LENGTH, below=17), integers(BATCH, LENGTH, below=17, seed=5)
     assert_same(
@@ -64,14 +63,14 @@ def test_a_language_model_is_the_same_with_padded_dims(rules):
     )
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "batch", "minor first", "one rule")
 def test_attention_is_the_same_with_padded_dims(rules):
     assert_same(
         attention, data(BATCH, LENGTH, D), weight(D, HEADS, ins=D), layout=rules, dims=["vocab"]
     )
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "batch", "minor first", "one rule")
 def test_padding_never_poisons_gradients(rules):
     """In padding a logarithm or a quotient may be anything.
 

@@ -28,6 +28,7 @@ STAGES = (
     "fsdp-once",
 )  # between zero1 and fsdp, for whom the tests of these two stand in elsewhere
 CONTEXT = ("context", "context-ring", "ulysses")  # sequences split over devices
+PIPELINES = ("pipeline", "pipeline-fsdp", "pipeline-tensor")
 CONFIGS = {
     "llama": Config(
         style="llama",

@@ -145,7 +145,10 @@ def test_the_loss_of_chunks_is_that_of_all_tokens(style, name):
     assert_like_one_device(style, lowered(chunked, batch))
 
 
-@pytest.mark.parametrize("style, name", [("llama", "fsdp"), ("gpt2", "sequence")])
+@pytest.mark.parametrize(
+    "style, name",
+    [("llama", "fsdp"), pytest.param("gpt2", "sequence", marks=pytest.mark.slow)],
+)
 def test_microbatches_of_rows_with_more_and_with_fewer_targets_come_to_the_same(style, name):
     """Four microbatches of two rows, with 1 to 15 targets a row, against all rows at once."""
     batch, micro, rows = packed(style), md.Dim("micro", 4), md.Dim("batch", 2)

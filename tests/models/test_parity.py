@@ -30,10 +30,12 @@ CASES += [
 CASES += [(name, 8, False) for name in common.STAGES]
 CASES += [(name, n, False) for name in common.CONTEXT for n in (4, 8)]
 CASES = [(style, *case) for style in common.CONFIGS for case in CASES]
-QUICK = [("llama", name, 8, False) for name in (*common.LAYOUTS[1:], *common.STAGES)]
-QUICK += [("llama", "single", 1, False), ("llama", "fsdp-sequence", 8, True)]
-QUICK += [("llama", name, 8, False) for name in common.CONTEXT]
-QUICK += [("gpt2", name, 8, False) for name in ("hybrid-fsdp", "sequence", "fsdp-tensor")]
+# A layout of two axes stands for those of one: fsdp-sequence for data, fsdp and sequence.
+QUICK = [("gpt2", "fsdp-tensor", 8, False)]
+QUICK += [
+    ("llama", name, 8, False)
+    for name in ("zero2", "hybrid-fsdp", "fsdp-tensor", "fsdp-sequence", "context-ring", "ulysses")
+]
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
 
@@ -93,18 +95,26 @@ def losses_on_one_device(style):
 TRAINED = [(style, name) for style in common.CONFIGS for name in common.LAYOUTS[1:]]
 
 
-@pytest.mark.parametrize("style, name", only([("llama", "fsdp-sequence")], TRAINED))
+@pytest.mark.slow  # test_whole_step, test_uneven and test_loop train under layouts by default
+@pytest.mark.parametrize("style, name", TRAINED)
 def test_ten_steps_of_training_give_the_same_losses(style, name):
     np.testing.assert_allclose(
         run(style, common.on(common.load(name), 8)), losses_on_one_device(style), rtol=1e-5
     )
 
 
-@pytest.mark.parametrize("style", only(["llama"], common.CONFIGS))
-def test_initial_parameters_are_bit_equal_under_every_layout(style):
+@pytest.mark.parametrize(
+    "style, names",
+    [
+        ("llama", ("single", "hybrid-fsdp", "fsdp-sequence")),
+        *(pytest.param(style, common.LAYOUTS, marks=pytest.mark.slow) for style in common.CONFIGS),
+    ],
+    ids=["llama under three", *common.CONFIGS],
+)
+def test_initial_parameters_are_bit_equal_under_every_layout(style, names):
     config = common.CONFIGS[style]
     expected = None
-    for name in common.LAYOUTS:
+    for name in names:
         layout = common.load(name)
         mesh = md.make_mesh(layout)
         made = jax.jit(

@@ -14,7 +14,6 @@ import pytest
 import meshdsl as md
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.step import TrainStep
-from tests.helpers import only
 from tests.models import common
 from tests.models.test_parity import value_and_grad
 
@@ -36,7 +35,6 @@ def batch(config, seed=1):
 
 
 CASES = [(style, name) for style in CONFIGS for name in common.LAYOUTS[1:]]
-QUICK = [("llama", "fsdp-sequence")]
 
 
 @functools.cache
@@ -46,7 +44,8 @@ def one_device(style):
     return args, jax.jit(value_and_grad)(*args)
 
 
-@pytest.mark.parametrize("style, name", only(QUICK, CASES))
+@pytest.mark.slow  # a run under fsdp-tensor, below, and lowering/test_uneven do it by default
+@pytest.mark.parametrize("style, name", CASES)
 def test_loss_and_every_gradient_equal_one_device(style, name):
     args, ((value, _), grads) = one_device(style)
     (got, _), got_grads = md.lower(value_and_grad, load(name))(*args)
@@ -69,9 +68,10 @@ def step_under(layout, optimizer):
 )
 def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
     """A run that trained under a layout that pads goes on on one device as if always there."""
+    single = step_under(load("single", 1), optimizer)
+    split = step_under(load("fsdp-tensor"), optimizer)
     losses = {}
-    for name in ("single", "fsdp-tensor"):
-        step = step_under(load(name, 1 if name == "single" else 8), optimizer)
+    for name, step in (("single", single), ("fsdp-tensor", split)):
         state, losses[name] = step.init(jax.random.key(3)), []
         for i in range(3):
             state, metrics = step(state, batch(CONFIGS["gpt2"], seed=i))
@@ -80,7 +80,6 @@ def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     checkpoints.save(3, state, {"next_index": 0})
     checkpoints.close()
-    single = step_under(load("single", 1), optimizer)
     restored, _, _ = Checkpoints(tmp_path / "checkpoints", keep=1).restore(single.abstract)
     table = next(
         t
@@ -89,5 +88,5 @@ def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
     )
     assert table.array.shape == tuple(d.size for d in table.dims)
     _, metrics = single(restored, batch(CONFIGS["gpt2"], seed=3))
-    _, expected = step(state, batch(CONFIGS["gpt2"], seed=3))
+    _, expected = split(state, batch(CONFIGS["gpt2"], seed=3))
     np.testing.assert_allclose(float(metrics["loss"]), float(expected["loss"]), rtol=1e-5)

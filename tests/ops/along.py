@@ -20,7 +20,7 @@ LAYOUTS = {
     "uneven over both": (UNEVEN, pads("b -> m, n", "w? -> n, m", mesh={"m": 3, "n": 2})),
     "mostly padding": (UNEVEN, pads("b -> m", "v? -> m", mesh={"m": 8})),
 }
-every_layout = every(LAYOUTS, "the dim", "uneven over both")
+every_layout = every(LAYOUTS, "the dim", "the dim, minor first", "uneven over both")
 
 
 def assert_as_numpy(ops) -> None:

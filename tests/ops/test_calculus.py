@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import meshdsl as md
 from meshdsl.ops.calculus import hvp, jvp, vjp
@@ -17,6 +16,7 @@ from tests.helpers import (
     collectives,
     data,
     dims,
+    every,
     integers,
     layout,
     weight,
@@ -34,7 +34,7 @@ LAYOUTS = {
     "features": layout("b -> n, m", "e -> m", mesh={"m": 2, "n": 4}),
     "uneven": layout("a -> m", "e -> n", mesh={"m": 3, "n": 2}, uneven="pad"),
 }
-RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+RULES = every(LAYOUTS, "data", "tensor")
 ONE = md.tensor(1.0, ())
 NAMES = ("a", "b", "e", "t")
 

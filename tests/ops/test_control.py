@@ -96,7 +96,7 @@ SCANS = {
 }
 
 
-@every(LAYOUTS, "features", "the scanned dim over both")
+@every(LAYOUTS, "data", "features", "the scanned dim over both")
 @pytest.mark.parametrize("half", [0, 1])
 def test_scans_are_the_same_lowered(rules, half):
     some = dict(list(SCANS.items())[half::2])
@@ -160,8 +160,11 @@ CONDS = {
 
 @pytest.mark.parametrize(
     "rules",
-    [LAYOUTS["data"], LAYOUTS["features"], LAYOUTS["both"]],
-    ids=["data", "features", "both"],
+    [
+        pytest.param(LAYOUTS["data"], marks=pytest.mark.slow, id="data"),
+        pytest.param(LAYOUTS["features"], id="features"),
+        pytest.param(LAYOUTS["both"], id="both"),
+    ],
 )
 @pytest.mark.parametrize("choice", [True, False])
 def test_conds_are_the_same_lowered(rules, choice):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, collectives, data, dims, distance, layout, weight
+from tests.helpers import assert_same, collectives, data, dims, distance, every, layout, weight
 
 A, B, C, D, E = dims(a=4, b=8, c=2, d=8, e=4)
 X, Y, Z = data(A, B, C, seed=1), data(B, C, D, seed=2), data(A, D, E, seed=3)
@@ -100,7 +100,7 @@ def test_attention_is_written_for_any_leading_dims(leading):
     assert_same(attention, q, k, v, layout=rules)
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "kept", "contracted")
 def test_einsum_is_the_same_lowered(rules):
     assert_same(
         lambda x, y, z: {name: fn(x, y, z) for name, (_, fn) in CASES.items()},

@@ -15,6 +15,7 @@ from tests.helpers import (
     collectives,
     data,
     dims,
+    every,
     is_float,
     layout,
     weight,
@@ -31,7 +32,7 @@ LAYOUTS = {
     ),
     "uneven": layout("a -> m", "b -> n", "t? -> m", mesh={"m": 3, "n": 2}, uneven="pad"),
 }
-RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+RULES = every(LAYOUTS, "data")
 
 
 def small(h):

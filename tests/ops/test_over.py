@@ -16,6 +16,7 @@ from tests.helpers import (
     collectives,
     data,
     dims,
+    every,
     integers,
     layout,
     weight,
@@ -35,9 +36,9 @@ LAYOUTS = {
     ),
     "uneven": layout("a -> m", "b -> n", "e -> n", mesh={"m": 4, "n": 2}, uneven="pad"),
 }
-RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
-SOME = pytest.mark.parametrize(
-    "rules", [LAYOUTS[name] for name in ("fsdp", "both", "other dims come first", "uneven")]
+RULES = every(LAYOUTS, "none", "the dim", "both")
+SOME = every(
+    {name: LAYOUTS[name] for name in ("fsdp", "both", "other dims come first", "uneven")}, "both"
 )
 NAMES = ("a", "b", "e", "v")
 OVERS = {

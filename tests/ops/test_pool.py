@@ -68,7 +68,7 @@ def test_pools_are_the_same_lowered(rules):
     assert_same(every, X, layout=rules)
 
 
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(
     st.integers(1, 20),
     st.integers(1, 5),

@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.ops import bitwise, random
 from meshdsl.ops.threefry import product64
-from tests.helpers import assert_same, collectives, data, dims, layout
+from tests.helpers import assert_same, collectives, data, dims, layout, only
 
 A, B, C = DIMS = dims(a=4, b=8, c=6)
 SHAPE = (4, 8, 6)
@@ -92,7 +92,7 @@ def test_draws_are_the_same_bits_in_every_version_of_jax(name):
     assert [hex(n) for n in found.ravel()[::48]] == [hex(n) for n in GOLDEN[name]]
 
 
-@pytest.mark.parametrize("rules", [pytest.param(LAYOUTS[0], marks=pytest.mark.slow), *LAYOUTS[1:]])
+@pytest.mark.parametrize("rules", only(LAYOUTS[2:], LAYOUTS))
 def test_draws_are_the_same_bits_lowered_and_fused_with_anything(rules):
     def run(key, x):
         wholes = {name: draw(key, DIMS) for name, (draw, _) in DRAWS.items()}

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.reduce import count_nonzero, norm, std
-from tests.helpers import assert_same, collectives, data, dims, distance, integers, layout
+from tests.helpers import assert_same, collectives, data, dims, distance, every, integers, layout
 
 A, B, C = dims(a=4, b=8, c=2)
 X = data(A, B, C)
@@ -65,7 +65,7 @@ def test_truth_and_arg_are_those_of_jax(name):
     assert found.dims == (A, C) and np.array_equal(found.array, expected)
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "kept dim", "reduced dim")
 def test_reductions_are_the_same_lowered(rules):
     floats = {name: ours for name, (ours, _) in OVER_BC.items()}
     assert_same(lambda x: {name: fn(x, (B, C)) for name, fn in floats.items()}, X, layout=rules)
@@ -80,7 +80,7 @@ def test_reductions_are_the_same_lowered(rules):
     )
 
 
-@pytest.mark.parametrize("rules", UNEVEN.values(), ids=UNEVEN)
+@every(UNEVEN, "two dims")
 def test_padding_takes_no_part_in_a_reduction(rules):
     floats = {name: ours for name, (ours, _) in OVER_BC.items()}
     others = {name: fns[0] for name, fns in (TRUTH | ARG).items()}
@@ -121,7 +121,7 @@ def test_padding_does_not_tie_with_what_is_infinite(rules):
     assert np.allclose(grad(kept).array[:, 0], 1 / 5)
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "kept dim", "reduced dim")
 def test_equal_elements_share_the_gradient_and_the_first_is_the_arg(rules):
     ties = md.cast(integers(A, B, below=3), jnp.float32)
     flat = md.tensor(jnp.ones((A.size, B.size)), (A, B))
@@ -132,7 +132,7 @@ def test_equal_elements_share_the_gradient_and_the_first_is_the_arg(rules):
         assert distance(grad.array, jax.grad(lambda a, f=theirs: f(a, 1).sum())(ties.array)) < 1e-6
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "kept dim", "reduced dim")
 def test_values_that_are_not_finite_stay_what_they_are(rules):
     array = np.array(data(A, B).array)
     array[0] = -np.inf

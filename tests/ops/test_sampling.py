@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.random import categorical, permutation, permute
-from tests.helpers import assert_same, collectives, data, dims, layout
+from tests.helpers import assert_same, collectives, data, dims, every, layout
 
 A, B, V = dims(a=6, b=8, vocab=24)
 KEY = jax.random.key(11)
@@ -19,7 +19,7 @@ LAYOUTS = {
     "both": layout("vocab -> m", "a -> n", mesh={"m": 4, "n": 2}),
     "uneven": layout("vocab -> m", "a -> n", mesh={"m": 5, "n": 1}, uneven="pad"),
 }
-RULES = pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+RULES = every(LAYOUTS, "rows", "the dim", "both")
 HOWS = {
     "plain": {},
     "likeliest": dict(temperature=0),
@@ -93,8 +93,8 @@ def kept(logits, top_k=None, top_p=None):
     [
         dict(top_k=3),
         dict(top_p=0.7),
-        dict(top_p=0.05),
-        dict(top_p=0.999),
+        pytest.param(dict(top_p=0.05), marks=pytest.mark.slow),
+        pytest.param(dict(top_p=0.999), marks=pytest.mark.slow),
         dict(top_k=10, top_p=0.8),
     ],
     ids=str,

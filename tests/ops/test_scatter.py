@@ -71,7 +71,7 @@ def test_scatter_is_that_of_a_loop(how):
     )
 
 
-@every(LAYOUTS, "none", "shared dim")
+@every(LAYOUTS, "none", "shared dim", "indices", "two dims of indices", "priority")
 def test_scatters_are_the_same_lowered(rules):
     def run(x, updates, more, tied, ties, ids, planes):
         one = {how: scatter(x, ids, updates, V, how=how) for how in ("add", "set")}

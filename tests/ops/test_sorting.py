@@ -8,7 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl.ops import sorting
 from meshdsl.ops.sorting import _merge_partners
-from tests.helpers import assert_same, collectives, data, dims, layout
+from tests.helpers import assert_same, collectives, data, dims, every, layout
 
 A, B, C, K = dims(a=2, b=13, c=3, k=4)
 X = data(A, B, C)
@@ -110,7 +110,7 @@ def test_order_is_that_of_numpy(x):
     assert all(t.dtype == x.dtype for t in (found["sort"], found["top_k"][0], found["median"]))
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "other dim", "the dim")
 def test_order_is_the_same_lowered(rules):
     assert_same(every_order, TIES, layout=rules)
 
@@ -197,7 +197,7 @@ def test_searches_are_those_of_numpy():
     )
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "other dim", "the dim")
 def test_searches_are_the_same_lowered(rules):
     assert_same(
         lambda s, w: {name: fn(s, w) for name, fn in SEARCHES.items()},

@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.triangle import diagonal, eye, tril, triu
-from tests.helpers import assert_same, collectives, data, dims, layout
+from tests.helpers import assert_same, collectives, data, dims, every, layout
 
 A, B, C, W = dims(a=5, b=7, c=2, w=5)
 X, SQUARE = data(A, C, B), data(A, md.Dim("d", 5))
@@ -63,7 +63,7 @@ def test_matrix_is_that_of_numpy(name):
     assert np.array_equal(ours(X).array, theirs(np.asarray(X.array)))
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+@every(LAYOUTS, "other dim", "both")
 def test_matrices_are_the_same_lowered(rules):
     run = lambda x, y: [
         {name: ours(x) for name, (ours, _) in MATRIX.items()},

@@ -17,6 +17,7 @@ from meshdsl.report import explain
 from meshdsl.report.explanation_text import describe
 from meshdsl.train.overview import device_bytes
 from meshdsl.train.step import TrainStep
+from tests.helpers import only
 from tests.models import common
 
 CONFIG = common.CONFIGS["llama"]
@@ -46,7 +47,10 @@ def explained(name, target=None):
     return _known[name, target]
 
 
-@pytest.mark.parametrize("name", common.LAYOUTS)
+QUICK = ("single", "tensor", "hybrid-fsdp", "fsdp-sequence")
+
+
+@pytest.mark.parametrize("name", only(QUICK, common.LAYOUTS))
 def test_every_collective_of_the_program_is_under_an_op_with_its_rule(name):
     _, program, explanation = explained(name)
     moves = [m for op in explanation.ops for m in op.moves]

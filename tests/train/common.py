@@ -1,15 +1,20 @@
 """What tests of training share: a small job, and what a run leaves in its folder."""
 
+import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
+import pytest
 
 import meshdsl as md
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.step import TrainStep
 from meshdsl.train.stored_layout import find_layout
 
 TINY = [
@@ -27,6 +32,39 @@ def tiny_job(layout: str, *settings: str) -> Job:
     found = find_layout(layout)
     mesh = md.make_mesh(found, jax.devices()[: devices_of_mesh(found)])
     return Job(override(Config(), [*TINY, *settings]), found, mesh)
+
+
+@contextmanager
+def jobs_made_once() -> Iterator[None]:
+    """Within it, runs whose steps are the same share one step and all that is compiled of it.
+
+    What a run stores, and what it reads where it goes on, is as ever.
+    """
+    made, firsts, make = {}, {}, Job.__init__
+
+    def once(job, config, layout, mesh):
+        key = (
+            type(config.model),
+            repr(config.model),
+            repr((config.batch, config.microbatches, config.steps, config.precision)),
+            repr((config.optimizer, config.schedule, config.guard.nonfinite, config.offload)),
+            repr(dataclasses.replace(layout, name="")),
+            mesh,
+        )
+        if key not in made:
+            make(job, config, layout, mesh)
+            made[key] = job
+        vars(job).update(vars(made[key]) | {"config": config, "layout": layout})
+
+    def first_state(step, key):
+        if step not in firsts:
+            firsts[step] = jax.jit(step._first_state, out_shardings=step.shardings)
+        return firsts[step](key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "__init__", once)
+        patch.setattr(TrainStep, "init", first_state)
+        yield
 
 
 def losses(out: Path) -> list[float]:

@@ -12,6 +12,7 @@ from meshdsl.train.folder import RunFolder
 from meshdsl_cli import main
 from tests.train.common import TINY, losses
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 SETTINGS = ["batch=8", "sample.tokens=0", "steps=3"]
 
 

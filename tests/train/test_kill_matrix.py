@@ -7,8 +7,9 @@ after a kill is whole, and the losses in the end are, bit for bit, those of a ru
 disturbed. So no sample was skipped or repeated: each batch, and the dropout of each step, leaves
 its trace in the loss.
 
-One kill by default and four where slow tests run, the same ones each time; 20 others with
-HYPOTHESIS_PROFILE=nightly.
+Four kills, the same ones each time, where slow tests run; 20 others with
+HYPOTHESIS_PROFILE=nightly. By default test_loop ends runs in a process, and test_faults_table has
+checkpoints that were cut off.
 """
 
 import os
@@ -143,8 +144,9 @@ def kill(process, victim):
     return True
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20 if NIGHTLY else 4, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, tmp_path, kills):
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, tmp_path):
+    kills = 20 if NIGHTLY else 4
     seed = random.SystemRandom().randrange(1 << 30) if NIGHTLY else 1
     print(f"seed {seed}")
     draw = random.Random(seed)

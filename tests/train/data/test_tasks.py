@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshdsl as md
@@ -65,6 +65,7 @@ def mixture(mixtures, task, **values):
 
 
 @pytest.mark.parametrize("task", TASKS)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(
     owners=st.lists(st.sets(st.integers(0, 3), max_size=3), min_size=8, max_size=8),
     step=st.integers(0, 30),

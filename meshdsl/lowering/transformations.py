@@ -1,0 +1,141 @@
+"""Transformations of JAX, for bodies that take and return pytrees of arrays, or of types of arrays.
+
+Where types take the place of arrays (`array_type`), a body is called once, and the types of what
+the transformation would give follow from the types of what the body returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from meshdsl.array_type import ArrayType, body_of_types, only_types
+
+
+def scan(body: Callable, carry, xs, *, length: int, **how):
+    """`jax.lax.scan`."""
+    if not only_types():
+        return lax.scan(body, carry, xs, length=length, **how)
+    with body_of_types():
+        after, ys = body(_inputs(carry), jax.tree.map(_element, xs))
+    return _results(after), jax.tree.map(lambda y: _stack(y, length), ys)
+
+
+def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) -> Callable:
+    """`jax.checkpoint` of `fn`; `in_scan` as for the op of this name."""
+    if not only_types():
+        body = _behind_barrier(fn) if in_scan else fn
+        return jax.checkpoint(body, policy=policy, prevent_cse=not in_scan)
+
+    def run(*args):
+        with body_of_types():
+            made = fn(*_inputs(args))
+        return _results(made)
+
+    return run
+
+
+def _behind_barrier(fn: Callable) -> Callable:
+    """`fn`, whose first argument the backward pass brings into an array of its own.
+
+    TPU compilers may otherwise bring all turns' carries into another order in memory, in each turn,
+    where a product needs one of them.
+    """
+
+    def apart(array):
+        return _apart(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
+
+    return lambda carry, *args: fn(jax.tree.map(apart, carry), *args)
+
+
+@jax.custom_jvp
+def _apart(array):
+    return array
+
+
+@_apart.defjvp
+def _apart_jvp(primals, tangents):
+    return lax.optimization_barrier(primals[0]), tangents[0]
+
+
+def traced_once(fn: Callable, *args) -> Callable:
+    """`fn`, which returns a list of arrays, as JAX traces it on `args`: called again it is not run.
+
+    On types it gives the same types again, whatever it is called with.
+    """
+    if not only_types():
+        run = jaxpr_as_fun(jax.make_jaxpr(fn)(*args))
+        return lambda *args: run(*jax.tree.leaves(args))
+    with body_of_types():
+        made = fn(*_inputs(args))
+    return lambda *_: _results(made)
+
+
+def value_and_grad(fn: Callable) -> Callable:
+    """`jax.value_and_grad(fn, has_aux=True)`."""
+    if not only_types():
+        return jax.value_and_grad(fn, has_aux=True)
+
+    def run(by, *args):
+        return fn(by, *args), _results(by)
+
+    return run
+
+
+def mean_of_turns(fn: Callable, length: int, zeros: list):
+    """Run `fn(i)`, which returns `(out, summed)`, for each number below `length`.
+
+    Args:
+      zeros: what the sum of `summed` begins with.
+
+    Returns:
+      The mean of `out`, and the sum of `summed`.
+    """
+    if only_types():
+        out, _ = fn(0)
+        return jax.tree.map(_mean, out), _results(zeros)
+
+    def turn(total, index):
+        out, summed = fn(index)
+        return jax.tree.map(jnp.add, total, summed), out
+
+    total, outs = lax.scan(turn, zeros, jnp.arange(length))
+    return jax.tree.map(lambda a: jnp.mean(a, axis=0), outs), total
+
+
+def element(x, index, at: int):
+    """The element `index` of position `at`, without the position."""
+    if isinstance(x, ArrayType):
+        return x.like(shape=(*x.shape[:at], *x.shape[at + 1 :]))
+    return lax.dynamic_index_in_dim(x, index, at, keepdims=False)
+
+
+def _inputs(tree):
+    """Other arrays of the same types, as JAX gives them to a body; arrays of JAX as they are."""
+    return jax.tree.map(lambda x: x.like() if isinstance(x, ArrayType) else x, tree)
+
+
+_results = _inputs
+
+
+def _element(x):
+    if isinstance(x, ArrayType) or x.shape[0]:
+        return element(x, 0, 0)
+    return jnp.zeros(x.shape[1:], x.dtype)
+
+
+def _stack(x, length: int):
+    if isinstance(x, ArrayType):
+        return x.like(shape=(length, *x.shape))
+    return jnp.broadcast_to(x, (length, *jnp.shape(x)))
+
+
+def _mean(x):
+    if isinstance(x, ArrayType):
+        inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+        return x.like() if inexact else x.like(dtype=jnp.dtype(jnp.float32))
+    return jnp.mean(x[None], axis=0)

@@ -1,0 +1,363 @@
+"""A scan over a dim that the layout splits into stages, run as a pipeline.
+
+    rules = [{ rule = "layers -> stage", microbatches = { batch = 16 } }, ...]
+
+The devices along `stage` have a part of the layers each. What the scan carries is cut into
+microbatches along `batch`, from the rows that a device has already, so that nothing moves. At each
+tick a stage runs its layers on one microbatch and hands the result to the next stage, by one
+`ppermute`; `splits.pipeline` says who works on what. JAX differentiates all this as it stands.
+
+To the law the microbatches are one more axis, which splits `batch` below all rules of the layout
+and stands for turns of a loop instead of devices (`Scope.taking_turns`). So what the body closes
+over is cut where it is used, random numbers are those of the whole batch, and a sum over the batch
+is known to be one over all microbatches: where the body returns it as a result, it is added up.
+
+A stage that waits works on a microbatch all the same, one that is real, and what it makes of it is
+dropped. So nothing that is not a number arises that was not there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import ad_checkpoint, lax
+
+from meshdsl.array_type import bodies_traced
+from meshdsl.dims import Dim, distinct
+from meshdsl.errors import MeshDSLError, either
+from meshdsl.layout import Rule
+from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.lowering.copies import for_jax
+from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.stages import Stages
+from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
+from meshdsl.ops.checkpoint import policies_within
+from meshdsl.ops.stacking import element, in_front
+from meshdsl.splits.pipeline import Schedule
+from meshdsl.tensor import Tensor, is_tensor
+
+_CARRY = "pipeline carry"  # what each element of a chunk gets, kept for the backward pass
+
+
+def rule_of(dim: Dim, carry, scope: Scope) -> Rule | None:
+    """The rule by which a scan over `dim` is a pipeline; None where it is a loop.
+
+    It is a loop where no rule gives `dim` microbatches, or where nothing in the carry can be cut
+    into them.
+    """
+    rule = next((r for r in scope.layout.taken((dim,)).values() if r.microbatches), None)
+    if rule is None or rule.microbatches is None:
+        return None
+    name, _ = rule.microbatches
+    has = any(d.name == name for t in leaves_of(carry) if is_tensor(t) for d in t.dims)
+    return rule if has and scope.parts(_axes(dim, scope)) > 1 else None
+
+
+def _axes(dim: Dim, scope: Scope) -> tuple[str, ...]:
+    """The axes over which the stages of a pipeline along `dim` lie."""
+    taken = scope.layout.taken((dim,))
+    return tuple(axis for axis in scope.split((dim,))[0] if taken[axis].microbatches)
+
+
+def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
+    """Raise a MeshDSLError where a loop over the layers of a model would gather all of them."""
+    taken = {} if scope is None else scope.layout.taken((dim,))
+    for axis, rule in taken.items():
+        if not rule.microbatches and scope is not None and scope.parts((axis,)) > 1:
+            rest = f'"{dim.name} -> {axis}"'
+            raise MeshDSLError(
+                f"{rule}: the layers run one after another, so each device would gather the "
+                f"parameters of all {dim.size}; write {{ rule = {rest}, microbatches = "
+                f"{{ batch = 16 }} }} for a pipeline, or put {rest} in the list `parameters`"
+            )
+
+
+@bodies_traced
+def pipelined(
+    name: str, fn: Callable, carry, xs, dim: Dim, scope: Scope, rule: Rule, *, reverse, unroll
+):
+    """What `scan` gives, by a pipeline. The last carry is a sum that is pending over the stages."""
+    if reverse:
+        raise MeshDSLError(
+            f"{rule}: a pipeline runs forward, and this {name} over `{dim.name}` has reverse=True"
+        )
+    axes = _axes(dim, scope)
+    op = scope.recorder.begin("pipeline", (dim,), (axes,))
+    xs = each(lambda x: _noted(in_front(x, dim, name), axes, scope) if is_tensor(x) else x, xs)
+    with scope.spending(axes, dim):
+        carry = each(lambda x: _brought(x, rule, scope, op), carry)
+        schedule = _schedule(axes, rule, carry, scope)
+        op.schedule = schedule
+        stages = Stages(dim, axes, rule, schedule, scope, op)
+        entered = lambda x: for_jax(stages.enter(x)) if is_tensor(x) else stages.of_all(x)
+        xs = each(entered, xs)
+        pipe = _Pipe(name, fn, stages, scope, unroll)
+        made, ys = pipe.run(carry, xs)
+        made = each(lambda x: _of_last(x, stages, scope), made)
+    return made, each(lambda y: resharding.settle(y) if is_tensor(y) else y, ys)
+
+
+def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
+    """`x`, settled; being cut over the stages is no use of it that varies over them."""
+    if x.placement is not None:
+        own = {a for split in x.placement.axes for a in split}.union(axes)
+        scope.note_use(x.placement.origin, scope.of_mesh(scope.sizes) - own)
+    return resharding.settle(x)
+
+
+def _brought(x, rule: Rule, scope: Scope, op):
+    """A leaf of the carry as all stages have it: split by the law over what is left of the mesh."""
+    if not is_tensor(x):
+        return collectives.vary(jnp.asarray(x), scope.in_mesh_order(scope.spent))
+    split = scope.split(x.dims)
+    varies = scope.of_mesh(scope.spent.union(*split))
+    return for_jax(resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies))
+
+
+def _schedule(axes, rule: Rule, carry, scope: Scope) -> Schedule:
+    """Who works on what, when. Where there are fewer rows than microbatches, each is of one row.
+
+    Raises:
+      MeshDSLError: the rows of a device do not divide into microbatches, or these do not go round
+        the stages in groups.
+    """
+    assert rule.microbatches is not None
+    stages, (name, count) = scope.parts(axes), rule.microbatches
+    if rule.rounds > 1 and count % stages:
+        near = max(stages, count // stages * stages)
+        raise MeshDSLError(
+            f"{rule}: with rounds, microbatches are a multiple of the {stages} stages, such as "
+            f"{near} or {near + stages}, not {count}"
+        )
+    leaves = [t for t in leaves_of(carry) if is_tensor(t)]
+    cut = {d: t.placement.axes[i] for t in leaves for i, d in enumerate(t.dims) if d.name == name}
+    if len(cut) > 1:
+        raise MeshDSLError(
+            f"{rule}: the carry has several dims `{name}`, {' and '.join(map(str, cut))}, and "
+            "one is cut into microbatches"
+        )
+    ((batch, split),) = cut.items()
+    rows = scope.part(batch, split)
+    if batch.name in scope.layout.zigzag or rows * scope.parts(split) != batch.size:
+        raise MeshDSLError(
+            f"{rule}: `{name}`={batch.size} is cut into microbatches, so it divides over "
+            f"{' x '.join(f'`{a}`={scope.sizes[a]}' for a in split)}, in natural order"
+        )
+    if rows > count and rows % count:
+        legal = [str(n) for n in range(1, rows + 1) if rows % n == 0]
+        raise MeshDSLError(
+            f"{rule}: a device has {rows} of {batch}, which do not divide into {count} "
+            f"microbatches; use {either(legal[-8:])}, or another batch"
+        )
+    return Schedule(stages, min(count, rows), rule.rounds)
+
+
+class _Pipe:
+    """A pipeline that is being traced.
+
+    Attributes:
+      cut: gives the dim of the microbatches the axis that stands for them.
+      summed: for each result of the body whether it is a sum over the rows of a microbatch.
+    """
+
+    def __init__(self, name: str, fn: Callable, stages: Stages, scope: Scope, unroll: int):
+        self.name, self.fn, self.stages, self.scope, self.unroll = name, fn, stages, scope, unroll
+        rule, self.count = stages.rule, stages.schedule.microbatches
+        assert rule.microbatches is not None
+        of_dim, _ = rule.microbatches
+        axis = f"{self.count} microbatches"
+        self.cut = replace(rule, dim=of_dim, axis=axis, microbatches=None, rounds=1)
+        self.summed: list[bool] = []
+
+    def run(self, carry, xs):
+        """The carry as each stage has it in the end, and the results of all elements."""
+        schedule, scope = self.stages.schedule, self.scope
+        last_stage = self.stages.number == schedule.stages - 1
+
+        def tick(state, number):
+            here, rows = (uncarried(tree) for tree in state)
+            item = number - self.stages.number
+            which, in_round = schedule.microbatch_of(item), schedule.round_of(item)
+            real = (item >= 0) & (item < schedule.items) & (which < self.count)
+            which, in_round = jnp.clip(which, 0, self.count - 1), jnp.where(real, in_round, 0)
+            fresh = self._taken(rows, which)
+            given = _choose((self.stages.number == 0) & (in_round == 0), fresh, here)
+            with scope.taking_turns(self.cut, self.count, which):
+                made, ys = self._chunk(given, xs, in_round)
+                op = scope.recorder.begin("hand_on", *_dims(made))
+                handed = self.stages.hand_on(carried(made), op)
+            done = last_stage & real & (in_round == schedule.rounds - 1)
+            rows = self._put(rows, _choose(done, made, fresh), which)
+            return (handed, carried(rows)), carried(ys)
+
+        start = jax.tree.map(_constant, carried(self._taken(carry, jnp.int32(0))))
+        with scope.recorder.repeated("ticks", schedule.ticks):
+            ticks = jnp.arange(schedule.ticks, dtype=jnp.int32)
+            (_, made), ys = lax.scan(tick, (start, carried(carry)), ticks)
+        leaves, tree = jax.tree.flatten(uncarried(ys), is_leaf=is_tensor)
+        ys = [self._collected(y, is_sum) for y, is_sum in zip(leaves, self.summed, strict=True)]
+        return uncarried(made), jax.tree.unflatten(tree, ys)
+
+    def _at(self, x) -> int | None:
+        """The position of the dim of microbatches; None where `x` has none."""
+        dims = x.dims if is_tensor(x) else ()
+        return next((i for i, d in enumerate(dims) if d.name == self.cut.dim), None)
+
+    def _taken(self, rows, which):
+        """One microbatch of all rows of a device."""
+
+        def taken(x):
+            if (at := self._at(x)) is None:
+                return x
+            size, axes = x.stored.shape[at] // self.count, list(x.placement.axes)
+            axes[at] = (*axes[at], self.cut.axis)
+            array = lax.dynamic_slice_in_dim(x.stored, which * size, size, at)
+            return x.replace(array=array, placement=x.placement._replace(axes=tuple(axes)))
+
+        return each(taken, rows)
+
+    def _put(self, rows, microbatch, which):
+        """`rows` with one microbatch in its place."""
+
+        def put(x, new):
+            if not is_tensor(x):
+                return new
+            array, at = new.stored, self._at(x)
+            if at is not None:
+                start = which * array.shape[at]
+                array = lax.dynamic_update_slice_in_dim(x.stored, array, start, at)
+            return x.replace(array=array)
+
+        return each(put, rows, microbatch)
+
+    def _chunk(self, given, xs, in_round):
+        """The carry after the elements of a stage, in one round, and the results of each."""
+        stages, rounds = self.stages, self.stages.schedule.rounds
+        inner: list = []  # the policies of what is recomputed within
+
+        def work(given, in_round):
+            chunk = carried(xs)
+            if rounds > 1:
+                start, size = in_round * stages.chunk, stages.chunk
+                cut = lambda x: lax.dynamic_slice_in_dim(x, start, size)
+                chunk = jax.tree.map(cut, chunk)
+            numbers = stages.first_of(in_round) + jnp.arange(stages.chunk, dtype=jnp.int32)
+            repeated = self.scope.recorder.repeated(stages.dim.name, stages.chunk)
+            with repeated, policies_within(inner):
+                return lax.scan(self._body, given, (numbers, chunk), unroll=self.unroll)
+
+        if rounds > 1:
+            work = jax.checkpoint(work, policy=_kept(inner))
+        made, ys = work(carried(given), in_round)
+        return uncarried(made), uncarried(ys)
+
+    def _body(self, given, both):
+        number, x = both
+        named = lambda a: ad_checkpoint.checkpoint_name(a, _CARRY) if _is_float(a) else a
+        if self.stages.schedule.rounds > 1:
+            given = jax.tree.map(named, given)
+        before = uncarried(given)
+        made = self.fn(before, each(lambda t: element(t, self.stages.dim), uncarried(x)))
+        after, y = two_results(self.name, made, self.scope)
+        after = matching(self.name, each(self._value, after), before)
+        if self.stages.padded:
+            after = _choose(number < self.stages.dim.size, after, before)
+        leaves, tree = jax.tree.flatten(y, is_leaf=is_tensor)
+        self.summed = [is_tensor(t) and self.cut.axis in t.pending for t in leaves]
+        ys = jax.tree.unflatten(tree, [self._result(t) for t in leaves])
+        return carried(after), carried(ys)
+
+    def _value(self, x):
+        if is_tensor(x):
+            return value(x, self.scope)
+        return collectives.vary(jnp.asarray(x), self.scope.in_mesh_order(self.scope.spent))
+
+    def _result(self, y):
+        """A result of the body, settled but for the sum over microbatches."""
+        if not is_tensor(y):
+            return self._value(y)
+        if y.placement is not None:
+            pending = tuple(a for a in y.pending if a != self.cut.axis)
+            y = y.replace(placement=y.placement._replace(pending=pending))
+        return fixed(y, self.scope)
+
+    def _collected(self, y, is_sum: bool):
+        """A result of all ticks as one of all elements of this stage, and of all rows."""
+        stages, schedule, at = self.stages, self.stages.schedule, self._at(y)
+        array = y.stored if is_tensor(y) else y
+        array = lax.dynamic_slice_in_dim(array, stages.number, schedule.items)  # those that count
+        items = [
+            [schedule.item_of(which, in_round) for which in range(self.count)]
+            for in_round in range(schedule.rounds)
+        ]
+        array = array[None] if schedule.rounds == 1 else array[jnp.asarray(items)]
+        if is_sum:
+            array = array.any(1) if array.dtype == bool else array.sum(1, dtype=array.dtype)
+        elif at is None:
+            array = array[:, 0]
+        else:
+            array = jnp.moveaxis(array, 1, at + 2)
+            array = lax.collapse(array, at + 2, at + 4)
+        array = stages.collect(lax.collapse(array, 0, 2))
+        if not is_tensor(y):
+            return stages.gathered(array)
+        dims = distinct((stages.dim, *y.dims), self.name)
+        left = [tuple(a for a in axes if a != self.cut.axis) for axes in y.placement.axes]
+        placement = y.placement._replace(axes=(stages.axes, *left))
+        return Tensor(array, dims, y.role, placement)
+
+
+def _of_last(x, stages: Stages, scope: Scope):
+    """What the last stage has of a leaf of the carry: a sum that is pending over the stages."""
+    if not is_tensor(x) or not jnp.issubdtype(x.dtype, jnp.number):
+        array = stages.from_last(x.stored if is_tensor(x) else x)
+        return x.replace(array=array) if is_tensor(x) else array
+    pending = scope.in_mesh_order(stages.axes)
+    reasons = tuple((axis, str(stages.rule)) for axis in pending)
+    placement = x.placement._replace(pending=pending, reasons=reasons)
+    return x.replace(array=stages.of_last(x.stored), placement=placement)
+
+
+def _choose(condition, chosen, other):
+    """`chosen` where the condition holds, else `other`: trees of Tensors and arrays alike."""
+    where = lambda a, b: jnp.where(condition, a, b)
+    return uncarried(jax.tree.map(where, carried(chosen), carried(other)))
+
+
+def _dims(tree):
+    """The dims of the first Tensor of a tree, and the axes that split them."""
+    first = next(x for x in leaves_of(tree) if is_tensor(x))
+    return first.dims, first.placement.axes
+
+
+def _is_float(array) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def _constant(array):
+    return lax.stop_gradient(array) if _is_float(array) else array
+
+
+def _kept(inner: list):
+    """What to keep for the backward pass of a chunk of one of several rounds.
+
+    A chunk of the parameters is cut from those of all rounds again, because otherwise each tick
+    would keep the parameters that it works with. What functions inside keep is kept.
+
+    Args:
+      inner: the policies of functions inside that are recomputed; known after tracing.
+    """
+
+    def policy(primitive, *avals, **params):
+        if primitive.name == "name" and params["name"] == _CARRY:
+            return True
+        if not inner:
+            return primitive.name != "dynamic_slice"
+        found = (kept(primitive, *avals, **params) for kept in inner if kept is not None)
+        return next((answer for answer in found if answer), False)
+
+    return policy

@@ -1,0 +1,95 @@
+"""The schedule of a pipeline: which stage works on which microbatch at which tick.
+
+The elements of a dim, such as `layers`, lie on S stages, and the rows of the data are cut into M
+microbatches, which travel from stage to stage. At tick t stage s works on item n = t - s. With
+2 stages and 3 microbatches (GPipe; Huang et al., 2019), where a dot is a stage that waits:
+
+    tick       0 1 2 3
+    stage 0    0 1 2 .
+    stage 1    . 0 1 2
+
+With v *rounds* each stage has v shorter chunks of the elements instead of one, and each microbatch
+goes round the stages v times (circular, or interleaved; Narayanan et al., 2021): chunk c lies on
+stage c mod S and is of round c div S. Item n is microbatch (n div vS) S + n mod S in round
+(n mod vS) div S. So the S - 1 ticks for which a stage waits are ticks of a v-th of the work.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from meshdsl.splits.windows import Piece
+
+
+class Schedule(NamedTuple):
+    """A pipeline's schedule.
+
+    Attributes:
+      stages: how many there are.
+      microbatches: how many there are.
+      rounds: how often each microbatch goes round the stages.
+    """
+
+    stages: int
+    microbatches: int
+    rounds: int = 1
+
+    @property
+    def items(self) -> int:
+        """How many items each stage works on.
+
+        With rounds, microbatches go round in groups of as many as there are stages; the last group
+        may lack some.
+        """
+        if self.rounds == 1:
+            return self.microbatches
+        groups = -(-self.microbatches // self.stages)
+        return groups * self.stages * self.rounds
+
+    @property
+    def ticks(self) -> int:
+        """How many ticks there are, each of which takes the time of one chunk of the elements."""
+        return self.items + self.stages - 1
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ticks for which a stage waits: (S - 1) / (vM + S - 1)."""
+        return 1 - self.rounds * self.microbatches / self.ticks
+
+    def round_of(self, item) -> Any:
+        """The round of an item; `item` may be an array."""
+        return item % (self.rounds * self.stages) // self.stages
+
+    def microbatch_of(self, item) -> Any:
+        """The microbatch of an item, or a number that no microbatch has where there is none."""
+        return item // (self.rounds * self.stages) * self.stages + item % self.stages
+
+    def item_of(self, microbatch: int, in_round: int) -> int:
+        """The item that a microbatch is in a round: the inverse of the two above."""
+        group, place = divmod(microbatch, self.stages)
+        return (group * self.rounds + in_round) * self.stages + place
+
+    def at(self, stage: int, tick: int) -> tuple[int, int] | None:
+        """Microbatch and round that a stage works on at a tick; None where it waits."""
+        item = tick - stage
+        if not 0 <= item < self.items or self.microbatch_of(item) >= self.microbatches:
+            return None
+        return self.microbatch_of(item), self.round_of(item)
+
+    def deal(self, chunk: int) -> list[Piece]:
+        """The pieces by which parts of consecutive chunks become every S-th chunk of each stage.
+
+        Args:
+          chunk: how many elements a chunk has.
+        """
+        found = []
+        for stage in range(self.stages):
+            for place in range(self.rounds):
+                home, there = divmod(place * self.stages + stage, self.rounds)
+                found.append(Piece(home, stage, there * chunk, place * chunk, chunk))
+        return found
+
+    def collect(self, chunk: int) -> list[Piece]:
+        """The pieces by which `deal` is undone."""
+        dealt = self.deal(chunk)
+        return [Piece(p.target, p.source, p.write, p.read, p.length) for p in dealt]
