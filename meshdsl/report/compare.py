@@ -19,7 +19,8 @@ class Row:
     Attributes:
       mesh: the mesh in words, `data=16 model=4`.
       fits: whether the peak is below the chip's memory; None where that is not known.
-      peak, capacity: bytes.
+      peak: bytes that live at once; of what the compiler refuses, and of GPUs, all that it needs.
+      capacity: bytes.
       step: seconds; None where the machine has no figures.
       mfu: the share of the machine's FLOPs that the model uses.
       exposed: the share of the step that waits for collectives.
@@ -68,13 +69,13 @@ class Row:
         for row in report.collectives:
             for axis in row.axes:
                 moved[axis] += row.count * row.bytes
-        time = report.time
+        time, memory = report.time, report.memory
         return cls(
             layout=layout,
             mesh=_mesh(sizes),
             fits=report.fits,
-            peak=report.memory.needed,
-            capacity=report.memory.capacity,
+            peak=memory.needed if memory.peak is None else memory.peak,
+            capacity=memory.capacity,
             step=time.step if time else None,
             mfu=time.mfu if time else None,
             exposed=time.exposed_share if time else None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -84,8 +85,7 @@ class Sent(NamedTuple):
             if target is None:
                 made.append(leaf)
                 continue
-            if array.sharding != target:
-                array = _resharded(target)(array)
+            array = _resharded(array, target)
             made.append(leaf.replace(array=array) if is_tensor(leaf) else array)
         return jax.tree.unflatten(self.structure, made)
 
@@ -114,7 +114,7 @@ def send(
         array = leaf.array if is_tensor(leaf) else leaf
         target = target.array if is_tensor(target) else target
         way = _way(_sharding_of(array), target, np.shape(array))
-        crossing = array if way.leaves is None else _resharded(way.leaves)(array)
+        crossing = array if way.leaves is None else _resharded(array, way.leaves)
         sent.arrays.append(_crossed(crossing, way))
         sent.targets.append(target)
         if transfers is not None:
@@ -171,8 +171,8 @@ class _Way(NamedTuple):
       elements: those of all parts and copies that a device gets and did not have.
     """
 
-    leaves: Sharding | None
-    arrives: Sharding
+    leaves: NamedSharding | None
+    arrives: NamedSharding
     pieces: tuple[tuple[tuple[int, ...], Sharding], ...]
     parts: int
     elements: int
@@ -201,6 +201,7 @@ def _way(source: Sharding | None, target: NamedSharding, shape: tuple[int, ...])
     arrives, pieces = target if parts == goal else _cut(target.mesh, parts), ()
     ways = there // math.prod(parts)
     cut = [i for i, n in enumerate(shape) if n and n // parts[i] % ways == 0]
+    cut.sort(key=lambda i: -parts[i])  # the axes of one dim are one axis
     if ways > 1 and cut:
         arrives = _cut(target.mesh, parts, cut[0])
         if arrives.is_equivalent_to(target, len(shape)):
@@ -256,11 +257,17 @@ def _cut(mesh: Mesh, parts: Sequence[int], again: int | None = None) -> NamedSha
     Args:
       again: the position of a dim whose parts are cut once more, so that there are no copies.
     """
-    names = [f"parts{i}" for i in range(len(parts))]
-    devices = mesh.devices.reshape((*parts, -1))
-    types = (AxisType.Auto,) * devices.ndim
-    spec = [(name, "copies") if i == again else name for i, name in enumerate(names)]
-    made = Mesh(devices, (*names, "copies"), axis_types=types)
+    axes: list[tuple[int, int | None]] = [(n, i) for i, n in enumerate(parts) if n > 1]
+    copies = mesh.devices.size // math.prod(parts)
+    if again is not None and axes and axes[-1][1] == again:
+        axes[-1], copies = (axes[-1][0] * copies, again), 1
+    axes.append((copies, again))
+    spec = [
+        tuple(f"axis{k}" for k, (_, i) in enumerate(axes) if i == at) for at, _ in enumerate(parts)
+    ]
+    devices = mesh.devices.reshape([n for n, _ in axes])
+    names = tuple(f"axis{k}" for k, _ in enumerate(axes))
+    made = Mesh(devices, names, axis_types=(AxisType.Auto,) * len(axes))
     return NamedSharding(made, PartitionSpec(*spec))
 
 
@@ -272,10 +279,28 @@ def _arriving(source: Sharding | None, target: Sharding, shape: tuple[int, ...])
     return new * math.prod(target.shard_shape(shape))
 
 
-@cache
-def _resharded(sharding: Sharding):
-    """A program that brings an array to another sharding over the devices that it lies on."""
+def _resharded(array, sharding: NamedSharding):
+    """An array in another sharding over the devices that it lies on.
 
+    XLA's partitioner breaks down at some changes between meshes whose axes do not nest, such as 2 x
+    3 and 3 x 2. Between these the array is whole on every device.
+    """
+    if array.sharding == sharding:
+        return array
+    if not _nest(array.sharding.mesh, sharding.mesh):
+        array = _program(NamedSharding(sharding.mesh, PartitionSpec()))(array)
+    return _program(sharding)(array)
+
+
+@cache
+def _nest(mesh: Mesh, other: Mesh) -> bool:
+    """Whether both are the same devices in order, as axes that are products of common factors."""
+    inner = {math.prod(m.devices.shape[:i]) for m in (mesh, other) for i in range(m.devices.ndim)}
+    return all(b % a == 0 for a, b in pairwise(sorted(inner)))
+
+
+@cache
+def _program(sharding: NamedSharding):
     def reshard(array):
         return array
 

@@ -63,6 +63,16 @@ def test_what_many_kernels_need_is_written_when_its_operands_are_larger():
     assert [b for k in made.kernels[1:] for b in k.reads if b in made.arguments[:2]] == []
 
 
+@pytest.mark.parametrize("others, written", [(1, 0), (3, 1)])
+def test_what_two_products_need_is_written_where_that_moves_fewer_bytes(others, written):
+    def function(x, w, *others):
+        total = sum(others, x)
+        return total @ w, total.T @ w
+
+    made = graph(function, *(array(64, 64) for _ in range(2 + others)))
+    assert len({b for k in made.kernels for b in k.writes} - set(made.results)) == written
+
+
 def test_an_update_of_a_parameter_and_its_moment_is_one_kernel_and_masks_take_no_memory():
     def update(p, m, g, rate):
         m = 0.9 * m + 0.1 * g
@@ -89,6 +99,24 @@ def test_a_loop_has_its_body_with_slices_of_stacks_and_what_it_carries():
     (slice_,) = (b for b in product.reads if b.within is not None)
     assert slice_.within is made.arguments[1] and slice_.shape == (64, 64)
     assert total.reads == [start] and total.writes[0].within is made.results[1]
+
+
+def test_what_a_collective_gives_is_copied_into_a_stack():
+    mesh = abstract_mesh({"data": 8})
+
+    def body(x, w):
+        whole = lax.all_gather(w, "data", tiled=True)
+        return x @ whole, (whole, x + 1)
+
+    def local(x, ws):
+        return lax.scan(body, lax.pcast(x, "data", to="varying"), ws)
+
+    specs = {"in_specs": (P(), P(None, "data")), "out_specs": (P("data"), P(None, "data"))}
+    function = jax.shard_map(local, mesh=mesh, **specs)
+    (loop,) = [k.loop for k in graph(function, array(64, 64), array(3, 64, 64), mesh=mesh).kernels]
+    assert sorted(names(loop.kernels)) == ["add", "all_gather", "copy", "dot_general"]
+    copy = next(k for k in loop.kernels if k.primitive == "copy")
+    assert copy.writes[0].within is not None and copy.traffic == 2 * copy.writes[0].bytes
 
 
 def test_a_mask_that_a_loop_is_given_is_computed_inside():

@@ -128,6 +128,25 @@ def test_a_turn_waits_for_all_that_it_started():
     assert us(330, 30, 300, 300, 330) == times(view)
 
 
+def test_the_step_waits_for_all_that_it_started():
+    x, y = buffer(), buffer()
+    view = run([work(10, [], [x]), move(100, x, y, operation="psum_scatter"), work(30)])
+    assert us(110, 40, 100, 70, 140) == times(view)
+
+
+def test_a_product_that_nothing_waits_for_is_left_for_the_time_of_a_collective():
+    x, y, z = buffer(), buffer(), buffer()
+    kernels = [work(10, [], [x]), work(80, [x], [z], "md.f.7"), move(100, x, y), work(5, [y])]
+    assert us(115, 95, 100, 20, 195) == times(run(kernels))
+
+
+def test_one_collective_is_under_way_at_a_time_and_none_while_a_loop_has_its_own():
+    x, y, z = buffer(), buffer(), buffer()
+    loop = Kernel("scan", "jit(f)/shard_map/while", loop=Loop(1, [move(50, x, z, "model")]))
+    view = run([move(100, x, y), loop, work(20, [y])])
+    assert us(170, 20, 150, 150, 170) == times(view)
+
+
 def test_the_longest_branch_counts():
     branches = ((work(10),), (work(90),))
     assert run([Kernel("cond", "jit(f)/shard_map/cond", branches=branches)]).step == pytest.approx(

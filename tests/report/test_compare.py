@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
+from meshdsl.compiled.report import ChipMemory
 from meshdsl.report.compare import Row, best_first, table
+from tests.report.test_compiled_text import REPORT
 
 FAST = Row(
     "fsdp",
@@ -63,6 +67,13 @@ def test_the_table_says_by_how_much_something_does_not_fit_and_what_is_wrong_wit
 def test_what_the_compiler_judged_stands_before_what_is_estimated():
     judged = replace(SLOW, by="compiler")
     assert best_first([FAST, judged, LARGE]) == [judged, FAST, LARGE]
+
+
+@pytest.mark.parametrize("peak, shown", [(2**30, 2**30), (None, 2**31)])
+def test_of_what_is_compiled_it_shows_the_peak_as_explain_does(peak, shown):
+    memory = ChipMemory(needed=2**31, capacity=2**34, peak=peak)
+    report = replace(REPORT, memory=memory)
+    assert Row.compiled("fsdp", {"data": 8, "model": 2}, report).peak == shown
 
 
 def test_whether_it_fits_may_not_be_known():

@@ -10,7 +10,9 @@ elements: the activation after a product belongs to the product's kernel, and an
 of a parameter and of its moments is one kernel. A reduction ends a kernel.
 
 What loops are given and do not change is passed in as it is; broadcasts and masks are computed
-inside. A stack that a loop only uses in a narrower type is converted once, before the loop.
+inside. What a collective or a fused kernel gives is copied into the stack that a loop writes, and a
+slice of a stack is copied for a fused kernel: these cannot be joined with other code. A stack that
+a loop only uses in a narrower type is converted once, before the loop.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from meshdsl.estimate.fusion.equation_work import collectives, dots, other_flops
 from meshdsl.estimate.fusion.equations import BARRIER, Block, Equation, Value, original
 from meshdsl.estimate.fusion.primitives import (
     ELEMENTWISE,
+    FUSED,
     IN_PLACE,
     PARTIAL_READS,
     PRODUCTS,
@@ -157,12 +160,14 @@ class KernelBuilder:
                 sources = self.table.sources(operand) if operand else frozenset()
                 self._extend(index, equation, sources, [result])
             return
+        copies = self._copied_slices(equation) if equation.primitive == FUSED else {}
         index = self._new(equation)
         kernel = self.kernels[index]
         kernel.dots = dots(equation)
         if moved:
             kernel.collective, kernel.scope = moved[0], moved[0].scope
         self._extend(index, equation, self.table.sources_of(equation.operands), equation.outputs)
+        kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
         if equation.primitive in PRODUCTS:
             self._joinable[equation.outputs[0]] = equation.outputs[0].size
         if equation.primitive in IN_PLACE and equation.inputs[0] is not None:
@@ -170,6 +175,17 @@ class KernelBuilder:
             kernel.in_place.append(
                 (operand, self.table.buffer(equation.outputs[0], equation.scope))
             )
+
+    def _copied_slices(self, equation: Equation) -> dict[int, Buffer]:
+        """Copies of what an equation reads of stacks, by the id of the slice's buffer."""
+        copies: dict[int, Buffer] = {}
+        for value in _by_number(self.table.sources_of(equation.operands)):
+            slice_ = self.table.buffer(value, equation.scope)
+            if slice_.within is not None:
+                copy = Buffer(slice_.shape, slice_.dtype, slice_.bytes, scope=equation.scope)
+                self.kernels.append(_copy(slice_, copy, equation.scope))
+                copies[id(slice_)] = copy
+        return copies
 
     def _note_in_place(self, equation: Equation, value: Value) -> None:
         """Notes which operands a result may be written over.
@@ -303,7 +319,8 @@ class KernelBuilder:
 
         Returns:
           Outputs that have to be copied, because they stand somewhere else already (an input of the
-          block, say), with the buffers to copy them to.
+          block, say) or come from what cannot write a slice of a stack, with the buffers to copy
+          them to.
         """
         copied = []
         placed = {original(v) for v in block.inputs}
@@ -317,7 +334,7 @@ class KernelBuilder:
             value, buffer = original(output), buffers[i]
             if within:
                 buffer = Buffer(value.shape, value.dtype, value.bytes, within=buffer)
-            if value in placed:
+            if value in placed or (within and not _joins(value)):
                 copied.append((output, buffer))
             else:
                 placed.add(value)
@@ -332,6 +349,16 @@ class KernelBuilder:
 def _read(kernel: Kernel, buffer: Buffer) -> None:
     if all(buffer is not b for b in kernel.reads):
         kernel.reads.append(buffer)
+
+
+def _copy(buffer: Buffer, to: Buffer, scope: str) -> Kernel:
+    return Kernel("copy", scope, [buffer], [to], traffic=buffer.bytes + to.bytes)
+
+
+def _joins(value: Value) -> bool:
+    """Whether more code can join the kernel that makes a value: to write it into a stack, say."""
+    made = value.equation
+    return made is None or made.primitive in ELEMENTWISE | REDUCTIONS | PRODUCTS
 
 
 def _by_number(values: Iterable[Value]) -> list[Value]:

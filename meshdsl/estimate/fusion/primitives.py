@@ -21,6 +21,7 @@ REDUCTIONS = names("""
     reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin
 """)
 PRODUCTS = names("dot_general conv_general_dilated")
+FUSED = "local_kernel"  # a fused kernel, written by hand
 
 # Element-wise, but an element of the result does not stand where its operand stood.
 REORDERS = names("concatenate dynamic_slice pad rev slice split")

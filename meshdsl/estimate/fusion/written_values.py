@@ -22,7 +22,8 @@ def written_values(
 
     These are the block's results, all that something other than element-wise code makes, and what
     something other than element-wise code, products and reductions needs. Element-wise values that
-    several kernels need are among them if computing them again would read more than reading them.
+    several kernels need are among them if computing them again would read more than reading them,
+    and is costly or happens often, or if writing them moves fewer bytes in all.
 
     Args:
       equations: of the block.
@@ -60,7 +61,8 @@ def written_values(
             kernels[value] = into
             read = sum(v.bytes for v in origins[value])
             pays = value.bytes <= SMALL or read > _AGAIN * value.bytes
-            if len(into) > 1 and pays and (value in costly or len(into) > _KERNELS):
+            often = value in costly or len(into) > _KERNELS
+            if len(into) > 1 and ((pays and often) or _saves(read, value.bytes, len(into))):
                 found.add(value)
     return found
 
@@ -87,6 +89,16 @@ def _origins(
             if is_costly:
                 costly.add(value)
     return origins, costly
+
+
+def _saves(read: int, size: int, kernels: int) -> bool:
+    """Whether it moves fewer bytes to write a value once than to compute it in each kernel.
+
+    Args:
+      read: bytes that computing it reads.
+      size: bytes of the value, which is written once and read by each kernel.
+    """
+    return size > SMALL and kernels * read > read + (1 + kernels) * size
 
 
 def _is_update(value: Value, user: Equation) -> bool:

@@ -1,30 +1,30 @@
 """Estimates the time of one step on a target from the program's kernels; nothing is compiled.
 
-Kernels run on the compute stream in program order; `kernel_time` says how long each takes. A
-collective starts on the links of its axes as soon as what it reads is there and the links are free.
-What uses its result waits for it, and later kernels that do not need it run meanwhile, unless
-`collective_timing` says that the device waits.
+Kernels run on the compute stream; `kernel_order` says in which order, and `kernel_time` how long
+each takes. A collective starts in its turn, as soon as what it reads is there and the links of its
+axes are free. What uses its result waits for it, and kernels between run meanwhile, unless
+`collective_timing` says that the device waits. The step ends when everything that it started has
+finished.
 
-In the body of a loop a collective starts with the turn at the earliest, and a turn ends when
-everything that it started has finished. The second turn of a loop stands for all that follow.
+A turn of a loop ends when everything that it started has finished. The second turn of a loop stands
+for all that follow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from meshdsl.estimate.explanation import Span, TimeView
 from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
 from meshdsl.estimate.time.collective_timing import CollectiveTiming, collective_timing
+from meshdsl.estimate.time.kernel_order import scheduled
 from meshdsl.estimate.time.kernel_time import is_fused, kernel_seconds
 from meshdsl.machine import Chip, Network, Target
 from meshdsl.machine.streams import Streams, lanes_of, stream_of
 from meshdsl.record.collective import Collective
 from meshdsl.record.recorder import tag_in
-
-_AHEAD = 64  # how many kernels a compiler is taken to look ahead for something to do
 
 
 def step_time(
@@ -38,7 +38,7 @@ def step_time(
       model_flops_full: the same with attention in full.
     """
     simulation = _Simulation(target.chip, network)
-    simulation.run(graph.kernels, 1, 1)
+    simulation.run_to_end(graph.kernels, 1, 1)
     return TimeView(
         compute=simulation.compute,
         communication=simulation.communication,
@@ -84,53 +84,43 @@ class _Simulation:
     exposed: float = 0.0
     _seconds: dict[int, float] = field(default_factory=dict)
     _timings: dict[int, CollectiveTiming] = field(default_factory=dict)
+    _orders: dict[int, list[Kernel]] = field(default_factory=dict)
 
     def run(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
         """Runs `kernels` once."""
-        began = self.streams.now
-        waiting, leading = list(kernels), self._leading(kernels)
-        unmade = {id(buffer) for kernel in waiting for buffer in kernel.writes}
-        while waiting:
-            kernel = waiting.pop(self._next(waiting, unmade, leading))
-            self._run_kernel(kernel, weight, repeats, began)
-            unmade.difference_update(id(buffer) for buffer in kernel.writes)
+        for kernel in self._scheduled(kernels):
+            self._run_kernel(kernel, weight, repeats)
 
-    def _next(self, waiting: list[Kernel], unmade: set[int], leading: set[int]) -> int:
-        """The position of the kernel that runs next.
+    def run_to_end(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
+        """Runs `kernels` once, and waits for the collectives that they start."""
+        self.run(kernels, weight, repeats)
+        self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
 
-        It is a collective that can start. If there is none, it is the kernel whose operands are
-        there first; of several whose operands are there, one that leads to a collective.
+    def _scheduled(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """A block of kernels in the order in which they run."""
+        if id(kernels) not in self._orders:
+            order = scheduled(kernels, self._seconds_of, self._is_asynchronous)
+            self._orders[id(kernels)] = order
+        return self._orders[id(kernels)]
 
-        Args:
-          unmade: ids of the buffers that `waiting` kernels make.
-          leading: ids of the kernels that lead to a collective.
-        """
-        best, least = 0, (math.inf, True)
-        for i, kernel in enumerate(waiting[:_AHEAD]):
-            if any(id(buffer) in unmade for buffer in _sources(kernel)):
-                continue
-            if self._is_asynchronous(kernel):
-                return i
-            when = max((self._when(buffer) for buffer in kernel.reads), default=0.0)
-            rank = (max(when, self.streams.now), id(kernel) not in leading)
-            if rank < least:
-                best, least = i, rank
-        return best
-
-    def _leading(self, kernels: Sequence[Kernel]) -> set[int]:
-        """The ids of asynchronous collectives, and of the kernels that they are computed from."""
-        wanted: set[int] = set()
-        found = set()
-        for kernel in reversed(kernels):
-            if self._is_asynchronous(kernel) or any(id(b) in wanted for b in kernel.writes):
-                found.add(id(kernel))
-                wanted.update(id(buffer) for buffer in _sources(kernel))
-        return found
-
-    def _run_kernel(self, kernel: Kernel, weight: int, repeats: int, began: float) -> None:
-        """Runs one kernel of a block that began at the time `began`."""
+    def _seconds_of(self, kernel: Kernel) -> float:
+        """Seconds of a kernel, of a loop and of branches with one kernel after the other."""
         if kernel.collective is not None:
-            self._communicate(kernel, kernel.collective, weight, repeats, began)
+            return self._timing(kernel, kernel.collective).seconds
+        if id(kernel) not in self._seconds:
+            self._seconds[id(kernel)] = self._compute_seconds(kernel)
+        return self._seconds[id(kernel)]
+
+    def _compute_seconds(self, kernel: Kernel) -> float:
+        if kernel.loop is not None:
+            return kernel.loop.length * math.fsum(map(self._seconds_of, kernel.loop.kernels))
+        if kernel.branches:
+            return max(math.fsum(map(self._seconds_of, branch)) for branch in kernel.branches)
+        return kernel_seconds(kernel, self.chip)
+
+    def _run_kernel(self, kernel: Kernel, weight: int, repeats: int) -> None:
+        if kernel.collective is not None:
+            self._communicate(kernel, kernel.collective, weight, repeats)
             return
         self._wait_for(kernel.reads, weight)
         if kernel.loop is not None:
@@ -141,9 +131,7 @@ class _Simulation:
             self._compute(kernel, weight, repeats)
 
     def _compute(self, kernel: Kernel, weight: int, repeats: int) -> None:
-        if id(kernel) not in self._seconds:
-            self._seconds[id(kernel)] = kernel_seconds(kernel, self.chip)
-        seconds = self._seconds[id(kernel)]
+        seconds = self._seconds_of(kernel)
         start, end = self.streams.compute(seconds)
         self.compute += seconds * weight
         self.fused += seconds * weight * is_fused(kernel)
@@ -152,7 +140,7 @@ class _Simulation:
         self._show("compute", kernel, start, end, repeats)
 
     def _communicate(
-        self, kernel: Kernel, collective: Collective, weight: int, repeats: int, began: float
+        self, kernel: Kernel, collective: Collective, weight: int, repeats: int
     ) -> None:
         result, timing = kernel.writes[0], self._timing(kernel, collective)
         lanes = lanes_of(collective, self.network)
@@ -161,9 +149,8 @@ class _Simulation:
             start, end = self.streams.compute(timing.filling_seconds(self.chip, width))
             self.compute += (end - start) * weight
             self._show("compute", kernel, start, end, repeats)
-            began = end
         if timing.asynchronous:
-            ready = max([began, *(self._when(buffer) for buffer in kernel.reads)])
+            ready = max([self.streams.now, *(self._when(buffer) for buffer in kernel.reads)])
             start, end = self.streams.launch(id(result), lanes, timing.seconds, ready)
         else:
             self._wait_for(kernel.reads, weight)
@@ -185,24 +172,19 @@ class _Simulation:
     def _run_loop(self, kernel: Kernel, loop: Loop, weight: int, repeats: int) -> None:
         begin = self.streams.now
         if loop.length:
-            self._run_turn(loop.kernels, weight, repeats * loop.length)
+            self.run_to_end(loop.kernels, weight, repeats * loop.length)
         if loop.length > 1:
             second = self.streams.now
-            self._run_turn(loop.kernels, weight * (loop.length - 1), 0)
+            self.run_to_end(loop.kernels, weight * (loop.length - 1), 0)
             self.streams.skip((loop.length - 2) * (self.streams.now - second))
         for buffer in kernel.writes:
             self.streams.events[id(buffer)] = self.streams.now
         self._show("loops", kernel, begin, self.streams.now, repeats)
 
-    def _run_turn(self, kernels: list[Kernel], weight: int, repeats: int) -> None:
-        """Runs the body of a loop once, and waits for the collectives that it starts."""
-        self.run(kernels, weight, repeats)
-        self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
-
     def _seconds_alone(self, kernels: tuple[Kernel, ...]) -> float:
         """Seconds of `kernels` if nothing else runs."""
         alone = _Simulation(self.chip, self.network, _seconds=self._seconds, _timings=self._timings)
-        alone.run(kernels, 1, 0)
+        alone.run_to_end(kernels, 1, 0)
         return alone.streams.now
 
     def _wait_for(self, buffers: Iterable[Buffer], weight: int) -> None:
@@ -219,12 +201,3 @@ class _Simulation:
             self.spans.append(
                 Span(stream, kernel.primitive, start, end, kernel.phase, tag, repeats)
             )
-
-
-def _sources(kernel: Kernel) -> Iterator[Buffer]:
-    """The buffers that a kernel reads, and those that they are slices of."""
-    for buffer in kernel.reads:
-        source: Buffer | None = buffer
-        while source is not None:
-            yield source
-            source = source.within
