@@ -75,9 +75,12 @@ class DeviceLoop:
     @property
     def key(self) -> tuple:
         """All that a local function can learn from this, but for the sizes of the mesh."""
-        rings = tuple([(d, ring.key) for d, ring in self._rings.items()])
+        rings = [
+            tuple([(d, ring.key) for d, ring in rings.items()])
+            for rings in (self._rings, self._result_rings)
+        ]
         result = () if self.result is self else self.result.key
-        return tuple(self._axes.items()), self._zigzag, rings, result
+        return tuple(self._axes.items()), self._zigzag, *rings, result
 
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""

@@ -177,7 +177,7 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
     return arrays
 
 
-def _masked(at: DeviceLoop, array, dims: Dims, fill, *, shared: bool) -> jax.Array:
+def _masked(at: DeviceLoop, array, dims: Dims, fill, *, shared: bool) -> Any:
     """`array` with `fill` in its padding; the same one each time, if it is `shared`."""
     if not shared:
         return at.masked(array, dims, fill)

@@ -28,6 +28,7 @@ from meshdsl.tensor import Tensor
 
 if TYPE_CHECKING:
     from meshdsl.lowering.device_loop import DeviceLoop
+    from meshdsl.lowering.scope import Scope
 
 _LARGE = 4096  # bytes of an array of NumPy that are not compared any more
 
@@ -83,8 +84,9 @@ class LocalTypes:
             key = known = None
         if known is None:
             self.found += 1
-            known = _traced(local, at, arrays, op)
-            if key is not None:
+            given = [_as_traced(a, scope) for a in arrays]
+            asked, known = scope.asked, _traced(local, at, given, op)
+            if key is not None and scope.asked == asked:
                 self._known[key] = known
         else:
             op.moves += known.moves
@@ -92,14 +94,28 @@ class LocalTypes:
         return [arrays[r] if isinstance(r, int) else _fresh(r) for r in known.results]
 
 
+def _as_traced(x, scope: Scope):
+    """An array that JAX traces, the same one each time for the same type.
+
+    A local function may ask the scope for what has been made of it, as those do whose operands go
+    round a ring. So what such a function does is found anew each time.
+    """
+    if not isinstance(x, ArrayType):
+        return x
+    found = scope.remembered(x, "traced")
+    if found is None:
+        found = traced(x)
+        scope.remember(x, "traced", found)
+    return found
+
+
 def _traced(local: Callable, at: DeviceLoop, arrays: Sequence, op: Op) -> _Known:
     """What JAX finds of a function."""
     assert at.scope is not None
     before = len(op.moves)
     with of_types(False), jax.named_scope(op.tag):
-        given = [traced(a) for a in arrays]
-        made = [jnp.asarray(a) for a in local(at, *given)]
-    places = {id(a): i for i, a in enumerate(given)}
+        made = [jnp.asarray(a) for a in local(at, *arrays)]
+    places = {id(a): i for i, a in enumerate(arrays)}
     results = [places.get(id(a), collectives.type_of(a, at.scope.sizes)) for a in made]
     return _Known(tuple(results), tuple(op.moves[before:]), op.kernel, op.needed)
 

@@ -61,6 +61,7 @@ class Scope:
         self.copies: dict = {}  # see `copies`
         self._parts_allowed = parts
         self._remembered: dict = {}
+        self.asked = 0  # how often it was asked for what it remembers
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
         self.turns: Mapping[str, jax.Array] = {}  # see `taking_turns`
         self._splits: dict = {}
@@ -186,6 +187,7 @@ class Scope:
 
     def remembered(self, source, key):
         """What `remember` kept under this key in the trace that is running, or None."""
+        self.asked += 1
         entry = self._remembered.get((id(source), key))
         if entry is None:
             return None
