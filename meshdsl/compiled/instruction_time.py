@@ -45,7 +45,7 @@ _NOTES = re.compile(
     r'|annotate_device_placement|MoveTo\w+|AsyncCollective\w+)"'
 )
 _GEMM = re.compile(r'custom_call_target="__cublas\$(?:gemm|lt\$matmul)')
-_FUSED = re.compile(r'custom_call_target="(tpu_custom_call|__cudnn\$fmha)')
+_FUSED = re.compile(r'custom_call_target="(tpu_custom_call|__cudnn\$fmha|__gpu\$xla\.gpu\.triton)')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _CONTRACTING = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]([^\]}]*)[\]}]')
 

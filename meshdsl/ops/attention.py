@@ -1,8 +1,8 @@
 """attention: softmax(query . key) . value as one op, whose local function is a fused kernel.
 
 No scores stand in memory, forwards or backwards. Which kernel works is said by `IMPLEMENTATIONS`: a
-platform has its kernel, used for every call that the kernel can serve, and blocks of plain JAX
-serve all the others.
+platform has its kernels, each used for every call that it can serve and those before it cannot, and
+blocks of plain JAX serve all the others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_kernels import (
     Place,
     Runs,
+    attend_by_pallas,
     attend_by_splash,
     cudnn_lacks,
+    pallas_lacks,
     splash_lacks,
     visible_share,
 )
@@ -119,8 +121,9 @@ def attention(
       positions: of the queries and of the memory, as `segments`, for `causal` and `window`. By
         default, and where one of the two is None, elements count from 0.
       implementation: "blocks", which serves every call on every platform, "splash" for TPU, or
-        "cudnn" for GPU. By default the kernel of the platform where it can serve the call, and
-        blocks where it cannot. Elsewhere than on TPU splash is interpreted, for tests.
+        "cudnn" or "pallas" for GPU. By default the first kernel of the platform that can serve the
+        call, and blocks where none can. Elsewhere than on their platforms splash and pallas are
+        interpreted, for tests.
 
     Returns:
       The dims of the query, with the features of the values in the place of `head_dim`. Dims that
@@ -395,6 +398,7 @@ IMPLEMENTATIONS = {
     "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
     "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
     "cudnn": Implementation(attention_cudnn.attend, cudnn_lacks, "gpu", skips=True),
+    "pallas": Implementation(attend_by_pallas, pallas_lacks, "gpu", skips=True),
 }
 
 

@@ -1,7 +1,7 @@
-"""Attention by the kernels of a platform: JAX's splash attention on TPU, cuDNN's on GPU.
+"""Attention by the kernels of a platform: splash on TPU, cuDNN and a Pallas kernel on GPU.
 
 Arrays are in the order that `attention_blocks` describes. A kernel serves some calls only; what it
-lacks for a call is said by `splash_lacks` and `cudnn_lacks`.
+lacks for a call is said by `splash_lacks`, `cudnn_lacks` and `pallas_lacks`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from meshdsl.ops.attention_blocks import Options, Sides
 from meshdsl.ops.attention_parts import Way
 from meshdsl.ops.attention_parts import attend as attend_to_parts
 
-LANES = 128  # splash works on blocks of a multiple of them
+LANES = 128  # splash works on blocks of a multiple of them, and lengths are padded to one
+_FEWEST_ROWS = 16  # of a product of tensor cores
+_MOST_PROGRAMS = 65_535  # along the second dim of a grid of CUDA
 MASKS = 8  # each is a kernel of its own in the program
 
 
@@ -118,10 +120,16 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
         rows, columns = place.rows.size, place.columns.size
         if _kinds(options, place) > MASKS:
             return f"it takes up to {MASKS} masks for the parts of the keys"
-    if place.padded or rows % LANES or columns % LANES or not query.size or not value.size:
+    if min(rows, columns) < LANES or not query.size or not value.size:
         return (
-            f"it takes multiples of {LANES} queries on a device and of {LANES} keys, "
-            f"not {rows}{' with padding' if place.padded else ''} and {columns}"
+            f"it takes {LANES} queries and {LANES} keys or more on a device, "
+            f"not {rows} and {columns}"
+        )
+    masked = options.causal or options.window is not None
+    if place.whole and place.part is not None and masked and place.rows.size % LANES:
+        return (
+            f"where queries are split and keys are not its mask takes multiples of {LANES} "
+            f"queries, not {place.rows.size}"
         )
     if query.dtype not in (jnp.float32, jnp.bfloat16):
         return f"it takes float32 and bfloat16, not {query.dtype}"
@@ -178,6 +186,30 @@ def distances(place: Place, turns: range, row: int, column: int) -> Counter[int]
     return found
 
 
+def share_of_parts(options: Options, place: Place, turns: range, rows: int, columns: int) -> float:
+    """The share of the scores that count, of what a device has, on average over the devices.
+
+    Args:
+      turns: of the ring; on any but the first, parts of which nothing counts are left out.
+      rows, columns: of one device.
+    """
+    if place.whole:
+        return visible_share(
+            options, rows * place.parts // place.rows.count, columns, place.counted
+        )
+    if not place.counted:
+        return 1.0
+    found: list[tuple[float, int]] = []
+    for row in range(place.rows.count):
+        for column in range(place.columns.count):
+            sizes = place.rows.size, place.columns.size
+            far = distances(place, turns, row, column)
+            found += [(seen_of(options, *sizes, at)[0], times) for at, times in far.items()]
+    if 0 not in turns and place.rows.count == place.columns.count == 1:
+        found = [(share, times) for share, times in found if share]
+    return sum(share * times for share, times in found) / max(sum(n for _, n in found), 1)
+
+
 def _kinds(options: Options, place: Place) -> int:
     """How many different masks, that are neither full nor empty, parts of the keys may have."""
     turns, far = range(len(place.columns.starts)), set()
@@ -222,10 +254,13 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
 
 def _has_cudnn(place: Place) -> bool:
     """Whether cuDNN may run there: on a GPU that is none of AMD's."""
-    if place.platform != "gpu":
-        return False
+    return place.platform == "gpu" and not _of_amd()
+
+
+def _of_amd() -> bool:
+    """Whether the GPU at hand is one of AMD's."""
     at_hand = jax.default_backend() == "gpu"
-    return not (at_hand and "rocm" in jax.devices()[0].client.platform_version)
+    return at_hand and "rocm" in jax.devices()[0].client.platform_version
 
 
 def _widest_heads() -> int:
@@ -239,3 +274,36 @@ def _widest_heads() -> int:
     else:
         hopper = not any(find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))
     return 256 if hopper else 128
+
+
+# -- Pallas on GPU ---------------------------------------------------------------------------------
+
+
+def pallas_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
+    """What the Pallas kernel for GPUs cannot do of a call; empty if it can do all."""
+    if place.platform == "gpu" and _of_amd():
+        return "it runs on GPUs of NVIDIA only"
+    if sides.bias is not None:
+        return "it has no `bias`"
+    if query.shape[-2] < _FEWEST_ROWS:
+        return f"it takes {_FEWEST_ROWS} queries or more on a device, not {query.shape[-2]}"
+    if not query.size or not key.size or not value.size:
+        return "its operands are not empty"
+    widest = max(query.shape[-1], value.shape[-1])
+    if widest > 256:
+        return f"its heads have up to 256 features, not {widest}"
+    if query.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        return f"it takes float32, bfloat16 and float16, not {query.dtype}"
+    if math.prod(query.shape[:-2]) > _MOST_PROGRAMS:
+        return f"it takes up to {_MOST_PROGRAMS:,} heads of all sequences on a device"
+    for name in ("rows", "columns", "row_segments", "column_segments"):
+        given = getattr(sides, name)
+        if given is not None and math.prod(given.shape[options.shared : -2]) > 1:
+            return "its positions and segments are the same for all queries that share a key"
+    return ""
+
+
+def attend_by_pallas(way: Way, place: Place, *arrays) -> jax.Array:
+    """The output, by the kernel on GPU and by an interpreter of it elsewhere."""
+    kernel = imported("meshdsl.ops.attention_pallas", "kernel")(way.options, place)
+    return attend_to_parts(way._replace(kernel=kernel), *arrays)

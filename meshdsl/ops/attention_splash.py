@@ -80,6 +80,48 @@ class _Arrays(NamedTuple):
             tuple(map(of_rows, self.of_rows)),
         )
 
+    def padded(self) -> _Arrays:
+        """With whole blocks of rows and of columns. No row sees a column that is added."""
+        rows, columns = self.query.shape[2], self.key.shape[2]
+        to_rows, to_columns = _whole(rows), _whole(columns)
+        segments = self.segments
+        if segments is None and to_columns > columns:
+            segments = _one_segment(len(self.query), rows, columns)
+        if segments is not None:
+            segments = _longer(segments[0], 1, to_rows), _longer(segments[1], 1, to_columns)
+        if to_columns > columns:
+            segments = _hidden(segments, jnp.arange(to_columns) < columns)
+        by_row = lambda x: _longer(x, 2, to_rows)
+        by_column = lambda x: _longer(x, 2, to_columns)
+        return _Arrays(
+            by_row(self.query),
+            by_column(self.key),
+            by_column(self.value),
+            segments,
+            tuple(map(by_row, self.of_rows)),
+        )
+
+
+def _one_segment(batch: int, rows: int, columns: int) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros((batch, rows), jnp.int32), jnp.zeros((batch, columns), jnp.int32)
+
+
+def _hidden(segments, inside) -> tuple[jax.Array, jax.Array]:
+    """The segments, with one that no row has for the columns that are not inside."""
+    rows, columns = segments
+    return rows, jnp.where(inside, columns, rows.max() + 1)
+
+
+def _longer(x, at: int, length: int) -> jax.Array:
+    widths = [(0, length - n if i == at else 0) for i, n in enumerate(x.shape)]
+    return jnp.pad(x, widths) if x.shape[at] < length else x
+
+
+def _whole(length: int) -> int:
+    """The next length of whole blocks. That of many blocks is one of large ones."""
+    unit = _COLUMNS if length >= 4 * _COLUMNS else LANES
+    return -(-length // unit) * unit if length % LANES else length
+
 
 def _arrays(options: Options, query, key, value, sides: Sides, *of_rows) -> _Arrays:
     leading, shared = query.shape[:-2], query.shape[: options.shared]
@@ -90,10 +132,11 @@ def _arrays(options: Options, query, key, value, sides: Sides, *of_rows) -> _Arr
         x = x.reshape(*x.shape[: len(shared[:-1])], length)
         return jnp.broadcast_to(x, (*shared[:-1], length)).reshape(batch, length)
 
-    segments = None
+    rows, columns, segments = query.shape[-2], key.shape[-2], None
     if sides.row_segments is not None:
-        rows = by_batch(sides.row_segments, query.shape[-2])
-        segments = rows, by_batch(sides.column_segments, key.shape[-2])
+        segments = by_batch(sides.row_segments, rows), by_batch(sides.column_segments, columns)
+    if sides.inside is not None:
+        segments = _hidden(segments or _one_segment(batch, rows, columns), sides.inside.reshape(-1))
     with_own = lambda x: x.reshape(batch, heads * group, *x.shape[len(leading) :])
     with_shared = lambda x: x.reshape(batch, heads, *x.shape[-2:])
     arrays = with_own(query), with_shared(key), with_shared(value)
@@ -175,6 +218,9 @@ def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backw
     share = visible_share(options, rows * place.parts, columns, True)
     run = _Run(options, place.platform != "tpu", 0, place.parts)
     numbers = [None] if place.part is None else place.part()
+    if seen_of(options, rows * place.parts, columns, 0)[1] is None:
+        # Every part sees all columns. The kernel has no parts of such a mask.
+        run, numbers = run._replace(distance=None, parts=1), [None] * len(numbers)
     some = [arrays.cut(i * rows, rows, 0, columns) for i in range(len(numbers))]
     return [run.of(place, fn, x, share, backward, n) for x, n in zip(some, numbers, strict=True)]
 
@@ -291,7 +337,19 @@ class _Run(NamedTuple):
         return not self.options.causal or self.distance is None or self.distance >= 0
 
     def of(self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part):
-        """`fn` of local arrays: `_output`, or `_slopes` of one block of columns after the other."""
+        """`fn` of local arrays, which are padded for it: `_output`, or `_slopes`."""
+        rows, columns = arrays.query.shape[2], arrays.key.shape[2]
+        arrays = arrays.padded()
+        # Work on what is added is not counted.
+        share *= rows * columns / (arrays.query.shape[2] * arrays.key.shape[2])
+        made = self._of_whole_blocks(place, fn, arrays, share, backward, part)
+        lengths = (rows, columns, columns) if backward else (rows, rows)
+        return tuple(lax.slice_in_dim(x, 0, n, axis=2) for x, n in zip(made, lengths, strict=True))
+
+    def _of_whole_blocks(
+        self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part
+    ):
+        """`fn` of one block of columns after the other, where it is `_slopes`."""
         columns = arrays.key.shape[2]
         size = _block(columns, _BACKWARD_COLUMNS) if backward else columns
         if columns > size * _BACKWARD_KERNELS:

@@ -1,8 +1,6 @@
 """Attention as one op equals the formula that it stands for, under every layout."""
 
 from collections import Counter
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +9,18 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.compiled import instruction_time
-from meshdsl.compiled.hlo_text import Module
-from meshdsl.compiled.topology import target_devices
-from meshdsl.estimate.fusion.kernel_graph import kernel_graph
-from meshdsl.estimate.time.model_flops import counted_flops
-from meshdsl.machine import FUSED_EFFICIENCY, find_target
-from meshdsl.mesh import abstract_mesh
-from meshdsl.ops import attention_kernels
-from meshdsl.record.recorder import tag_in
-from meshdsl.report.explain import explain
-from meshdsl.report.explanation_text import describe
 from tests.helpers import (
     assert_equal,
     assert_same,
     data,
     dims,
     distance,
-    integers,
     layout,
     only,
     with_gradients,
 )
+from tests.ops.attention_operands import BATCH, GROUP, HEADS, RING, beside, operands
 
-BATCH, HEADS, GROUP = dims(batch=4, heads=2, group=3)
-RING = {"rule": "memory -> y", "move": "ring"}
 LAYOUTS = {
     "batch": layout("batch -> x", mesh={"x": 4}, uneven="pad"),
     "heads": layout("batch -> x", "heads? -> y", mesh={"x": 2, "y": 2}, uneven="pad"),
@@ -110,28 +95,6 @@ def expected(q, k, v, *, causal=False, segments=None, window=None, softcap=None,
         total = total + jnp.exp(sinks[:, None, None, None] - top)
     weights = weights / jnp.where(total > 0, total, 1)
     return jnp.einsum("bhgqk,bhkd->bhgqd", weights, v, precision=lax.Precision.HIGHEST)
-
-
-def operands(rows=13, columns=13, features=16, of_values=None, dtype=jnp.float32):
-    queries, memory, head_dim = dims(queries=rows, memory=columns, head_dim=features)
-    of_values = head_dim if of_values is None else md.Dim("value_dim", of_values)
-    return (
-        data(BATCH, HEADS, GROUP, queries, head_dim, seed=1, dtype=dtype, low=-3, high=3),
-        data(BATCH, HEADS, memory, head_dim, seed=2, dtype=dtype),
-        data(BATCH, HEADS, memory, of_values, seed=3, dtype=dtype),
-    )
-
-
-def beside(name, q, k):
-    """The Tensors of one argument of attention."""
-    queries, memory = q.dim("queries"), k.dim("memory")
-    if name == "bias":
-        return data(HEADS, queries, memory, seed=4, low=-2, high=2)
-    if name == "sinks":
-        return data(HEADS, seed=5)
-    if name == "segments":
-        return integers(BATCH, queries, below=3, seed=6), integers(BATCH, memory, below=3, seed=7)
-    return integers(BATCH, queries, below=9, seed=8), integers(BATCH, memory, below=9, seed=9)
 
 
 def attending(tensors, numbers):
@@ -386,274 +349,3 @@ def test_with_its_save_point_kept_the_backward_pass_computes_no_output_again():
 
     assert products(save="attention") == 2 + 5
     assert products() == 2 + 2 + 5
-
-
-# -- kernels ---------------------------------------------------------------------------------------
-
-SPLASH = {
-    "plain": {},
-    "causal window": {"causal": True, "window": 100},
-    "window": {"window": 77},
-    "soft cap": {"causal": True, "softcap": 1.5},
-    "segments": {"causal": True, "segments": True},
-}
-
-
-def blocks_and(other, numbers, q, k, v, **how):
-    """Results and gradients by blocks and by another implementation."""
-    given = {**numbers}
-    if given.pop("segments", False):
-        given["segments"] = beside("segments", q, k)
-    for name in ("blocks", other):
-        fn = lambda q, k, v, name=name: md.attention(q, k, v, implementation=name, **given)
-        yield jax.jit(with_gradients(fn, (q, k, v)))(q, k, v)
-
-
-@pytest.mark.parametrize("name", only(["causal window", "segments"], SPLASH))
-def test_splash_equals_blocks(name):
-    """Interpreted, with a head_dim of less than a lane and with several blocks of keys."""
-    args = operands(rows=256, columns=640, features=64)
-    expected, found = blocks_and("splash", SPLASH[name], *args)
-    assert_equal(found, expected, tolerance=2e-5)
-
-
-def test_queries_that_see_no_key_find_nothing_by_splash_too():
-    args = operands(rows=256, columns=128, features=64)
-    expected, found = blocks_and("splash", {"window": 5}, *args)
-    assert_equal(found, expected, tolerance=2e-5)
-    assert not np.any(found[0].array[:, :, :, 140:])
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2}),
-        pytest.param(layout("queries -> x", mesh={"x": 2}), marks=pytest.mark.slow),
-    ],
-    ids=["batch and heads", "queries"],
-)
-def test_splash_is_the_same_under_every_layout(rules):
-    args = operands(rows=256, columns=256, features=64)
-    how = {"causal": True, "window": 150, "implementation": "splash"}
-    fn = lambda q, k, v: md.attention(q, k, v, **how)
-    program, _ = assert_same(fn, *args, layout=rules)
-    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
-
-
-IN_PARTS = {
-    "ring of 2": layout("queries -> y", RING, mesh={"y": 2}),
-    "ring of 4": layout("queries -> y", RING, mesh={"y": 4}),
-    "ring by batch": layout("batch -> x", "queries -> y", RING, mesh={"x": 2, "y": 2}),
-    "memory": layout("memory -> y", mesh={"y": 2}),
-    "queries and memory": layout("queries -> x", "memory -> y", mesh={"x": 2, "y": 2}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("under", IN_PARTS)
-@pytest.mark.parametrize("name", SPLASH)
-def test_splash_in_parts_equals_blocks(name, under):
-    args = operands(rows=1024, columns=1024, features=64)
-    how = dict(SPLASH[name])
-    if how.pop("segments", False):
-        how["segments"] = beside("segments", *args[:2])
-    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
-    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
-    how_close = {"reference": reference, "tolerance": 2e-5}
-    program, _ = assert_same(fn("splash"), *args, layout=IN_PARTS[under], **how_close)
-    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
-
-
-@pytest.mark.parametrize("rows, columns", [(4, 4), (4, 6), (8, 2)])
-def test_what_a_run_of_queries_sees_of_a_run_of_keys(rows, columns):
-    """The share that counts, and no distance where all or none of it does."""
-    for causal, window in ((False, None), (True, None), (False, 3), (True, 3), (True, 9)):
-        options = attention_kernels.Options(1, causal, window, None, 1.0)
-        for far in range(-15, 16):
-            away = far + np.arange(rows)[:, None] - np.arange(columns)
-            visible = (away >= 0) | (not causal)
-            visible = visible & ((abs(away) < window) if window else True)
-            share, known = attention_kernels.seen_of(options, rows, columns, far)
-            square = causal and not window and not far and rows == columns
-            assert share == pytest.approx(0.5 if square else visible.mean())
-            assert known == (None if visible.all() or not visible.any() else far)
-
-
-@pytest.fixture
-def cudnn(monkeypatch):
-    """A stand-in for cuDNN behind JAX's own function; gives the list of what was asked of it."""
-    asked = []
-
-    def function(q, k, v, *, implementation, key_value_seq_lengths=None, **how):
-        asked.append((implementation, key_value_seq_lengths is not None))
-        lengths = jnp.full(q.shape[0], k.shape[1])
-        lengths = lengths if key_value_seq_lengths is None else key_value_seq_lengths
-        return _like_cudnn(tuple(how.items()), q, k, v, lengths)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", function)
-    monkeypatch.setattr(attention_kernels, "_has_cudnn", lambda place: True)
-    return asked
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _like_cudnn(how, q, k, v, lengths):
-    return _like_cudnn_forward(how, q, k, v, lengths)[0]
-
-
-def _like_cudnn_forward(how, q, k, v, lengths):
-    scores, (_, _, v32) = _scores(how, q, k, v, lengths)
-    normaliser = jax.nn.logsumexp(scores, -1)
-    output = jnp.einsum("bnts,bsnd->btnd", jnp.exp(scores - normaliser[..., None]), v32)
-    output = output.astype(q.dtype)
-    return output, (q, k, v, lengths, normaliser, output)
-
-
-def _like_cudnn_backward(how, saved, cotangent):
-    """As cuDNN: weights come from the log-sum-exp that was kept, and no output is made again."""
-    q, k, v, lengths, normaliser, output = saved
-    scores, (q32, k32, v32) = _scores(how, q, k, v, lengths)
-    weights = jnp.exp(scores - normaliser[..., None])
-    cotangent = cotangent.astype(jnp.float32)
-    through = jnp.einsum("btnd,btnd->bnt", cotangent, output.astype(jnp.float32))
-    by_weights = jnp.einsum("btnd,bsnd->bnts", cotangent, v32) - through[..., None]
-    by_scores = weights * by_weights * dict(how)["scale"]
-
-    def summed(pattern, *arrays, like):
-        whole = jnp.einsum(pattern, *arrays)
-        grouped = whole.reshape(*like.shape[:3], -1, like.shape[-1])
-        return grouped.sum(3).astype(like.dtype)
-
-    return (
-        summed("bnts,bsnd->btnd", by_scores, k32, like=q),
-        summed("bnts,btnd->bsnd", by_scores, q32, like=k),
-        summed("bnts,btnd->bsnd", weights, cotangent, like=v),
-        None,
-    )
-
-
-_like_cudnn.defvjp(_like_cudnn_forward, _like_cudnn_backward)
-
-
-def _scores(how, q, k, v, lengths):
-    """The scores, and all three in float32 with a head of keys and values for each of queries."""
-    how, group = dict(how), q.shape[2] // k.shape[2]
-    k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
-    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    rows, columns = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
-    visible = columns < lengths[:, None, None, None]
-    if how["is_causal"]:
-        visible &= columns <= rows
-    if how["local_window_size"] is not None:
-        visible &= rows - columns <= how["local_window_size"][0]
-    scores = jnp.einsum("btnd,bsnd->bnts", q, k) * how["scale"]
-    return jnp.where(visible, scores, -jnp.inf), (q, k, v)
-
-
-@pytest.mark.parametrize("numbers", [{}, {"causal": True, "window": 5}], ids=str)
-def test_cudnn_is_asked_for_the_same(numbers, cudnn):
-    args = operands(rows=16, columns=16, features=64, dtype=jnp.bfloat16)
-    expected, found = blocks_and("cudnn", numbers, *args)
-    assert_equal(found, expected, tolerance=2e-2)
-    assert set(cudnn) == {("cudnn", False)}
-    fn = lambda q, k, v: md.attention(q, k, v, implementation="cudnn", **numbers)
-    rules = layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2})
-    assert_same(fn, *args, layout=rules, tolerance=2e-2)
-
-
-def test_cudnn_attends_causally_where_queries_are_split(cudnn):
-    """By two calls, of the keys before a part and of its own, whose outputs are merged."""
-    args = operands(rows=16, columns=24, features=64, dtype=jnp.bfloat16)
-    fn = lambda q, k, v: md.attention(q, k, v, causal=True, implementation="cudnn")
-    rules = layout("batch -> x", "queries, memory -> y", mesh={"x": 2, "y": 4})
-    assert_same(fn, *args, layout=rules, tolerance=2e-2)
-    assert set(cudnn) == {("cudnn", False), ("cudnn", True)}
-
-
-# What a call asks for, and the kernels that serve it on TPU and on GPU.
-CHOICES = {
-    "plain": ({}, {}, "splash", "cudnn"),
-    "a soft cap": ({"softcap": 5.0}, {}, "splash", "blocks"),
-    "a short length": ({}, {"rows": 40}, "blocks", "cudnn"),
-    "float32": ({}, {"dtype": jnp.float32}, "splash", "blocks"),
-    "heads of 192": ({}, {"features": 192}, "splash", "cudnn"),
-    "other features": ({}, {"of_values": 32}, "splash", "blocks"),
-    "sinks": ({"sinks": True}, {}, "blocks", "blocks"),
-    "a causal window": ({"causal": True, "window": 9}, {}, "splash", "cudnn"),
-}
-
-
-def program_on(target, how, sizes, rules=("batch -> x",), mesh=None):
-    """The program of attention and its gradients, as it is lowered for a target."""
-    args = operands(**{"rows": 128, "columns": 128, "features": 64, "dtype": jnp.bfloat16} | sizes)
-    how = how | ({"sinks": beside("sinks", *args[:2])} if "sinks" in how else {})
-    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, **how), args)
-    mesh = mesh or {"x": 4}
-    where: Any = abstract_mesh(mesh, target)
-    return md.lower(fn, md.Layout(list(rules), mesh=mesh), where).program(*args)
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_the_platform_and_the_features_say_which_kernel_runs(name):
-    """Cells for GPU are traced without its libraries, as `explain` does."""
-    how, sizes, *by_platform = CHOICES[name]
-    for platform, kernel in zip(("tpu", "gpu", "cpu"), (*by_platform, "blocks"), strict=True):
-        (op,) = (op for op in program_on(platform, how, sizes).ops if op.name == "attention")
-        assert op.kernel == kernel
-
-
-def test_a_kernel_has_its_flops_and_explain_names_it():
-    """Two products forward and five backward; causal ones count half, whoever computes them."""
-    how, sizes = {"causal": True}, {"rows": 1024, "columns": 1024}
-    one = 2 * BATCH.size * HEADS.size * GROUP.size * 1024 * 1024 * 64 / 4
-    rows = (("tpu", "splash", 0.5), ("gpu", "cudnn", 0.5), ("cpu", "blocks", 1.0))
-    for platform, kernel, computed in rows:
-        program = program_on(platform, how, sizes)
-        graph = kernel_graph(program)
-        assert counted_flops(graph, program) == pytest.approx(7 * one / 2)
-        (op,) = (op for op in program.ops if op.name == "attention")
-        products = sum(n * k.flops for k, n in graph.walk() if tag_in(k.scope) == op.tag)
-        assert products == pytest.approx(7 * one * computed)
-        text = describe(explain(program))
-        assert f"memory] by {kernel}" in text
-
-
-def test_with_its_save_point_kept_splash_does_not_run_forward_again():
-    args = operands(rows=128, columns=128, features=64)
-
-    def kernels(**kept):
-        attend = lambda q, k, v: md.attention(q, k, v, implementation="splash")
-        run = with_gradients(md.checkpoint(lambda q, k, v: md.sin(attend(q, k, v)), **kept), args)
-        program = md.lower(run, layout("batch -> x", mesh={"x": 4})).program(*args)
-        return str(program.jaxpr).count("local_kernel[")
-
-    assert kernels(save="attention") == 2
-    assert kernels() == 3
-
-
-def test_splash_needs_no_mesh_with_axes():
-    args = operands(rows=128, columns=128, features=64)
-    run = lambda *args: md.attention(*args, causal=True, implementation="splash")
-    program = md.lower(with_gradients(run, args), layout(mesh={})).program(*args)
-    assert str(program.jaxpr).count("local_kernel[") == 2
-
-
-def test_splash_compiles_for_tpu():
-    """Mosaic's own lowering, forward and backward, with the queries split too."""
-    pytest.importorskip("libtpu")
-    mesh = md.make_mesh({"x": 2, "y": 4}, target_devices(find_target("v5p:2x2x2")))
-    args = operands(rows=1024, columns=1024, features=128, dtype=jnp.bfloat16)
-    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
-    lowered = md.lower(fn, layout("batch -> x", "queries -> y", mesh=mesh.shape), mesh)
-    text = lowered.lower(*args).compile().as_text() or ""
-    module = Module(text)
-    assert not module.unread.kinds()
-    found = [
-        instruction_time.seconds(module, i, find_target("v5p:2x2x2").chip)
-        for computation in module.computations.values()
-        for i in computation
-        if "tpu_custom_call" in i.attributes
-    ]
-    # Two products forward and five backward, half of each, for the part of one device.
-    one = 2 * 2 * HEADS.size * GROUP.size * 256 * 1024 * 128 / 2
-    rate = FUSED_EFFICIENCY * find_target("v5p:2x2x2").chip.flops
-    assert sorted(found) == pytest.approx([2 * one / rate, 5 * one / rate])

@@ -1,0 +1,332 @@
+"""Attention by a Pallas kernel for GPUs, for the calls that cuDNN cannot serve.
+
+The algorithm is that of FlashAttention-2 (Dao, 2023). One program takes a block of rows and goes
+through the blocks of columns, or, for the gradients of keys and values, a block of columns and goes
+through the blocks of rows. What a row sees is found from positions and document numbers that stand
+beside, so that rows and columns may be any parts of longer ones, in any order. Each program is told
+the first and the last block that it may see something of, and leaves out all before and after: of
+causal attention that is half, and of documents that stand one after the other nearly all.
+
+`attention_parts` puts the results of parts together and states the derivative. The program is
+written for JAX's Triton backend; elsewhere than on GPU it is interpreted, for tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from meshdsl.lowering import kernels
+from meshdsl.lowering.kernels import Products
+from meshdsl.ops.attention_blocks import Options, Sides, Slopes, Span, may_see
+from meshdsl.ops.attention_kernels import Place, products_of, share_of_parts
+from meshdsl.ops.attention_pallas_kernels import (
+    Beside,
+    Blocks,
+    column_slopes_kernel,
+    output_kernel,
+    row_slopes_kernel,
+)
+from meshdsl.ops.attention_parts import Kernel
+
+_LARGEST = 128  # of all blocks; lengths are padded to a multiple of it
+
+
+def kernel(options: Options, place: Place) -> Kernel:
+    """This kernel for one call: compiled on GPU and interpreted elsewhere."""
+    return Kernel(partial(_forward, options, place), partial(_backward, options, place))
+
+
+def _blocks(query, value, backward: bool) -> Blocks:
+    """Sizes with which all blocks of a kernel fit the memory that a program has on GPU."""
+    wide = max(query.shape[-1], value.shape[-1]) * query.dtype.itemsize
+    if wide <= 128:
+        return Blocks(64, 64, 4) if backward else Blocks(128, 64, 4)
+    if wide <= 256:
+        return Blocks(64, 64, 8) if backward else Blocks(128, 64, 8)
+    if wide <= 512 and not backward:
+        return Blocks(64, 32, 4)
+    return Blocks(32, 32, 4)
+
+
+class _Arrays(NamedTuple):
+    """Local arrays, padded to whole blocks.
+
+    Attributes:
+      query: [shared, own, rows, features].
+      key, value: [shared, columns, features].
+      rows, columns: what stands beside them.
+      of_rows: [shared, own, rows]: the log-sum-exp, and how much of the cotangent the output has;
+        and the cotangent, which has features too.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    rows: Beside
+    columns: Beside
+    of_rows: tuple = ()
+
+    def by_own(self) -> _Arrays:
+        """With one dim for the shared ones and the query's own."""
+        merged = lambda x: x.reshape(-1, *x.shape[2:])
+        return self._replace(query=merged(self.query), of_rows=tuple(map(merged, self.of_rows)))
+
+
+class _How(NamedTuple):
+    """What is known of a call of a kernel while tracing."""
+
+    options: Options
+    interpreted: bool
+
+
+def _forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
+    """As `attention_blocks.forward`."""
+    rows, features = query.shape[-2], value.shape[-1]
+    how = _How(options, place.platform != "gpu")
+    products, _ = _products(options, place, turns, query, key, value)
+    run = lambda *given: _output(how, _arrays(options, *given))
+    output, normaliser = _called(place, products, run, query, key, value, _needed(sides), ())
+    output = output[..., :rows, :features].reshape(*query.shape[:-1], features)
+    return output, normaliser[..., :rows].reshape(query.shape[:-1])
+
+
+def _backward(
+    options: Options,
+    place: Place,
+    turns: range,
+    query,
+    key,
+    value,
+    sides: Sides,
+    *of_rows,
+) -> Slopes:
+    """As `attention_blocks.backward`.
+
+    Both kernels compute the scores and the gradients of the weights. They are counted once, as for
+    kernels that do all at once.
+    """
+    how = _How(options, place.platform != "gpu")
+    _, (*of_columns, by_query, by_key) = _products(options, place, turns, query, key, value)
+    given = query, key, value, _needed(sides), of_rows
+    of_rows_alone = lambda *given: _row_slopes(how, _arrays(options, *given))
+    of_columns_alone = lambda *given: _column_slopes(how, _arrays(options, *given))
+    rest = _called(place, (*of_columns, by_key), of_columns_alone, *given)
+    first = _called(place, (by_query,), of_rows_alone, *given)
+    some = (
+        x[..., : like.shape[-2], : like.shape[-1]].reshape(like.shape)
+        for x, like in zip((first, *rest), (query, key, value), strict=True)
+    )
+    return Slopes(*some)
+
+
+def _products(options: Options, place: Place, turns: range, query, key, value):
+    share = share_of_parts(options, place, turns, query.shape[-2], key.shape[-2])
+    return products_of(query, key, value, share)
+
+
+def _needed(sides: Sides) -> Sides:
+    """Without what the kernels do not look at."""
+    return sides._replace(bias=None, sinks=None)
+
+
+def _called(place: Place, products: Products, fn: Callable, *given):
+    """`fn` of local arrays: in a lowering one operation, and outside of one as it is."""
+    return kernels.opaque(fn, *given, products=products) if place.lowered else fn(*given)
+
+
+def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -> _Arrays:
+    """The arrays as kernels have them."""
+    shared = query.shape[: options.shared]
+    programs, own = math.prod(shared), math.prod(query.shape[options.shared : -2])
+    rows, columns = query.shape[-2], key.shape[-2]
+    to_rows, to_columns = _whole(rows), _whole(columns)
+
+    def wide(x, length: int, *leading: int) -> jax.Array:
+        x = x.reshape(*leading, *x.shape[-2:])
+        return _padded(_padded(x, x.ndim - 1, _power(x.shape[-1])), x.ndim - 2, length)
+
+    def beside(x, length: int, to: int, mode: str = "edge") -> jax.Array | None:
+        if x is None:
+            return None
+        x = x.reshape((1,) * (query.ndim - x.ndim) + x.shape)
+        x = x.reshape(*x.shape[: options.shared], -1)
+        size = max((i + 1 for i, n in enumerate(x.shape[:-1]) if n > 1), default=0)
+        x = x.reshape(*x.shape[:size], -1)
+        x = jnp.broadcast_to(x, (*shared[:size], length)).reshape(-1, length)
+        return _padded(x.astype(jnp.int32), 1, to, mode)
+
+    inside = sides.inside
+    if inside is None and to_columns > columns:
+        inside = jnp.ones(columns, jnp.int32)
+    positioned = options.causal or options.window is not None
+    if of_rows:
+        *numbers, cotangent = of_rows
+        numbers = [_padded(x.reshape(programs, own, rows), 2, to_rows) for x in numbers]
+        of_rows = *numbers, wide(cotangent, to_rows, programs, own)
+    return _Arrays(
+        wide(query, to_rows, programs, own),
+        wide(key, to_columns, programs),
+        wide(value, to_columns, programs),
+        Beside(
+            beside(sides.rows, rows, to_rows) if positioned else None,
+            beside(sides.row_segments, rows, to_rows),
+        ),
+        Beside(
+            beside(sides.columns, columns, to_columns) if positioned else None,
+            beside(sides.column_segments, columns, to_columns),
+            beside(inside, columns, to_columns, "constant"),
+        ),
+        of_rows,
+    )
+
+
+def _power(features: int) -> int:
+    """The power of two that a block has in the place of `features`; products take 16 or more."""
+    return max(16, pl.next_power_of_2(features))
+
+
+def _whole(length: int) -> int:
+    return -(-length // _LARGEST) * _LARGEST
+
+
+def _padded(x, at: int, length: int, mode: str = "constant") -> jax.Array:
+    widths = [(0, length - n if i == at else 0) for i, n in enumerate(x.shape)]
+    return jnp.pad(x, widths, mode=mode) if x.shape[at] < length else x
+
+
+# -- which blocks see which ------------------------------------------------------------------------
+
+
+def _first_and_last(options: Options, arrays: _Arrays, blocks: Blocks, of_columns: bool):
+    """For each block of rows, the first block of columns that it may see something of, and the one
+    behind the last; or with `of_columns` for each block of columns those of rows.
+
+    Both are [programs, blocks]. Where there is none, the first is behind the last.
+    """
+    rows, columns = arrays.rows, arrays.columns
+
+    def spans(beside: Beside, length: int, size: int, by_row: bool) -> Beside:
+        """The least and greatest number in each block."""
+
+        def of(x):
+            x = x.reshape(x.shape[0], length // size, size)
+            return Span(*(jnp.expand_dims(y, 1 + by_row) for y in (x.min(-1), x.max(-1))))
+
+        return jax.tree.map(of, beside)
+
+    lengths = arrays.query.shape[-2], arrays.key.shape[-2]
+    counts = lengths[0] // blocks.rows, lengths[1] // blocks.columns
+    rows = spans(arrays.rows, lengths[0], blocks.rows, True)
+    columns = spans(arrays.columns, lengths[1], blocks.columns, False)
+    conditions = [jnp.ones((1, *counts), bool)]
+    if (seen := may_see(options, rows.position, columns.position)) is not None:
+        conditions.append(seen)
+    if (mine := rows.segment) is not None:
+        theirs = columns.segment
+        conditions.append(mine.least <= theirs.greatest)
+        conditions.append(theirs.least <= mine.greatest)
+    if columns.inside is not None:
+        conditions.append(columns.inside.greatest > 0)
+    programs = max(x.shape[0] for x in conditions)
+    seen = reduce(jnp.logical_and, [jnp.repeat(x, programs // x.shape[0], 0) for x in conditions])
+    if of_columns:
+        seen = jnp.swapaxes(seen, 1, 2)
+    number, count = jnp.arange(seen.shape[-1], dtype=jnp.int32), seen.shape[-1]
+    return jnp.where(seen, number, count).min(-1), jnp.where(seen, number + 1, 0).max(-1)
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+def _output(how: _How, arrays: _Arrays):
+    """The output and the log-sum-exp of each row, padded."""
+    leading = arrays.query.shape[:-1]
+    arrays = arrays.by_own()
+    q, k, v = arrays[:3]
+    blocks = _blocks(q, v, backward=False)
+    seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
+    some, whole = partial(_spec, q.shape[0], blocks.rows), partial(_spec, q.shape[0], None)
+    output, normaliser = _call(
+        how,
+        output_kernel,
+        blocks,
+        (q.shape[1] // blocks.rows, q.shape[0]),
+        (seen, k, v, arrays.columns),
+        (q, arrays.rows),
+        whole,
+        some,
+        (
+            jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), v.dtype),
+            jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32),
+        ),
+    )
+    return output.reshape(*leading, -1), normaliser.reshape(leading)
+
+
+def _column_slopes(how: _How, arrays: _Arrays):
+    """The gradients of keys and values, padded."""
+    q, k, v = arrays[:3]
+    blocks = _blocks(q, v, backward=True)
+    seen = _first_and_last(how.options, arrays, blocks, of_columns=True)
+    return _call(
+        how,
+        column_slopes_kernel,
+        blocks,
+        (k.shape[1] // blocks.columns, k.shape[0]),
+        (seen, q, arrays.rows, arrays.of_rows),
+        (k, v, arrays.columns),
+        partial(_spec, k.shape[0], None),
+        partial(_spec, k.shape[0], blocks.columns),
+        tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (k, v)),
+    )
+
+
+def _row_slopes(how: _How, arrays: _Arrays):
+    """The gradients of the queries, padded."""
+    shape, arrays = arrays.query.shape, arrays.by_own()
+    q, k, v = arrays[:3]
+    blocks = _blocks(q, v, backward=True)
+    seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
+    (by_query,) = _call(
+        how,
+        row_slopes_kernel,
+        blocks,
+        (q.shape[1] // blocks.rows, q.shape[0]),
+        (seen, k, v, arrays.columns),
+        (q, arrays.rows, arrays.of_rows),
+        partial(_spec, q.shape[0], None),
+        partial(_spec, q.shape[0], blocks.rows),
+        (jax.ShapeDtypeStruct(q.shape, jnp.float32),),
+    )
+    return by_query.reshape(shape)
+
+
+def _call(how: _How, kernel, blocks: Blocks, grid, through, own, whole, some, made):
+    """A kernel of arrays that a program goes `through`, and of blocks that are its `own`."""
+    return pl.pallas_call(
+        partial(kernel, how.options, blocks),
+        grid=grid,
+        in_specs=[jax.tree.map(whole, through), jax.tree.map(some, own)],
+        out_specs=jax.tree.map(some, made),
+        out_shape=made,
+        compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
+        interpret=how.interpreted,
+        name=kernel.__name__,
+    )(through, own)
+
+
+def _spec(programs: int, block: int | None, x) -> pl.BlockSpec:
+    """What a program has of `x` [programs, length, ...]: its own block, or all of the length."""
+    times = programs // x.shape[0]
+    rest = (0,) * (x.ndim - 2)
+    if block is None:
+        return pl.BlockSpec((None, *x.shape[1:]), lambda _, n: (n // times, 0, *rest))
+    return pl.BlockSpec((None, block, *x.shape[2:]), lambda i, n: (n // times, i, *rest))

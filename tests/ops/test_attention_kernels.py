@@ -1,0 +1,90 @@
+"""Which kernel serves a call of attention, and the FLOPs that it states."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
+from meshdsl.estimate.time.model_flops import counted_flops
+from meshdsl.mesh import abstract_mesh
+from meshdsl.ops import attention_kernels
+from meshdsl.record.recorder import tag_in
+from meshdsl.report.explain import explain
+from meshdsl.report.explanation_text import describe
+from tests.helpers import with_gradients
+from tests.ops.attention_operands import BATCH, GROUP, HEADS, beside, operands
+
+
+@pytest.mark.parametrize("rows, columns", [(4, 4), (4, 6), (8, 2)])
+def test_what_a_run_of_queries_sees_of_a_run_of_keys(rows, columns):
+    """The share that counts, and no distance where all or none of it does."""
+    for causal, window in ((False, None), (True, None), (False, 3), (True, 3), (True, 9)):
+        options = attention_kernels.Options(1, causal, window, None, 1.0)
+        for far in range(-15, 16):
+            away = far + np.arange(rows)[:, None] - np.arange(columns)
+            visible = (away >= 0) | (not causal)
+            visible = visible & ((abs(away) < window) if window else True)
+            share, known = attention_kernels.seen_of(options, rows, columns, far)
+            square = causal and not window and not far and rows == columns
+            assert share == pytest.approx(0.5 if square else visible.mean())
+            assert known == (None if visible.all() or not visible.any() else far)
+
+
+TENSORS = {"sinks", "segments", "bias"}  # given as Tensors where a call asks for them
+# What a call asks for, and the kernels that serve it on TPU and on GPU.
+CHOICES = {
+    "plain": ({}, {}, "splash", "cudnn"),
+    "a soft cap": ({"softcap": 5.0}, {}, "splash", "pallas"),
+    "a short length": ({}, {"rows": 40}, "blocks", "cudnn"),
+    "float32": ({}, {"dtype": jnp.float32}, "splash", "pallas"),
+    "heads of 192": ({}, {"features": 192}, "splash", "cudnn"),
+    "other features": ({}, {"of_values": 32}, "splash", "pallas"),
+    "sinks": ({"sinks": True}, {}, "blocks", "pallas"),
+    "documents": ({"segments": True}, {}, "splash", "pallas"),
+    "a bias": ({"bias": True}, {}, "blocks", "blocks"),
+    "a few queries": ({"causal": True}, {"rows": 1, "dtype": jnp.float32}, "blocks", "blocks"),
+    "a causal window": ({"causal": True, "window": 9}, {}, "splash", "cudnn"),
+}
+
+
+def program_on(target, how, sizes, rules=("batch -> x",), mesh=None):
+    """The program of attention and its gradients, as it is lowered for a target."""
+    args = operands(**{"rows": 128, "columns": 128, "features": 64, "dtype": jnp.bfloat16} | sizes)
+    how = how | {name: beside(name, *args[:2]) for name in how.keys() & TENSORS}
+    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, **how), args)
+    mesh = mesh or {"x": 4}
+    where: Any = abstract_mesh(mesh, target)
+    return md.lower(fn, md.Layout(list(rules), mesh=mesh), where).program(*args)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_platform_and_the_features_say_which_kernel_runs(name):
+    """Programs for GPU are traced without its libraries, as `explain` does."""
+    how, sizes, *by_platform = CHOICES[name]
+    for platform, kernel in zip(("tpu", "gpu", "cpu"), (*by_platform, "blocks"), strict=True):
+        (op,) = (op for op in program_on(platform, how, sizes).ops if op.name == "attention")
+        assert op.kernel == kernel
+
+
+def test_a_kernel_has_its_flops_and_explain_names_it():
+    """Two products forward and five backward; causal ones count half, whoever computes them."""
+    how, sizes = {"causal": True}, {"rows": 1024, "columns": 1024}
+    one = 2 * BATCH.size * HEADS.size * GROUP.size * 1024 * 1024 * 64 / 4
+    rows = (
+        ("tpu", {}, "splash", 0.5),
+        ("gpu", {}, "cudnn", 0.5),
+        ("gpu", {"implementation": "pallas"}, "pallas", 0.5),
+        ("cpu", {}, "blocks", 1.0),
+    )
+    for platform, forced, kernel, computed in rows:
+        program = program_on(platform, how | forced, sizes)
+        graph = kernel_graph(program)
+        assert counted_flops(graph, program) == pytest.approx(7 * one / 2)
+        (op,) = (op for op in program.ops if op.name == "attention")
+        products = sum(n * k.flops for k, n in graph.walk() if tag_in(k.scope) == op.tag)
+        assert products == pytest.approx(7 * one * computed)
+        text = describe(explain(program))
+        assert f"memory] by {kernel}" in text

@@ -1,0 +1,151 @@
+"""Attention by splash, interpreted on CPU and compiled for TPU, equals that by blocks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.compiled import instruction_time
+from meshdsl.compiled.hlo_text import Module
+from meshdsl.compiled.topology import target_devices
+from meshdsl.machine import FUSED_EFFICIENCY, find_target
+from tests.helpers import assert_equal, assert_same, layout, only, with_gradients
+from tests.ops.attention_operands import GROUP, HEADS, RING, beside, blocks_and, operands
+
+SPLASH = {
+    "plain": {},
+    "causal window": {"causal": True, "window": 100},
+    "window": {"window": 77},
+    "soft cap": {"causal": True, "softcap": 1.5},
+    "segments": {"causal": True, "segments": True},
+}
+
+
+@pytest.mark.parametrize("name", only(["causal window", "segments"], SPLASH))
+def test_splash_equals_blocks(name):
+    """Interpreted, with a head_dim of less than a lane and with several blocks of keys."""
+    args = operands(rows=256, columns=640, features=64)
+    expected, found = blocks_and("splash", SPLASH[name], *args)
+    assert_equal(found, expected, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", only(["causal window"], SPLASH))
+def test_splash_takes_lengths_that_are_no_multiples_of_a_block(name):
+    args = operands(rows=150, columns=200, features=32)
+    expected, found = blocks_and("splash", SPLASH[name], *args)
+    assert_equal(found, expected, tolerance=2e-5)
+
+
+UNEVEN = {
+    "ring": layout("queries -> y", RING, mesh={"y": 2}, uneven="pad"),
+    "memory": layout("memory -> y", mesh={"y": 2}, uneven="pad"),
+    "queries and memory": layout(
+        "queries -> x", "memory -> y", mesh={"x": 2, "y": 2}, uneven="pad"
+    ),
+    "queries": layout("queries -> x", mesh={"x": 3}, uneven="pad"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "causal window", "segments"])
+@pytest.mark.parametrize("under", UNEVEN)
+def test_splash_takes_uneven_parts(name, under):
+    """Two parts of 300 and 299, or three of 128, 128 and 127."""
+    length = 383 if under == "queries" else 599
+    args = operands(rows=length, columns=length, features=32)
+    how = dict(SPLASH[name])
+    if how.pop("segments", False):
+        how["segments"] = beside("segments", *args[:2])
+    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
+    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
+    assert_same(fn("splash"), *args, layout=UNEVEN[under], reference=reference, tolerance=2e-5)
+
+
+def test_queries_that_see_no_key_find_nothing_by_splash_too():
+    args = operands(rows=256, columns=128, features=64)
+    expected, found = blocks_and("splash", {"window": 5}, *args)
+    assert_equal(found, expected, tolerance=2e-5)
+    assert not np.any(found[0].array[:, :, :, 140:])
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2}),
+        pytest.param(layout("queries -> x", mesh={"x": 2}), marks=pytest.mark.slow),
+    ],
+    ids=["batch and heads", "queries"],
+)
+def test_splash_is_the_same_under_every_layout(rules):
+    args = operands(rows=256, columns=256, features=64)
+    how = {"causal": True, "window": 150, "implementation": "splash"}
+    fn = lambda q, k, v: md.attention(q, k, v, **how)
+    program, _ = assert_same(fn, *args, layout=rules)
+    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
+
+
+IN_PARTS = {
+    "ring of 2": layout("queries -> y", RING, mesh={"y": 2}),
+    "ring of 4": layout("queries -> y", RING, mesh={"y": 4}),
+    "ring by batch": layout("batch -> x", "queries -> y", RING, mesh={"x": 2, "y": 2}),
+    "memory": layout("memory -> y", mesh={"y": 2}),
+    "queries and memory": layout("queries -> x", "memory -> y", mesh={"x": 2, "y": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("under", IN_PARTS)
+@pytest.mark.parametrize("name", SPLASH)
+def test_splash_in_parts_equals_blocks(name, under):
+    args = operands(rows=1024, columns=1024, features=64)
+    how = dict(SPLASH[name])
+    if how.pop("segments", False):
+        how["segments"] = beside("segments", *args[:2])
+    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
+    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
+    how_close = {"reference": reference, "tolerance": 2e-5}
+    program, _ = assert_same(fn("splash"), *args, layout=IN_PARTS[under], **how_close)
+    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
+
+
+def test_with_its_save_point_kept_splash_does_not_run_forward_again():
+    args = operands(rows=128, columns=128, features=64)
+
+    def kernels(**kept):
+        attend = lambda q, k, v: md.attention(q, k, v, implementation="splash")
+        run = with_gradients(md.checkpoint(lambda q, k, v: md.sin(attend(q, k, v)), **kept), args)
+        program = md.lower(run, layout("batch -> x", mesh={"x": 4})).program(*args)
+        return str(program.jaxpr).count("local_kernel[")
+
+    assert kernels(save="attention") == 2
+    assert kernels() == 3
+
+
+def test_splash_needs_no_mesh_with_axes():
+    args = operands(rows=128, columns=128, features=64)
+    run = lambda *args: md.attention(*args, causal=True, implementation="splash")
+    program = md.lower(with_gradients(run, args), layout(mesh={})).program(*args)
+    assert str(program.jaxpr).count("local_kernel[") == 2
+
+
+def test_splash_compiles_for_tpu():
+    """Mosaic's own lowering, forward and backward, with the queries split too."""
+    pytest.importorskip("libtpu")
+    mesh = md.make_mesh({"x": 2, "y": 4}, target_devices(find_target("v5p:2x2x2")))
+    args = operands(rows=1024, columns=1024, features=128, dtype=jnp.bfloat16)
+    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
+    lowered = md.lower(fn, layout("batch -> x", "queries -> y", mesh=mesh.shape), mesh)
+    text = lowered.lower(*args).compile().as_text() or ""
+    module = Module(text)
+    assert not module.unread.kinds()
+    found = [
+        instruction_time.seconds(module, i, find_target("v5p:2x2x2").chip)
+        for computation in module.computations.values()
+        for i in computation
+        if "tpu_custom_call" in i.attributes
+    ]
+    # Two products forward and five backward, half of each, for the part of one device.
+    one = 2 * 2 * HEADS.size * GROUP.size * 256 * 1024 * 128 / 2
+    rate = FUSED_EFFICIENCY * find_target("v5p:2x2x2").chip.flops
+    assert sorted(found) == pytest.approx([2 * one / rate, 5 * one / rate])
