@@ -21,6 +21,7 @@ from meshdsl.compiled.replay import Ran, Replay, replay
 from meshdsl.compiled.report import ChipMemory, CompiledReport, with_compiled_memory
 from meshdsl.errors import MeshDSLError
 from meshdsl.estimate.explanation import Explanation, TensorView, TimeView
+from meshdsl.estimate.pipelines import timed
 from meshdsl.estimate.remedies import remedies
 from meshdsl.figures import byte_words
 from meshdsl.machine import Network, Target
@@ -94,6 +95,7 @@ def _report_too_large(
         verdict=_too_large(memory.needed, verdict.available),
         memory=memory,
         remedies=_remedies(memory, explanation, program),
+        pipelines=timed(explanation.pipelines, explanation.ops, None),
     )
 
 
@@ -117,6 +119,7 @@ def _report_compiled(
     replayed, collectives = _collectives(module, program, target)
     between = _between_slices(target, program.axis_sizes)
     found, absent = match(program, collectives, between)
+    time = _time(replayed, target, model_flops) if replayed and model_flops else None
     hosts = _HOSTS.format(", ".join(between)) if between else ""
     return CompiledReport(
         **known,
@@ -125,10 +128,11 @@ def _report_compiled(
         memory=memory,
         collectives=found,
         absent=absent,
-        time=_time(replayed, target, model_flops) if replayed and model_flops else None,
+        time=time,
         remedies=_remedies(memory, explanation, program) if fits is False else (),
         unread=module.unread.kinds() if text else (),
         notes=tuple(note for note in (no_text, hosts) if note),
+        pipelines=timed(explanation.pipelines, explanation.ops, time),
     )
 
 

@@ -11,7 +11,14 @@ from typing import Any
 
 from meshdsl.compiled.match import AbsentCollective, CompiledCollective
 from meshdsl.compiled.unread import UnreadKind, unread_sentence
-from meshdsl.estimate.explanation import Explanation, MemoryView, TensorView, TimeView
+from meshdsl.estimate.explanation import (
+    Explanation,
+    MemoryView,
+    PipelineView,
+    TensorView,
+    TimeView,
+    pipelines_as_dicts,
+)
 from meshdsl.figures import byte_words
 
 
@@ -61,6 +68,7 @@ class CompiledReport:
       unread: what of the compiler's text is not understood, by kind. What is said of time,
         collectives and arrays is without it.
       remat, choice: as in `Explanation`.
+      pipelines: of the program, with the times of the replayed schedule.
     """
 
     title: str
@@ -83,6 +91,7 @@ class CompiledReport:
     unread: tuple[UnreadKind, ...] = ()
     remat: str = ""
     choice: str = ""
+    pipelines: tuple[PipelineView, ...] = ()
 
     @property
     def surprises(self) -> tuple[CompiledCollective, ...]:
@@ -100,7 +109,7 @@ class CompiledReport:
             if self.time
             else {}
         )
-        found = asdict(self)
+        found = asdict(self) | {"pipelines": pipelines_as_dicts(self.pipelines)}
         found[f"{found.pop('unit')}s"] = found.pop("units")
         return found | shares | {"surprises": [asdict(row) for row in self.surprises]}
 
@@ -123,6 +132,7 @@ class CompiledReport:
             time=self.time or explanation.time,
             remedies=self.remedies,
             notes=notes,
+            pipelines=self.pipelines or explanation.pipelines,
         )
 
 

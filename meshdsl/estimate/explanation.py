@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshdsl.dims import Dims
+from meshdsl.splits.pipeline import Schedule
 
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
 
@@ -91,6 +92,7 @@ class OpView:
       seconds: of all executions in each phase, without collectives. A kernel that several ops share
         counts for one of them. Empty without a target.
       kernel: which of several kernels the op runs, such as `splash`; empty where it has no choice.
+      pipeline: the tag of the pipeline in whose ticks the op runs; empty if it is in none.
     """
 
     tag: str
@@ -106,11 +108,73 @@ class OpView:
     waste: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     kernel: str = ""
+    pipeline: str = ""
 
     @property
     def notation(self) -> str:
         """The op with its split loop nest: `einsum[batch_data, length, d_ff_model]`."""
         return f"{self.name}[{', '.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True)
+class PipelineView:
+    """A pipeline: stages that have some of the layers each, and microbatches that pass them.
+
+    Attributes:
+      tag: of the op `pipeline`.
+      dim: whose elements lie on the stages, such as `layers`.
+      size: how many elements the dim has.
+      axes: the mesh axes over which the stages lie.
+      stages, microbatches, rounds: as in `splits.pipeline.Schedule`.
+      ticks: of one pass of the pipeline, those for which a stage waits among them.
+      chunk: how many elements a stage works on at a tick, padding among them.
+      loops: the loops around it with their lengths, the outermost first.
+      source: the lines of the user's model, the innermost last.
+      parameters: bytes at rest of the parameters of all elements that a device has.
+      split: whether these are split over the stages; not where the elements do not divide.
+      kept: bytes that a device keeps of the forward pass of all ticks for the backward pass.
+      forward, backward: seconds of all ticks in one step; what is recomputed is in `backward`. None
+        without a target.
+    """
+
+    tag: str
+    dim: str
+    size: int
+    axes: tuple[str, ...]
+    stages: int
+    microbatches: int
+    rounds: int
+    ticks: int
+    chunk: int
+    loops: tuple[tuple[str, int], ...]
+    source: str
+    parameters: int
+    split: bool
+    kept: int
+    forward: float | None = None
+    backward: float | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which stage works on what, when."""
+        return Schedule(self.stages, self.microbatches, self.rounds)
+
+    @property
+    def count(self) -> int:
+        """How often one step runs the pipeline."""
+        return math.prod(n for _, n in self.loops)
+
+    @property
+    def padding(self) -> int:
+        """How many of the elements on all stages are padding."""
+        return self.chunk * self.rounds * self.stages - self.size
+
+    @property
+    def waiting(self) -> float | None:
+        """Seconds of a step for which each stage waits; None without a target."""
+        if self.forward is None or self.backward is None:
+            return None
+        return (self.forward + self.backward) * self.schedule.bubble
 
 
 @dataclass(frozen=True)
@@ -291,6 +355,7 @@ class Explanation:
       remedies: what to split if it does not fit.
       remat: what `model.remat=auto` has chosen; empty without it.
       choice: why, in one line.
+      pipelines: of the program, in program order.
     """
 
     title: str
@@ -306,6 +371,7 @@ class Explanation:
     unit: str = "token"
     remat: str = ""
     choice: str = ""
+    pipelines: tuple[PipelineView, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -335,6 +401,13 @@ class Explanation:
                 "exposed_share": self.time.exposed_share,
             }
             derived |= shares | {f"{self.unit}s_per_second": self.units_per_second}
-        found = asdict(self)
+        found = asdict(self) | {"pipelines": pipelines_as_dicts(self.pipelines)}
         del found["unit"]
         return found | {f"{self.unit}s": found.pop("units")} | derived
+
+
+def pipelines_as_dicts(pipelines: Sequence[PipelineView]) -> list[dict[str, Any]]:
+    """Pipelines as dicts, with their bubbles: the share of the ticks, and seconds of a step."""
+    return [
+        asdict(one) | {"bubble": one.schedule.bubble, "waiting": one.waiting} for one in pipelines
+    ]

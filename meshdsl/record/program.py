@@ -144,6 +144,26 @@ class Program:
         """The op with this tag; None if there is none."""
         return self._by_tag.get(tag)
 
+    def pipeline_of(self, op: Op) -> Op | None:
+        """The pipeline in whose ticks an op runs; None for an op that is in none."""
+        return self._pipelines.get(op.tag)
+
+    @cached_property
+    def _pipelines(self) -> dict[str, Op]:
+        """For the tag of each op that runs in a pipeline, the op of the pipeline."""
+        begun: list[Op] = []
+        found = {}
+        for op in self.ops:
+            for pipeline in reversed(begun):
+                assert pipeline.schedule is not None
+                around = (*pipeline.loops, ("ticks", pipeline.schedule.ticks))
+                if op.loops[: len(around)] == around:
+                    found[op.tag] = pipeline
+                    break
+            if op.schedule is not None:
+                begun.append(op)
+        return found
+
     @cached_property
     def _by_tag(self) -> dict[str | None, Op]:
         return {op.tag: op for op in self.ops}

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from meshdsl.layout import Layout, Rule
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import Op
 
 
-def idle_axes(op: Op, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def idle_axes(op: Op, program: Program) -> tuple[str, ...]:
     """The axes larger than 1 over which `op` is not split: all devices along them do the same.
 
-    Args:
-      sizes: the mesh, `{axis: size}`.
+    In a pipeline the devices along its axes do the same on other layers, so these are not idle.
     """
-    used = {a for axes in op.axes for a in axes}
-    return tuple(a for a, size in sizes.items() if size > 1 and a not in used)
+    pipeline = program.pipeline_of(op)
+    split = (*op.axes, *(pipeline.axes if pipeline else ()))
+    used = {a for axes in split for a in axes}
+    return tuple(a for a, size in program.axis_sizes.items() if size > 1 and a not in used)
 
 
 def advice(op: Op, idle: tuple[str, ...], program: Program) -> str:

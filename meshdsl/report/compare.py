@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshdsl.compiled.report import CompiledReport
-from meshdsl.estimate.explanation import Explanation
+from meshdsl.estimate.explanation import Explanation, PipelineView, TimeView
 from meshdsl.figures import byte_words, columns, time_words
 
 
@@ -27,6 +27,8 @@ class Row:
       moved: the bytes of collectives by axis.
       by: who judged: `estimate`, or `compiler`.
       unread: instructions of the compiled program that are not understood; the step lacks them.
+      bubble: the share of the step, or without times of the ticks, for which a stage of a pipeline
+        waits; None without a pipeline.
       error: why the layout cannot be used; then there is nothing else.
       remat: what `model.remat=auto` has chosen; empty without it.
     """
@@ -44,6 +46,7 @@ class Row:
     unread: int = 0
     error: str = ""
     remat: str = ""
+    bubble: float | None = None
 
     @classmethod
     def of(cls, layout: str, sizes: Mapping[str, int], e: Explanation, by: str = "estimate") -> Row:
@@ -60,6 +63,7 @@ class Row:
             moved=tuple((a.name, a.bytes) for a in e.axes),
             by=by,
             remat=e.remat,
+            bubble=_bubble(e.pipelines, e.time),
         )
 
     @classmethod
@@ -83,11 +87,21 @@ class Row:
             by="compiler",
             unread=sum(kind.count for kind in report.unread),
             remat=report.remat,
+            bubble=_bubble(report.pipelines, time),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers: what `--json` prints."""
         return asdict(self) | {"moved": dict(self.moved)}
+
+
+def _bubble(pipelines: Sequence[PipelineView], time: TimeView | None) -> float | None:
+    """The share of a step for which a stage waits; without times, the largest share of ticks."""
+    if not pipelines:
+        return None
+    if time is None or not time.step:
+        return max(one.schedule.bubble for one in pipelines)
+    return math.fsum(one.waiting or 0.0 for one in pipelines) / time.step
 
 
 def _mesh(sizes: Mapping[str, int]) -> str:
@@ -109,16 +123,22 @@ def best_first(rows: Iterable[Row]) -> list[Row]:
 
 
 _HEAD = ("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")
+_BUBBLE = 7  # the column of the bubble, where a layout has a pipeline
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text. Of a layout that cannot be used it says why."""
-    return "\n".join(columns([_HEAD, *map(_cells, rows)], right=(3, 4, 5, 6), indent=0))
+    piped = any(row.bubble is not None for row in rows)
+    head = (*_HEAD[:_BUBBLE], "bubble", *_HEAD[_BUBBLE:]) if piped else _HEAD
+    cells = [head, *(_cells(row, piped) for row in rows)]
+    return "\n".join(columns(cells, right=range(3, _BUBBLE + piped), indent=0))
 
 
-def _cells(r: Row) -> tuple[str, ...]:
+def _cells(r: Row, piped: bool) -> tuple[str, ...]:
+    """The cells of a row; with `piped` there is one for the bubble."""
     if r.error:
-        return (r.layout, r.mesh, "-", *[""] * 5, r.error)
+        return (r.layout, r.mesh, "-", *[""] * (5 + piped), r.error)
+    bubble = "none" if r.bubble is None else f"{r.bubble:.0%}"
     fits = "?" if r.fits is None else "yes"
     if r.fits is False:
         fits = f"no, by {byte_words(r.peak - (r.capacity or 0))}"
@@ -131,6 +151,7 @@ def _cells(r: Row) -> tuple[str, ...]:
         time_words(r.step) if r.step is not None else "",
         f"{r.mfu:.1%}" if r.mfu is not None else "",
         f"{r.exposed:.0%}" if r.exposed is not None else "",
+        *([bubble] if piped else []),
         ", ".join(f"{axis} {byte_words(size)}" for axis, size in r.moved if size) or "none",
         f"{by}, {r.unread:,} instructions not understood" if r.unread else by,
     )

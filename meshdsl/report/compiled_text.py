@@ -15,11 +15,22 @@ from meshdsl.estimate.explanation import TensorView
 from meshdsl.figures import byte_words, columns, time_words
 from meshdsl.record.collective import Collective, summary
 from meshdsl.report.explanation_text import fused_row
+from meshdsl.report.pipeline_text import pipeline_line, pipeline_section
 
 
 def describe(report: CompiledReport) -> str:
     """The whole report, with a line for each kind of collective."""
-    sections = (_head, _unread, _surprises, _memory, _time, _collectives, _absent, _options)
+    sections = (
+        _head,
+        _unread,
+        _surprises,
+        _memory,
+        _time,
+        _pipelines,
+        _collectives,
+        _absent,
+        _options,
+    )
     parts = [section(report) for section in sections]
     if report.notes:
         parts.append(["notes", *(f"  {note}" for note in report.notes)])
@@ -41,6 +52,7 @@ def _head(r: CompiledReport) -> list[str]:
             f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%}"
             f"{full if r.time.halved else ''}{rate if r.units else ''}"
         )
+    lines += [pipeline_line(one, r.time and r.time.step) for one in r.pipelines]
     return [*lines, r.choice] if r.choice else lines
 
 
@@ -211,6 +223,10 @@ def _time(r: CompiledReport) -> list[str]:
     ]
     how = "its own cycles and the links' stated bandwidth, not measured on hardware"
     return [f"time of one step, by replaying the compiler's schedule ({how})", *columns(rows)]
+
+
+def _pipelines(r: CompiledReport) -> list[str]:
+    return pipeline_section(r.pipelines, r.time and r.time.step)
 
 
 def _options(r: CompiledReport) -> list[str]:

@@ -21,6 +21,7 @@ from meshdsl.estimate.explanation import (
 from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.kernels import Graph
 from meshdsl.estimate.memory.memory_view import memory_view
+from meshdsl.estimate.pipelines import pipeline_views
 from meshdsl.estimate.remedies import remedies
 from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.estimate.time.step_time import seconds_by_tag, step_time
@@ -98,6 +99,7 @@ def explain(
         unit=unit,
         notes=unused(program),
         remedies=remedies(memory, ops, sizes),
+        pipelines=pipeline_views(program, graph, memory.at_rest, ops, time),
     )
 
 
@@ -122,7 +124,8 @@ def _ops(
         seconds[tag][phase] = took
     found = []
     for op in program.ops:
-        idle = idle_axes(op, program.axis_sizes) if op.dims and flops[op.tag] else ()
+        pipeline = program.pipeline_of(op)
+        idle = idle_axes(op, program) if op.dims and flops[op.tag] else ()
         found.append(
             OpView(
                 tag=op.tag,
@@ -138,6 +141,7 @@ def _ops(
                 advice=advice(op, idle, program),
                 waste=op.waste,
                 kernel=op.kernel,
+                pipeline=pipeline.tag if pipeline else "",
             )
         )
     # What an optimizer computes for each element is no recorded op: it runs outside of the lowered

@@ -12,6 +12,7 @@ from math import prod
 from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView, TensorView, TimeView
 from meshdsl.figures import byte_words, columns, flop_words, rule_words, time_words
 from meshdsl.machine import FUSED_EFFICIENCY
+from meshdsl.report.pipeline_text import pipeline_line, pipeline_section
 
 _SHOWN = 12  # parameters and redundant ops listed by name
 _SLOWEST = 8  # ops listed by the time that they compute
@@ -27,6 +28,7 @@ def describe(explanation: Explanation) -> str:
         _redundant(explanation),
         _memory(explanation),
         _time(explanation),
+        pipeline_section(explanation.pipelines, explanation.time and explanation.time.step),
     ]
     if explanation.notes:
         parts.append(["notes", *(f"  {note}" for note in explanation.notes)])
@@ -49,6 +51,7 @@ def _head(e: Explanation) -> list[str]:
         mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
         rate = f", {e.units_per_second:,.0f} {e.unit}s/s" if e.units else ""
         lines.append(f"estimated step {time_words(t.step)}{mfu}{rate}")
+    lines += [pipeline_line(one, e.time and e.time.step) for one in e.pipelines]
     return [*lines, e.choice] if e.choice else lines
 
 

@@ -217,6 +217,10 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("explain --html absent/page.html", "absent/page.html: No such file or directory"),
         ("explain --hardware absent.toml --target v5e:4x4", "absent.toml"),
         ("explain model.layer=3", "no setting `model.layer`; did you mean `model.layers`?"),
+        (
+            "explain --layout pipeline --model llama --batch 160 --devices 8",
+            "a device has 40 of batch=160, which do not divide into 16 microbatches; use 1, 2, 4, ",
+        ),
         ("compare fsdp", "say for which machine, with --target"),
     ],
 )

@@ -15,6 +15,7 @@ from meshdsl.estimate.explanation import (
     MemoryView,
     MoveView,
     OpView,
+    PipelineView,
     Span,
     TensorView,
     TimeView,
@@ -212,6 +213,31 @@ def too_large() -> Explanation:
         memory=replace(whole.memory, capacity=16_000_000_000),
         remedies=("split `length` over `model`: softmax is 4.00 GiB",),
     )
+
+
+def piped() -> Explanation:
+    """The plan with a pipeline in it, of two rounds, and one without times."""
+    view = PipelineView(
+        tag="md.loss_and_gradients.3",
+        dim="layers",
+        size=30,
+        axes=("model",),
+        stages=4,
+        microbatches=8,
+        rounds=2,
+        ticks=19,
+        chunk=4,
+        loops=(),
+        source="transformer.py:324 stack.py:104",
+        parameters=2**30,
+        split=True,
+        kept=19 * 2**28,
+        forward=0.4,
+        backward=1.5,
+    )
+    other = {"tag": "md.f.9", "rounds": 1, "ticks": 11, "chunk": 8, "split": False, "kept": 0}
+    untimed = replace(view, **other, forward=None, backward=None, loops=(("turns", 3),))
+    return replace(sample(), pipelines=(view, untimed))
 
 
 RATE = 0.6 * 459e12

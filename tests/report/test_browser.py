@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshdsl.report.page import page, program_html
-from tests.report.sample import sample, too_large, without_target
+from tests.report.sample import piped, sample, too_large, without_target
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium to drive a browser")
 from selenium.webdriver.chrome.service import Service
@@ -70,6 +70,7 @@ def files(tmp_path_factory) -> dict[str, str]:
         "sample": page(sample()),
         "untargeted": page(without_target()),
         "large": page(too_large()),
+        "pipelines": page(piped()),
         "notebook": "<!doctype html><meta name=viewport content='width=device-width'>"
         "<h1>before</h1>"
         f"{program_html(sample())}{program_html(without_target())}<p>after</p>",
@@ -114,7 +115,7 @@ def press(browser, *keys: str) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", ["sample", "untargeted", "large", "notebook"])
+@pytest.mark.parametrize("name", ["sample", "untargeted", "large", "pipelines", "notebook"])
 def test_nothing_overflows(visit, name, width):
     browser = visit(name, width)
     browser.execute_script("document.querySelectorAll('details').forEach((d) => d.open = true)")

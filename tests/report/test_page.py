@@ -17,7 +17,7 @@ from meshdsl.report.page.links import link_picture
 from meshdsl.report.page.mesh import mesh_picture
 from meshdsl.report.page.timeline import Clock, Loop
 from meshdsl_cli import main
-from tests.report.sample import sample, too_large, without_target
+from tests.report.sample import piped, sample, too_large, without_target
 
 VOID = {"meta", "input", "br", "wbr", "hr"}
 
@@ -63,7 +63,12 @@ class Tree(HTMLParser):
         return [attributes for tag, attributes in self.elements if tag == name]
 
 
-MADE = {"fits": sample(), "too large": too_large(), "no target": without_target()}
+MADE = {
+    "fits": sample(),
+    "too large": too_large(),
+    "no target": without_target(),
+    "pipelines": piped(),
+}
 PAGES = {name: page(explanation) for name, explanation in MADE.items()}
 
 
@@ -345,3 +350,30 @@ def test_unknown_axis_of_a_move_is_still_shown():
             )
         ).text
     )
+
+
+def test_a_pipeline_is_drawn_with_each_microbatch_on_each_stage():
+    text = PAGES["pipelines"]
+    assert "schedule of 4 stages and 8 microbatches" in text
+    # A path for each microbatch, round and pass, and one for what waits; the times of the first.
+    works = re.findall(r'<path d="([^"]+)" style="--h:\d+;--o:[\d.]+" class="work">', text)
+    assert [len(works), {path.count("M") for path in works}] == [2 * 8 * (2 + 1), {4}]
+    waits = re.findall(r"<title>waits, \w+</title></path>", text)
+    assert len(waits) == 4 and "forward, 400\u00a0ms" in text and "paler in later rounds" in text
+    said = Tree(text).text
+    assert "a stage waits for 3 of 19 ticks (15.8%), 300 ms" in said
+    assert "30 layers, 8 on each stage in 2 chunks of 4, with padding of 2" in said
+    assert "drawn twice as wide" in said and "runs 3 times a step" in said
+    assert PAGES["fits"].count('id="pipeline"') == 0
+
+
+def test_loops_in_loops_have_lanes_of_their_own():
+    spans = [
+        Span("loops", "scan", 0.0, 80.0, "forward"),
+        Span("loops", "scan", 0.0, 8.0, "forward", "", 10),
+        Span("compute", "add", 0.0, 1.0, "forward", "md.f.7", 80),
+    ]
+    op = replace(sample().ops[3], tag="md.f.7", loops=(("ticks", 10), ("layers", 8)))
+    outer, inner = (Loop.of(span, spans, {"md.f.7": op}) for span in spans[:2])
+    assert (outer.name, outer.turns, outer.depth) == ("ticks", 10, 0)
+    assert (inner.name, inner.turns, inner.depth) == ("layers", 8, 1)

@@ -15,7 +15,8 @@ def counted_flops(graph: Graph, program: Program) -> float:
     Like the 6 N D convention it leaves out what is no product and what is recomputed in the
     backward pass. Work that several devices do alike counts for one of them, and work on padding
     not at all, nor what an op computes and does not need, such as the masked half of causal
-    attention. So times the number of devices it is the same under every layout.
+    attention, nor what a stage of a pipeline computes while it waits. So times the number of
+    devices it is the same under every layout.
 
     Args:
       graph: the kernels of `program`.
@@ -31,5 +32,20 @@ def counted_flops(graph: Graph, program: Program) -> float:
 def _repeated(op: Op, program: Program) -> float:
     """How often the elements of an op are computed, on all devices together."""
     used = {axis for axes in op.axes for axis in axes}
+    pipeline = program.pipeline_of(op)
+    if pipeline is not None:
+        used.update(axis for axes in pipeline.axes for axis in axes)
     copies = math.prod(n for axis, n in program.axis_sizes.items() if axis not in used)
-    return copies * (1 + op.waste)
+    return copies * (1 + op.waste) * (_in_vain(op, pipeline) if pipeline is not None else 1.0)
+
+
+def _in_vain(op: Op, pipeline: Op) -> float:
+    """How often an op of a pipeline runs for each time that counts.
+
+    It runs at every tick, though each stage waits for some of them, and for padding of the layers.
+    """
+    schedule, (dim,) = pipeline.schedule, pipeline.dims
+    assert schedule is not None
+    what, chunk = (*op.loops[len(pipeline.loops) + 1 :], ("", 0))[0]
+    padding = chunk * schedule.rounds * schedule.stages / dim.size if what == dim.name else 1.0
+    return padding / (1 - schedule.bubble)

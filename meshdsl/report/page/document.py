@@ -13,6 +13,7 @@ from meshdsl.report.page.flow import flow
 from meshdsl.report.page.markup import Markup, tag
 from meshdsl.report.page.memory import arrays, gauge
 from meshdsl.report.page.mesh import mesh_picture
+from meshdsl.report.page.pipeline import pipeline
 from meshdsl.report.page.tensors import tensors
 from meshdsl.report.page.timeline import timeline
 
@@ -32,6 +33,11 @@ _SECTIONS = {
         "Ops from top to bottom, filled by their FLOPs. Collectives on the edges: width is the "
         "square root of the bytes, a band opens where data is gathered and closes where it is "
         "scattered. Open an op for its loop nest, the rules and its line.",
+    ),
+    "pipeline": (
+        "Pipeline",
+        "Which microbatch each stage works on, tick by tick. Every stage takes the same time for a "
+        "tick; at its end it hands its result to the next stage.",
     ),
     "timeline": (
         "Timeline",
@@ -110,6 +116,8 @@ def _parts(explanation: Explanation, styles: AxisStyles) -> dict[str, Markup | l
         ],
         "flow": [tables.redundant(explanation), flow(explanation, styles)],
     }
+    if explanation.pipelines:
+        parts["pipeline"] = _pipelines(explanation, styles)
     if explanation.time is not None and explanation.time.spans:
         parts["timeline"] = timeline(explanation, styles)
     parts["memory"] = [gauge(explanation.memory), arrays(explanation, styles)]
@@ -119,6 +127,11 @@ def _parts(explanation: Explanation, styles: AxisStyles) -> dict[str, Markup | l
     if explanation.notes:
         parts["notes"] = tag("ul", [tag("li", note) for note in explanation.notes], class_="notes")
     return parts
+
+
+def _pipelines(explanation: Explanation, styles: AxisStyles) -> list[Markup]:
+    step = explanation.time.step if explanation.time else None
+    return [pipeline(one, step, styles) for one in explanation.pipelines]
 
 
 def _section(name: str, content: Markup | list) -> Markup:
@@ -158,6 +171,14 @@ def program_html(explanation: Explanation) -> str:
         tables.axis_cards(explanation, styles),
         tables.redundant(explanation),
         tag("details", tag("summary", "Op by op"), flow(explanation, styles), class_="more"),
+        tag(
+            "details",
+            tag("summary", "Pipeline"),
+            _pipelines(explanation, styles),
+            class_="more",
+        )
+        if explanation.pipelines
+        else None,
         tag(
             "details",
             tag("summary", "Memory, array by array"),

@@ -28,6 +28,7 @@ class Loop:
       start, end: of all turns, in seconds.
       first: the end of the first turn.
       turns: how many there are.
+      depth: how many loops it is in.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Loop:
     first: float
     end: float
     turns: int
+    depth: int = 0
 
     @classmethod
     def of(cls, span: Span, spans: Sequence[Span], ops: Mapping[str, OpView]) -> Loop:
@@ -47,6 +49,13 @@ class Loop:
         Args:
           ops: by tag; they know what the loop is over.
         """
+        depth = sum(
+            other.stream == "loops"
+            and other.repeats < span.repeats
+            and other.start <= span.start
+            and span.end <= other.end
+            for other in spans
+        )
         within = [
             other
             for other in spans
@@ -58,12 +67,15 @@ class Loop:
         around = (ops[other.tag].loops for other in inside if other.tag in ops)
         loops = next((loops for loops in around if loops), ())
         return cls(
-            name=next((what for what, count in loops if count == turns), span.name),
+            name=next(
+                (what for what, count in (*loops[depth:], *loops) if count == turns), span.name
+            ),
             phase=span.phase,
             start=span.start,
             first=max((other.end for other in inside), default=span.end),
             end=span.end,
             turns=turns,
+            depth=depth,
         )
 
 
@@ -123,6 +135,7 @@ def timeline(explanation: Explanation, styles: AxisStyles) -> Markup:
         tag("div", rests, class_="rests", aria_hidden="true"),
         class_="zoomed",
         data_zoom="1",
+        style=f"--depth:{_depth(loops)}",
     )
     return tag(
         "div",
@@ -156,14 +169,22 @@ def _lanes(
     ops: Mapping[str, OpView],
     styles: AxisStyles,
 ) -> list[Markup]:
-    """A lane for the loops, if there are any, and one for each stream."""
+    """A lane for the loops of each depth, if there are any, and one for each stream."""
     blocks: dict[str, list[Markup]] = {"compute": []}
     for span in spans:
         if span.stream != "loops":
             block = _span_block(span, clock, styles, ops.get(span.tag))
             blocks.setdefault(span.stream, []).append(block)
-    lanes = [_lane("loops", [_loop_block(loop, clock) for loop in loops], styles)] if loops else []
+    lanes = []
+    for depth in range(_depth(loops)):
+        found = [_loop_block(loop, clock) for loop in loops if loop.depth == depth]
+        lanes.append(_lane("loops", found, styles))
     return lanes + [_lane(stream, found, styles) for stream, found in blocks.items()]
+
+
+def _depth(loops: Sequence[Loop]) -> int:
+    """How many loops are in one another at most."""
+    return max((loop.depth + 1 for loop in loops), default=0)
 
 
 def _scale(clock: Clock) -> Markup:
@@ -187,9 +208,9 @@ def _scale(clock: Clock) -> Markup:
 
 
 def _overview(loops: Sequence[Loop], clock: Clock) -> Markup:
-    """The whole step to scale, loops as blocks."""
+    """The whole step to scale, loops as blocks; what is in a loop is not drawn."""
     blocks = []
-    for loop in loops:
+    for loop in (loop for loop in loops if not loop.depth):
         took = page_figures.time(loop.end - loop.start)
         said = f"{loop.turns:,}\u00a0\u00d7 {loop.name}, {loop.phase}, {took}"
         css = f"block compute {loop.phase}"
