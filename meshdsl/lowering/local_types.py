@@ -132,6 +132,10 @@ def _type_key(x) -> tuple:
     return x.shape, x.dtype, x.varying, x.weak
 
 
+class Incomparable(TypeError):
+    """Nobody can say at little cost whether two values are equal."""
+
+
 def key_of(x: Any) -> Any:
     """What is equal for two functions, or other values, if they do the same to types.
 
@@ -154,7 +158,7 @@ def key_of(x: Any) -> Any:
             return _type_key(x)
         case np.ndarray():
             if x.nbytes > _LARGE:
-                raise TypeError(f"{x.nbytes} bytes are not compared")
+                raise Incomparable(f"{x.nbytes} bytes are not compared")
             return x.shape, x.dtype, x.tobytes()
         case bool() | int() | float() | complex():
             return type(x), x
