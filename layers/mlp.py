@@ -54,7 +54,8 @@ class MLP(PyTreeNode):
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """The other dims of `x`, then d_model, which `x` has too."""
-        return self.down(self.activation(md.checkpoint_name(self.up(x), HIDDEN)))
+        hidden = self.activation(md.checkpoint_name(self.up(x), HIDDEN))
+        return self.down(md.materialize(hidden))
 
 
 class SwiGLU(PyTreeNode):
@@ -100,7 +101,7 @@ class SwiGLU(PyTreeNode):
         # Both can be kept as they come from their matrices: what follows is cheap to compute again,
         # and their product alone would not do for the slopes.
         gate, up = (md.checkpoint_name(matrix(x), HIDDEN) for matrix in (self.gate, self.up))
-        return self.down(md.silu(gate) * up)
+        return self.down(md.materialize(md.silu(gate) * up))
 
 
 MLPS = {"gelu": MLP, "swiglu": SwiGLU}

@@ -53,5 +53,7 @@ def rotate(x: md.Tensor, turn: tuple[md.Tensor, md.Tensor], head_dim: md.Dim) ->
       turn: what `angles` gives.
     """
     cos, sin = (md.cast(t, x.dtype) for t in turn)
-    first, second = md.split(x, head_dim, 2)
-    return md.concat([first * cos - second * sin, second * cos + first * sin], head_dim)
+    name = head_dim.name
+    # A feature that is not finite makes NaN of all products with its query or key in any case.
+    cos, sin = md.concat([cos, cos], name), md.concat([-sin, sin], name)
+    return x * cos + md.roll(x, head_dim, head_dim.size // 2, finite=True) * sin

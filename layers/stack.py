@@ -19,7 +19,9 @@ CARRY = "activations"  # the save point of what each layer gets
 REMATS = (*POLICIES, "none", "auto")
 
 
-def recomputed(fn: Callable, remat: str, *, offload: tuple[str, ...] = ()) -> Callable:
+def recomputed(
+    fn: Callable, remat: str, *, offload: tuple[str, ...] = (), in_scan: bool = False
+) -> Callable:
     """`fn`, of which the backward pass computes again what `remat` does not keep.
 
         block = recomputed(lambda block, x: block(x), "attention")
@@ -28,14 +30,15 @@ def recomputed(fn: Callable, remat: str, *, offload: tuple[str, ...] = ()) -> Ca
     Args:
       remat: one of `REMATS`: "none" gives `fn` as it is, "auto" is "full" where nobody has replaced
         it, and all others are policies of `md.checkpoint`.
-      offload: as for `md.checkpoint`.
+      offload, in_scan: as for `md.checkpoint`.
 
     Raises:
       MeshDSLError: there is no such policy; `offload` where nothing is recomputed, so that more
         would wait than what it names.
     """
     if remat != "none":
-        return md.checkpoint(fn, "full" if remat == "auto" else remat, offload=offload)
+        policy = "full" if remat == "auto" else remat
+        return md.checkpoint(fn, policy, offload=offload, in_scan=in_scan)
     if offload:
         raise md.MeshDSLError(
             f"offload of {', '.join(offload)}: needs layers that are recomputed, `model.remat` "
@@ -100,5 +103,7 @@ class Stack(PyTreeNode):
             layer, x = both
             return fn(layer, md.checkpoint_name(carry, CARRY) if CARRY in offload else carry, x)
 
-        body = recomputed(body, self.remat, offload=offload)
+        # Compilers make no loop of a single turn.
+        in_scan = self.layers.size > 1
+        body = recomputed(body, self.remat, offload=offload, in_scan=in_scan)
         return scan_as("scan", body, carry, (self.layer, xs), self.layers, of_layers=True)

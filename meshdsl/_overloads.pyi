@@ -533,6 +533,7 @@ def checkpoint(
     *,
     save: str | Iterable[str] = (),
     offload: str | Iterable[str] = (),
+    in_scan: bool = False,
 ) -> Callable[P, R]: ...
 def custom_gradient(fn: Callable[P, tuple[R, Any]]) -> Callable[P, R]: ...
 @overload

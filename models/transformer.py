@@ -296,18 +296,9 @@ class Transformer(PyTreeNode):
           key: a JAX PRNG key; with it, dropout is on.
           offload: what waits for the backward pass in the memory of the host, see `Stack.scan`.
         """
-        how = {"segments": segments, "positions": positions, "key": key, "offload": offload}
-        return self._logits(self._hidden(tokens, **how))
+        return self._logits(self._hidden(tokens, segments, positions, key, offload))
 
-    def _hidden(
-        self,
-        tokens: md.Tensor,
-        *,
-        segments=None,
-        positions=None,
-        key=None,
-        offload: Iterable[str] = (),
-    ) -> md.Tensor:
+    def _hidden(self, tokens, segments, positions, key=None, offload=()) -> md.Tensor:
         """What the last block gives for each of `tokens`; see `__call__`."""
         length, count = self._fitting(tokens), self.config.layers + 1
         keys = [None] * count if key is None else jax.random.split(key, count)
@@ -349,8 +340,8 @@ class Transformer(PyTreeNode):
           `trained`, the fraction of tokens that have a target. Per such token the cross-entropy is
           `cross_entropy / trained`.
         """
-        how = {"segments": segments, "positions": positions, "key": key, "offload": offload}
-        nats, normaliser = self._nats(self._hidden(tokens, **how), targets, output)
+        x = self._hidden(tokens, segments, positions, key, offload)
+        nats, normaliser = self._nats(x, targets, output)
         trained = None if segments is None else targets >= 0
         cross_entropy = md.mean(nats if trained is None else md.where(trained, nats, 0.0))
         loss, report = cross_entropy, {"cross_entropy": cross_entropy}
@@ -376,7 +367,7 @@ class Transformer(PyTreeNode):
 
         A target of -1 has 0.
         """
-        x = self._hidden(tokens, segments=segments, positions=positions)
+        x = self._hidden(tokens, segments, positions)
         return md.where(targets >= 0, self._nats(x, targets, output)[0], 0.0)
 
     def _nats(self, x: md.Tensor, targets: md.Tensor, output) -> tuple[md.Tensor, md.Tensor]:

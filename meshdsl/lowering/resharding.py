@@ -336,7 +336,8 @@ def _changed(
             array, backward = collectives.ppermute(array, axes, pairs), "ppermute"
         case "slice":
             backward = "all_gather" if collectives.varying(array).isdisjoint(axes) else ""
-            array = own_part(array, axes, change.dim, scope.sizes, zigzag=zigzag[change.dim])
+            blocks = zigzag[change.dim] and parts > 1
+            array = own_part(array, axes, change.dim, scope.sizes, zigzag=blocks)
         case "all_gather":
             backward = "" if varies.isdisjoint(axes) else "psum_scatter"
             array = collectives.all_gather(array, axes, change.dim, varies=bool(backward))

@@ -25,10 +25,11 @@ def scan(body: Callable, carry, xs, *, length: int, **how):
     return _results(after), jax.tree.map(lambda y: _stack(y, length), ys)
 
 
-def checkpoint(fn: Callable, policy: Callable | None) -> Callable:
-    """`jax.checkpoint` of `fn`."""
+def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) -> Callable:
+    """`jax.checkpoint` of `fn`; `in_scan` as for the op of this name."""
     if not only_types():
-        return jax.checkpoint(fn, policy=policy)
+        body = _behind_barrier(fn) if in_scan else fn
+        return jax.checkpoint(body, policy=policy, prevent_cse=not in_scan)
 
     def run(*args):
         with body_of_types():
@@ -36,6 +37,29 @@ def checkpoint(fn: Callable, policy: Callable | None) -> Callable:
         return _results(made)
 
     return run
+
+
+def _behind_barrier(fn: Callable) -> Callable:
+    """`fn`, whose first argument the backward pass brings into an array of its own.
+
+    TPU compilers may otherwise bring all turns' carries into another order in memory, in each turn,
+    where a product needs one of them.
+    """
+
+    def apart(array):
+        return _apart(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
+
+    return lambda carry, *args: fn(jax.tree.map(apart, carry), *args)
+
+
+@jax.custom_jvp
+def _apart(array):
+    return array
+
+
+@_apart.defjvp
+def _apart_jvp(primals, tangents):
+    return lax.optimization_barrier(primals[0]), tangents[0]
 
 
 def traced_once(fn: Callable, *args) -> Callable:

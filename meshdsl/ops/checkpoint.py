@@ -85,6 +85,7 @@ def checkpoint(
     *,
     save: str | Iterable[str] = (),
     offload: str | Iterable[str] = (),
+    in_scan: bool = False,
 ) -> Callable:
     """`fn`, recomputed in the backward pass instead of remembered.
 
@@ -98,6 +99,11 @@ def checkpoint(
       save: names of save points (see `checkpoint_name`) that are kept whatever the policy says.
       offload: names of save points that are kept in the memory of the host (`pinned_host`), and
         fetched when they are needed.
+      in_scan: whether `fn` is the body of a `scan`, of a carry and an element, whose gradient is
+        taken outside of it. The forward and the backward pass are loops of their own then, and no
+        compiler takes what one has computed for what the other computes again. Without that care
+        what is kept is read where it lies, and not copied first; but in one loop nothing would be
+        recomputed.
 
     Raises:
       MeshDSLError: there is no such policy, a name is in both lists, or `fn` marks no save point
@@ -138,7 +144,7 @@ def checkpoint(
         keeps = _policy(policy, save, offload)
         if (found := _policies.get()) is not None:
             found.append(keeps)
-        recomputed = transformations.checkpoint(carrying(marking), keeps)
+        recomputed = transformations.checkpoint(carrying(marking), keeps, in_scan=in_scan)
         out = uncarried(recomputed(*carried(args)))
         for names in _marked.get():
             names |= known

@@ -168,3 +168,21 @@ def stop_gradient(x: Tensor) -> Tensor:
         linear=True,
         fill=None,
     )
+
+
+@op(
+    computes="the function, of the operands' own parts",
+    example=of_x(),
+    result="same",
+)
+def materialize(x: Tensor) -> Tensor:
+    """`x`, of which the compiler makes an array before it goes on, and so with its gradient.
+
+        md.dot(md.materialize(md.silu(gate) * up), down)
+
+    What is computed element by element is otherwise often made a part of the matrix product that
+    follows, and computed for each block of it anew, which can take longer than to write it once.
+    """
+    barrier = lambda _, a: jax.lax.optimization_barrier(a)
+    how = {"in_order": (), "linear": True, "fill": None}
+    return apply_op("materialize", barrier, (x,), loop=x.dims, out=x.dims, **how)

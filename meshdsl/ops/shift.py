@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
@@ -17,6 +18,8 @@ from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.slicing import check_fits, windowed
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor
+
+_LARGEST_MATRIX = 256  # elements of a dim that a TPU rolls by a matrix: two widths of its unit
 
 
 def _moved(call: Callable) -> Example:
@@ -54,8 +57,14 @@ def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
     example=_moved(lambda roll, x, a, by: roll(x, a, by)),
     result="same",
 )
-def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
-    """`x` with element `i` of `dim` at `i + by`; what leaves at one end comes back at the other."""
+def roll(x: Tensor, dim: Dim | str, by: int, *, finite: bool = False) -> Tensor:
+    """`x` with element `i` of `dim` at `i + by`; what leaves at one end comes back at the other.
+
+    Args:
+      finite: whether all elements are finite numbers. If so, a TPU multiplies by a permutation
+        matrix where `dim` is the last, has few elements and is whole, which is several times as
+        fast; an element that is not finite would make NaN of all that lie along `dim` with it.
+    """
     dim = dim_algebra.find("roll", x.dims, dim)
     by = by % dim.size if dim.size else 0
     if by == 0:
@@ -64,7 +73,8 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
 
     def local(loop: DeviceLoop, a):
         if not loop.axes(dim):
-            return jnp.roll(a, by, at)
+            by_matrix = finite and loop.platform == "tpu" and dim.size <= _LARGEST_MATRIX
+            return _permuted(a, by) if by_matrix and at == a.ndim - 1 else jnp.roll(a, by, at)
         size = loop.size(dim)
         ahead, wrapped = (
             [j * size - by + turn for j in range(loop.parts(dim))] for turn in (0, dim.size)
@@ -76,6 +86,18 @@ def roll(x: Tensor, dim: Dim | str, by: int) -> Tensor:
 
     how = {"in_order": (dim,), "linear": True, "fill": None}
     return apply_op("roll", local, (x,), loop=x.dims, out=x.dims, **how)
+
+
+def _permuted(a, by: int):
+    """`a`, rolled along its last dim by a product with a permutation matrix.
+
+    Each element is a sum of itself and zeros: exact, if the product keeps all digits.
+    """
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return jnp.roll(a, by, -1)
+    matrix = jnp.roll(jnp.eye(a.shape[-1], dtype=a.dtype), by, -1)
+    precision = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+    return jnp.matmul(a, matrix, precision=precision)
 
 
 @op(

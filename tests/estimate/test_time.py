@@ -162,6 +162,7 @@ def test_an_optimizers_kernels_are_its_phase():
     "operation, links, expected",
     [
         ("all_gather", Links(1), (10, True, 0)),
+        ("all_to_all", Links(1), (10, False, 0)),
         ("all_gather", Links(2), (10, True, 0)),
         ("all_gather", Links(2, chip="v4"), (10, False, 0)),
         ("all_gather", Links(2, chip="v6e"), (10, True, 0)),

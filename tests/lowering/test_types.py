@@ -92,3 +92,19 @@ def test_functions_are_the_same_by_their_code_and_what_they_close_over():
     assert key_of(scaled(scaled(2))) == key_of(scaled(scaled(2)))
     with pytest.raises(TypeError):
         key_of(scaled({1, 2}))
+
+
+def test_products_that_share_the_parts_of_a_ring_are_recorded_alike():
+    a, b, c, d = dims(a=8, b=8, c=8, d=8)
+
+    def fn(x, first, second):
+        one, other = md.einsum(x, first, out=(a, c)), md.einsum(x, second, out=(a, d))
+        return md.einsum(one, other, out=(c, d))
+
+    rules = [{"rule": "c, d -> p"}, {"rule": "a -> p", "move": "ring"}]
+    args = data(a, b), weight(b, c), weight(b, d)
+    layout = md.Layout(rules, mesh={"p": 4})
+    for run in (fn, fn, with_gradient(fn, args)):
+        assert_recorded_alike(run, *args, layout=layout)
+    moves = [m for op in md.lower(fn, layout).program(*args).ops for m in op.moves]
+    assert [m.operation for m in moves if m.count > 1] == ["ppermute"]

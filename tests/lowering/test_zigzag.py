@@ -83,6 +83,13 @@ def moves(fn, *args, rules) -> dict[str, list[str]]:
     return {op.name: [m.operation for m in op.moves] for op in program.ops}
 
 
+def test_an_axis_of_one_device_has_all_of_a_dim():
+    """Where it splits a dim at rest that zigzag order would pad over all axes."""
+    (a,) = dims(a=3)
+    rules = layout({"rule": "a -> x, y", "order": "zigzag"}, mesh={"x": 1, "y": 4}, uneven="pad")
+    assert_same(md.tanh, data(a), layout=rules, gradients=False)
+
+
 def test_blocks_are_exchanged_at_the_edges_and_for_ops_that_need_runs_only():
     rules = layout(zigzag("length, queries -> context"), "other? -> context", mesh={"context": 4})
     x, there = data(BATCH, LENGTH), ["ppermute"] * 2

@@ -1,5 +1,6 @@
 """A model under every legal layout equals the same model on one device, gradients included."""
 
+import dataclasses
 import functools
 
 import jax
@@ -57,6 +58,30 @@ def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse)
         got_aux["cross_entropy"].array, aux["cross_entropy"].array, rtol=1e-6
     )
     common.assert_same_gradients(got_grads, grads)
+
+
+def in_a_ring(layout, **how):
+    """The layout, where products take the length part by part."""
+    ring = {"rule": "length -> model", "move": "ring", **how}
+    rules = [ring if rule == "length -> model" else rule for rule in layout.rules]
+    assert ring in rules
+    return dataclasses.replace(layout, rules=rules)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"order": "zigzag"}], ids=["natural", "zigzag"])
+@pytest.mark.parametrize("style", common.CONFIGS)
+@pytest.mark.parametrize("name, devices", [("sequence", 8), ("fsdp-sequence", 8), ("sequence", 2)])
+def test_products_in_a_ring_give_the_loss_and_gradients_of_one_device(style, name, devices, how):
+    model, batch, ((value, _), grads) = one_device(style)
+    layout = in_a_ring(common.on(common.load(name), devices), **how)
+    lowered = md.lower(value_and_grad, layout)
+    traced, program = lowered.trace_program(model, batch, jax.random.key(5))
+    (got, _), got_grads = traced.lower().compile()(model, batch, jax.random.key(5))
+    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
+    common.assert_same_gradients(got_grads, grads)
+    moved = [(program.op_of(c), c) for c in program.collectives if c.axes == ("model",)]
+    assert {c.operation for op, c in moved if op and op.name == "einsum"} == {"ppermute"}
 
 
 @pytest.mark.parametrize("style", common.CONFIGS)

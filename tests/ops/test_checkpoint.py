@@ -48,6 +48,18 @@ def test_gathered_weights_are_gathered_again_where_recomputed(policy, times):
     assert collectives(run, MIX, X, layout=LAYOUTS["data"])["all_gather", ("m",)] == times
 
 
+@pytest.mark.parametrize("in_scan, barriers", [(False, 1), (True, 2)])
+def test_in_a_scan_nothing_need_be_copied_before_it_is_read(in_scan, barriers):
+    def run(x, xs):
+        step = lambda h, x: (md.tanh(md.sin(h) + x), ())
+        return md.scan(md.checkpoint(step, in_scan=in_scan), x, xs, dim=T)[0]
+
+    plain = lambda x, xs: md.scan(lambda h, x: (md.tanh(md.sin(h) + x), ()), x, xs, dim=T)[0]
+    gradient = lambda run: jax.jit(jax.grad(lambda x: md.sum(run(x, XS)).array))
+    assert_equal(gradient(run)(X), gradient(plain)(X))
+    assert gradient(run).lower(X).as_text().count("optimization_barrier") == barriers
+
+
 NAMED = {
     "saved": dict(save="hidden"),
     "offloaded": dict(offload=("hidden",)),

@@ -207,6 +207,7 @@ PENDING = {
     "sum": lambda p, q: md.sum(p, B),
     "mean": lambda p, q: md.mean(p, B),
     "einsum of one": lambda p, q: md.einsum(p, out=(C,)),
+    "materialize": lambda p, q: md.materialize(p),
 }
 ROUNDED = {"cast": lambda p, q: md.cast(p, jnp.float16)}  # keeps a sum pending too
 SETTLED = {

@@ -1,10 +1,15 @@
 """shift, roll and flip do what numpy does, and move only the elements that a device lacks."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.mesh import abstract_mesh
+from meshdsl.ops.shift import _permuted
 from tests.helpers import assert_same, data, dims, layout
 from tests.ops.along import assert_all_same, assert_as_numpy, every_layout
 
@@ -101,3 +106,22 @@ def test_a_move_sends_only_what_a_device_lacks(name):
         moved = [c for c in program.collectives if c.phase == phase and c.operation != "psum"]
         assert {c.operation for c in moved} == {"ppermute"}
         assert sum(c.bytes for c in moved) == columns * COLUMN
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
+def test_a_permutation_matrix_rolls_to_the_last_digit(dtype):
+    x = (np.random.default_rng(0).normal(size=(5, 8)) * 100).astype(dtype)
+    for by in (1, 4):
+        np.testing.assert_array_equal(_permuted(jnp.asarray(x), by), np.roll(x, by, 1))
+
+
+@pytest.mark.parametrize(
+    "kind, finite, products", [("tpu", True, 1), ("tpu", False, 0), ("cpu", True, 0)]
+)
+def test_only_tpus_roll_by_a_matrix_and_only_what_is_finite(kind, finite, products):
+    a, b = dims(a=4, b=8)
+    run = lambda x: md.roll(x, b, 4, finite=finite)
+    mesh: Any = abstract_mesh({"m": 2}, kind)
+    lowered = md.lower(run, layout("a -> m", mesh={"m": 2}), mesh)
+    traced = jax.make_jaxpr(lowered)(md.abstract((a, b), jnp.float32))
+    assert str(traced).count("dot_general") == products

@@ -3,7 +3,8 @@
 Seen in programs that libtpu 0.0.42 compiled with the options of `compiled/options.py`, with one
 gather, scatter and sum over each axis of a mesh:
 
-- v5p (4x4x4, 2x2x2): everything runs on the sparse cores while the device computes.
+- v5p (4x4x4, 2x2x2): gathers, scatters and sums run on the sparse cores while the device computes.
+  The options have no such thing for an all_to_all: the device waits for it.
 - v6e (4x4) and tpu7x (2x2x1): everything runs while the device computes.
 - v5e (4x4): an all-gather runs while the device computes; it waits for sums and scatters.
 - v4 (2x2x2, 4x4x4): the device waits for everything.
@@ -34,6 +35,7 @@ _GATHERS = frozenset({("all_gather", False), ("all_gather", True)})
 _WAITS: dict[str, frozenset[tuple[str, bool]]] = {
     "v4": _SUMS | _GATHERS,
     "v5e": _SUMS,
+    "v5p": frozenset({("all_to_all", False), ("all_to_all", True)}),
 }
 _SCATTERS = ("tpu7x",)  # chips that do not run a scatter over a whole slice as a sum
 _GATHERS_ALL = ("v5p",)  # chips that do not run a gather over a whole slice as a sum
