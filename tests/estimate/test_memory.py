@@ -113,11 +113,12 @@ def test_a_branch_counts_where_it_takes_most():
 @pytest.mark.parametrize(
     "reduced, order",
     [
-        (True, ["scan", "product", "product", "scan", "product"]),
-        (False, ["scan", "product", "product", "product", "scan"]),
+        ("scattered", ["scan", "product", "product", "scan", "product"]),
+        ("summed", ["scan", "product", "product", "product", "scan"]),
+        ("kept", ["scan", "product", "product", "product", "scan"]),
     ],
 )
-def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_before_it(
+def test_a_gradient_that_is_scattered_and_needed_at_the_end_waits_for_the_loop_before_it(
     reduced, order
 ):
     mesh = md.make_mesh({"data": 2}, jax.devices()[:2])
@@ -128,7 +129,11 @@ def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_bef
 
     def local(head, ws, x):
         for_head, for_ws = jax.grad(loss, argnums=(0, 1))(head, ws, x)
-        return lax.psum_scatter(for_head, "data", tiled=True) if reduced else for_head, for_ws
+        if reduced == "scattered":
+            for_head = lax.psum_scatter(for_head, "data", tiled=True)
+        elif reduced == "summed":
+            for_head = lax.pcast(lax.psum(for_head, "data"), "data", to="varying")
+        return for_head, for_ws
 
     split = jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     made = graph(

@@ -6,6 +6,9 @@ then only waits for the optimizer, is not computed before the loop over the laye
 its operands live through the loop. A collective runs beside the product that follows, so what it
 reads lives until that product has run.
 
+A gradient that is all-reduced and not scattered, as that of what all stages of a pipeline share, is
+computed before the loop, and the all-reduce runs beside the loop.
+
 The scheduler does not always do so. Of the steps of Llama 3 that libtpu compiled with meshdsl's
 options, it did not in fsdp-sequence at a length of 8192; there the estimate of memory is too high
 by what the product reads.
@@ -25,13 +28,15 @@ def delayed(kernels: list[Kernel]) -> list[Kernel]:
     moved behind that loop: to the largest collective there, or else to where its result is used.
     """
     loops = [i for i, kernel in enumerate(kernels) if kernel.loop is not None]
+    scattered = {id(b) for kernel in kernels if _is(kernel, "psum_scatter") for b in kernel.writes}
+    summed = {id(b) for kernel in kernels if _is(kernel, "psum") for b in kernel.reads} - scattered
     first_use: dict[int, int] = {}  # for the id of a buffer, in the order with kernels moved
     places: dict[int, tuple[int, int]] = {}  # where kernels that can wait would go
     for i in reversed(range(len(kernels))):
         kernel, at = kernels[i], i
         use = min((first_use.get(id(b), len(kernels)) for b in kernel.writes), default=len(kernels))
         waits = [loop for loop in loops if i < loop < use]
-        if waits and kernel.loop is None:
+        if waits and kernel.loop is None and not any(id(b) in summed for b in kernel.writes):
             beside = [j for j in range(waits[-1], use) if kernels[j].collective is not None]
             if beside:
                 places[i] = max(beside, key=lambda j: _bytes(kernels[j])), 1
@@ -43,6 +48,10 @@ def delayed(kernels: list[Kernel]) -> list[Kernel]:
     moved = _around_collectives(kernels, places)
     keys = [(*(places[i] if i in moved else (i, 0)), i) for i in range(len(kernels))]
     return [kernels[i] for *_, i in sorted(keys)]
+
+
+def _is(kernel: Kernel, operation: str) -> bool:
+    return kernel.collective is not None and kernel.collective.operation == operation
 
 
 def _bytes(kernel: Kernel) -> int:
