@@ -18,7 +18,8 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
 from meshdsl.lowering.ring import Ring
-from meshdsl.lowering.scope import Scope, Turn
+from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.turns import Turn, needs_all
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits import windows
@@ -173,7 +174,7 @@ class DeviceLoop:
     def _block_of(self, dim: Dim, turn: Turn) -> int:
         """How many elements of each part at home are there in a turn."""
         assert self.scope is not None
-        return dim.size // (self.scope.parts(turn.home) * turn.count)
+        return dim.size // (self.scope.parts(turn.homes[dim.name]) * turn.count)
 
     def _in_whole(self, index, dim: Dim, turn: Turn):
         """The index in the whole dim of an element, by its index among those of a turn."""
@@ -377,7 +378,7 @@ class DeviceLoop:
         scope, op = self._of_op
         if turns := [axis for axis in axes if axis in scope.turns]:
             rule = next(rule for rule in scope.layout.turns if rule.axis == turns[0])
-            raise resharding.needs_all(op.name, str(rule))
+            raise needs_all(op.name, str(rule))
 
     def _record(self, operation, axes, size, backward):
         scope, op = self._of_op

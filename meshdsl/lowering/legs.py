@@ -45,7 +45,7 @@ def legs_between(
     (there, now), (after, then_left) = scope.in_turn(dims, now), scope.in_turn(dims, then)
     if cut is None:
         return [_leg(there, now, then_left, scope, pending)]
-    home = turns[cut][1].home
+    home = turns[cut][1].homes[dims[cut].name]
     away = lambda axes: tuple(axis for axis in axes if axis not in home)
     between = tuple(home if i == cut else away(axes) for i, axes in enumerate(now))
     axes = tuple(axis for axis in then[cut] if axis in scope.turns)

@@ -24,11 +24,11 @@ from jax import lax
 
 from meshdsl.array_type import ArrayType, traced
 from meshdsl.dims import Dim, Dims, without
-from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
 from meshdsl.lowering.legs import Leg, legs_between
+from meshdsl.lowering.turns import needs_all
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits import zigzag as zigzag_order
@@ -377,15 +377,6 @@ def _in_turn(array, change: Change, scope, op: Op, why: Why) -> jax.Array:
         size = array.shape[change.dim] // turn.count
         return lax.dynamic_slice_in_dim(traced(array), turn.number * size, size, change.dim)
     raise needs_all(op.name, why(change))
-
-
-def needs_all(name: str, rule: str) -> MeshDSLError:
-    """The error of an op that asks for what is there in other turns of a loop."""
-    return MeshDSLError(
-        f"{name}: this needs all of a dim that is cut into microbatches ({rule}), and inside of "
-        "the pipeline only one of them is there at a time; compute it outside of the scan, or let "
-        "the body return each layer's sum as a result"
-    )
 
 
 def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:

@@ -7,15 +7,13 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
-
-import jax
 
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
 from meshdsl.lowering.local_types import LocalTypes
+from meshdsl.lowering.turns import Turn
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -27,21 +25,6 @@ class TakesParts(Exception):
 
 class WrongGuess(Exception):
     """A parameter was made to vary over an axis over which one of its uses does not vary."""
-
-
-class Turn(NamedTuple):
-    """A turn of a loop in which a part of a dim is there, see `Scope.taking_turns`.
-
-    Attributes:
-      number: of the turn.
-      count: how many turns there are.
-      home: the axes that split the dim where its parts are cut. In each turn there are elements of
-        every one of these parts.
-    """
-
-    number: jax.Array
-    count: int
-    home: tuple[str, ...]
 
 
 class Scope:
@@ -261,6 +244,17 @@ class Scope:
                 yield
         finally:
             self.layout, self.sizes, self._splits, self.loops, self.turns = outer
+
+    def also_in_turns(self, axis: str, dim: Dim, home: tuple[str, ...]) -> None:
+        """From now on `dim` is there in turns too, split over the axes `home` where it is cut."""
+        homes = self.turns[axis].homes
+        if homes.get(dim.name) == home:
+            return
+        homes[dim.name] = home
+        rule = next(rule for rule in self.layout.turns if rule.axis == axis)
+        others = [r for r in self.layout.turns if (r.axis, r.dim) != (axis, dim.name)]
+        self.layout = replace(self.layout, turns=(*others, replace(rule, dim=dim.name)))
+        self._splits, self.loops = {}, {}
 
 
 def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:

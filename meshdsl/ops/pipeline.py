@@ -32,8 +32,9 @@ from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.copies import for_jax
-from meshdsl.lowering.scope import Scope, Turn
+from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
+from meshdsl.lowering.turns import Turn
 from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
 from meshdsl.ops.checkpoint import policies_within
 from meshdsl.ops.stacking import element, in_front
@@ -187,7 +188,7 @@ class _Pipe:
             fresh = self._taken(rows, which)
             enters = (self.stages.number == 0) & (in_round == 0)
             given = _choose(enters | ~real, fresh, here)
-            with scope.taking_turns(self.cut, Turn(which, self.count, self.home)):
+            with scope.taking_turns(self.cut, self._turn(which)):
                 made, ys = self._chunk(given, xs, in_round, real)
                 op = scope.recorder.begin("hand_on", *_dims(made))
                 handed = self.stages.hand_on(carried(made), op)
@@ -209,6 +210,9 @@ class _Pipe:
         cut = [(x, at) for x in leaves_of(carry) if (at := self._at(x)) is not None]
         x, at = cut[0]
         return x.placement.axes[at]
+
+    def _turn(self, which) -> Turn:
+        return Turn(which, self.count, {self.cut.dim: self.home})
 
     def _at(self, x) -> int | None:
         """The position of the dim of microbatches; None where `x` has none."""

@@ -8,7 +8,7 @@ import meshdsl as md
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.ops import pipeline
 from meshdsl.splits.pipeline import Schedule
-from tests.helpers import assert_same, data, dims, layout, weight
+from tests.helpers import assert_same, data, dims, layout, only, weight
 
 LAYERS = {"rule": "layers -> stage", "microbatches": {"batch": 4}, "uneven": "pad"}
 SHARED = ("batch -> data, stage",)
@@ -199,3 +199,29 @@ def test_every_microbatch_meets_every_chunk_once_and_in_order(microbatches, stag
     if microbatches % stages == 0 or rounds == 1:
         waits = (stages - 1) / (rounds * microbatches + stages - 1)
         assert schedule.bubble == pytest.approx(waits)
+
+
+N, B, L, D = dims(layers=4, batch=16, length=4, d=8)
+TOKENS, GROUPS, ROWS = dims(tokens=64, groups=8, rows=2)
+BODIES = {
+    "rows and length as one dim": lambda x, w: md.reshape(
+        md.tanh(md.reshape(x * w, (TOKENS, D))), (B, L, D)
+    ),
+    "rows in groups": lambda x, w: md.reshape(
+        md.tanh(md.reshape(x * w, (GROUPS, ROWS, L, D))), (B, L, D)
+    ),
+    "rows under another name": lambda x, w: md.rename(
+        md.rename(x, "batch", "others") * w, "others", "batch"
+    ),
+    "each row by itself": lambda x, w: md.over(B, lambda x: md.cumsum(x, L))(x * w),
+    "numbers of rows": lambda x, w: x * md.cast(md.iota(B), jnp.float32) * w,
+    "placed by hand": lambda x, w: md.replicate(md.reshard(x, {"d": "data"})) * w,
+}
+
+
+@pytest.mark.parametrize("name", only(["rows and length as one dim", "each row by itself"], BODIES))
+def test_a_body_may_do_with_rows_what_it_likes(name):
+    body = md.checkpoint(lambda x, w: (BODIES[name](x, w), ()))
+    rules = stages(*SHARED, "length -> model", mesh={"stage": 2, "data": 2, "model": 2})
+    run = lambda w, x: md.scan(body, x, w, dim=N)
+    assert_same(run, weight(N, D), data(B, L, D), layout=rules)
