@@ -99,11 +99,11 @@ class Layout:
       turns: rules below all `rules` whose axes are turns of a loop, see `Scope.taking_turns`.
     """
 
-    rules: Sequence[str | Mapping[str, str]] = ()
-    parameters: Sequence[str | Mapping[str, str]] = ()
-    optimizer: Sequence[str | Mapping[str, str]] = ()
+    rules: Sequence[str | Mapping[str, Any]] = ()
+    parameters: Sequence[str | Mapping[str, Any]] = ()
+    optimizer: Sequence[str | Mapping[str, Any]] = ()
     mesh: Mapping[str, int | str] = field(default_factory=dict)
-    gradients: Sequence[str | Mapping[str, str]] = ()
+    gradients: Sequence[str | Mapping[str, Any]] = ()
     gather: str = "layer"
     dcn: Sequence[str] = ()
     strict: bool = False

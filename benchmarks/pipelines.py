@@ -1,0 +1,98 @@
+"""Pipelines against FSDP with split sequences, compiled for TPUs that need not be there.
+
+    python -m benchmarks.pipelines --rows fsdp-sequence "4 stages" "4 stages, 4 rounds"
+
+Each row is a training step of llama3-8b: memory by the compiler, and the time of its schedule,
+replayed. With `--slices 2` two such slices are joined by the data centre's network: `stage` goes
+across it, or `replica` where there are no stages, and the batch is twice as large.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from meshdsl.compiled.topology import compile_only
+from meshdsl.figures import byte_words
+from meshdsl.layout import Layout
+from meshdsl.machine import find_target
+from meshdsl.mesh import axis_sizes
+
+from .estimate_accuracy import Case
+from .measure import table
+
+BATCH, LENGTH, TARGET, MICROBATCHES = 64, 8192, "v5p:4x4x4", 8
+
+
+def pipeline(stages: int, rounds: int = 1, **how) -> Layout:
+    """`pipeline-tensor` with so many stages and rounds; `how` are other lines of the layout."""
+    layout = Layout.load("pipeline-tensor")
+    first, *others = layout.rules
+    assert isinstance(first, dict)
+    first = {**first, "microbatches": {"batch": MICROBATCHES}, "rounds": rounds}
+    mesh = {"stage": stages, "data": "rest", "model": 4}
+    return replace(layout, rules=[first, *others], mesh=mesh, **how)
+
+
+def replicas(layout: Layout) -> Layout:
+    """The same layout on two slices, each of which has a half of the batch."""
+    rules = ["batch -> replica", *layout.rules]
+    return replace(layout, rules=rules, mesh={"replica": 2, **layout.mesh}, dcn=("replica",))
+
+
+ROWS = {"fsdp-sequence": Layout.load("fsdp-sequence")}
+for stages in (4, 8):
+    ROWS |= {f"{stages} stages, rounds {rounds}": pipeline(stages, rounds) for rounds in (1, 2, 4)}
+ROWS["4 stages, FSDP"] = pipeline(4, parameters=["d_model -> data"], gather="step")
+ACROSS = {
+    "fsdp-sequence, replicas": replicas(ROWS["fsdp-sequence"]),
+    "2 stages": replace(pipeline(2), dcn=("stage",)),
+    "2 stages, rounds 4": replace(pipeline(2, 4), dcn=("stage",)),
+}
+
+
+def row(name: str, layout: Layout, slices: int) -> list[str]:
+    """The cells of one layout."""
+    target = find_target(TARGET, slices=slices)
+    sizes = axis_sizes(layout.mesh, target.devices)
+    case = Case("llama3-8b", "pipeline-tensor", TARGET, sizes, BATCH * slices, LENGTH)
+    analysis = replace(case.analysis(), name=name, layout=layout, target=target)
+    estimated = analysis.explain()
+    assert estimated.time is not None
+    report, *_ = analysis.compile()
+    mesh = ", ".join(f"{axis}={n}" for axis, n in sizes.items())
+    if report.time is None or report.memory is None:
+        return [name, mesh, report.verdict, *["-"] * 6]
+    peak = report.memory.needed if report.memory.peak is None else report.memory.peak
+    return [
+        name,
+        mesh,
+        byte_words(report.memory.temporaries),
+        byte_words(peak),
+        byte_words(estimated.memory.peak or 0),
+        f"{report.time.step:.2f}",
+        f"{estimated.time.step:.2f}",
+        f"{report.time.exposed / report.time.step:.1%}",
+        f"{report.time.mfu:.1%}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="+", help="by default all")
+    parser.add_argument("--slices", type=int, default=1, choices=(1, 2))
+    given = parser.parse_args()
+    layouts = ROWS if given.slices == 1 else ACROSS
+    compile_only()
+    head = ["layout", "mesh", "temporaries", "peak", "estimated", "step s", "estimated", "waits"]
+    rows = [[*head, "MFU"]]
+    for name in given.rows or layouts:
+        rows.append(row(name, layouts[name], given.slices))
+        print("; ".join(rows[-1]), flush=True)
+    print(f"\n{table(rows)}")
+
+
+if __name__ == "__main__":
+    main()
