@@ -318,10 +318,8 @@ class Layout:
     @cached_property
     def value_axes(self) -> dict[str, tuple[str, ...]]:
         """For each dim all axes over which a value that has it may be split."""
-        return {
-            r.dim: tuple(dict.fromkeys(q.axis for q in self.at("rules") if q.dim == r.dim))
-            for r in self.at("rules")
-        }
+        rules = [rule for rule in self.at("rules") if rule not in self.turns]
+        return {r.dim: tuple(dict.fromkeys(q.axis for q in rules if q.dim == r.dim)) for r in rules}
 
     def padded_size(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
         """The elements that all parts of `dim` hold together, with padding, when `axes` split it.

@@ -19,6 +19,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
 from meshdsl.lowering.ring import Ring
 from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.turns import Turn, needs_all
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits import windows
@@ -136,10 +137,17 @@ class DeviceLoop:
         inside = jnp.ones((1,) * len(dims), bool)
         for i, d in enumerate(dims):
             if self.padding(d):
-                inside = inside & (self.indices(d) < d.size).reshape(
-                    [-1 if j == i else 1 for j in range(len(dims))]
-                )
+                shape = [-1 if j == i else 1 for j in range(len(dims))]
+                inside = inside & self._real(d).reshape(shape)
         return inside
+
+    def _real(self, dim: Dim) -> jax.Array:
+        """Which elements of this device's part of a dim are not padding."""
+        turn = self.scope.turn_of(self.axes(dim)) if self.scope else None
+        if turn is None:
+            return self.indices(dim) < dim.size
+        numbers = self._first_of_part(dim) + jnp.arange(self.size(dim), dtype=jnp.int32)
+        return numbers < dim.size // turn.count
 
     def offset(self, dim: Dim):
         """The index, in the whole dim, of the first element on this device.
@@ -148,7 +156,30 @@ class DeviceLoop:
         """
         self._in_natural_order("offset", dim)
         axes = self.axes(dim)
-        return self.scope.position(axes) * self.size(dim) if self.scope and axes else 0
+        if not axes or self.scope is None:
+            return 0
+        turn, first = self.scope.turn_of(axes), self._first_of_part(dim)
+        if turn is None:
+            return first
+        block = self._block_of(dim, turn)
+        if block % self.size(dim):
+            self._not_in_turns(axes)
+        return self._in_whole(first, dim, turn)
+
+    def _first_of_part(self, dim: Dim):
+        """The index of the first element on this device, among those that are there in a turn."""
+        axes = tuple(a for a in self.axes(dim) if self.scope is None or a not in self.scope.turns)
+        return collectives.position(axes) * self.size(dim) if axes else 0
+
+    def _block_of(self, dim: Dim, turn: Turn) -> int:
+        """How many elements of each part at home are there in a turn."""
+        assert self.scope is not None
+        return dim.size // (self.scope.parts(turn.homes[dim.name]) * turn.count)
+
+    def _in_whole(self, index, dim: Dim, turn: Turn):
+        """The index in the whole dim of an element, by its index among those of a turn."""
+        block = self._block_of(dim, turn)
+        return (index // block * turn.count + turn.number) * block + index % block
 
     def runs(self, dim: Dim) -> list[tuple[Any, int]]:
         """The runs of consecutive elements that this device has of `dim`, one after the other.
@@ -161,6 +192,7 @@ class DeviceLoop:
         """
         if dim not in self._zigzag:
             return [(self.offset(dim), self.size(dim))]
+        assert self.scope is not None
         part, parts = collectives.position(self.axes(dim)), self.parts(dim)
         block = self.size(dim) // 2
         return [(part * block, block), ((2 * parts - 1 - part) * block, block)]
@@ -169,6 +201,9 @@ class DeviceLoop:
         """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
         # Not in bfloat16, say, which would round the part and the sum.
         exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32
+        if self.scope is not None and (turn := self.scope.turn_of(self.axes(dim))):
+            numbers = self._first_of_part(dim) + jnp.arange(self.size(dim), dtype=jnp.int32)
+            return self._in_whole(numbers, dim, turn).astype(dtype)
         runs = [
             jnp.arange(size, dtype=exact) + jnp.asarray(start, exact)
             for start, size in self.runs(dim)
@@ -343,7 +378,7 @@ class DeviceLoop:
         scope, op = self._of_op
         if turns := [axis for axis in axes if axis in scope.turns]:
             rule = next(rule for rule in scope.layout.turns if rule.axis == turns[0])
-            raise resharding.needs_all(op.name, str(rule))
+            raise needs_all(op.name, str(rule))
 
     def _record(self, operation, axes, size, backward):
         scope, op = self._of_op

@@ -35,11 +35,12 @@ from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.legs import legs_between
 from meshdsl.lowering.nest import Nest, Work, reason_of, split, without_axes
 from meshdsl.lowering.ring import Ring
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
-from meshdsl.splits.changes import Split, padded_changes
+from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
@@ -221,11 +222,10 @@ def settle(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor,
         because = (*reasons, *result.reasons) if pending else ()
         placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
         if not result.stands:
-            changes = padded_changes(dims, result.split, result.target, scope)
-            how = {"dims": dims, "now": result.split, "then": result.target, "varies": _NOTHING}
-            how |= {"orders": (result.zigzag, result.then)}
+            legs = legs_between(dims, result.split, result.target, scope)
+            how = {"varies": _NOTHING, "orders": (result.zigzag, result.then)}
             why = reason_of(scope, dims, work.level)
-            array = resharding.reshard_array(array, changes, scope, op, **how, why=why)
+            array = resharding.reshard_array(array, legs, scope, op, **how, why=why)
         role = roles.get(dims, Parameter()) if roles is not None else None
         made.append(Tensor(array, dims, role, placement))
     return tuple(made)

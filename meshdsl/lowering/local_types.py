@@ -130,13 +130,17 @@ def _type_key(x) -> tuple:
     return x.shape, x.dtype, x.varying, x.weak
 
 
+class Incomparable(TypeError):
+    """Nobody can say at little cost whether two values are equal."""
+
+
 def key_of(x: Any) -> Any:
     """A key that is equal for two functions, or other values, only if they do the same to types.
 
     Of an array of JAX only the type counts, as what a trace finds cannot depend on its values.
 
     Raises:
-      TypeError: it cannot be said, say of a value that has no hash.
+      TypeError: it cannot be said, as of a value that has no hash and of a large array of NumPy.
     """
     match x:
         case FunctionType():
@@ -154,7 +158,7 @@ def key_of(x: Any) -> Any:
             return _type_key(x)
         case np.ndarray():
             if x.nbytes > _MOST_BYTES:
-                raise TypeError(f"{x.nbytes} bytes are not compared")
+                raise Incomparable(f"{x.nbytes} bytes are not compared")
             return x.shape, x.dtype, x.tobytes()
         case bool() | int() | float() | complex():
             return type(x), x

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.array_type import traced
-from meshdsl.dims import Dim
+from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import block_order, collectives, resharding
+from meshdsl.lowering.legs import Leg
 from meshdsl.lowering.scope import Scope
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split, changes, padded_changes
@@ -30,71 +31,61 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     part. Where padding keeps the smaller parts from lying within the larger ones, the dim is put
     among zeros as a whole, before anything moves.
     """
-    now = x.placement
-    turns = now.scope.turns
-    if turns:  # what is there in other turns of a loop stays so
-        stay = [tuple(a for a in axes if a in turns) for axes in now.axes]
-        split = tuple((*axes, *own) for axes, own in zip(split, stay, strict=True))
-    if now.axes == split and now.pending == pending:
+    now, scope = x.placement, x.placement.scope
+    dims, before = scope.in_turn(x.dims, now.axes)
+    if before == split and now.pending == pending:
         return x
-    scope, added = now.scope, [a for a in pending if a not in now.pending]
-    op = scope.recorder.begin("reshard", x.dims, split)
-    array, start, placed = _unnested_made_whole(x, split, added, scope, op)
+    added = [a for a in pending if a not in now.pending]
+    op = scope.recorder.begin("reshard", dims, split)
+    array, start, placed = _unnested_made_whole(x.array, dims, before, split, added, scope, op)
     own = [tuple(a for a in axes if a in added) for axes in start]
     between = tuple((*then, *inner) for then, inner in zip(split, own, strict=True))
     summed = tuple(a for a in now.pending if a not in pending)
-    steps = padded_changes(x.dims, start, between, scope, summed)
-    array = _moved(array, steps, x, start, between, op)
+    steps = padded_changes(dims, start, between, scope, summed)
+    array = _moved(array, Leg(dims, start, between, steps), scope, op)
     for i, inner in enumerate(own):
         if inner:
-            size = scope.part(x.dims[i], split[i])
-            array = _among_zeros(array, x.dims[i], i, inner, size, scope, op)
+            size = scope.part(dims[i], split[i])
+            array = _among_zeros(array, dims[i], i, inner, size, scope, op)
             placed += inner
     held = tuple(a for a in added if a not in placed)
     for run in resharding.runs_alike(held, collectives.varying(array)):
         array = _first_alone(array, run, scope, op)
-    return Tensor(array, x.dims, x.role, now._replace(axes=split, pending=pending))
+    # What is there in other turns of a loop stays there.
+    turns = [tuple(a for a in axes if a in scope.turns) for axes in now.axes]
+    axes = tuple((*own, *turn) for own, turn in zip(split, turns, strict=True))
+    return Tensor(array, x.dims, x.role, now._replace(axes=axes, pending=pending))
 
 
 def _unnested_made_whole(
-    x: Tensor, split: Split, added: list[str], scope: Scope, op: Op
+    array, dims: Dims, now: Split, split: Split, added: list[str], scope: Scope, op: Op
 ) -> tuple[jax.Array, Split, tuple[str, ...]]:
-    """The array of `x`, where those dims are whole that have to be put among zeros as a whole.
+    """The array, where those dims are whole that have to be put among zeros as a whole.
 
     Returns:
       The array, its split, and those of the axes `added` over which it is a sum by then.
     """
-    now = x.placement.axes
 
     def nests(i: int) -> bool:
         own = tuple(a for a in now[i] if a in added)
         splits = [s for s in (now[i], (*split[i], *own), split[i]) if s]
-        return not own or len({scope.padded(x.dims[i], s) for s in splits}) == 1
+        return not own or len({scope.padded(dims[i], s) for s in splits}) == 1
 
     unnested = [i for i in range(len(now)) if not nests(i)]
     if not unnested:
-        return x.array, now, ()
+        return array, now, ()
     outer = tuple(_leading(axes, added) if i in unnested else axes for i, axes in enumerate(now))
-    array = _moved(x.array, changes(now, outer), x, now, outer, op)
+    array = _moved(array, Leg(dims, now, outer, changes(now, outer)), scope, op)
     for i in unnested:
         if outer[i]:
-            array = _among_zeros(array, x.dims[i], i, outer[i], x.dims[i].size, scope, op)
+            array = _among_zeros(array, dims[i], i, outer[i], dims[i].size, scope, op)
     start = tuple(() if i in unnested else axes for i, axes in enumerate(outer))
     return array, start, tuple(a for i in unnested for a in outer[i])
 
 
-def _moved(array, changes, x: Tensor, now: Split, then: Split, op: Op) -> jax.Array:
-    return resharding.reshard_array(
-        array,
-        changes,
-        x.placement.scope,
-        op,
-        dims=x.dims,
-        now=now,
-        then=then,
-        varies=frozenset(),
-        why=lambda _: _WHY,
-    )
+def _moved(array, leg: Leg, scope: Scope, op: Op) -> jax.Array:
+    why = lambda _: _WHY
+    return resharding.reshard_array(array, [leg], scope, op, varies=frozenset(), why=why)
 
 
 def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:

@@ -24,14 +24,15 @@ from jax import lax
 
 from meshdsl.array_type import ArrayType, traced
 from meshdsl.dims import Dim, Dims, without
-from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
+from meshdsl.lowering.legs import Leg, legs_between
+from meshdsl.lowering.turns import needs_all
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits import zigzag as zigzag_order
-from meshdsl.splits.changes import Change, Split, padded_changes
+from meshdsl.splits.changes import Change, Split
 from meshdsl.tensor import Placement, Tensor
 
 Why = Callable[[Change], str]  # the reason of a change, for the record: the rule that asked for it
@@ -116,10 +117,10 @@ def entered(x: Tensor) -> Tensor:
     if not zigzag:
         return x
     op = scope.recorder.begin("zigzag", x.dims, axes)
-    how = {"dims": x.dims, "now": axes, "then": axes, "varies": frozenset()}
-    how |= {"orders": (frozenset(), zigzag)}
+    how = {"varies": frozenset(), "orders": (frozenset(), zigzag)}
     why = lambda change: _rules_behind(x, change, x.placement.level)
-    return x.replace(array=reshard_array(x.stored, [], scope, op, **how, why=why))
+    legs = [Leg(x.dims, axes, axes, [])]
+    return x.replace(array=reshard_array(x.stored, legs, scope, op, **how, why=why))
 
 
 def whole_placement(x: Tensor, scope, level: str = "rules") -> Placement:
@@ -165,12 +166,13 @@ def _array(
     gone.
     """
     dtypes, constant = placement.dtypes, x.placement is None
-    changes = padded_changes(x.dims, placement.axes, split, placement.scope, pending)
-    how = {"dims": x.dims, "now": placement.axes, "then": split, "varies": varies, "why": why}
-    how |= {"orders": (placement.scope.zigzag(x.dims, placement.axes), zigzag)}
+    scope, now = placement.scope, placement.axes
+    legs = legs_between(x.dims, now, split, scope, pending)
+    changes = [change for leg in legs for change in leg.changes]
+    how = {"varies": varies, "why": why, "orders": (scope.zigzag(x.dims, now), zigzag)}
 
     def move(array, op: Op) -> jax.Array:
-        return reshard_array(array, changes, placement.scope, op, **how, constant=constant)
+        return reshard_array(array, legs, scope, op, **how, constant=constant)
 
     def cast_and_move(array, op: Op) -> jax.Array:
         assert dtypes is not None
@@ -212,30 +214,25 @@ def without_gradient(
     """The array of `x` in its dtype of use, in another split, for which no gradient is recorded."""
     scope, now = x.placement.scope, x.placement.axes
     then = scope.zigzag(x.dims, split) if zigzag is None else zigzag
-    how = {"dims": x.dims, "now": now, "then": split, "varies": varies, "why": why}
-    how |= {"orders": (scope.zigzag(x.dims, now), then)}
-    changes = padded_changes(x.dims, now, split, scope)
-    return reshard_array(x.array, changes, scope, op, **how, constant=True)
+    how = {"varies": varies, "why": why, "orders": (scope.zigzag(x.dims, now), then)}
+    legs = legs_between(x.dims, now, split, scope)
+    return reshard_array(x.array, legs, scope, op, **how, constant=True)
 
 
 def reshard_array(
     array,
-    changes: list[Change],
+    legs: list[Leg],
     scope,
     op: Op,
     *,
-    dims: Dims,
-    now: Split,
-    then: Split,
     varies: frozenset[str],
     why: Why,
     constant: bool = False,
     orders: tuple[frozenset[Dim], frozenset[Dim]] | None = None,
 ) -> jax.Array:
-    """Make `changes` to the array that a device has, and write them down in the record of `op`.
+    """Bring the array that a device has all `legs` of its way; the record of `op` has each change.
 
     Args:
-      dims, now, then: the dims of the array, and its splits before and after.
       varies: the axes over which the loop of the consumer is split. The array is made to vary over
         them before anything is gathered: then the gradient of a gathered tensor is reduce-scattered
         first, and summed over the other axes on what is left. A gather over one of these axes has a
@@ -245,16 +242,14 @@ def reshard_array(
         by default as the layout says. Where the two differ in a dim that is split before and after,
         its parts exchange their blocks first. The whole of a dim is in natural order always.
     """
-    changes = [part for change in changes for part in _gathers_apart(change, varies)]
+    changes = [change for leg in legs for change in leg.changes]
     sliced = {a for c in changes if c.operation == "slice" for a in c.axes}
     summed = {a for c in changes if c.operation in ("psum", "psum_scatter") for a in c.axes}
     missing = varies - collectives.varying(array) - sliced - summed
-    axes = list(now)
-    before, after = orders or (scope.zigzag(dims, now), scope.zigzag(dims, then))
-    both = [scope.parts(a) > 1 < scope.parts(b) for a, b in zip(now, then, strict=True)]
-    zigzag = [
-        d in after if stays else d in before | after for d, stays in zip(dims, both, strict=True)
-    ]
+    before, after = orders or (
+        scope.zigzag(legs[0].dims, legs[0].now),
+        scope.zigzag(legs[-1].dims, legs[-1].then),
+    )
     with jax.named_scope(op.tag):
         if missing:
             missing = scope.in_mesh_order(missing)
@@ -262,24 +257,44 @@ def reshard_array(
                 reason = "the loop is split over it"
                 record(op, scope, "vary", missing, nbytes(array), reason, "psum")
             array = collectives.vary(array, missing)
-        for i, d in enumerate(dims):
-            if both[i] and (d in before) != zigzag[i]:
-                change = Change("ppermute", now[i], i, order=now[i])
-                array = _reordered(array, change, zigzag[i], scope, op, why, constant)
-        for change in changes:
-            splits_dim = change.operation in ("slice", "psum_scatter", "all_to_all")
-            if splits_dim and not axes[change.dim]:
-                size = scope.padded(dims[change.dim], then[change.dim])
-                array = resized(array, change.dim, size)
-            for part in _slices_apart(change, array, scope):
-                array = _changed(array, part, zigzag, scope, op, varies, why, constant)
-            joined = {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
-            if joined is not None:
-                axes[joined] = axes[joined][: -len(change.axes)]
-                if not axes[joined]:
-                    array = resized(array, joined, dims[joined].size)
-            if splits_dim:
-                axes[change.dim] = (*axes[change.dim], *change.axes)
+        for leg in legs:
+            array = _on_a_leg(array, leg, (before, after), scope, op, varies, why, constant)
+            before = after
+    return array
+
+
+def _on_a_leg(
+    array, leg: Leg, orders, scope, op: Op, varies: frozenset[str], why: Why, constant: bool
+) -> jax.Array:
+    """The array at the end of a leg. For `orders` and the other arguments see `reshard_array`."""
+    dims, now, then, _ = leg
+    before, after = orders
+    axes = list(now)
+    both = [scope.parts(a) > 1 < scope.parts(b) for a, b in zip(now, then, strict=True)]
+    zigzag = [
+        d in after if stays else d in before | after for d, stays in zip(dims, both, strict=True)
+    ]
+    for i, d in enumerate(dims):
+        if both[i] and (d in before) != zigzag[i]:
+            change = Change("ppermute", now[i], i, order=now[i])
+            array = _reordered(array, change, zigzag[i], scope, op, why, constant)
+    for change in (part for whole in leg.changes for part in _gathers_apart(whole, varies)):
+        if not scope.turns.keys().isdisjoint(change.axes):
+            array = _in_turn(array, change, scope, op, why)
+            continue
+        splits_dim = change.operation in ("slice", "psum_scatter", "all_to_all")
+        if splits_dim and not axes[change.dim]:
+            size = scope.padded(dims[change.dim], then[change.dim])
+            array = resized(array, change.dim, size)
+        for part in _slices_apart(change, array):
+            array = _changed(array, part, zigzag, scope, op, varies, why, constant)
+        joined = {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
+        if joined is not None:
+            axes[joined] = axes[joined][: -len(change.axes)]
+            if not axes[joined]:
+                array = resized(array, joined, dims[joined].size)
+        if splits_dim:
+            axes[change.dim] = (*axes[change.dim], *change.axes)
     return array
 
 
@@ -315,8 +330,6 @@ def _changed(
     Args:
       zigzag: for each dim whether its parts are in zigzag order.
     """
-    if not scope.turns.keys().isdisjoint(change.axes):
-        return _in_turn(array, change, scope, op, why)
     before, crosses, axes = nbytes(array), change.axes, change.axes
     parts, splits = scope.parts(axes), change.operation in ("psum_scatter", "all_to_all")
     if splits and zigzag[change.dim]:
@@ -360,20 +373,10 @@ def _in_turn(array, change: Change, scope, op: Op, why: Why) -> jax.Array:
       MeshDSLError: the change asks for what is there in other turns.
     """
     if change.operation == "slice":
-        (axis,) = change.axes
-        size = array.shape[change.dim] // scope.sizes[axis]
-        return lax.dynamic_slice_in_dim(traced(array), scope.turns[axis] * size, size, change.dim)
-    turns = tuple(axis for axis in change.axes if axis in scope.turns)
-    raise needs_all(op.name, why(change._replace(axes=turns)))
-
-
-def needs_all(name: str, rule: str) -> MeshDSLError:
-    """The error of an op that asks for what is there in other turns of a loop."""
-    return MeshDSLError(
-        f"{name}: this needs all of a dim that is cut into microbatches ({rule}), and inside of "
-        "the pipeline only one of them is there at a time; compute it outside of the scan, or let "
-        "the body return each layer's sum as a result"
-    )
+        turn = scope.turn_of(change.axes)
+        size = array.shape[change.dim] // turn.count
+        return lax.dynamic_slice_in_dim(traced(array), turn.number * size, size, change.dim)
+    raise needs_all(op.name, why(change))
 
 
 def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:
@@ -383,8 +386,8 @@ def _gathers_apart(change: Change, varies: frozenset[str]) -> list[Change]:
     return [change._replace(axes=axes) for axes in reversed(runs_alike(change.axes, varies))]
 
 
-def _slices_apart(change: Change, array, scope) -> list[Change]:
-    """A slice over axes of which the array varies over some, or that are turns, is several.
+def _slices_apart(change: Change, array) -> list[Change]:
+    """A slice over axes of which the array varies over some is several.
 
     In the backward pass a slice is free over axes that the array varies over, and an all_gather
     over others. Over some of both at once it would be a psum of the whole.
@@ -392,12 +395,7 @@ def _slices_apart(change: Change, array, scope) -> list[Change]:
     if change.operation != "slice":
         return [change]
     have = collectives.varying(array)
-    runs = [
-        run
-        for turns in runs_alike(change.axes, frozenset(scope.turns))
-        for run in runs_alike(turns, have)
-    ]
-    return [change._replace(axes=axes) for axes in runs]
+    return [change._replace(axes=axes) for axes in runs_alike(change.axes, have)]
 
 
 def runs_alike(axes: tuple[str, ...], have: frozenset[str]) -> list[tuple[str, ...]]:

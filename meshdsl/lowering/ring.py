@@ -208,7 +208,7 @@ class Ring:
 
     def runs(self, turn) -> list[tuple[jax.Array, int]]:
         """The runs of elements of the part that is here on a turn: first index and size of each."""
-        first = self._scope.position(self._outer) * self.count if self._outer else 0
+        first = collectives.position(self._outer) * self.count if self._outer else 0
         number = first + self.number(turn)
         if not self.zigzag:
             return [(number * self.size, self.size)]

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-import jax
-
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
 from meshdsl.lowering.local_types import LocalTypes
+from meshdsl.lowering.turns import Turn
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -63,7 +62,7 @@ class Scope:
         self._remembered: dict = {}
         self.asked = 0  # how often it was asked for what it remembers
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
-        self.turns: Mapping[str, jax.Array] = {}  # see `taking_turns`
+        self.turns: Mapping[str, Turn] = {}  # see `taking_turns`
         self._splits: dict = {}
         self._padded: dict = {}
         self._parts: dict = {}
@@ -98,7 +97,10 @@ class Scope:
         """The elements that all parts of `dim` hold together, see `Layout.padded_size`."""
         key = (dim, axes)
         if key not in self._padded:
-            self._padded[key] = self.layout.padded_size(dim, axes, self.sizes)
+            turn = self.turn_of(axes)
+            (cut,), (left,) = self.in_turn((dim,), (axes,))
+            size = self.layout.padded_size(cut, left, self.sizes)
+            self._padded[key] = size * turn.count if turn else size
         return self._padded[key]
 
     def part(self, dim: Dim, axes: tuple[str, ...]) -> int:
@@ -153,18 +155,20 @@ class Scope:
         """The axes of the mesh that are spent, see `spending`."""
         return self.of_mesh(self.layout.spent)
 
-    def position(self, axes: tuple[str, ...]):
-        """The number of this device's part along `axes` taken together, major first.
+    def turn_of(self, axes: Iterable[str]) -> Turn | None:
+        """The turns among `axes`, the axes that split a dim; None where there are none."""
+        return next((self.turns[a] for a in axes if a in self.turns), None) if self.turns else None
 
-        Along an axis that stands for the turns of a loop it is the number of the turn.
-        """
-        if self.turns.keys().isdisjoint(axes):
-            return collectives.position(axes)
-        number = 0
-        for axis in axes:
-            own = self.turns[axis] if axis in self.turns else collectives.position((axis,))
-            number = number * self.sizes[axis] + own
-        return number
+    def in_turn(
+        self, dims: Dims, split: tuple[tuple[str, ...], ...]
+    ) -> tuple[Dims, tuple[tuple[str, ...], ...]]:
+        """What is there of `dims` in this turn, and the axes of the mesh that split that."""
+        if not self.turns:
+            return dims, split
+        turns = [self.turn_of(axes) for axes in split]
+        left = tuple(tuple(a for a in axes if a not in self.turns) for axes in split)
+        cut = lambda d, turn: Dim(d.name, d.size // turn.count) if turn else d
+        return tuple(cut(d, turn) for d, turn in zip(dims, turns, strict=True)), left
 
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         axes = set(axes)
@@ -220,8 +224,8 @@ class Scope:
             self.layout, self._splits, self.loops, self.mapped = outer
 
     @contextmanager
-    def taking_turns(self, rule: Rule, count: int, turn: jax.Array):
-        """Inside, the dim of `rule` is cut into `count` parts more, and one is there at a time.
+    def taking_turns(self, rule: Rule, turn: Turn):
+        """Inside, what devices have of the dim of `rule` is cut, and one cut is there at a time.
 
         To the law the turns are an axis like any other, `rule.axis`, below all rules of the layout:
         what has the dim is split over it, and what lies around it is cut where it is used. But no
@@ -229,18 +233,28 @@ class Scope:
 
         Args:
           rule: gives its dim the axis, a name that no axis of the mesh has.
-          turn: the number of the turn.
         """
         outer = self.layout, self.sizes, self._splits, self.loops, self.turns
         self.layout = replace(self.layout, turns=(*self.layout.turns, rule))
-        self.sizes = {**self.sizes, rule.axis: count}
+        self.sizes = {**self.sizes, rule.axis: turn.count}
         self._splits, self.loops = {}, {}
         self.turns = {**self.turns, rule.axis: turn}
         try:
-            with self.recorder.in_turns(rule.axis, count):
+            with self.recorder.in_turns(rule.axis, turn.count):
                 yield
         finally:
             self.layout, self.sizes, self._splits, self.loops, self.turns = outer
+
+    def also_in_turns(self, axis: str, dim: Dim, home: tuple[str, ...]) -> None:
+        """From now on `dim` is there in turns too, split over the axes `home` where it is cut."""
+        homes = self.turns[axis].homes
+        if homes.get(dim.name) == home:
+            return
+        homes[dim.name] = home
+        rule = next(rule for rule in self.layout.turns if rule.axis == axis)
+        others = [r for r in self.layout.turns if (r.axis, r.dim) != (axis, dim.name)]
+        self.layout = replace(self.layout, turns=(*others, replace(rule, dim=dim.name)))
+        self._splits, self.loops = {}, {}
 
 
 def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:

@@ -80,7 +80,7 @@ def scope_within(name: str, body: Callable) -> Scope | None:
 def varied(t: Tensor, axes) -> Tensor:
     """`t` with a type that varies over `axes` too; recorded, for its gradient is summed over."""
     scope = t.placement.scope
-    missing = scope.in_mesh_order(set(axes) - collectives.varying(t.array))
+    missing = scope.in_mesh_order(scope.of_mesh(axes) - collectives.varying(t.array))
     if not missing:
         return t
     op = scope.recorder.begin("vary", t.dims, t.placement.axes)

@@ -12,8 +12,8 @@ and stands for turns of a loop instead of devices (`Scope.taking_turns`). So wha
 over is cut where it is used, random numbers are those of the whole batch, and a sum over the batch
 is known to be one over all microbatches: where the body returns it as a result, it is added up.
 
-A stage that waits works on a microbatch all the same, one that is real, and what it makes of it is
-dropped. So nothing that is not a number arises that was not there before.
+A stage that waits works on a microbatch all the same, one that has just come in, and what it makes
+of it is dropped. So nothing that is not a number arises that was not there before.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.copies import for_jax
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
+from meshdsl.lowering.turns import Turn
 from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
 from meshdsl.ops.checkpoint import policies_within
 from meshdsl.ops.stacking import element, in_front
@@ -95,8 +96,7 @@ def pipelined(
         stages = Stages(dim, axes, rule, schedule, scope, op)
         entered = lambda x: for_jax(stages.enter(x)) if is_tensor(x) else stages.of_all(x)
         xs = each(entered, xs)
-        pipe = _Pipe(name, fn, stages, scope, unroll)
-        made, ys = pipe.run(carry, xs)
+        made, ys = _Pipe(name, fn, stages, scope, unroll).run(carry, xs)
         made = each(lambda x: _of_last(x, stages, scope), made)
     return made, each(lambda y: resharding.settle(y) if is_tensor(y) else y, ys)
 
@@ -161,6 +161,7 @@ class _Pipe:
 
     Attributes:
       cut: gives the dim of the microbatches the axis that stands for them.
+      home: the axes that split that dim in the carry, from which microbatches are cut.
       summed: for each result of the body whether it is a sum over the rows of a microbatch.
     """
 
@@ -185,15 +186,17 @@ class _Pipe:
             real = (item >= 0) & (item < schedule.items) & (which < self.count)
             which, in_round = jnp.clip(which, 0, self.count - 1), jnp.where(real, in_round, 0)
             fresh = self._taken(rows, which)
-            given = _choose((self.stages.number == 0) & (in_round == 0), fresh, here)
-            with scope.taking_turns(self.cut, self.count, which):
-                made, ys = self._chunk(given, xs, in_round)
+            enters = (self.stages.number == 0) & (in_round == 0)
+            given = _choose(enters | ~real, fresh, here)
+            with scope.taking_turns(self.cut, self._turn(which)):
+                made, ys = self._chunk(given, xs, in_round, real)
                 op = scope.recorder.begin("hand_on", *_dims(made))
                 handed = self.stages.hand_on(carried(made), op)
             done = last_stage & real & (in_round == schedule.rounds - 1)
             rows = self._put(rows, _choose(done, made, fresh), which)
             return (handed, carried(rows)), carried(ys)
 
+        self.home = self._home(carry)
         start = jax.tree.map(_constant, carried(self._taken(carry, jnp.int32(0))))
         with scope.recorder.repeated("ticks", schedule.ticks):
             ticks = jnp.arange(schedule.ticks, dtype=jnp.int32)
@@ -201,6 +204,15 @@ class _Pipe:
         leaves, tree = jax.tree.flatten(uncarried(ys), is_leaf=is_tensor)
         ys = [self._collected(y, is_sum) for y, is_sum in zip(leaves, self.summed, strict=True)]
         return uncarried(made), jax.tree.unflatten(tree, ys)
+
+    def _home(self, carry) -> tuple[str, ...]:
+        """The axes that split the dim of the microbatches in the carry, which are cut from it."""
+        cut = [(x, at) for x in leaves_of(carry) if (at := self._at(x)) is not None]
+        x, at = cut[0]
+        return x.placement.axes[at]
+
+    def _turn(self, which) -> Turn:
+        return Turn(which, self.count, {self.cut.dim: self.home})
 
     def _at(self, x) -> int | None:
         """The position of the dim of microbatches; None where `x` has none."""
@@ -234,8 +246,12 @@ class _Pipe:
 
         return each(put, rows, microbatch)
 
-    def _chunk(self, given, xs, in_round):
-        """The carry after the elements of a stage, in one round, and the results of each."""
+    def _chunk(self, given, xs, in_round, real):
+        """The carry after the elements of a stage, in one round, and the results of each.
+
+        Args:
+          real: whether the stage does not wait; else nobody looks at what this gives.
+        """
         stages, rounds = self.stages, self.stages.schedule.rounds
         inner: list = []  # the policies of what is recomputed within
 

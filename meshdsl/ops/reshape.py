@@ -17,6 +17,7 @@ from einops.parsing import ParsedExpression
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.lowering import turns
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops.declare import Case, Draw, along_a, op
@@ -216,7 +217,8 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
 
     renamed = {g.new[0]: g.old[0] for g in groups if len(g.new) == len(g.old) == 1}
     torn = tuple(d for d in source if d not in renamed.values() and d not in kept)
-    route = lambda now, then, scope: regrouping.best_splits(now, then, x.dims, out, groups, scope)
+    turns.follow(name, x, groups)
+    route = lambda now, then, scope: turns.regrouped(now, then, x.dims, out, groups, scope)
     return apply_op(
         name,
         local,

@@ -133,4 +133,8 @@ ERRORS = {
         lambda: piped(lambda c, x: (md.sort(c, B), ())),
         ["sort: this needs all of a dim that is cut into microbatches"],
     ),
+    "rows regrouped behind another dim": (
+        lambda: piped(lambda c, x: (md.reshape(md.transpose(c, (C, B)), (md.Dim("z", 24),)), ())),
+        ["reshape: this needs all of a dim that is cut into microbatches", "rule 1: a -> model"],
+    ),
 }

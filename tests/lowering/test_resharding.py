@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import collectives
+from meshdsl.lowering.legs import legs_between
 from meshdsl.lowering.resharding import reshard_array
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
@@ -116,10 +117,8 @@ def test_steps_move_real_data_exactly(start, then):
     def move(x):
         x = contributions(x, pending, scope) if pending else x
         op = scope.recorder.begin("move", DIMS, split)
-        how = dict(dims=DIMS, now=split, then=then)
-        return reshard_array(
-            x, changes(split, then, pending), scope, op, **how, varies=frozenset(), why=str
-        )
+        legs = legs_between(DIMS, split, then, scope, pending)
+        return reshard_array(x, legs, scope, op, varies=frozenset(), why=str)
 
     moved = jax.jit(
         jax.shard_map(

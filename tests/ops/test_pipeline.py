@@ -1,9 +1,14 @@
 """A scan over stages: pipelines equal a loop, and hand microbatches on by one permute a tick."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, data, dims, layout, weight
+from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.ops import pipeline
+from meshdsl.splits.pipeline import Schedule
+from tests.helpers import assert_same, data, dims, layout, only, weight
 
 LAYERS = {"rule": "layers -> stage", "microbatches": {"batch": 4}, "uneven": "pad"}
 SHARED = ("batch -> data, stage",)
@@ -20,7 +25,7 @@ def net(layers: int, batch: int = 16, **how):
             up, down = both
             hidden = md.tanh(md.einsum(x, up, out=(b, f)))
             x = x + md.einsum(hidden, down, out=(b, d)) * scale
-            return x, (md.sum(hidden * hidden, b), md.max(x, d))
+            return x, (md.sum(hidden * hidden, b), md.sum(x * x, d))
 
         body = md.checkpoint(layer) if how.get("remat", True) else layer
         return md.scan(body, x, (up, down), dim=n)
@@ -28,17 +33,67 @@ def net(layers: int, batch: int = 16, **how):
     return run, (up, down, x, scale)
 
 
+QUICK = (
+    "two rounds",
+    "uneven layers",
+    "uneven layers in rounds, FSDP",
+    "another dim takes the axis of the rows",
+)
+
+
 def stages(*rules, mesh, rounds: int = 1, **how):
     return layout(LAYERS | {"rounds": rounds}, *rules, mesh=mesh, **how)
+
+
+CASES = {
+    "four stages": (8, stages(*SHARED, mesh={"stage": 4, "data": 2})),
+    "two rounds": (16, stages(*SHARED, mesh={"stage": 4, "data": 2}, rounds=2)),
+    "four rounds of two stages": (
+        8,
+        stages(*SHARED, mesh={"stage": 2, "data": 2}, rounds=4),
+    ),
+    "uneven layers": (
+        7,
+        stages("batch -> data", "f -> model", mesh={"stage": 2, "data": 2, "model": 2}),
+    ),
+    "a stage of padding alone": (5, stages(*SHARED, mesh={"stage": 4, "data": 2})),
+    "uneven layers in rounds, FSDP": (
+        5,
+        stages("f -> data", mesh={"data": 2, "stage": 2}, rounds=2, parameters=["d -> data"]),
+    ),
+    "another dim takes the axis of the rows": (
+        4,
+        stages("f -> data", *SHARED, mesh={"data": 4, "stage": 2}),
+    ),
+    "stages over two axes": (
+        8,
+        layout(
+            LAYERS | {"rule": "layers -> stage, part"},
+            "batch -> part, data",
+            mesh={"part": 2, "data": 2, "stage": 2},
+        ),
+    ),
+    "ZeRO-2": (
+        4,
+        stages(
+            *SHARED,
+            mesh={"stage": 2, "data": 4},
+            gradients=["d -> data"],
+            optimizer=["d -> data"],
+        ),
+    ),
+    "FSDP, gathered once": (
+        4,
+        stages(*SHARED, mesh={"stage": 2, "data": 4}, parameters=["d -> data"], gather="step"),
+    ),
+}
 
 
 @pytest.mark.parametrize(
     "layers, rules",
     [
-        (8, stages(*SHARED, mesh={"stage": 4, "data": 2})),
-        (16, stages(*SHARED, mesh={"stage": 4, "data": 2}, rounds=2)),
-        (7, stages("batch -> data", "f -> model", mesh={"stage": 2, "data": 2, "model": 2})),
-        (5, stages("f -> data", mesh={"data": 2, "stage": 2}, rounds=2, parameters=["d -> data"])),
+        pytest.param(*case, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, case in CASES.items()
     ],
 )
 def test_a_pipeline_is_the_loop(layers, rules):
@@ -47,3 +102,126 @@ def test_a_pipeline_is_the_loop(layers, rules):
     ((_, pipeline),) = [(op, op.schedule) for op in program.ops if op.schedule]
     hops = [op for op in program.ops if op.name == "hand_on"]
     assert {op.count for op in hops} == {pipeline.ticks}
+
+
+def test_each_tick_hands_one_microbatch_on_and_rounds_shorten_the_bubble():
+    run, args = net(8)
+    for rounds, ticks in ((1, 4 + 2 - 1), (4, 4 * 4 + 2 - 1)):
+        rules = stages(*SHARED, mesh={"stage": 2, "data": 4}, rounds=rounds)
+        program = md.lower(run, rules).program(*args)
+        hops = [c for c in program.collectives if program.op_of(c).name == "hand_on"]
+        assert [(c.operation, c.axes, c.count) for c in hops] == [("ppermute", ("stage",), ticks)]
+        assert hops[0].bytes == 1 * 8 * 4  # one row of 8 numbers
+
+
+def test_what_waits_spoils_nothing(monkeypatch):
+    """What a stage makes while it waits may be anything: neither results nor gradients see it."""
+    run, args = net(4)
+    rules = stages(*SHARED, mesh={"stage": 4, "data": 2})
+    expected, _ = assert_same(run, *args, layout=rules)
+    chunk = pipeline._Pipe._chunk
+
+    def spoilt(self, given, xs, in_round, real):
+        made, ys = chunk(self, given, xs, in_round, real)
+        nothing = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), carried((made, ys)))
+        return pipeline._choose(real, (made, ys), uncarried(nothing))
+
+    monkeypatch.setattr(pipeline._Pipe, "_chunk", spoilt)
+    program, _ = assert_same(run, *args, layout=rules)
+    assert len(program.ops) == len(expected.ops)
+
+
+def test_fewer_rows_than_microbatches_are_one_each():
+    run, args = net(4, batch=4)
+    program, _ = assert_same(run, *args, layout=stages(*SHARED, mesh={"stage": 2, "data": 2}))
+    assert [op.schedule.microbatches for op in program.ops if op.schedule] == [2]
+
+
+def test_random_numbers_and_indices_are_those_of_the_whole_batch():
+    n, b, d = dims(layers=4, batch=8, d=4)
+    keys = jax.random.split(jax.random.key(1), n.size)
+
+    def run(x):
+        def layer(x, key):
+            drawn = md.random.normal(key, (b, d))
+            return x + drawn * md.cast(md.iota(b), jnp.float32), x
+
+        return md.scan(layer, x, keys, dim=n)
+
+    for rules in (
+        stages(*SHARED, mesh={"stage": 2, "data": 2}),
+        stages("d -> data", *SHARED, mesh={"stage": 2, "data": 2}),
+    ):
+        assert_same(run, data(b, d), layout=rules)
+
+
+def test_numbers_keys_and_flags_may_be_carried():
+    n, b, d = dims(layers=4, batch=8, d=4)
+
+    def run(w, x):
+        def layer(carry, w):
+            x, count, key, odd, plain = carry
+            x = x * w + md.cast(count, jnp.float32)
+            carry = x, count + 1, jax.random.split(key)[0], ~odd, plain * 2
+            return carry, (count, plain)
+
+        none, yes = md.tensor(jnp.int32(0), ()), md.tensor(jnp.bool_(True), ())
+        start = x, none, jax.random.key(0), yes, jnp.float32(1)
+        (x, count, key, odd, plain), ys = md.scan(layer, start, w, dim=n)
+        return x, count, md.tensor(jax.random.key_data(key), (md.Dim("words", 2),)), odd, plain, ys
+
+    assert_same(run, weight(n), data(b, d), layout=stages(*SHARED, mesh={"stage": 4, "data": 2}))
+
+
+def test_a_stage_alone_is_a_loop():
+    run, args = net(4)
+    program, _ = assert_same(run, *args, layout=stages(*SHARED, mesh={"stage": 1, "data": 4}))
+    assert not [op for op in program.ops if op.schedule]
+
+
+@pytest.mark.parametrize(
+    "microbatches, stages, rounds", [(4, 2, 1), (8, 4, 2), (3, 2, 3), (1, 4, 2)]
+)
+def test_every_microbatch_meets_every_chunk_once_and_in_order(microbatches, stages, rounds):
+    schedule = Schedule(stages, microbatches, rounds)
+    met = {}
+    for tick in range(schedule.ticks):
+        for stage in range(stages):
+            if found := schedule.at(stage, tick):
+                which, in_round = found
+                met.setdefault(which, []).append((tick, in_round * stages + stage))
+                assert schedule.item_of(which, in_round) == tick - stage
+    assert sorted(met) == list(range(microbatches))
+    for ticks in met.values():
+        assert [chunk for _, chunk in ticks] == list(range(stages * rounds))
+        first = ticks[0][0]
+        assert [tick for tick, _ in ticks] == list(range(first, first + stages * rounds))
+    if microbatches % stages == 0 or rounds == 1:
+        waits = (stages - 1) / (rounds * microbatches + stages - 1)
+        assert schedule.bubble == pytest.approx(waits)
+
+
+N, B, L, D = dims(layers=4, batch=16, length=4, d=8)
+TOKENS, GROUPS, ROWS = dims(tokens=64, groups=8, rows=2)
+BODIES = {
+    "rows and length as one dim": lambda x, w: md.reshape(
+        md.tanh(md.reshape(x * w, (TOKENS, D))), (B, L, D)
+    ),
+    "rows in groups": lambda x, w: md.reshape(
+        md.tanh(md.reshape(x * w, (GROUPS, ROWS, L, D))), (B, L, D)
+    ),
+    "rows under another name": lambda x, w: md.rename(
+        md.rename(x, "batch", "others") * w, "others", "batch"
+    ),
+    "each row by itself": lambda x, w: md.over(B, lambda x: md.cumsum(x, L))(x * w),
+    "numbers of rows": lambda x, w: x * md.cast(md.iota(B), jnp.float32) * w,
+    "placed by hand": lambda x, w: md.replicate(md.reshard(x, {"d": "data"})) * w,
+}
+
+
+@pytest.mark.parametrize("name", only(["rows and length as one dim", "each row by itself"], BODIES))
+def test_a_body_may_do_with_rows_what_it_likes(name):
+    body = md.checkpoint(lambda x, w: (BODIES[name](x, w), ()))
+    rules = stages(*SHARED, "length -> model", mesh={"stage": 2, "data": 2, "model": 2})
+    run = lambda w, x: md.scan(body, x, w, dim=N)
+    assert_same(run, weight(N, D), data(B, L, D), layout=rules)

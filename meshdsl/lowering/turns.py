@@ -1,0 +1,106 @@
+"""Turns: a loop in which a part of a dim is there at a time, see `Scope.taking_turns`.
+
+Where such a dim is renamed, or regrouped with others, what comes of it is there in turns too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import jax
+
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError
+from meshdsl.splits.changes import Split
+from meshdsl.splits.regrouping import Group, best_splits
+from meshdsl.tensor import Tensor
+
+Axes = tuple[str, ...]
+
+
+class Turn(NamedTuple):
+    """A turn of a loop.
+
+    Attributes:
+      number: of the turn.
+      count: how many turns there are.
+      homes: for each dim of which a part is there, by name, the axes that split it where its parts
+        are cut. In each turn there are elements of every one of these parts.
+    """
+
+    number: jax.Array
+    count: int
+    homes: dict[str, Axes]
+
+
+def needs_all(name: str, rule: str) -> MeshDSLError:
+    """The error of an op that asks for what is there in other turns of a loop."""
+    return MeshDSLError(
+        f"{name}: this needs all of a dim that is cut into microbatches ({rule}), and inside of "
+        "the pipeline only one of them is there at a time; compute it outside of the scan, or let "
+        "the body return each layer's sum as a result"
+    )
+
+
+def follow(name: str, x: Tensor, groups: Sequence[Group]) -> None:
+    """Tell the scope which of the new dims of a regrouping are there in turns, as old ones are.
+
+    The elements of a group are numbered through, major first. The number of the turn is a digit of
+    that number, and it belongs to the new dim in whose range it stands.
+
+    Raises:
+      MeshDSLError: it stands in no new dim alone.
+    """
+    if x.placement is None or not x.placement.scope.turns:
+        return
+    scope, split = x.placement.scope, dict(zip(x.dims, x.placement.axes, strict=True))
+    for group in groups:
+        for i, dim in enumerate(group.old):
+            if (turn := scope.turn_of(split[dim])) is None:
+                continue
+            axis = next(a for a in split[dim] if a in scope.turns)
+            before, home = group.old[:i], turn.homes[dim.name]
+            begins = prod(d.size for d in before) * scope.parts(home)
+            outer = (*(axis for d in before for axis in split[d]), *home)
+            found = _place_of(begins, outer, turn, group.new, scope)
+            if found is None:
+                raise needs_all(name, str(scope.rule((dim,), "rules", axis)))
+            scope.also_in_turns(axis, *found)
+
+
+def _place_of(begins: int, outer: Axes, turn: Turn, dims: Dims, scope) -> tuple[Dim, Axes] | None:
+    """Among new `dims` the one that is there in turns, and the axes that split it at home.
+
+    Args:
+      begins: where the digit stands: the product of all sizes before it.
+      outer: the axes that decide digits before it, major first.
+    """
+    end = 1
+    for dim in dims:
+        first, end = end, end * dim.size
+        inner = [outer[i:] for i in range(len(outer) + 1)]
+        own = next((axes for axes in inner if first * scope.parts(axes) == begins), None)
+        if own is not None and dim.size % (scope.parts(own) * turn.count) == 0:
+            return dim, own
+    return None
+
+
+def regrouped(
+    now: Split, then: Split, dims: Dims, out: Dims, groups: Sequence[Group], scope
+) -> tuple[Split, Split]:
+    """As `regrouping.best_splits`, of what is there in a turn."""
+    if not scope.turns:
+        return best_splits(now, then, dims, out, groups, scope)
+    there, now_left = scope.in_turn(dims, now)
+    made, then_left = scope.in_turn(out, then)
+    of = dict(zip((*dims, *out), (*there, *made), strict=True))
+    cut = lambda some: tuple(of[d] for d in some)
+    smaller = [Group(cut(group.old), cut(group.new)) for group in groups]
+    before, after = best_splits(now_left, then_left, there, made, smaller, scope)
+    turns = lambda axes: tuple(a for a in axes if a in scope.turns)
+    again = lambda split, had: tuple(
+        (*axes, *turns(own)) for axes, own in zip(split, had, strict=True)
+    )
+    return again(before, now), again(after, then)
