@@ -67,7 +67,7 @@ def row(name: str, layout: Layout, slices: int) -> list[str]:
     return [
         name,
         mesh,
-        byte_words(report.memory.temporaries),
+        byte_words(report.memory.temporaries or 0),
         byte_words(peak),
         byte_words(estimated.memory.peak or 0),
         f"{report.time.step:.2f}",
