@@ -1,8 +1,9 @@
-"""The type of what one device has of an array, in the place of the array.
+"""The type of the part of an array that one device has, in the place of the array.
 
-A lowering can be run on types alone: then nothing is traced, and all that is learnt is what the
-law asks for, see `lowering.replay`. The code of the lowering is the same for both. What it does to
-an array stands in a few functions, and each of these knows what it does to a type.
+A function can be lowered on types alone, see `record_from_types` in `lowering.lower`. JAX then
+traces almost nothing, and what is found is which op runs how, and what it moves between devices.
+The code of the lowering is the same for arrays and for types: the few functions that compute with
+an array know what they do to its type.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_TYPES: ContextVar[bool] = ContextVar("types", default=False)
-_BODY: ContextVar[object] = ContextVar("body", default=None)
+_TYPES: ContextVar[bool] = ContextVar("types", default=False)  # see `only_types`
+_BODY: ContextVar[object] = ContextVar("body", default=None)  # see `current_body`
 
 
 class ArrayType:
     """A shape, a dtype, and the axes of the mesh over which the values may differ.
 
-    Two of the same type are two arrays. Where code needs an array of JAX instead, and not its type
-    alone, it gets one of zeros, which JAX traces.
+    It stands for one array: two objects stand for two arrays, even where they say the same. An
+    operator of Python (`x + y`, `x[0]`) and a function of JAX make an array of it first, see
+    `traced`.
 
     Attributes:
       shape: on one device.
+      varying: the axes along which devices may have different values, as in the types of JAX.
       sizes: of the axes of the mesh.
-      weak: whether the dtype gives way to that of what it meets, as that of Python's numbers.
+      weak: whether the dtype gives way to the one that it is combined with, as those of Python's
+        numbers do.
     """
 
     __slots__ = ("dtype", "shape", "sizes", "varying", "weak")
@@ -62,7 +66,7 @@ class ArrayType:
 
     @property
     def ndim(self) -> int:
-        """The number of positions."""
+        """The number of positions in the shape."""
         return len(self.shape)
 
     def like(
@@ -72,7 +76,7 @@ class ArrayType:
         dtype: Any = None,
         varying: frozenset[str] | None = None,
     ) -> ArrayType:
-        """Another array, of this type but for what is given."""
+        """The type of another array, which is this one but for what is given."""
         return ArrayType(
             self.shape if shape is None else shape,
             self.dtype if dtype is None else dtype,
@@ -82,7 +86,7 @@ class ArrayType:
         )
 
     def resized(self, at: int, size: int) -> ArrayType:
-        """Another array with `size` elements at position `at`."""
+        """The type of another array, with `size` elements at position `at` of the shape."""
         return self.like(shape=(*self.shape[:at], size, *self.shape[at + 1 :]))
 
     def parts(self, axes: Sequence[str]) -> int:
@@ -103,6 +107,8 @@ class ArrayType:
 
 
 def _operator(name: str):
+    """The method of this name of JAX's arrays, for a type: on arrays of zeros, see `traced`."""
+
     def operate(self, *others):
         return getattr(traced(self), name)(*map(traced, others))
 
@@ -119,12 +125,12 @@ for _name in (
 
 
 def traced(x: Any) -> Any:
-    """An array that JAX traces, of the type `x`; anything else as it is."""
+    """An array of zeros of the type `x`, for code that needs one of JAX; anything else as it is."""
     if not isinstance(x, ArrayType):
         return x
     zeros = jnp.zeros(x.shape, x.dtype)
     if x.weak:
-        number = jnp.asarray(np.zeros((), x.dtype).item())
+        number = jnp.asarray(np.zeros((), x.dtype).item())  # JAX's numbers from Python's are weak
         zeros = jnp.broadcast_to(number, x.shape) if number.dtype == x.dtype else zeros
     axes = tuple(a for a in x.sizes if a in x.varying)
     return lax.pcast(zeros, axes, to="varying") if axes else zeros
@@ -136,15 +142,15 @@ def is_array(x: Any) -> bool:
 
 
 def only_types() -> bool:
-    """Whether types run here, in the place of arrays."""
+    """Whether code that runs here gets types in the place of arrays."""
     return _TYPES.get()
 
 
 @contextmanager
 def of_types(types: bool = True) -> Iterator[None]:
-    """Inside, what can run on types alone does so; or nothing does, where `types` is False.
+    """Inside, code gets types in the place of arrays; with `types=False` it gets arrays again.
 
-    The latter is for bodies of JAX's transformations that JAX has to trace.
+    The latter is for the body of a transformation that JAX has to trace.
     """
     token = _TYPES.set(types)
     try:
@@ -154,7 +160,10 @@ def of_types(types: bool = True) -> Iterator[None]:
 
 
 def bodies_traced(fn: Callable) -> Callable:
-    """`fn`, whose bodies JAX traces even where types take the place of arrays."""
+    """A decorator for ops that take functions, such as `md.cond`: JAX traces these functions.
+
+    It does so even where types take the place of arrays.
+    """
 
     @wraps(fn)
     def run(*args, **how):
@@ -168,7 +177,11 @@ def bodies_traced(fn: Callable) -> Callable:
 
 @contextmanager
 def body_of_types() -> Iterator[None]:
-    """A body that JAX would trace by itself: what is made inside is not used outside again."""
+    """For the body of a transformation, called on types.
+
+    JAX would trace it apart from what surrounds it, so arrays that are made inside may not be kept
+    for use outside. `current_body` tells the two apart.
+    """
     token = _BODY.set(object())
     try:
         yield
@@ -177,5 +190,5 @@ def body_of_types() -> Iterator[None]:
 
 
 def current_body() -> object:
-    """The innermost `body_of_types` that runs."""
+    """What stands for the innermost `body_of_types` that runs; None outside of all."""
     return _BODY.get()

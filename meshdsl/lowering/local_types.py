@@ -1,12 +1,12 @@
 """What is known of local functions: the types of their results, and what they move.
 
-Where types take the place of arrays (`array_type`), an op does not compute. The types of its
-results are those that JAX finds when it traces the local function, and that is done once: for a
-function that is the same, on operands of the same types, in a loop that is split the same way, the
-answer is the same. What the function moves itself is known then too.
+A local function is what an op does to the parts that one device has. Where types take the place of
+arrays (`array_type`) it does not compute. JAX traces it to find the types of its results, and what
+it moves between devices is written down meanwhile. That is done once: the answer is the same for
+the same function, on operands of the same types, with the dims of the op split the same way.
 
-A function is made anew each time that an op is called. It is the same function if it has the same
-code and has closed over the same things.
+An op makes its local function anew each time that it is called. Two of them are the same function
+if they have the same code and have closed over the same values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from meshdsl.lowering.device_loop import DeviceLoop
     from meshdsl.lowering.scope import Scope
 
-_LARGE = 4096  # bytes of an array of NumPy that are not compared any more
+_MOST_BYTES = 4096  # of an array of NumPy that is compared
+# What Python raises for values that have no hash, cannot be compared, or contain themselves.
+_NOT_COMPARABLE = (TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class _Known:
     """What a local function does.
 
     Attributes:
-      results: their types; for one that is an operand as it was given, the number of that.
-      moves: what it moves itself.
-      kernel, needed: what it notes of itself, see `Op`.
+      results: the type of each; for one that is an operand, unchanged, the number of that operand.
+      moves: what it moves between devices.
+      kernel, needed: what it says of itself, see `Op`.
     """
 
     results: tuple[ArrayType | int, ...]
@@ -50,7 +52,7 @@ class _Known:
 
 
 class LocalTypes:
-    """The types that local functions give, each found once. It may serve any number of layouts.
+    """What local functions do, found once for each. It may serve any number of layouts.
 
     Attributes:
       found: how often a function had to be traced.
@@ -61,9 +63,9 @@ class LocalTypes:
         self.found = 0
 
     def results(self, local: Callable, at: DeviceLoop, arrays: Sequence, op: Op) -> list:
-        """What `local(at, *arrays)` gives, as types; what it moves is written down for `op`.
+        """The types of the results of `local(at, *arrays)`; what it moves is written down for `op`.
 
-        Where JAX traces, in the body of one of its transformations, it is arrays.
+        In the body of a transformation that JAX traces they are arrays, and not types.
         """
         if not only_types():
             with jax.named_scope(op.tag):
@@ -71,22 +73,18 @@ class LocalTypes:
         scope = at.scope
         assert scope is not None
         try:
-            key = (
-                *(key_of(local), at.key, tuple(map(_type_key, arrays))),
-                *(tuple(scope.sizes.items()), scope.platform),
-            )
+            types = tuple(map(_type_key, arrays))
+            mesh = tuple(scope.sizes.items()), scope.platform
+            key = key_of(local), at.key, types, mesh
             known = self._known.get(key)
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # it has closed over something that cannot be compared
+        except _NOT_COMPARABLE:
             key = known = None
         if known is None:
             self.found += 1
             given = [_as_traced(a, scope) for a in arrays]
             asked, known = scope.asked, _traced(local, at, given, op)
-            if key is not None and scope.asked == asked:
+            depends_on_others = scope.asked != asked  # on what has been made of the operands
+            if key is not None and not depends_on_others:
                 self._known[key] = known
         else:
             op.moves += known.moves
@@ -95,10 +93,10 @@ class LocalTypes:
 
 
 def _as_traced(x, scope: Scope):
-    """An array that JAX traces, the same one each time for the same type.
+    """An array of JAX for a type, the same one each time for the same object.
 
-    A local function may ask the scope for what has been made of it, as those do whose operands go
-    round a ring. So what such a function does is found anew each time.
+    A local function may ask the scope for what others have made of an operand, as products do
+    whose operand goes round a ring: the second one takes the parts that the first one received.
     """
     if not isinstance(x, ArrayType):
         return x
@@ -110,7 +108,7 @@ def _as_traced(x, scope: Scope):
 
 
 def _traced(local: Callable, at: DeviceLoop, arrays: Sequence, op: Op) -> _Known:
-    """What JAX finds of a function."""
+    """What a function does, as JAX finds it by a trace."""
     assert at.scope is not None
     before = len(op.moves)
     with of_types(False), jax.named_scope(op.tag):
@@ -121,7 +119,7 @@ def _traced(local: Callable, at: DeviceLoop, arrays: Sequence, op: Op) -> _Known
 
 
 def _fresh(t: ArrayType):
-    """An array of this type. Of random keys it is one of JAX, which users hand to `jax.random`."""
+    """The type of another array. Of random keys an array, as users hand these to `jax.random`."""
     return traced(t) if jnp.issubdtype(t.dtype, jax.dtypes.prng_key) else t.like()
 
 
@@ -137,10 +135,12 @@ class Incomparable(TypeError):
 
 
 def key_of(x: Any) -> Any:
-    """What is equal for two functions, or other values, if they do the same to types.
+    """A key that is equal for two functions, or other values, only if they do the same to types.
+
+    Of an array of JAX only the type counts, as what a trace finds cannot depend on its values.
 
     Raises:
-      TypeError: that cannot be said of it.
+      TypeError: it cannot be said, as of a value that has no hash and of a large array of NumPy.
     """
     match x:
         case FunctionType():
@@ -157,7 +157,7 @@ def key_of(x: Any) -> Any:
         case ArrayType() | jax.Array():
             return _type_key(x)
         case np.ndarray():
-            if x.nbytes > _LARGE:
+            if x.nbytes > _MOST_BYTES:
                 raise Incomparable(f"{x.nbytes} bytes are not compared")
             return x.shape, x.dtype, x.tobytes()
         case bool() | int() | float() | complex():

@@ -1,7 +1,8 @@
 """Transformations of JAX, for bodies that take and return pytrees of arrays, or of types of arrays.
 
-Where types take the place of arrays (`array_type`), a body is called once, and the types of what
-the transformation would give follow from the types of what the body returned.
+A body is the function that a transformation is given. Where types take the place of arrays
+(`array_type`), it is called once, and the types of what the transformation would return follow from
+the types that the body returned.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def scan(body: Callable, carry, xs, *, length: int, **how):
     if not only_types():
         return lax.scan(body, carry, xs, length=length, **how)
     with body_of_types():
-        after, ys = body(_inputs(carry), jax.tree.map(_element, xs))
-    return _results(after), jax.tree.map(lambda y: _stack(y, length), ys)
+        after, ys = body(_other_arrays(carry), jax.tree.map(_element, xs))
+    return _other_arrays(after), jax.tree.map(lambda y: _stack(y, length), ys)
 
 
 def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) -> Callable:
@@ -33,17 +34,18 @@ def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) 
 
     def run(*args):
         with body_of_types():
-            made = fn(*_inputs(args))
-        return _results(made)
+            made = fn(*_other_arrays(args))
+        return _other_arrays(made)
 
     return run
 
 
 def _behind_barrier(fn: Callable) -> Callable:
-    """`fn`, whose first argument the backward pass brings into an array of its own.
+    """`fn`, with a barrier in the backward pass before its first argument is used there.
 
-    TPU compilers may otherwise bring all turns' carries into another order in memory, in each turn,
-    where a product needs one of them.
+    In the body of a scan that argument is the carry of one turn. The barrier makes the compiler
+    write it to an array of its own. TPU compilers may otherwise bring the carries of all turns into
+    another order in memory, in each turn, where a product needs one of them in that order.
     """
 
     def apart(array):
@@ -63,16 +65,17 @@ def _apart_jvp(primals, tangents):
 
 
 def traced_once(fn: Callable, *args) -> Callable:
-    """`fn`, which returns a list of arrays, as JAX traces it on `args`: called again it is not run.
+    """What `fn` computes, as JAX traces it on `args`: `fn` itself runs here, and never again.
 
-    On types it gives the same types again, whatever it is called with.
+    `fn` returns a list of arrays. Of types the result returns the same ones at each call, whatever
+    it is called with.
     """
     if not only_types():
         run = jaxpr_as_fun(jax.make_jaxpr(fn)(*args))
         return lambda *args: run(*jax.tree.leaves(args))
     with body_of_types():
-        made = fn(*_inputs(args))
-    return lambda *_: _results(made)
+        made = fn(*_other_arrays(args))
+    return lambda *_: _other_arrays(made)
 
 
 def value_and_grad(fn: Callable) -> Callable:
@@ -81,7 +84,7 @@ def value_and_grad(fn: Callable) -> Callable:
         return jax.value_and_grad(fn, has_aux=True)
 
     def run(by, *args):
-        return fn(by, *args), _results(by)
+        return fn(by, *args), _other_arrays(by)
 
     return run
 
@@ -97,7 +100,7 @@ def mean_of_turns(fn: Callable, length: int, zeros: list):
     """
     if only_types():
         out, _ = fn(0)
-        return jax.tree.map(_mean, out), _results(zeros)
+        return jax.tree.map(_mean, out), _other_arrays(zeros)
 
     def turn(total, index):
         out, summed = fn(index)
@@ -114,27 +117,30 @@ def element(x, index, at: int):
     return lax.dynamic_index_in_dim(x, index, at, keepdims=False)
 
 
-def _inputs(tree):
-    """Other arrays of the same types, as JAX gives them to a body; arrays of JAX as they are."""
+def _other_arrays(tree):
+    """A tree with types of other arrays in the place of those of `tree`; arrays of JAX as they are.
+
+    JAX hands a body arrays that are not those outside of it, and returns others than the body did.
+    """
     return jax.tree.map(lambda x: x.like() if isinstance(x, ArrayType) else x, tree)
 
 
-_results = _inputs
-
-
 def _element(x):
+    """The first element of position 0, as a body of `scan` gets it; zeros where there is none."""
     if isinstance(x, ArrayType) or x.shape[0]:
         return element(x, 0, 0)
     return jnp.zeros(x.shape[1:], x.dtype)
 
 
 def _stack(x, length: int):
+    """What `scan` makes of a result of its body: `length` of it, stacked at position 0."""
     if isinstance(x, ArrayType):
         return x.like(shape=(length, *x.shape))
     return jnp.broadcast_to(x, (length, *jnp.shape(x)))
 
 
 def _mean(x):
+    """The mean of equal arrays like `x`, which has the dtype that `jnp.mean` gives."""
     if isinstance(x, ArrayType):
         inexact = jnp.issubdtype(x.dtype, jnp.inexact)
         return x.like() if inexact else x.like(dtype=jnp.dtype(jnp.float32))

@@ -218,8 +218,8 @@ def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backw
     share = visible_share(options, rows * place.parts, columns, True)
     run = _Run(options, place.platform != "tpu", 0, place.parts)
     numbers = [None] if place.part is None else place.part()
-    if seen_of(options, rows * place.parts, columns, 0)[1] is None:
-        # Every part sees all columns. The kernel has no parts of such a mask.
+    if run.sees_all(rows, columns):
+        # The kernel has no parts of such a mask.
         run, numbers = run._replace(distance=None, parts=1), [None] * len(numbers)
     some = [arrays.cut(i * rows, rows, 0, columns) for i in range(len(numbers))]
     return [run.of(place, fn, x, share, backward, n) for x, n in zip(some, numbers, strict=True)]
@@ -272,8 +272,14 @@ def _of_runs(
     return lax.switch(number, branches, some)
 
 
-def _mask(options: Options, rows: int, columns: int, distance: int | None) -> masks.Mask:
-    """What rows see of columns; all where there is no distance that matters."""
+def _mask(
+    options: Options, rows: int, columns: int, distance: int | None, parts: int
+) -> masks.Mask:
+    """What rows see of columns; all where there is no distance that matters.
+
+    Args:
+      rows: of all parts.
+    """
     shape = (rows, columns)
     if distance is None or not (options.causal or options.window is not None):
         return masks.FullMask(shape)
@@ -283,14 +289,17 @@ def _mask(options: Options, rows: int, columns: int, distance: int | None) -> ma
     else:
         away = options.window - 1
         mask = _Local(shape, (away, 0 if options.causal else away), distance)
-    mask.options, mask.distance = options, distance
+    mask.options, mask.distance, mask.part_rows = options, distance, rows // parts
     return mask
 
 
 class _ByBlocks:
     """A mask that tells without a look at each element which blocks count as a whole, or not.
 
-    The kernel asks for all blocks of a mask while it is traced.
+    The kernel asks for all blocks of a mask while it is traced, and leaves out those that are all
+    False. It cannot be made where that leaves no block for one of the parts of the rows. The first
+    block of such a part therefore says that one element counts. This changes no result: which
+    elements of a block count is computed in the kernel, from their positions.
     """
 
     def __getitem__(self: Any, index):
@@ -298,13 +307,29 @@ class _ByBlocks:
         sizes, far = (len(rows), len(columns)), self.distance + rows.start - columns.start
         share, partly = seen_of(self.options, *sizes, far)
         if partly is None:
+            if not share and not columns.start and self._first_of_unseeing_part(rows.start):
+                return _one_true(sizes)
             return _all(sizes, share > 0)
         return super().__getitem__(index)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _first_of_unseeing_part(self: Any, row: int) -> bool:
+        """Whether `row` is the first one of a part that sees no column."""
+        if row % self.part_rows:
+            return False
+        distance = self.distance + row
+        return not seen_of(self.options, self.part_rows, self.shape[1], distance)[0]
 
 
 @lru_cache(maxsize=8)
 def _all(sizes: tuple[int, int], seen: bool) -> np.ndarray:
     return np.full(sizes, seen)
+
+
+@lru_cache(maxsize=8)
+def _one_true(sizes: tuple[int, int]) -> np.ndarray:
+    block = np.zeros(sizes, bool)
+    block[0, 0] = True
+    return block
 
 
 class _Causal(_ByBlocks, masks.CausalMask):
@@ -336,6 +361,15 @@ class _Run(NamedTuple):
             return False
         return not self.options.causal or self.distance is None or self.distance >= 0
 
+    def sees_all(self, rows: int, columns: int) -> bool:
+        """Whether the mask, without segments, lets the rows of every part see all columns.
+
+        Args:
+          rows: of one part.
+        """
+        distance = self.distance or 0
+        return seen_of(self.options, rows * self.parts, columns, distance) == (1.0, None)
+
     def of(self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part):
         """`fn` of local arrays, which are padded for it: `_output`, or `_slopes`."""
         rows, columns = arrays.query.shape[2], arrays.key.shape[2]
@@ -358,10 +392,15 @@ class _Run(NamedTuple):
         if len(starts) == 1:
             return self._call(place, fn, arrays, share, backward, part)
         found = []
+        rows = arrays.query.shape[2]
         for start in starts:
-            far = None if self.distance is None else self.distance - start
-            some = arrays.cut(0, arrays.query.shape[2], start, size)
-            found.append(self._replace(distance=far)._call(place, fn, some, share, backward, part))
+            run, number = self, part
+            if self.distance is not None:
+                run = self._replace(distance=self.distance - start)
+            if run.parts > 1 and run.sees_all(rows, size):
+                run, number = run._replace(distance=None, parts=1), None
+            some = arrays.cut(0, rows, start, size)
+            found.append(run._call(place, fn, some, share, backward, number))
         by_query, by_key, by_value = zip(*found, strict=True)
         total = reduce(jnp.add, [x.astype(jnp.float32) for x in by_query])
         return total.astype(arrays.query.dtype), *(
@@ -431,7 +470,7 @@ def _slopes(run: _Run, arrays: _Arrays, part):
 def _splash_kernel(run: _Run, arrays: _Arrays, part, save_residuals: bool):
     """The kernel for the part of the queries that this device has."""
     heads, rows, columns = arrays.query.shape[1], arrays.query.shape[2], arrays.key.shape[2]
-    mask = _mask(run.options, rows * run.parts, columns, run.distance)
+    mask = _mask(run.options, rows * run.parts, columns, run.distance, run.parts)
     block, across = _block(rows, _ROWS), _block(columns, _COLUMNS)
     back = _block(columns, _BACKWARD_COLUMNS)
     sizes = splash.BlockSizes(

@@ -150,7 +150,8 @@ def parts(case):
 
 PAIRS = [(group, name) for group in CASES for name in LAYOUTS]
 # fsdp splits by the batch too, and a whole model has this attention under fsdp in models/.
-SLOW = [*((group, "data") for group in CASES), ("attention", "fsdp")]
+# What it does under context, tests/ops/test_attention.py and the golden files hold.
+SLOW = [*((group, "data") for group in CASES), ("attention", "fsdp"), ("attention", "context")]
 
 
 @pytest.mark.parametrize("group, name", only([pair for pair in PAIRS if pair not in SLOW], PAIRS))

@@ -36,7 +36,7 @@ CASES = [(style, *case) for style in common.CONFIGS for case in CASES]
 QUICK = [("gpt2", "fsdp-tensor", 8, False)]
 QUICK += [
     ("llama", name, 8, False)
-    for name in ("zero2", "hybrid-fsdp", "fsdp-tensor", "fsdp-sequence", "context-ring", "ulysses")
+    for name in ("zero2", "hybrid-fsdp", "fsdp-sequence", "context-ring", "ulysses")
 ]
 QUICK += [("llama", "pipeline-tensor", 8, False)]
 

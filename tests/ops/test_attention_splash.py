@@ -85,6 +85,42 @@ def test_splash_is_the_same_under_every_layout(rules):
     assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
 
 
+BY_COLUMNS = {
+    "causal": (256, 256, {"causal": True}),
+    "causal window": (256, 256, {"causal": True, "window": 100}),
+    "more keys": (256, 512, {"causal": True}),
+    "window over the first block of keys": (256, 512, {"window": 300}),
+    "queries that see no key": (512, 128, {"window": 100}),
+}
+
+
+def splash_by_blocks_of_128_keys(name, monkeypatch):
+    """The function, its arguments, and those of attention, for a case of `BY_COLUMNS`."""
+    monkeypatch.setattr("meshdsl.ops.attention_splash._BACKWARD_COLUMNS", 128)
+    rows, columns, how = BY_COLUMNS[name]
+    fn = lambda q, k, v: md.attention(q, k, v, implementation="splash", **how)
+    return fn, operands(rows=rows, columns=columns, features=32), how
+
+
+@pytest.mark.parametrize("name", BY_COLUMNS)
+def test_parts_of_the_queries_may_see_nothing_of_a_block_of_keys(name, monkeypatch):
+    """The kernels of a causal mask and of a window can be made for every block of the keys."""
+    fn, args, _ = splash_by_blocks_of_128_keys(name, monkeypatch)
+    under = layout("queries -> x", mesh={"x": 2})
+    program = md.lower(with_gradients(fn, args), under).program(*args)
+    assert "splash" in [op.kernel for op in program.ops]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_COLUMNS)
+def test_splash_by_blocks_of_keys_equals_blocks(name, monkeypatch):
+    fn, args, how = splash_by_blocks_of_128_keys(name, monkeypatch)
+    blocks = lambda q, k, v: md.attention(q, k, v, implementation="blocks", **how)
+    reference = jax.jit(with_gradients(blocks, args))(*args)
+    under = layout("queries -> x", mesh={"x": 2})
+    assert_same(fn, *args, layout=under, reference=reference, tolerance=2e-5)
+
+
 IN_PARTS = {
     "ring of 2": layout("queries -> y", RING, mesh={"y": 2}),
     "ring of 4": layout("queries -> y", RING, mesh={"y": 4}),
