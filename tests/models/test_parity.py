@@ -38,7 +38,6 @@ QUICK += [
     ("llama", name, 8, False)
     for name in ("zero2", "hybrid-fsdp", "fsdp-sequence", "context-ring", "ulysses")
 ]
-QUICK += [("llama", "pipeline-tensor", 8, False)]
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
 
