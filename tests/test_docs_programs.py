@@ -22,7 +22,7 @@ PAGES = {
     "explain.md": ["fsdp, mesh data=8, 8 devices on v5e:2x4", "layout  mesh"],
     "compile.md": ["compiled for cpu:8", "no surprises"],
     "checkpoints.md": [],
-    "layouts.md": ["ppermute"],
+    "layouts.md": ["ppermute", "2 rounds; a stage waits for 1 of 33 ticks"],
 }
 
 

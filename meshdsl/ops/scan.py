@@ -45,8 +45,8 @@ def scan(fn: Callable, carry, xs=(), *, dim: Dim | str, reverse: bool = False, u
         parameter in it is a value from then on.
       xs: a pytree of Tensors that have `dim`, and of arrays whose first dimension is it; `fn` gets
         them without it.
-      dim: the dim, or the name that it has in `xs`; it is whole while the scan runs, whatever the
-        layout says of it.
+      dim: the dim, or the name that it has in `xs`; it is whole while the scan runs, unless a rule
+        of the layout makes the scan a pipeline.
       reverse: begin with the last element.
       unroll: how many elements one turn of the compiled loop takes.
 

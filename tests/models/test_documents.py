@@ -29,7 +29,7 @@ CUTS = (
     (2, 4),
     (11, 12),
 )  # where the documents of each row end, but for the last
-LAYOUTS = dict.fromkeys((*common.LAYOUTS[1:], *common.STAGES)) | {
+LAYOUTS = dict.fromkeys((*common.LAYOUTS[1:], *common.STAGES, *common.PIPELINES)) | {
     "context": md.Layout(
         ["batch -> data", "length, queries -> context"], mesh={"data": 2, "context": 4}
     ),

@@ -30,6 +30,7 @@ CASES += [
 ]
 CASES += [(name, 8, False) for name in common.STAGES]
 CASES += [(name, n, False) for name in common.CONTEXT for n in (4, 8)]
+CASES += [(name, n, False) for name in common.PIPELINES for n in (4, 8)]
 CASES = [(style, *case) for style in common.CONFIGS for case in CASES]
 # A layout of two axes stands for those of one: fsdp-sequence for data, fsdp and sequence.
 QUICK = [("gpt2", "fsdp-tensor", 8, False)]
@@ -117,7 +118,8 @@ def losses_on_one_device(style):
     return run(style, common.load("single"))
 
 
-TRAINED = [(style, name) for style in common.CONFIGS for name in common.LAYOUTS[1:]]
+LAYOUTS = (*common.LAYOUTS, *common.PIPELINES)
+TRAINED = [(style, name) for style in common.CONFIGS for name in LAYOUTS[1:]]
 
 
 @pytest.mark.slow  # test_whole_step, test_uneven and test_loop train under layouts by default
@@ -132,7 +134,7 @@ def test_ten_steps_of_training_give_the_same_losses(style, name):
     "style, names",
     [
         ("llama", ("single", "hybrid-fsdp", "fsdp-sequence")),
-        *(pytest.param(style, common.LAYOUTS, marks=pytest.mark.slow) for style in common.CONFIGS),
+        *(pytest.param(style, LAYOUTS, marks=pytest.mark.slow) for style in common.CONFIGS),
     ],
     ids=["llama under three", *common.CONFIGS],
 )

@@ -87,6 +87,22 @@ def test_an_interrupted_run_goes_on_under_another_layout(
     np.testing.assert_allclose(losses, expected, rtol=2e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["pipeline", "pipeline-fsdp", "pipeline-tensor"])
+def test_a_run_goes_on_in_a_pipeline_and_back(train, monkeypatch, tmp_path, layout):
+    """Its layers do not divide over the stages."""
+    settings = ["--steps", "6", "model.layers=3"]
+    _, expected = train(tmp_path / "whole", "--layout", "fsdp", *settings)
+    for number, words in enumerate((["fsdp", *settings], [layout])):
+        with monkeypatch.context() as patch:
+            interrupt_in_step(patch, 2)
+            code, _ = train(tmp_path / "a", "--layout", *words, resume=number > 0)
+        assert code == 130
+    code, losses = train(tmp_path / "a", "--layout", "fsdp", resume=True)
+    assert (code, len(losses)) == (0, 6)
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
+
+
 @pytest.mark.parametrize(("killed_in", "saved"), [(1, 0), (6, 4)])
 def test_a_killed_run_goes_on_from_its_newest_checkpoint(
     train, expected, monkeypatch, capsys, tmp_path, killed_in, saved
