@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 import jax
 import jax.numpy as jnp
@@ -90,13 +91,14 @@ def pipelined(
     op = scope.recorder.begin("pipeline", (dim,), (axes,))
     xs = each(lambda x: _noted(in_front(x, dim, name), axes, scope) if is_tensor(x) else x, xs)
     with scope.spending(axes, dim):
-        carry = each(lambda x: _brought(x, rule, scope, op), carry)
+        home = _home(rule, carry, scope)
+        carry = each(lambda x: _brought(x, rule, home, scope, op), carry)
         schedule = _schedule(axes, rule, carry, scope)
         op.schedule = schedule
         stages = Stages(dim, axes, rule, schedule, scope, op)
         entered = lambda x: for_jax(stages.enter(x)) if is_tensor(x) else stages.of_all(x)
         xs = each(entered, xs)
-        made, ys = _Pipe(name, fn, stages, scope, unroll).run(carry, xs)
+        made, ys = _Pipe(name, fn, stages, home, scope, unroll).run(carry, xs)
         made = each(lambda x: _of_last(x, stages, scope), made)
     return made, each(lambda y: resharding.settle(y) if is_tensor(y) else y, ys)
 
@@ -109,11 +111,36 @@ def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
     return resharding.settle(x)
 
 
-def _brought(x, rule: Rule, scope: Scope, op):
-    """A leaf of the carry as all stages have it: split by the law over what is left of the mesh."""
+def _home(rule: Rule, carry, scope: Scope) -> tuple[str, ...]:
+    """The axes that split the dim of the microbatches where these are cut from the carry.
+
+    They are those with which the law begins for that dim in every leaf.
+    """
+    assert rule.microbatches is not None
+    name, _ = rule.microbatches
+    splits = [
+        axes
+        for x in leaves_of(carry)
+        if is_tensor(x)
+        for d, axes in zip(x.dims, scope.split(x.dims), strict=True)
+        if d.name == name
+    ]
+    alike = takewhile(lambda axes: len(set(axes)) == 1, zip(*splits, strict=False))
+    return tuple(axes[0] for axes in alike)
+
+
+def _brought(x, rule: Rule, home: tuple[str, ...], scope: Scope, op):
+    """A leaf of the carry as all stages have it: split by the law over what is left of the mesh.
+
+    Args:
+      home: the axes that split the dim of the microbatches.
+    """
     if not is_tensor(x):
         return collectives.vary(jnp.asarray(x), scope.in_mesh_order(scope.spent))
-    split = scope.split(x.dims)
+    assert rule.microbatches is not None
+    cut = [d.name == rule.microbatches[0] for d in x.dims]
+    law = zip(cut, scope.split(x.dims), strict=True)
+    split = tuple(home if is_cut else axes for is_cut, axes in law)
     varies = scope.of_mesh(scope.spent.union(*split))
     return for_jax(resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies))
 
@@ -165,13 +192,22 @@ class _Pipe:
       summed: for each result of the body whether it is a sum over the rows of a microbatch.
     """
 
-    def __init__(self, name: str, fn: Callable, stages: Stages, scope: Scope, unroll: int):
-        self.name, self.fn, self.stages, self.scope, self.unroll = name, fn, stages, scope, unroll
+    def __init__(
+        self,
+        name: str,
+        fn: Callable,
+        stages: Stages,
+        home: tuple[str, ...],
+        scope: Scope,
+        unroll: int,
+    ):
+        self.name, self.fn, self.stages, self.home = name, fn, stages, home
+        self.scope, self.unroll = scope, unroll
         rule, self.count = stages.rule, stages.schedule.microbatches
         assert rule.microbatches is not None
         of_dim, _ = rule.microbatches
         axis = f"{self.count} microbatches"
-        self.cut = replace(rule, dim=of_dim, axis=axis, microbatches=None, rounds=1)
+        self.cut = replace(rule, dim=of_dim, axis=axis, pads=False, microbatches=None, rounds=1)
         self.summed: list[bool] = []
 
     def run(self, carry, xs):
@@ -187,29 +223,26 @@ class _Pipe:
             which, in_round = jnp.clip(which, 0, self.count - 1), jnp.where(real, in_round, 0)
             fresh = self._taken(rows, which)
             enters = (self.stages.number == 0) & (in_round == 0)
-            given = _choose(enters | ~real, fresh, here)
             with scope.taking_turns(self.cut, self._turn(which)):
+                given = _choose(enters | ~real, each(self._value, fresh), here)
                 made, ys = self._chunk(given, xs, in_round, real)
                 op = scope.recorder.begin("hand_on", *_dims(made))
                 handed = self.stages.hand_on(carried(made), op)
+                made = each(self._at_home, made)
             done = last_stage & real & (in_round == schedule.rounds - 1)
             rows = self._put(rows, _choose(done, made, fresh), which)
             return (handed, carried(rows)), carried(ys)
 
-        self.home = self._home(carry)
-        start = jax.tree.map(_constant, carried(self._taken(carry, jnp.int32(0))))
+        first = jnp.int32(0)
+        with scope.taking_turns(self.cut, self._turn(first)):
+            start = each(self._value, self._taken(carry, first))
+            start = jax.tree.map(_constant, carried(start))
         with scope.recorder.repeated("ticks", schedule.ticks):
             ticks = jnp.arange(schedule.ticks, dtype=jnp.int32)
             (_, made), ys = lax.scan(tick, (start, carried(carry)), ticks)
         leaves, tree = jax.tree.flatten(uncarried(ys), is_leaf=is_tensor)
         ys = [self._collected(y, is_sum) for y, is_sum in zip(leaves, self.summed, strict=True)]
         return uncarried(made), jax.tree.unflatten(tree, ys)
-
-    def _home(self, carry) -> tuple[str, ...]:
-        """The axes that split the dim of the microbatches in the carry, which are cut from it."""
-        cut = [(x, at) for x in leaves_of(carry) if (at := self._at(x)) is not None]
-        x, at = cut[0]
-        return x.placement.axes[at]
 
     def _turn(self, which) -> Turn:
         return Turn(which, self.count, {self.cut.dim: self.home})
@@ -231,6 +264,16 @@ class _Pipe:
             return x.replace(array=array, placement=x.placement._replace(axes=tuple(axes)))
 
         return each(taken, rows)
+
+    def _at_home(self, x):
+        """A microbatch in the split in which it was cut from the rows."""
+        if (at := self._at(x)) is None or x.placement.axes[at] == (*self.home, self.cut.axis):
+            return x
+        split = list(x.placement.axes)
+        split[at] = (*self.home, self.cut.axis)
+        begin = lambda: self.scope.recorder.begin("settle", x.dims, tuple(split))
+        why = lambda _: str(self.stages.rule)
+        return for_jax(resharding.reshard(x, tuple(split), self.scope, begin, why))
 
     def _put(self, rows, microbatch, which):
         """`rows` with one microbatch in its place."""

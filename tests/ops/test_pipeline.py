@@ -225,3 +225,16 @@ def test_a_body_may_do_with_rows_what_it_likes(name):
     rules = stages(*SHARED, "length -> model", mesh={"stage": 2, "data": 2, "model": 2})
     run = lambda w, x: md.scan(body, x, w, dim=N)
     assert_same(run, weight(N, D), data(B, L, D), layout=rules)
+
+
+def test_leaves_of_the_carry_may_be_split_otherwise_along_the_rows():
+    def run(w, x, scale):
+        def layer(carry, w):
+            x, scale = carry
+            return (x * w * scale, md.sum(x, (L, D)) * 0.1 + scale), ()
+
+        return md.scan(md.checkpoint(layer), (x, scale), w, dim=N)
+
+    mesh = {"stage": 2, "data": 2, "model": 2}
+    rules = stages("length -> model", "batch -> data, model", mesh=mesh)
+    assert_same(run, weight(N, D), data(B, L, D), data(B, seed=4), layout=rules)
