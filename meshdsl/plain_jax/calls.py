@@ -1,0 +1,97 @@
+"""What becomes of an equation that calls something: inlined, or a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from jax.extend import core as jex
+
+from meshdsl.plain_jax import gradients
+from meshdsl.plain_jax.primitives import is_elementwise
+from meshdsl.plain_jax.program import CALLS, REMATERIALISED
+from meshdsl.plain_jax.rules.elementwise import with_derivative
+from meshdsl.plain_jax.source import is_library
+
+
+class Called(NamedTuple):
+    """What an equation calls.
+
+    Attributes:
+      inlined: the closed jaxpr whose equations take its place; None where it stays.
+      bodies: the closed jaxprs of its bodies.
+      notes: what its rule needs.
+      remark: what there is to say to the user; empty for nothing.
+      within: what an equation of the bodies calls; None for `called` itself.
+    """
+
+    inlined: Any = None
+    bodies: tuple = ()
+    notes: dict[str, Any] | None = None
+    remark: str = ""
+    within: Callable | None = None
+
+
+def called(e: Any, *, in_gradient: bool = False) -> Called:
+    """What an equation of a jaxpr calls.
+
+    Args:
+      in_gradient: whether it stands in a rule of a gradient. Functions that bring a gradient are
+        inlined there, since their own rules call them.
+    """
+    name, params = e.primitive.name, e.params
+    if name in CALLS:
+        return Called(_closed(params[CALLS[name]]))
+    if name == "custom_jvp_call":
+        return _custom_jvp(e, in_gradient=in_gradient)
+    if name == "custom_vjp_call":
+        return Called(params["call_jaxpr"]) if in_gradient else _own_gradient(e)
+    if name == "scan":
+        return Called(bodies=(_closed(params["jaxpr"]),))
+    if name in REMATERIALISED:
+        return Called(bodies=(_closed(params["jaxpr"]),))
+    if name == "while":
+        return Called(bodies=(_closed(params["cond_jaxpr"]), _closed(params["body_jaxpr"])))
+    if name == "cond":
+        return Called(bodies=tuple(_closed(b) for b in params["branches"]))
+    return Called()
+
+
+def _closed(jaxpr: Any) -> Any:
+    return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
+
+
+def _custom_jvp(e: Any, *, in_gradient: bool) -> Called:
+    """An elementwise function keeps its rule, and another one its gradient.
+
+    Functions that JAX itself has are inlined: the derivative of their body is the same.
+    """
+    body = e.params["call_jaxpr"]
+    rule = _rule_of(e.params)
+    elementwise = rule is not None and is_elementwise(rule.jaxpr) and is_elementwise(body.jaxpr)
+    if elementwise and len(body.jaxpr.outvars) == 1:
+        return Called(notes={"function": with_derivative(e.params, rule)})
+    if in_gradient or is_library(body):
+        return Called(body)
+    name = getattr(getattr(body.jaxpr, "debug_info", None), "func_name", "a function")
+    said = f"`{name}`: its rule by jax.custom_jvp holds for gradients, not for md.jvp"
+    return _own_gradient(e)._replace(remark=said)
+
+
+def _own_gradient(e: Any) -> Called:
+    """A function whose gradient is not that of its body: the rules are bodies of the equation."""
+    found = gradients.rules_of(e)
+    within = partial(called, in_gradient=True)
+    return Called(bodies=found.bodies, notes={"gradient": found}, within=within)
+
+
+def _rule_of(params: dict[str, Any]) -> Any:
+    """The closed jaxpr of a rule; None where it cannot be had without its values."""
+    thunk: Callable = params["jvp_jaxpr_fun"]
+    count = len(params["call_jaxpr"].jaxpr.invars)
+    if params["num_consts"] or params["symbolic_zeros"]:
+        return None
+    trace = getattr(thunk, "call_wrapped", thunk)
+    jaxpr, consts, *_ = trace(*[False] * count)
+    return jex.ClosedJaxpr(jaxpr, consts)

@@ -1,0 +1,223 @@
+"""What has no rule: the primitive itself, on whole operands. It is never silent.
+
+A table says of some primitives along which positions they work: the others pass through, and may
+be split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims
+from meshdsl.errors import MeshDSLError
+from meshdsl.lowering import collectives
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op_many
+from meshdsl.lowering.nest import Nest
+from meshdsl.plain_jax.evaluate import (
+    Evaluation,
+    bind,
+    constant_of,
+    fits,
+    ordered,
+    renamed,
+    where,
+)
+from meshdsl.plain_jax.program import Equation, Value, Variable
+from meshdsl.tensor import Tensor, is_tensor
+
+# What runs over devices itself, or is written for the arrays of one device.
+REFUSED = frozenset(
+    """shard_map pallas_call psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant
+    all_to_all ragged_all_to_all ppermute reduce_scatter axis_index pcast pvary
+    custom_partitioning""".split()
+)
+
+
+def fallback(at: Evaluation, e: Equation, xs: list) -> list:
+    """The results of an equation by its primitive, with operands that are whole where it works.
+
+    Raises:
+      MeshDSLError: fallbacks are not wanted, or the primitive cannot run so.
+    """
+    what = f"`{e.name}` at {where(e)}"
+    if e.name in REFUSED:
+        raise MeshDSLError(
+            f"from_jax: {what} speaks of devices; plain JAX code says nothing of these, as the "
+            "layout does"
+        )
+    if any(v.is_key for v in (*e.ins, *e.outs)):
+        return [
+            a if v.is_key else constant_of(a, v) for a, v in zip(bind(e, xs), e.outs, strict=True)
+        ]
+    passing = _passing(e)
+    tensors = [
+        _positioned(x, v, e, passing[k]) if is_tensor(x) or v.shape else x
+        for k, (x, v) in enumerate(zip(xs, e.ins, strict=True))
+    ]
+    operands = tuple(x for x in tensors if is_tensor(x))
+    if not operands:
+        made = bind(e, xs)
+        return [constant_of(a, v) if v.shape else a for a, v in zip(made, e.outs, strict=True)]
+    kept = {d for at in passing for j in at.values() for d in e.outs[0].dims[j]}
+    loop = dim_algebra.union("from_jax", [t.dims for t in operands])
+    whole = tuple(d for d in loop if d not in kept)
+    _report(at, e, operands, passing)
+    shapes = [_groups(v, e, passing[k]) for k, v in enumerate(e.ins)]
+    through = sorted({j for at in passing for j in at.values()})
+    outs = tuple(_dims_of_result(e, v, through) for v in e.outs)
+
+    def local(loop, *arrays):
+        given = iter(arrays)
+        full = [
+            _merged(loop, next(given), s) if is_tensor(x) else jnp.asarray(x)
+            for x, s in zip(tensors, shapes, strict=True)
+        ]
+        axes = frozenset().union(*[collectives.varying(a) for a in full])
+        full = [collectives.vary(a, axes) for a in full]
+        made = bind(e, full)
+        return [
+            jnp.reshape(a, [loop.size(d) if d in kept else d.size for dims in out for d in dims])
+            for a, out in zip(made, outs, strict=True)
+        ]
+
+    flat = tuple(tuple(d for dims in out for d in dims) for out in outs)
+    nest = Nest(loop, flat, unsplit=whole, sums=False)
+    made = apply_op_many(e.name, local, operands, nest, fill=None)
+    return [_as_result(x, out, v) for x, out, v in zip(made, outs, e.outs, strict=True)]
+
+
+def _passing(e: Equation) -> list[dict[int, int]]:
+    """For each operand the positions that pass through, with their places in the results.
+
+    Along them the primitive treats every element by itself, whatever their number.
+    """
+    touched = PASSING.get(e.name)
+    none: list[dict[int, int]] = [{} for _ in e.ins]
+    if e.name == "conv_general_dilated" and e.params["batch_group_count"] == 1:
+        how = e.params["dimension_numbers"]
+        at, to = how.lhs_spec[0], how.out_spec[0]
+        if fits([e.ins[0].dims[at]], [e.outs[0].dims[to]]):
+            none[0] = {at: to}
+        return none
+    if e.name == "pad":  # with elements between those that are there
+        kept = [i for i, around in enumerate(e.params["padding_config"]) if not any(around)]
+        none[0] = {i: i for i in kept if fits([e.ins[0].dims[i]], [e.outs[0].dims[i]])}
+        return none
+    shapes = {v.shape for v in e.ins}
+    if touched is None or len({len(s) for s in shapes}) != 1:
+        return none
+    gone = touched(e)
+    found = {}
+    for i in range(len(e.ins[0].shape)):
+        dims = e.outs[0].dims[i : i + 1]
+        alike = all(len(v.shape) > i and fits([v.dims[i]], dims) for v in (*e.ins, *e.outs))
+        if i not in gone and alike:
+            found[i] = i
+    return [found for _ in e.ins]
+
+
+def _windows(e: Equation) -> set[int]:
+    """The positions along which a window has more than one element, or moves by more."""
+    params = e.params
+    plain = {
+        "window_dimensions": 1,
+        "window_strides": 1,
+        "padding": (0, 0),
+        "base_dilation": 1,
+        "window_dilation": 1,
+    }
+    count = range(len(e.ins[0].shape))
+    return {
+        i
+        for i in count
+        for name, one in plain.items()
+        if (tuple(params[name][i]) if name == "padding" else params[name][i]) != one
+    }
+
+
+def _last(count: int) -> Callable[[Equation], set[int]]:
+    return lambda e: set(range(len(e.ins[0].shape) - count, len(e.ins[0].shape)))
+
+
+# The positions that a primitive works along. Its parameters say nothing of the sizes of others.
+PASSING: dict[str, Callable[[Equation], set[int]]] = {
+    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _windows),
+    "sort": lambda e: {e.params["dimension"]},
+    "fft": lambda e: _last(len(e.params["fft_lengths"]))(e),
+    "cholesky": _last(2),
+    "lu": _last(2),
+}
+
+
+def _positioned(x: Any, v: Value, e: Equation, passing: dict[int, int]) -> Tensor:
+    """`x` with all its dims in order, those that pass through called as in the first result."""
+    out = e.outs[0]
+    names = {d.name: f"{d.name}__whole" for d in v.flat}
+    for i, j in passing.items():
+        names |= {a.name: b.name for a, b in zip(v.dims[i], out.dims[j], strict=True)}
+    x = ordered(x, v)
+    taken = {d.name for j in passing.values() for d in out.dims[j]}
+    names = {a: a if b.endswith("__whole") and a not in taken else b for a, b in names.items()}
+    return renamed(x, names)
+
+
+def _groups(v: Value, e: Equation, passing: dict[int, int]) -> list[Dims]:
+    """The dims at each position of an operand, where it passes through those of the result."""
+    return [
+        e.outs[0].dims[passing[i]] if i in passing else (Dim("size", n),)
+        for i, n in enumerate(v.shape)
+    ]
+
+
+def _merged(loop: DeviceLoop, array: jax.Array, groups: list[Dims]) -> jax.Array:
+    """An array with one position for each group, as large as this device's part."""
+    known = [math.prod(d.size if d.name == "size" else loop.size(d) for d in g) for g in groups]
+    return jnp.reshape(array, known)
+
+
+def _dims_of_result(e: Equation, v: Variable, through: list[int]) -> tuple[Dims, ...]:
+    """The dims of a result in the op: names of its own where nothing passes through."""
+    return tuple(
+        e.outs[0].dims[i] if i in through else tuple(d.alias(f"{d.name}__made") for d in dims)
+        for i, dims in enumerate(v.dims)
+    )
+
+
+def _as_result(x: Tensor, out: tuple[Dims, ...], v: Variable) -> Tensor:
+    have = [d for dims in out for d in dims]
+    return renamed(x, {a.name: b.name for a, b in zip(have, v.flat, strict=True)})
+
+
+def _report(
+    at: Evaluation, e: Equation, operands: tuple[Tensor, ...], passing: list[dict[int, int]]
+) -> None:
+    """Write down that dims are whole which the layout would split, or refuse it."""
+    scope = next((t.placement.scope for t in operands if t.placement is not None), None)
+    if scope is None:
+        return
+    loop = dim_algebra.union("from_jax", [v.flat for v in e.ins])
+    at_positions = [
+        (d, i in through)
+        for v, through in zip(e.ins, passing, strict=True)
+        for i, dims in enumerate(v.dims)
+        for d in dims
+    ]
+    whole = {d for d, passes in at_positions if not passes}
+    split = zip(loop, scope.split(loop, "rules"), strict=True)
+    lost = tuple(d for d, axes in split if d in whole and scope.parts(axes) > 1)
+    if not lost:
+        return
+    said = (
+        f"`{e.name}` at {where(e)} runs on operands that are whole over {dim_algebra.show(lost)}, "
+        "which the layout would split: it has no rule for that"
+    )
+    if at.strict:
+        raise MeshDSLError(f"from_jax: {said}; strict=True forbids it")
+    at.fallbacks[said] = None

@@ -1,0 +1,50 @@
+"""Which primitives of JAX are of a kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshdsl.plain_jax.program import CALLS
+
+# Each element of the results is made of the elements at the same place of the operands.
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
+    clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc
+    exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to
+    lgamma log log1p logistic lt lt_to max min mul mulhi ne neg nextafter not or polygamma
+    population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+    sub tan tanh xor zeta
+    """.split()
+)
+# Linear in all operands together, or in one beside a number.
+LINEAR = frozenset({"add", "add_any", "sub", "neg", "copy", "copy_p"})
+REDUCTIONS = frozenset(
+    {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"}
+)
+EXTREMES = frozenset({"argmax", "argmin"})
+CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
+# What is done to random keys, on every device alike.
+KEYS = frozenset(
+    """random_wrap random_unwrap random_fold_in random_split random_seed random_clone
+    threefry2x32""".split()
+)
+
+
+def is_elementwise(jaxpr: Any) -> bool:
+    """Whether a jaxpr has only elementwise equations, and numbers that are broadcast."""
+    for e in jaxpr.eqns:
+        name = e.primitive.name
+        if name in CALLS:
+            if not is_elementwise(e.params[CALLS[name]].jaxpr):
+                return False
+        elif name == "custom_jvp_call":
+            if not is_elementwise(e.params["call_jaxpr"].jaxpr):
+                return False
+        elif name == "broadcast_in_dim":
+            if e.invars[0].aval.shape != () or len(e.invars) > 1:
+                return False
+        elif name not in ELEMENTWISE:
+            return False
+    return True

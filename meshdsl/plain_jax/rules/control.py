@@ -1,0 +1,216 @@
+"""Loops, branches and rematerialisation: their bodies are programs of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshdsl.dims import Dim
+from meshdsl.ops import branch, loops
+from meshdsl.ops import checkpoint as rematerialisation
+from meshdsl.ops import scan as scanning
+from meshdsl.ops.custom_gradient import custom_gradient
+from meshdsl.plain_jax.evaluate import (
+    Evaluation,
+    as_tensor,
+    fits,
+    full,
+    like_result,
+    regrouped,
+    renamed,
+    rule,
+)
+from meshdsl.plain_jax.factors import leaves
+from meshdsl.plain_jax.program import Equation, Program, Value
+from meshdsl.plain_jax.saving import saving
+from meshdsl.record.jaxpr import scan_counts
+from meshdsl.tensor import Tensor, is_tensor
+
+
+def _is_array(v: Value) -> bool:
+    """Whether what stands for `v` stays an array: random keys, and their words."""
+    return v.is_key
+
+
+def _given(x: Any, v: Value, w: Value) -> Any:
+    """What stands for `v`, as the variable `w` of a body."""
+    if _is_array(v):
+        return x
+    return like_result(as_tensor(x, v), v, w)  # pyright: ignore[reportArgumentType]
+
+
+def _whole(x: Any, v: Value, w: Value) -> Any:
+    """The same with all dims of `w`."""
+    return x if _is_array(v) else full(_given(x, v, w), w)
+
+
+def _run(at: Evaluation, body: Program, args: list, outs) -> tuple:
+    """The results of a body, as the variables `outs`, with all dims of these."""
+    before = at.like
+    made = at.program(body, args)
+    at.like = before
+    return tuple(_whole(x, w, v) for x, w, v in zip(made, body.outvars, outs, strict=True))
+
+
+@rule("checkpoint", "remat", "remat2")
+def checkpoint(at: Evaluation, e: Equation, xs: list) -> list:
+    """A body that is recomputed in the backward pass."""
+    body = e.bodies[0]
+    xs = [_given(x, v, w) for x, v, w in zip(xs, e.ins, body.invars, strict=True)]
+    run = lambda *args: _run(at, body, list(args), e.outs)
+    policy, save, offload = saving(e)
+    how = {"save": save, "offload": offload, "in_scan": not e.params["prevent_cse"]}
+    return list(rematerialisation.checkpoint(run, policy, **how)(*xs))
+
+
+@rule("scan")
+def scan(at: Evaluation, e: Equation, xs: list) -> list:
+    """A loop over the first position of some operands."""
+    (body,), (consts, carried) = e.bodies, scan_counts(e.params)
+    first = consts + carried
+    closed = [_given(x, v, w) for x, v, w in zip(xs, e.ins, body.invars[:consts], strict=False)]
+    inner = body.invars[consts:first]
+    before = zip(xs[consts:first], e.ins[consts:first], inner, strict=True)
+    carry = tuple(_whole(x, v, w) for x, v, w in before)
+    dim = _turns(e, [*body.invars[first:], *body.outvars[carried:]])
+    stacked = tuple(
+        _stacked(x, v, w, dim)
+        for x, v, w in zip(xs[first:], e.ins[first:], body.invars[first:], strict=True)
+    )
+    results = [*inner, *body.outvars[carried:]]
+
+    def turn(carry, x):
+        made = _run(at, body, [*closed, *carry, *x], results)
+        return made[:carried], made[carried:]
+
+    how = {"reverse": e.params["reverse"], "unroll": e.params["unroll"]}
+    after, made = scanning.scan(turn, carry, stacked, dim=dim, **how)
+    out = [like_result(x, w, v) for x, w, v in zip(after, inner, e.outs[:carried], strict=True)]
+    for x, w, v in zip(made, body.outvars[carried:], e.outs[carried:], strict=True):
+        out.append(_unstacked(x, w, v, dim))
+    return out
+
+
+def _turns(e: Equation, inside: list) -> Dim:
+    """The dim of a loop; one of its own where something inside has a dim of the same name."""
+    found = leaves([e.notes["steps"]])
+    if len(found) == 1 and all(d.name != found[0].name for w in inside for d in w.flat):
+        return Dim(found[0].name, found[0].size)
+    return Dim("turns__part", e.params["length"])
+
+
+def _stacked(x: Any, v: Value, w: Value, dim: Dim) -> Any:
+    """What a loop takes one by one, with the dims of the body's variable and `dim` in front."""
+    if _is_array(v):
+        return x
+    x = as_tensor(x, v)
+    aside = tuple(d.alias(f"{d.name}__torn") for d in v.dims[0])
+    x = full(x, v, v.dims[0])
+    if not fits(v.dims[1:], w.dims):
+        raise AssertionError
+    names = {a.name: b.name for a, b in zip(v.dims[0], aside, strict=True)}
+    have = [d for dims in v.dims[1:] for d in dims]
+    names |= {a.name: b.name for a, b in zip(have, w.flat, strict=True)}
+    if fits([v.dims[0]], [(dim,)]):
+        names[v.dims[0][0].name] = dim.name
+        return full(renamed(x, names), w)
+    return full(regrouped(renamed(x, names), aside, (dim,)), w)
+
+
+def _unstacked(x: Any, w: Value, v: Value, dim: Dim) -> Any:
+    """The results of all turns, as the variable `v` of the equation."""
+    if _is_array(v):
+        return x
+    assert is_tensor(x)
+    if not fits(v.dims[1:], w.dims):
+        raise AssertionError
+    aside = tuple(d.alias(f"{d.name}__torn") for d in v.dims[0])
+    names = {a.name: b.name for a, b in zip(w.flat, v.flat[len(v.dims[0]) :], strict=True)}
+    if fits([(dim,)], [v.dims[0]]):
+        return renamed(x, {**names, dim.name: v.dims[0][0].name})
+    x = renamed(x, {**names, dim.name: "turns__torn"})
+    x = regrouped(x, (dim.alias("turns__torn"),), aside)
+    back = {a.name: b.name for a, b in zip(aside, v.dims[0], strict=True)}
+    return renamed(x, back)
+
+
+@rule("while")
+def while_loop(at: Evaluation, e: Equation, xs: list) -> list:
+    """A loop for as long as a condition holds."""
+    test, body = e.bodies
+    of_test, of_body = e.params["cond_nconsts"], e.params["body_nconsts"]
+    start = of_test + of_body
+    pairs = list(zip(xs, e.ins, strict=True))
+    closed = lambda given, variables: [
+        _given(x, v, w) for (x, v), w in zip(given, variables, strict=False)
+    ]
+    for_test = closed(pairs[:of_test], test.invars)
+    for_body = closed(pairs[of_test:start], body.invars)
+    inner = body.invars[of_body:]
+    carry = tuple(_whole(x, v, w) for x, v, w in zip(xs[start:], e.ins[start:], inner, strict=True))
+
+    def goes_on(carry) -> Tensor:
+        given = [
+            _given(x, w, t) for x, w, t in zip(carry, inner, test.invars[of_test:], strict=True)
+        ]
+        (found,) = at.program(test, [*for_test, *given])
+        return as_tensor(found, test.outvars[0])
+
+    turn = lambda carry: _run(at, body, [*for_body, *carry], inner)
+    made = loops.while_loop(goes_on, turn, carry)
+    return [_given(x, w, v) for x, w, v in zip(made, inner, e.outs, strict=True)]
+
+
+@rule("cond")
+def switch(at: Evaluation, e: Equation, xs: list) -> list:
+    """One of several bodies."""
+    index, *operands = xs
+    index = as_tensor(index, e.ins[0])
+    operands = [
+        x if _is_array(v) else as_tensor(x, v) for x, v in zip(operands, e.ins[1:], strict=True)
+    ]
+
+    def of(body: Program):
+        def run(*args):
+            given = [_given(x, v, w) for x, v, w in zip(args, e.ins[1:], body.invars, strict=True)]
+            return _run(at, body, given, e.outs)
+
+        return run
+
+    return list(branch.switch(index, [of(b) for b in e.bodies], *operands))
+
+
+@rule("custom_vjp_call")
+def own_gradient(at: Evaluation, e: Equation, xs: list) -> list:
+    """A function with both passes of its gradient, each evaluated by names."""
+    (forward, backward), rules, count = e.bodies, e.notes["gradient"], len(e.outs)
+
+    def run(*args):
+        given = [_given(x, v, w) for x, v, w in zip(args, e.ins, forward.invars, strict=True)]
+        before = at.like
+        made = at.program(forward, given)
+        at.like = before
+        outs, kept = made[:count], made[count:]
+        kept = [
+            _given(x, v, w)
+            for x, v, w in zip(kept, forward.outvars[count:], backward.invars, strict=False)
+        ]
+
+        def pull(slopes):
+            slopes = [
+                _given(slopes[i], e.outs[i], w)
+                for i, w in zip(rules.results, backward.invars[rules.kept :], strict=True)
+            ]
+            before = at.like
+            found = at.program(backward, [*kept, *slopes])
+            at.like = before
+            back: list = [None] * len(e.ins)
+            for i, x, w in zip(rules.operands, found, backward.outvars, strict=True):
+                back[i] = _whole(x, w, e.ins[i])
+            return tuple(back) if len(back) > 1 else back[0]
+
+        return tuple(
+            _whole(x, w, v) for x, w, v in zip(outs, forward.outvars, e.outs, strict=False)
+        ), pull
+
+    xs = [x if _is_array(v) else full(x, v) for x, v in zip(xs, e.ins, strict=True)]
+    return list(custom_gradient(run)(*xs))

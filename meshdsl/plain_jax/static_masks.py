@@ -1,0 +1,228 @@
+"""Masks that depend on positions alone, such as a causal one, read from the code that makes them.
+
+A mask is made of index arrays, comparisons and selections. What it says is found without computing
+it, so its size does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from meshdsl.plain_jax.evaluate import bind
+from meshdsl.plain_jax.primitives import ELEMENTWISE
+from meshdsl.plain_jax.program import Equation, Literal, Value, Variable
+
+
+class Affine(NamedTuple):
+    """Whole numbers: a constant and a multiple of the index at each position."""
+
+    by_position: tuple[tuple[int, int], ...]  # position and factor, in order, no factor is 0
+    constant: Any
+
+
+class Choice(NamedTuple):
+    """One constant where all conditions hold, each of which is that numbers are at least 0."""
+
+    conditions: frozenset[Affine]
+    there: Any
+    elsewhere: Any
+
+
+Read = Affine | Choice | None
+_COMPARED: dict[str, Callable[[Affine, Affine], Affine]] = {
+    "ge": lambda a, b: _combined(a, b, -1),
+    "gt": lambda a, b: _plus(_combined(a, b, -1), -1),
+    "le": lambda a, b: _combined(b, a, -1),
+    "lt": lambda a, b: _plus(_combined(b, a, -1), -1),
+}
+_MOST = 2**26  # elements of an array that is looked at
+_KEPT = ("convert_element_type", "copy", "copy_p", "stop_gradient", "reduce_precision")
+
+
+def read(
+    v: Value, made: Callable[[Variable], Equation | None], constants: Mapping[Variable, Any]
+) -> Read:
+    """What the elements of `v` are; None where that is no function of their positions known here.
+
+    Args:
+      made: says which equation makes a variable.
+      constants: the arrays that it closes over.
+    """
+    if isinstance(v, Literal):
+        return _constant(v.value)
+    if v in constants:
+        return _array(constants[v])
+    e = made(v)
+    if e is None or e.primitive is None or len(e.outs) != 1:
+        return None
+    if e.name == "iota":
+        return Affine(((e.params["dimension"], 1),), 0)
+    found = [read(w, made, constants) for w in e.ins]
+    places = _places(e)
+    if places is not None:
+        return moved(found[0], places) if len(e.ins) == 1 else None
+    if e.name not in ELEMENTWISE or any(f is None for f in found):
+        return None
+    return _elementwise(e, found)
+
+
+def _constant(value: Any) -> Affine | None:
+    value = np.asarray(value)
+    if value.ndim or not (value.dtype == bool or jnp.issubdtype(value.dtype, jnp.number)):
+        return None
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return None
+    wide = value.astype(np.float64) if jnp.issubdtype(value.dtype, jnp.floating) else value
+    return Affine((), wide.item())
+
+
+def _array(array: Any) -> Read:
+    """Of an array that was closed over: indices, or one triangle of a matrix."""
+    if not isinstance(array, (np.ndarray, jax.Array)) or isinstance(array, Tracer):
+        return None
+    if array.ndim == 0:
+        return _constant(array)
+    long = [i for i, n in enumerate(array.shape) if n != 1]
+    if array.dtype.kind not in "biuf" or not 0 < len(long) <= 2 or array.size > _MOST:
+        return None
+    values = np.squeeze(np.asarray(array))
+    if len(long) == 1:
+        if values.dtype.kind not in "iu" or not np.array_equal(
+            values, values[0] + (values[1] - values[0]) * np.arange(len(values))
+        ):
+            return None
+        step = int(values[1]) - int(values[0])
+        return Affine(((long[0], step),) if step else (), int(values[0]))
+    row, column = long
+    there, elsewhere = values[-1, 0], values[0, -1]
+    if not np.array_equal(values, np.where(np.tri(*values.shape, dtype=bool), there, elsewhere)):
+        return None
+    below = Affine(((row, 1), (column, -1)), 0)
+    return Choice(frozenset({below}), there.item(), elsewhere.item())
+
+
+def _places(e: Equation) -> dict[int, int] | None:
+    """Where the positions of an operand go, of a primitive that only moves them."""
+    shape = e.ins[0].shape if e.ins else ()
+    if e.name == "broadcast_in_dim":
+        at = e.params["broadcast_dimensions"]
+        return {i: j for i, j in enumerate(at) if shape[i] != 1}
+    if e.name == "transpose":
+        return {i: j for j, i in enumerate(e.params["permutation"])}
+    if e.name in ("squeeze", "reshape", "expand_dims"):
+        long = lambda shape: [i for i, n in enumerate(shape) if n != 1]
+        a, b = long(shape), long(e.outs[0].shape)
+        if [shape[i] for i in a] == [e.outs[0].shape[j] for j in b]:
+            return dict(zip(a, b, strict=True))
+    return None
+
+
+def moved(found: Read, places: Mapping[int, int]) -> Read:
+    """What was found, at other positions. One without a place has one element, of index 0."""
+    if isinstance(found, Choice):
+        return found._replace(conditions=frozenset(_replaced(c, places) for c in found.conditions))
+    return None if found is None else _replaced(found, places)
+
+
+def _replaced(found: Affine, places: Mapping[int, int]) -> Affine:
+    factors = sorted((places[i], k) for i, k in found.by_position if i in places)
+    return Affine(tuple(factors), found.constant)
+
+
+def _elementwise(e: Equation, found: list) -> Read:
+    name = e.name
+    if name in _KEPT:
+        (x,) = found
+        if isinstance(x, Affine) and x.by_position:
+            return x if e.outs[0].dtype.kind in "iuf" else None  # numbers, and small ones
+        return _by_constants(e, found)
+    if name == "and" and all(isinstance(x, Choice) and _is_mask(x) for x in found):
+        return Choice(found[0].conditions | found[1].conditions, True, False)
+    if name == "select_n" and len(found) == 3:
+        which, no, yes = found
+        return _selected(which, no, yes)
+    if all(isinstance(x, Affine) for x in found):
+        if name in ("add", "sub") and any(x.by_position for x in found):
+            return _combined(found[0], found[1], 1 if name == "add" else -1)
+        if name in _COMPARED and all(_is_whole(x) for x in found):
+            condition = _COMPARED[name](found[0], found[1])
+            least, most = _bounds(condition, e.outs[0].shape)
+            if least >= 0 or most < 0:
+                return Affine((), least >= 0)
+            return Choice(frozenset({condition}), True, False)
+    return _by_constants(e, found)
+
+
+def _bounds(found: Affine, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The least and the greatest of some numbers."""
+    ends = [k * (shape[i] - 1) for i, k in found.by_position]
+    low, high = (sum(limit(0, x) for x in ends) for limit in (min, max))
+    return found.constant + low, found.constant + high
+
+
+def _is_mask(x: Choice) -> bool:
+    return x.there is True and x.elsewhere is False
+
+
+def _is_whole(x: Affine) -> bool:
+    return float(x.constant).is_integer()
+
+
+def _selected(which: Read, no: Read, yes: Read) -> Read:
+    if isinstance(which, Affine) and not which.by_position:
+        return yes if which.constant else no
+    if not isinstance(which, Choice) or not isinstance(no, Affine) or no.by_position:
+        return None
+    if {which.there, which.elsewhere} != {True, False}:
+        return None
+    if isinstance(yes, Choice):
+        if which.there is not True or yes.elsewhere != no.constant:
+            return None
+        return Choice(which.conditions | yes.conditions, yes.there, no.constant)
+    if yes is None or yes.by_position:
+        return None
+    one, other = yes.constant, no.constant
+    return Choice(which.conditions, *((one, other) if which.there else (other, one)))
+
+
+def _by_constants(e: Equation, found: list) -> Read:
+    """An elementwise function of constants, and of one choice."""
+    choices = {x.conditions for x in found if isinstance(x, Choice)}
+    if len(choices) > 1 or any(isinstance(x, Affine) and x.by_position for x in found):
+        return None
+    value = lambda there: _value(
+        e,
+        [x.constant if isinstance(x, Affine) else x.there if there else x.elsewhere for x in found],
+    )
+    if not choices:
+        return Affine((), value(there=True))
+    return Choice(next(iter(choices)), value(there=True), value(there=False))
+
+
+def _value(e: Equation, numbers: list) -> Any:
+    arrays = [np.asarray(x).astype(v.dtype) for x, v in zip(numbers, e.ins, strict=True)]
+    return np.asarray(bind_whole(e, arrays)).item()
+
+
+def bind_whole(e: Equation, arrays: list) -> Any:
+    """The one result of an equation for numbers that are known."""
+    with jax.ensure_compile_time_eval():
+        return bind(e, arrays)[0]
+
+
+def _combined(a: Affine, b: Affine, sign: int) -> Affine:
+    factors = dict(a.by_position)
+    for i, k in b.by_position:
+        factors[i] = factors.get(i, 0) + sign * k
+    kept = tuple(sorted((i, k) for i, k in factors.items() if k))
+    return Affine(kept, a.constant + sign * b.constant)
+
+
+def _plus(a: Affine, number: int) -> Affine:
+    return a._replace(constant=a.constant + number)

@@ -1,0 +1,148 @@
+"""Errors of plain JAX code with names."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import meshdsl as md
+from tests.errors.common import MESH
+
+W, X = jnp.ones((8, 12)), jnp.ones((4, 8))
+
+
+class Lacking(md.JaxFamily):
+    """A model with neither parameters nor a loss."""
+
+    def batch(self, rows):
+        return {"x": md.abstract((rows,), jnp.float32)}
+
+
+class Worded(Lacking):
+    """A model whose parameters are not all arrays."""
+
+    def plain_init(self, key):
+        return {"w": W, "kind": "relu"}
+
+
+def described(names, fn=lambda w, x: x @ w, args=(W, X), **how):
+    return md.from_jax(fn, names, **how).describe(*args)
+
+
+def heads(w, x):
+    return (x @ w).reshape(4, 2, 6).sum(1)
+
+
+def strict(fn, names=None, arg=W):
+    named = md.from_jax(fn, names or {"w": "rows columns"}, strict=True)
+    layout = md.Layout(["rows -> data"], mesh=MESH)
+    return md.lower(named, layout)(named.pack(arg))
+
+
+ERRORS = {
+    "a pattern that is no text": (
+        lambda: described({"w": 3}),
+        ["names of `w`", '"vocab d_model"', "not 3"],
+    ),
+    "a pattern with a parenthesis that stays open": (
+        lambda: described({"w": "a (b c"}),
+        ["names of `w`", "'a (b c'"],
+    ),
+    "a pattern with a word that is no name": (
+        lambda: described({"w": "a 2b"}),
+        ["names of `w`", "'a 2b'"],
+    ),
+    "a pattern of too few dims": (
+        lambda: described({"w": "a"}),
+        ["`w` has the shape (8, 12)", "`a` are of 1 dims"],
+    ),
+    "a misspelt path": (
+        lambda: described({"ww": "a b"}),
+        ["no argument matches `ww`", "did you mean `w`?"],
+    ),
+    "a path that is no expression": (
+        lambda: described({"(w": "a b"}),
+        ["`(w` is no regular expression"],
+    ),
+    "sizes that do not make up the dim": (
+        lambda: described({"w": "a (b c)"}, sizes={"b": 5, "c": 2}),
+        ["`w` has a dim of 12, which is not `b`=5 x `c`=2"],
+    ),
+    "one name twice in a tensor": (
+        lambda: described({"w": "a _", "x": "a a"}, args=(W, jnp.ones((8, 8)))),
+        ["`x`: (a) of 8 contradicts", "unique"],
+    ),
+    "factors that the code does not tell": (
+        lambda: described({"w": "_ (a b c)"}, heads),
+        ["`w` has a dim of 12 that is to be (a b c)", "factors [2, 6]", "sizes="],
+    ),
+    "factors of another size than elsewhere": (
+        lambda: described(
+            {"w": "_ (a b)", "x": "_ (a c)"},
+            lambda w, x: (heads(w, x), x.reshape(4, 4, 2)),
+        ),
+        ["`x`: `a` is 4 here, and 2 elsewhere"],
+    ),
+    "factors where another name stands": (
+        lambda: described(
+            {"w": "_ (a b)", "x": "_ (c d)"}, lambda w, x: (w + x).reshape(8, 2, 6), (W, W)
+        ),
+        ["`x`: `c` stands where the code has `a`"],
+    ),
+    "nothing traced yet": (
+        lambda: md.from_jax(lambda w, x: x @ w, {"w": "a b"}).unpack({}),
+        ["unpack", "nothing has been traced yet", "describe"],
+    ),
+    "another structure to unpack": (
+        lambda: [n := md.from_jax(lambda w: w, {"w": "a b"}), n.describe(W), n.unpack([X, X])],
+        ["a tree of 2 leaves, and argument 0 has 1"],
+    ),
+    "the first argument alone, in another shape": (
+        lambda: [n := md.from_jax(lambda w, x: x @ w, {"w": "a b"}), n.describe(W, X), n.pack(X)],
+        ["pack: the first argument has other shapes", "give all arguments"],
+    ),
+    "an argument that is no array": (
+        lambda: described({"w": "a b"}, args=(W, "text")),
+        ["`x` is 'text'", "trees of arrays"],
+    ),
+    "a key that is computed from what is split": (
+        lambda: strict(
+            jax.random.wrap_key_data, {"key_bits_array": "rows"}, jnp.zeros(2, jnp.uint32)
+        ),
+        ["random keys", "split between devices"],
+    ),
+    "a fallback that is not wanted": (
+        lambda: strict(lambda w: jnp.abs(jnp.fft.rfft(w, axis=0))),
+        ["`fft` at plain_jax.py:", "whole over [rows=8]", "strict=True"],
+    ),
+    "a policy of rematerialisation that fails": (
+        lambda: described({"w": "a b"}, jax.checkpoint(heads, policy=lambda prim: True)),
+        ["policy of `jax.checkpoint` at plain_jax.py:", "fails for", "TypeError"],
+    ),
+    "a policy of rematerialisation that gives no answer": (
+        lambda: described({"w": "a b"}, jax.checkpoint(heads, policy=lambda *_, **__: "yes")),
+        ["policy of `jax.checkpoint` at plain_jax.py:", "says 'yes' of", "True, False"],
+    ),
+    "code that speaks of devices": (
+        lambda: strict(
+            jax.shard_map(
+                lambda w: lax.psum(w, "i"),
+                mesh=jax.make_mesh((1,), ("i",)),
+                in_specs=jax.P(),
+                out_specs=jax.P(),
+            )
+        ),
+        ["`shard_map` at", "speaks of devices"],
+    ),
+    "a family of plain JAX without parameters": (
+        lambda: Lacking().init(jax.random.key(0)),
+        ["Lacking has no `plain_init`; see md.JaxFamily"],
+    ),
+    "a family of plain JAX without a loss": (
+        lambda: Lacking().plain_loss({}, {}, None),
+        ["Lacking has no `plain_loss`"],
+    ),
+    "a parameter of plain JAX that is no array": (
+        lambda: Worded().init(jax.random.key(0)),
+        ["Worded.plain_init: a model is made of arrays", "`kind` is 'relu'", "eqx.partition"],
+    ),
+}

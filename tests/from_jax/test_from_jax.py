@@ -1,0 +1,128 @@
+"""Models in plain JAX, named for a few dims, equal themselves under every layout."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.from_jax import plain
+from tests.helpers import distance
+
+SIZES = {"heads": plain.HEADS, "qkv": 3}
+STACKED = {
+    "tokens|targets": "batch length",
+    "wte": "vocab d_model",
+    "h/.*c_attn/w": "layers _ (qkv heads head_dim)",
+    "h/.*c_fc/w": "layers _ d_ff",
+}
+MODELS = {
+    "gpt": (plain.gpt_loss, plain.GPT_NAMES, lambda params: params),
+    "scanned": (plain.scanned_loss, STACKED, plain.stacked),
+}
+LAYOUTS = ("data", "fsdp", "tensor", "fsdp-tensor", "sequence", "fsdp-sequence", "context")
+QUICK = {("scanned", "fsdp-tensor")}
+
+
+def named_gpt(model: str = "gpt", **how):
+    fn, names, prepared = MODELS[model]
+    named = md.from_jax(fn, names, sizes=SIZES, call={"length_2": "memory"}, **how)
+    params = prepared(plain.gpt_init(jax.random.key(0)))
+    return fn, named, (params, *plain.tokens_and_targets())
+
+
+def assert_same(fn, named, args, layout: md.Layout, devices: int = 4):
+    """The loss of `named` and its gradients under a layout are those of plain JAX."""
+    want, gradients = jax.value_and_grad(fn, allow_int=True)(*args)
+    mesh = md.make_mesh(layout, jax.devices()[:devices])
+    step = md.lower(md.value_and_grad(named), layout, mesh)
+    packed = named.pack(*args)
+    loss, found = step(*packed)
+    assert distance(np.asarray(loss), np.asarray(want)) < 1e-5
+    top = max(float(jnp.linalg.norm(g)) for g in jax.tree.leaves(gradients))
+    pairs = zip(jax.tree.leaves(named.unpack(found)), jax.tree.leaves(gradients), strict=True)
+    for a, b in pairs:  # the gradient of the keys' bias is zero but for rounding
+        assert distance(np.asarray(a), np.asarray(b), floor=1e-2 * top) < 1e-5
+    return step, packed
+
+
+@pytest.mark.parametrize(
+    "model, layout",
+    [
+        pytest.param(m, n, marks=() if (m, n) in QUICK else pytest.mark.slow)
+        for m in MODELS
+        for n in LAYOUTS
+    ],
+)
+def test_a_plain_model_equals_itself_under_a_layout(model, layout):
+    fn, named, args = named_gpt(model, strict=True)
+    assert_same(fn, named, args, md.Layout.load(layout))
+
+
+def test_describe_shows_dims_by_their_factors_and_renames():
+    _, named, args = named_gpt()
+    text = named.describe(*args)
+    assert "params/h/0/attn/c_attn/w  (16, 48)  [d_model=16, (qkv=3 heads=4 head_dim=4)]" in text
+    assert "tokens                    (8, 8)    [batch=8, length=8]" in text
+    assert "renamed: `length` and `memory` at plain.py:" in text
+    assert "fallback" not in text
+
+
+def test_factors_come_from_the_code_where_no_sizes_are_given():
+    fn, names, _ = MODELS["gpt"]
+    named = md.from_jax(fn, names)
+    args = plain.gpt_init(jax.random.key(0)), *plain.tokens_and_targets()
+    assert "[d_model=16, (qkv=3 heads=4 head_dim=4)]" in named.describe(*args)
+
+
+def test_parameters_are_packed_by_factors_and_unpacked_again():
+    _, named, args = named_gpt()
+    named.describe(*args)
+    model: Any = named.pack(args[0])
+    weight = model["h"][0]["attn"]["c_attn"]["w"]
+    assert [d.name for d in weight.dims] == ["d_model", "qkv", "heads", "head_dim"]
+    assert weight.role is not None
+    back = named.unpack(model)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), back, args[0]))
+
+
+def test_another_length_and_another_dtype_are_traced_again():
+    _, named, args = named_gpt()
+    model = named.pack(*args)[0]
+    shorter = plain.tokens_and_targets(length=4)
+    assert jax.eval_shape(named, model, *shorter).dims == ()
+    assert "length=4" in named.describe(args[0], *shorter)
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model)
+    assert jax.eval_shape(named, half, *shorter).dtype == jnp.bfloat16
+
+
+def test_tensors_of_the_users_own_may_be_given():
+    named = md.from_jax(lambda x, w: (x @ w).reshape(4, 2, 3), {"w": "_ (heads head_dim)"})
+    rows, width, out = md.Dim("rows", 4), md.Dim("width", 5), md.Dim("out", 6)
+    x, w = jax.random.normal(jax.random.key(0), (4, 5)), jnp.arange(30.0).reshape(5, 6)
+    found = named(md.tensor(x, (rows, width)), md.tensor(w, (width, out)))
+    assert [d.name for d in found.dims] == ["rows", "heads", "head_dim"]
+    np.testing.assert_allclose(found.array, (x @ w).reshape(4, 2, 3), rtol=1e-5)
+
+
+def test_what_has_no_rule_runs_whole_and_is_listed():
+    fn = lambda x: jnp.abs(jnp.fft.rfft(x["w"], axis=0)).sum(0)
+    named = md.from_jax(fn, {"w": "rows columns"})
+    layout = md.Layout(["rows -> data"], mesh={"data": 4})
+    model = named.pack({"w": jax.random.normal(jax.random.key(0), (8, 4))})
+    found = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4]))(model)
+    assert distance(np.asarray(found), np.asarray(fn(named.unpack(model)))) < 1e-5
+    first = named.describe().splitlines()[0]
+    assert first.startswith("fallback: `fft` at test_from_jax.py:")
+    assert "whole over [rows=8], which the layout would split" in first
+
+
+def test_the_record_quotes_lines_of_the_plain_model():
+    _, named, args = named_gpt()
+    layout = md.Layout.load("tensor").with_mesh({"model": 4})
+    program = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).program(
+        *named.pack(*args)
+    )
+    assert all(op.lines[0][0].endswith("plain.py") for op in program.ops if op.name == "einsum")

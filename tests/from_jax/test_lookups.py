@@ -1,0 +1,163 @@
+"""Lookups, scatters, windows, convolutions and orders in their many forms equal plain JAX."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import meshdsl as md
+from tests.from_jax.test_primitives import LAYOUTS, check
+
+ROWS = jnp.arange(4)
+IDS = jnp.array([3, 0, 1, -2])
+
+
+def whole(x, most):
+    """Indices that are computed, some of them outside."""
+    return (jnp.abs(jnp.sin(x * 3)) * most).astype(jnp.int32)
+
+
+def windows(x, y):
+    starts = whole(y[:4, 0], 7)
+    return jax.vmap(lambda row, start: lax.dynamic_slice(row, (start,), (3,)))(x, starts)
+
+
+def updated(x, y):
+    starts = whole(y[:4, 0], 7)
+    put = lambda row, new, start: lax.dynamic_update_slice(row, new, (start,))
+    return jax.vmap(put)(x, y[:3].T, starts)
+
+
+def unaligned(x, y):
+    dims = lax.GatherDimensionNumbers((1, 2), (), (0, 1))
+    starts = jnp.stack([whole(y[:, 0], 5), whole(y[:, 1], 9)], 1)
+    return lax.gather(x, starts, dims, (2, 3), mode="fill", fill_value=0.5)
+
+
+def placed(x, y):
+    dims = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+    starts = jnp.stack([whole(y[:, 0], 5), whole(y[:, 1], 9)], 1)
+    return lax.scatter_add(x, starts, y[:, :3, None] * jnp.ones(2), dims, mode="drop")
+
+
+def experts(x, y):
+    """Tokens to the places that a router gives them, and back."""
+    weights, chosen = lax.top_k(jax.nn.softmax(x), 2)
+    hot = jax.nn.one_hot(chosen, 8)
+    place = (jnp.cumsum(hot.reshape(8, 8), 0) * hot.reshape(8, 8)).sum(-1).astype(int) - 1
+    buffer = jnp.zeros((8, 3, 8)).at[chosen.reshape(-1), place].add(jnp.repeat(x, 2, 0))
+    out = jnp.einsum("epd,dc->epc", buffer, y)[chosen.reshape(-1), place]
+    return (out.reshape(4, 2, 4) * weights[..., None]).sum(1)
+
+
+def cached(x, y):
+    """One step of decoding into a cache, at a place for each row."""
+    cache = jnp.zeros((4, 6, 8))
+    return cache.at[ROWS, whole(y[0], 5)].set(x).sum(1) + cache.at[:, 2].set(2 * x)[:, 2]
+
+
+def depthwise(x, y, how="NWC"):
+    a = jnp.stack([x.T, 2 * x.T])
+    return lax.conv_general_dilated(
+        a, y[:3, None], (1,), "SAME", feature_group_count=4, dimension_numbers=(how, "WIO", how)
+    )
+
+
+def by_two_groups(x, y):
+    kernel = jnp.tile(y[:6].reshape(3, 2, 4), (1, 1, 1))
+    a = jnp.stack([x.T, 2 * x.T])
+    return lax.conv_general_dilated(
+        a, kernel, (2,), "SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC")
+    )
+
+
+CASES = {
+    "row by row": lambda x, y: x[ROWS, whole(y[0], 7)],
+    "row by row, of three": lambda x, y: jnp.outer(x[0], y[0])[None].repeat(4, 0)[
+        ROWS, whole(y[0], 7)
+    ],
+    "rows and columns": lambda x, y: (
+        x[IDS, whole(y[0], 7)] * x[IDS[:, None], whole(y[:2, 0], 7)].sum()
+    ),
+    "rows and columns, filled": lambda x, y: y.at[whole(x, 12), whole(2 * x, 5)].get(
+        mode="fill", fill_value=0.25
+    ),
+    "from the front": lambda x, y: jnp.stack([x, 2 * x], 2)[:, whole(y[:5, 1], 7)],
+    "between": lambda x, y: jnp.stack([x, 2 * x])[:, IDS, 2],
+    "along": lambda x, y: (
+        jnp.take_along_axis(x, whole(y.T, 7), 1) + jnp.take_along_axis(x, whole(x, 3), 0)
+    ),
+    "the diagonal": lambda x, y: (
+        jnp.take_along_axis(x @ y, ROWS[:, None], 1) + (x @ x.T)[ROWS, ROWS][:, None]
+    ),
+    "outside": lambda x, y: y[whole(x, 12) - 2] + y.at[whole(x, 12)].get(mode="clip"),
+    "windows": windows,
+    "windows filled": unaligned,
+    "windows replaced": updated,
+    "windows added": placed,
+    "add": lambda x, y: jnp.zeros((8, 4)).at[whole(x, 9)].add(jnp.sin(x)[..., None]),
+    "add to rows and columns": lambda x, y: y.at[whole(x, 7), whole(2 * x, 3)].add(x),
+    "add to each row": lambda x, y: x.at[ROWS, whole(y[0], 7)].add(y[1]),
+    "set in each row": lambda x, y: x.at[ROWS, whole(y[0], 7)].set(y[1]),
+    "largest": lambda x, y: y.at[whole(x[0], 7)].max(
+        x[:, :4].T @ x[:, :4] @ jnp.ones((4, 1))[:, 0]
+    ),
+    "smallest": lambda x, y: y.at[whole(x[0], 7)].min(x[0, 0] * 0.1),
+    "times": lambda x, y: y.at[IDS].multiply(x[:, :4], unique_indices=True),
+    "subtract": lambda x, y: y.at[whole(x[0], 7)].subtract(x[0, :4] * 0.5),
+    "one by one": lambda x, y: jnp.unstack(x, axis=1)[5] * jnp.unstack(y)[2],
+    "special functions": lambda x, y: (
+        jax.scipy.special.polygamma(1, x * x + 1) + jnp.abs(lax.complex(x, y.T))
+    ),
+    "put": lambda x, y: jax.device_put(x) * 2,
+    "segments": lambda x, y: jax.ops.segment_sum(x, whole(y[0], 5), 5),
+    "histogram": lambda x, y: jnp.bincount(whole(x, 5).reshape(-1), length=6) * y[:6, 0],
+    "experts": experts,
+    "cached": cached,
+    "one hot": lambda x, y: jax.nn.one_hot(whole(x, 8), 8) @ y,
+    "argsort": lambda x, y: jnp.take_along_axis(x, jnp.argsort(x, 1), 1) + jnp.sort(x, 1)[:, ::-1],
+    "log of sums": lambda x, y: lax.cumlogsumexp(x, 1) + lax.cummax(x, 0),
+    "bits": lambda x, y: lax.reduce_precision(x, 8, 10) + lax.clamp(-0.5, x, 0.5),
+    "depthwise": depthwise,
+    "groups": by_two_groups,
+    "transposed convolution": lambda x, y: lax.conv_transpose(
+        x[None], y[:6].reshape(3, 8, 1), (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    ),
+    "pools": lambda x, y: (
+        lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
+        + lax.reduce_window(y.T, 0.0, lax.add, (1, 3), (1, 2), "SAME")
+    ),
+    "choice of three": lambda x, y: lax.select_n(whole(x, 2), x, y.T, 2 * x),
+    "branch": lambda x, y: lax.switch(
+        whole(x[0, 0], 3), [lambda x: x @ y, lambda x: x[:, :4], lambda x: jnp.sin(x[:, 4:])], x
+    ),
+    "dropped": lambda x, y: jnp.where(
+        jax.random.bernoulli(jax.random.key(3), 0.7, x.shape), x / 0.7, 0
+    ),
+    "drawn": lambda x, y: x + jax.random.normal(jax.random.key(1), (4, 8)) * y.T,
+    "for each": lambda x, y: lax.map(lambda r: r @ y + lax.top_k(r, 2)[0].sum(), x),
+}
+
+
+def test_some_lookups():
+    check(
+        {name: CASES[name] for name in ("the diagonal", "outside", "add to rows and columns")},
+        LAYOUTS["inner"],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("swapped", "uneven"))
+def test_lookups_equal_plain_jax(name):
+    check(CASES, LAYOUTS[name])
+
+
+def test_a_lookup_in_a_table_that_stays_split():
+    """Where the vocabulary is split each device looks up what it has, as `md.take` does."""
+    table, ids = jax.random.normal(jax.random.key(0), (8, 4)), IDS % 8
+    fn = lambda table, ids: jnp.take(table, ids, axis=0) * 2
+    named = md.from_jax(fn, {"table": "vocab d_model", "ids": "batch"})
+    layout = md.Layout(["vocab -> model"], mesh={"model": 4})
+    step = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4]))
+    moves = [m.operation for op in step.program(*named.pack(table, ids)).ops for m in op.moves]
+    assert [m for m in moves if m != "vary"] == ["psum"]
