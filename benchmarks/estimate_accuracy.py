@@ -38,7 +38,8 @@ GIB = 2**30
 class Case:
     """A training step of a published model on a target; `batch` is sequences of `length` tokens.
 
-    Where `remat` is "auto", `memory` is its budget, such as "32GiB".
+    Where `remat` is "auto", `memory` is its budget, such as "32GiB". `loss_chunk` is the setting of
+    the model.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Case:
     length: int
     remat: str = "full"
     memory: str = "80%"
+    loss_chunk: int = 0
 
     def __str__(self):
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.mesh.items())
@@ -60,11 +62,14 @@ class Case:
     def analysis(self) -> Analysis:
         """What `explain` and compiling start from."""
         sizes = {"batch": self.batch, "model.length": self.length}
+        sizes["model.loss_chunk"] = self.loss_chunk
         kept = {"model.remat": self.remat, "memory": self.memory}
         config = override(Config(), **model_values(self.model) | sizes | kept)
         layout, target = find_layout(self.layout), find_target(self.target)
-        config = choose_remat(config, layout, self.mesh, target).config
-        return Analysis(str(self), config, layout, self.mesh, target)
+        chosen = choose_remat(config, layout, self.mesh, target)
+        return Analysis(
+            str(self), chosen.config, layout, self.mesh, target, chosen.remat, chosen.line
+        )
 
 
 _LLAMA = {

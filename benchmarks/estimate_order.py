@@ -72,6 +72,16 @@ _TENSOR = (
     "heads?, kv_heads?, d_ff -> model",
     {"rule": "vocab? -> model", "uneven": "pad"},
 )
+_CONTEXT = ("length -> context", "queries? -> context", "memory? -> context")
+
+
+def _stages(microbatches: int, rounds: int = 1) -> dict[str, Any]:
+    """A rule that makes a pipeline of the layers."""
+    cut = {"microbatches": {"batch": microbatches}, "rounds": rounds}
+    return {"rule": "layers? -> stage", **cut}
+
+
+_STAGES_SEQUENCE = (_stages(8), "batch -> data, stage", *_TENSOR, "length -> model")
 # Layouts that are not shipped.
 _OWN: dict[str, dict[str, Any]] = {
     "data-tensor": {"rules": ["batch -> data", *_TENSOR]},
@@ -97,6 +107,36 @@ _OWN: dict[str, dict[str, Any]] = {
         "rules": ["batch -> replica, data"],
         "optimizer": ["d_model -> data"],
     },
+    # Weights of the feed-forward layer are split along d_ff, the others along d_model.
+    "fsdp-ff": {"rules": ["batch -> data"], "parameters": ["d_ff, d_model -> data"]},
+    "tensor-step": {
+        "rules": ["batch -> data", *_TENSOR],
+        "parameters": ["d_model -> data"],
+        "gradients": ["d_model -> data"],
+        "gather": "step",
+    },
+    "context-tensor": {
+        "rules": ["batch -> data", *_TENSOR, *_CONTEXT],
+        "parameters": ["d_model -> data, context"],
+    },
+    "context-hybrid": {
+        "rules": ["batch -> replica, data", *_CONTEXT],
+        "parameters": ["d_model -> data, context"],
+    },
+    "stages-fsdp": {
+        "rules": [_stages(4), "batch -> data, stage"],
+        "parameters": ["d_model -> data"],
+        "gather": "step",
+    },
+    "stages-tensor": {"rules": [_stages(4), "batch -> data, stage", *_TENSOR]},
+    "stages-sequence": {"rules": _STAGES_SEQUENCE},
+    "stages-sequence-fsdp": {
+        "rules": _STAGES_SEQUENCE,
+        "parameters": ["d_model -> data"],
+        "gather": "step",
+    },
+    "rounds2-sequence": {"rules": [_stages(8, 2), *_STAGES_SEQUENCE[1:]]},
+    "rounds4-sequence": {"rules": [_stages(8, 4), *_STAGES_SEQUENCE[1:]]},
     "conv-channels": {"rules": ["batch -> data", "channels? -> model"]},
     "conv-zero1": {"rules": ["batch -> data"], "optimizer": ["channels? -> data"]},
     "conv-fsdp": {"rules": ["batch -> data"], "parameters": ["channels? -> data"]},
@@ -116,6 +156,41 @@ def _layout(name: str, sizes: Mapping[str, int]) -> Layout:
     if name not in _OWN:
         return Layout.load(name)
     return Layout.from_dict({"mesh": dict(sizes), "layout": _OWN[name]}, name=name)
+
+
+# On 64 chips, beside those of `_ON_64`: of further families, and with further policies.
+_FAMILIES_ON_64 = (
+    "fsdp-ff data=64 none",
+    "fsdp-ff data=64 full",
+    "tensor-step data=16,model=4 none",
+    "context-tensor data=16,context=2,model=2 none",
+    "context-hybrid replica=2,data=16,context=2 none",
+    "context data=16,context=4 none",
+    "context-ring data=16,context=4 none",
+    "fsdp-tensor data=8,model=8 full",
+    "hybrid-tensor replica=2,data=8,model=4 none",
+    "stages-fsdp stage=2,data=16,model=2 full",
+    "stages-tensor stage=4,data=4,model=4 full",
+    "stages-sequence stage=2,data=8,model=4 none",
+)
+# Beside those of `_ON_64` with long sequences. Without rematerialisation the memory is just enough,
+# or just too little.
+_LONG_ON_64 = (
+    "fsdp data=64 none",
+    "fsdp-sequence data=16,model=4 none",
+    "hybrid-fsdp replica=4,data=16 hidden",
+    "fsdp-ff data=64 full",
+    "context-tensor data=16,context=2,model=2 full",
+    "context-ring data=16,context=4 full",
+    "fsdp-tensor data=32,model=2 hidden",
+    "stages-sequence stage=4,data=4,model=4 full",
+    "stages-sequence-fsdp stage=4,data=4,model=4 full",
+    "stages-sequence stage=8,data=2,model=4 full",
+    "rounds2-sequence stage=4,data=4,model=4 full",
+    "rounds4-sequence stage=4,data=4,model=4 full",
+    "rounds2-sequence stage=8,data=2,model=4 full",
+    "rounds4-sequence stage=8,data=2,model=4 full",
+)
 
 
 def _crossed(layouts: Sequence[str], remats: Sequence[str]) -> tuple[str, ...]:
@@ -196,17 +271,19 @@ WORKLOADS = {
     "8b 8k": Workload(
         "v5p:4x4x4",
         {"batch": 64, "model.length": 8192},
-        _crossed(_ON_64, ("full",)) + _MORE_ON_64,
+        _crossed(_ON_64, ("full",)) + _MORE_ON_64 + _LONG_ON_64,
         "llama3-8b",
     ),
     "8b 2k": Workload(
         "v5p:4x4x4",
         {"batch": 64, "model.length": 2048},
-        _crossed(_ON_64, ("none",)) + _MORE_ON_64,
+        _crossed(_ON_64, ("none",)) + _MORE_ON_64 + _FAMILIES_ON_64,
         "llama3-8b",
     ),
     "small": Workload(
-        "v5p:4x4x4", _SMALL, (*_crossed(_ON_64[:-1], ("none", "full")), "zero1 data=64 none")
+        "v5p:4x4x4",
+        _SMALL,
+        (*_crossed(_ON_64[:-1], ("none", "full")), "zero1 data=64 none", *_FAMILIES_ON_64),
     ),
     "unet": Workload(
         "v6e:4x4",

@@ -61,7 +61,7 @@ def explain(
         what `md.lower` raises. An error of `fn` stays as it is.
     """
     how = HowToLower(dims, optimizer_argnums, donate_argnums)
-    chosen = _target("explain", target)
+    chosen = chosen_target("explain", target)
     return analysis_of(
         *("explain", fn, args, layout, chosen, mesh),
         title=title,
@@ -106,7 +106,7 @@ def compile(
         or an option.
     """
     how = HowToLower(dims, optimizer_argnums, donate_argnums)
-    chosen = _target("compile", target)
+    chosen = chosen_target("compile", target)
     if chosen is not None:
         # First: the devices of a cpu target can be made only before JAX computes anything.
         target_devices(chosen)
@@ -168,7 +168,7 @@ def compare(
     Raises:
       MeshDSLError: what is wrong under every layout, such as an unknown target.
     """
-    chosen = _target("compare", target)
+    chosen = chosen_target("compare", target)
     if isinstance(fn, Lowered):
         raise MeshDSLError(
             f"compare: `{fn.name}` is lowered already, by {fn.layout.name}; give the function "
@@ -199,7 +199,8 @@ def compare(
     return Comparison(tuple(rows))
 
 
-def _target(what: str, given: Target | str | None) -> Target | None:
+def chosen_target(what: str, given: Target | str | None) -> Target | None:
+    """The machine that a caller names; `what` is the function, for errors."""
     if isinstance(given, str):
         return find_target(given)
     if given is None or isinstance(given, Target):

@@ -10,6 +10,8 @@ core; and as a chain of fusions that compute meanwhile, each with a copy of it, 
 starts it and the last waits. Another core may compute too. Since libtpu 0.0.50 the start of what it
 does may come before the operands are there; an update hands them over, and it runs from that
 moment.
+
+Between slices the hosts of TPUs exchange what `send` hands them; `recv-done` waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,19 @@ _STARTS, _ENDS = (
     'custom_call_target="AsyncCollectiveDone"',
 )
 _CHAIN = re.compile(r'chain_id="?([\w.\-]+)')
+BETWEEN_SLICES = "between slices"  # how the keys of exchanges between slices begin
 _OTHER_CORE: Lane = ("another core", "")
+# What hosts exchange, by the names that libtpu has for it; an exchange has one name for all hosts.
+_EXCHANGES = {
+    "ONE_TO_ONE": "ppermute",
+    "ALL_GATHER": "all_gather",
+    "REDUCE_SCATTER": "psum_scatter",
+    "ALL_REDUCE": "psum",
+    "ALL_TO_ALL": "all_to_all",
+}
+_EXCHANGE = re.compile(r'_xla_megascale_transfer_type="?(\w+)')
+_NAME_OF_EXCHANGE = re.compile(r'_xla_host_transfer_rendezvous="?([\w.\-]+)')
+_BETWEEN_SLICES = re.compile(r"\{(\d+)->(\d+)\}")
 # What only moves data between the memories of a chip, what may hold a collective, and what goes on
 # with something that was started.
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
@@ -115,6 +129,10 @@ class Actions:
                 raise LookupError(f"%{i.name} runs nothing")
             what = "call" if i.opcode == "call" else "branch"
             return Action(what, i.name, i.scope, bodies=bodies)
+        if i.opcode in ("send", "recv"):
+            return self._exchanging(i) if i.opcode == "send" else None
+        if i.opcode == "recv-done" and (name := _exchange(self.module.operands(i)[0])):
+            return Action("done", i.name, i.scope, key=name)
         if i.opcode.endswith("-done"):
             return Action("done", i.name, i.scope, key=self._key(*self._started(computation, i)))
         if i.opcode in _UPDATES:
@@ -122,6 +140,22 @@ class Actions:
         if operation_of(i) or i.opcode.endswith("-start") or i.opcode == "fusion":
             return None if self._awaits_operands(i) else self._moving(computation, i)
         return self._computing(i)
+
+    def _exchanging(self, i: Instruction) -> Action | None:
+        """What hosts begin to exchange between slices; None for what a host keeps to itself."""
+        kind, name = _EXCHANGE.search(i.attributes), _exchange(i)
+        if kind is None or not name:
+            return None
+        received = (one for one in self.module.instructions.values() if one.opcode == "recv")
+        ends = [i, *(one for one in received if _exchange(one) == name)]
+        size = max(one.results[0].bytes for one in ends)
+        seconds = self.network.between_slices(_EXCHANGES[kind[1]], size)
+        lanes: tuple[Lane, ...] = (("slices", "+"), ("slices", "-"))
+        pairs = _BETWEEN_SLICES.findall(i.attributes)
+        directions = {int(target) > int(source) for source, target in pairs}
+        if len(directions) == 1:
+            lanes = lanes[:1] if directions == {True} else lanes[1:]
+        return Action("start", i.name, i.scope, lanes=lanes, link_seconds=seconds, key=name)
 
     def _repeating(self, i: Instruction) -> Action:
         turns = self.module.trip_count(i)
@@ -265,6 +299,12 @@ class Actions:
         """The name of the event that a start sets."""
         _, inside = self._inside(computation, i) if i.opcode == "fusion" else (computation, None)
         return (_chain(inside) if inside is not None else "") or i.name
+
+
+def _exchange(i: Instruction) -> str:
+    """The name of what hosts exchange by a `send` or a `recv`; empty where it has none."""
+    found = _NAME_OF_EXCHANGE.search(i.attributes)
+    return f"{BETWEEN_SLICES} {found[1]}" if found else ""
 
 
 def _chain(collective: Instruction) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from meshdsl.compiled.actions import Action, Actions
+from meshdsl.compiled.actions import BETWEEN_SLICES, Action, Actions
 from meshdsl.compiled.hlo_text import Module
 from meshdsl.estimate.explanation import Span
 from meshdsl.machine import Chip, Network
@@ -61,7 +61,8 @@ class Replay:
       compute: of the compute stream, without waiting.
       fused: the part of `compute` in fused kernels, whose speed is assumed.
       communication: of the collectives over each combination of axes, one after the other.
-      exposed: in which the compute stream waits for a collective.
+      exposed: in which the compute stream waits for a collective, or for what hosts exchange
+        between slices.
       copies: in which it waits for copies between the memories of the chip, and for another core.
       collectives: in the order of the schedule.
       spans: the timeline, with the body of each loop once.
@@ -100,7 +101,7 @@ def replay(
         compute=device.computed,
         fused=device.fused,
         communication=communication,
-        exposed=sum(ran.exposed for ran in device.ran.values()),
+        exposed=sum(ran.exposed for ran in device.ran.values()) + device.between_slices,
         copies=device.copies,
         collectives=tuple(device.ran.values()),
         spans=tuple(device.spans),
@@ -122,6 +123,7 @@ class _Device:
     computed: float = 0.0
     fused: float = 0.0
     copies: float = 0.0
+    between_slices: float = 0.0
 
     def execute(self, computation: str, weight: int, repeats: int) -> None:
         """Do the actions of a computation once, and count them `weight` times."""
@@ -164,6 +166,8 @@ class _Device:
         if action.key in self.ran:
             ran = self.ran[action.key]
             self.ran[action.key] = replace(ran, exposed=ran.exposed + waited * weight)
+        elif action.key.startswith(BETWEEN_SLICES):
+            self.between_slices += waited * weight
         else:
             self.copies += waited * weight
         if action.seconds:

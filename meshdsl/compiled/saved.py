@@ -3,8 +3,8 @@
 The file begins with a line of JSON that says what the executable was compiled from and for.
 Everything in it is compared with the run that wants to load it, and the checksum with the rest of
 the file, before that rest is unpickled: an executable that doesn't belong to the run would compute
-something else, or nothing. Unpickling can run any code, so load only files from those whom you
-would let run code.
+something else, or nothing. Unpickling can run any code, so a file that belongs to another
+user or that others may write is refused, unless the caller says that it is trusted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +24,11 @@ import jaxlib.version
 from jax.experimental import serialize_executable
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.parsing import parse_json
 
 _FORMAT = "meshdsl executable 1"
 _LONGEST = 1 << 20  # bytes of the first line
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,22 @@ def save(path: Path, executable: Any, lowered: Any, provenance: Provenance) -> i
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         unfinished.write_bytes(line + content)
+        # `load` refuses a file that others may write.
+        unfinished.chmod(stat.S_IMODE(unfinished.stat().st_mode) & ~_WRITABLE_BY_OTHERS)
         os.replace(unfinished, path)
     except OSError as error:
         raise MeshDSLError(f"--save {path}: {error.strerror}") from None
     return len(line) + len(content)
 
 
-def load(path: Path, wanted: Provenance, lower: Callable[[], Any], mesh: jax.sharding.Mesh) -> Any:
+def load(
+    path: Path,
+    wanted: Provenance,
+    lower: Callable[[], Any],
+    mesh: jax.sharding.Mesh,
+    *,
+    trusted: bool = False,
+) -> Any:
     """The executable in a file that `save` wrote, ready to be called.
 
     Args:
@@ -109,11 +121,13 @@ def load(path: Path, wanted: Provenance, lower: Callable[[], Any], mesh: jax.sha
       lower: gives the run's own step, lowered: it has to be the same program, and the structure of
         its arguments and results is taken from it.
       mesh: the devices to run on.
+      trusted: the file is loaded even if it belongs to another user or others may write it.
 
     Raises:
-      MeshDSLError: the file is missing, damaged, or of something else.
+      MeshDSLError: the file is missing, damaged, or of something else; or others than this user
+        could have written it, and it is not trusted.
     """
-    header, content = _read(path)
+    header, content = _read(path, trusted)
     _check(path, header, wanted)
     if len(content) != header["bytes"]:
         raise MeshDSLError(
@@ -146,19 +160,22 @@ def _program(lowered: Any) -> str:
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+def _read(path: Path, trusted: bool) -> tuple[dict[str, Any], bytes]:
     """The first line of the file, and the bytes of the rest.
 
     Raises:
-      MeshDSLError: the file cannot be read, or its first line is none that `save` wrote.
+      MeshDSLError: the file cannot be read, others could have written it and it is not trusted, or
+        its first line is none that `save` wrote.
     """
     try:
-        with path.open("rb") as file:
+        # A pipe that nobody writes to would be waited for.
+        with open(path, "rb", opener=_without_waiting) as file:
+            _check_owner(path, os.fstat(file.fileno()), trusted)
             line, content = file.readline(_LONGEST), file.read()
     except OSError as error:
         raise MeshDSLError(f"executable {path}: {error.strerror}") from None
     try:
-        header = json.loads(line)
+        header = parse_json(line)
     except ValueError:
         header = None
     if (
@@ -170,6 +187,32 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
             f"executable {path}: is no file that `meshdsl compile --save` of this version wrote"
         )
     return header, content
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _check_owner(path: Path, found: os.stat_result, trusted: bool) -> None:
+    """Refuse what is no file, and a file that somebody else could have written.
+
+    Raises:
+      MeshDSLError: it is one of these; the second is accepted where it is trusted.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        raise MeshDSLError(f"executable {path}: is no file")
+    if trusted:
+        return
+    if found.st_uid != os.geteuid():
+        problem = f"belongs to user {found.st_uid}, and this run is of user {os.geteuid()}"
+    elif found.st_mode & _WRITABLE_BY_OTHERS:
+        problem = "can be written by other users"
+    else:
+        return
+    raise MeshDSLError(
+        f"executable {path}: {problem}; loading it can run any code that is in it; "
+        "compile it again, or say --trust-executable"
+    )
 
 
 def _check(path: Path, header: Mapping[str, Any], wanted: Provenance) -> None:

@@ -92,6 +92,7 @@ class OpView:
       seconds: of all executions in each phase, without collectives. A kernel that several ops share
         counts for one of them. Empty without a target.
       kernel: which of several kernels the op runs, such as `splash`; empty where it has no choice.
+      lacks: the kernels that it would have preferred, each with what it cannot do of this op.
       pipeline: the tag of the pipeline in whose ticks the op runs; empty if it is in none.
     """
 
@@ -108,6 +109,7 @@ class OpView:
     waste: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     kernel: str = ""
+    lacks: tuple[tuple[str, str], ...] = ()
     pipeline: str = ""
 
     @property
@@ -247,6 +249,8 @@ class AxisView:
         a target.
       seconds: of these collectives, alone on their links.
       idle: whether no op uses it.
+      between: bytes that each device sends to other slices or nodes in these collectives; None
+        where the axis lies within each of them.
     """
 
     name: str
@@ -256,6 +260,7 @@ class AxisView:
     lies: str = ""
     seconds: float | None = None
     idle: bool = False
+    between: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from meshdsl.record.collective import Collective, phase_in_step
 
@@ -46,7 +47,8 @@ class Dot:
     """A matrix product, or a convolution as one: `batch` products of m x k by k x n.
 
     `flops` counts a multiplication and an addition for each term, as XLA does. Of a convolution it
-    counts only the terms that do not meet padding.
+    counts only the terms that do not meet padding. Where it is `uneven`, `flops` are a mean over
+    devices, of which some compute more.
     """
 
     batch: int
@@ -55,6 +57,7 @@ class Dot:
     n: int
     flops: int
     dtype: str
+    uneven: bool = False
 
 
 @dataclass(eq=False)
@@ -76,6 +79,7 @@ class Kernel:
         are gone over element by element in the same order.
       loop: of a loop, its body.
       branches: of a `cond`, the kernels of each branch.
+      shares: how often each of them runs, in one execution: 1 where that is not known.
     """
 
     primitive: str
@@ -89,6 +93,7 @@ class Kernel:
     in_place: list[tuple[Buffer, Buffer]] = field(default_factory=list)
     loop: Loop | None = None
     branches: tuple[tuple[Kernel, ...], ...] = ()
+    shares: tuple[Fraction, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -139,15 +144,17 @@ class Graph:
     axis_sizes: dict[str, int] = field(default_factory=dict)
     flops: dict[tuple[str | None, str], int] = field(default_factory=dict)
 
-    def walk(self) -> Iterator[tuple[Kernel, int]]:
+    def walk(self) -> Iterator[tuple[Kernel, int | Fraction]]:
         """Every kernel, in bodies and branches too, with how often it runs; in program order."""
         yield from _walk(self.kernels, 1)
 
 
-def _walk(kernels: Iterable[Kernel], times: int) -> Iterator[tuple[Kernel, int]]:
+def _walk(
+    kernels: Iterable[Kernel], times: int | Fraction
+) -> Iterator[tuple[Kernel, int | Fraction]]:
     for kernel in kernels:
         yield kernel, times
         if kernel.loop is not None:
             yield from _walk(kernel.loop.kernels, times * kernel.loop.length)
-        for branch in kernel.branches:
-            yield from _walk(branch, times)
+        for branch, share in zip(kernel.branches, kernel.shares, strict=True):
+            yield from _walk(branch, times * share)

@@ -8,7 +8,6 @@ for devices, and JAX lists some chips as two devices.
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 
 from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.parsing import parse_toml
 
 # The share of a chip's FLOP/s that is assumed of fused kernels, such as those of attention, which
 # have no cycles in a compiler's schedule. It is the low end of what FlashAttention-2 reaches on an
@@ -129,6 +129,8 @@ class Chip:
         more dims they go along one ring.
       topology_options: what libtpu needs besides the name of a topology.
       node: how many GPUs are on one switch.
+      imbalance: how many times the mean load the most loaded device has, of what depends on data,
+        as the tokens of the experts of a device do. All others wait for it.
       sources: for each figure where it is from; under `topology`, where the other keys are from.
     """
 
@@ -158,6 +160,7 @@ class Chip:
     scatter_dims: int = 1
     topology_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     node: int = 0
+    imbalance: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -205,12 +208,12 @@ def _builtin() -> dict[str, Chip]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
         raise MeshDSLError(
             f"hardware table {path}: cannot be read: {getattr(e, 'strerror', None) or e}"
         ) from e
-    except tomllib.TOMLDecodeError as e:
+    except ValueError as e:
         raise MeshDSLError(f"hardware table {path}: {e}") from e
 
 

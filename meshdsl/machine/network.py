@@ -49,6 +49,20 @@ class Network:
             operation, self.axes(axes).levels, bytes, self.target.chip.link_efficiency
         )
 
+    def between_slices(self, operation: str, bytes: float) -> float:
+        """As `seconds`, of a collective among devices of which each is in another slice or node."""
+        levels = self.axes(tuple(self.axis_sizes)).levels
+        outer = tuple(level for level in levels if level.kind == "scale-out")
+        efficiency = self.target.chip.link_efficiency
+        return collective_time.seconds(operation, outer, bytes, efficiency)
+
+    def sent_between(self, operation: str, axes: tuple[str, ...], bytes: float) -> float:
+        """Bytes that each device sends to other slices or nodes in one collective.
+
+        The arguments are those of `seconds`.
+        """
+        return collective_time.sent_between(operation, self.axes(axes).levels, bytes)
+
     def axis(self, name: str) -> AxisNetwork:
         """How the mesh axis `name` lies on the network."""
         return self.axes((name,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -79,7 +79,9 @@ class Target:
         return self.name if self.slices == 1 else f"{self.slices} slices of {self.name}"
 
 
-def find_target(text: str, *, slices: int = 1, hardware: Path | None = None) -> Target:
+def find_target(
+    text: str, *, slices: int = 1, hardware: Path | None = None, imbalance: float = 1.0
+) -> Target:
     """The machine that `text` names.
 
     A name is a chip, and how many of them there are along each dim of its network: `v5p:4x4x4`,
@@ -89,9 +91,10 @@ def find_target(text: str, *, slices: int = 1, hardware: Path | None = None) -> 
       slices: how many such machines there are, joined by the data-centre network; TPUs alone can
         have more than one.
       hardware: a file with more chips, or with other figures of known ones.
+      imbalance: the load of the experts of the most loaded device, where 1 is the mean.
 
     Raises:
-      MeshDSLError: the chip is unknown, or it has no such topology.
+      MeshDSLError: the chip is unknown, or it has no such topology; or an imbalance below 1.
     """
     known = chips(hardware)
     name, colon, size = text.strip().partition(":")
@@ -100,7 +103,9 @@ def find_target(text: str, *, slices: int = 1, hardware: Path | None = None) -> 
         meant = f"; did you mean `{close[0]}`?" if close else ""
         names = ", ".join(f"`{chip}`" for chip in known)
         raise MeshDSLError(f"target {text!r}: unknown chip `{name}`{meant}; known: {names}")
-    chip = known[name]
+    if not 1 <= imbalance < math.inf:
+        raise MeshDSLError(f"imbalance {imbalance:g}: the most loaded device has 1 or more times")
+    chip = replace(known[name], imbalance=imbalance) if imbalance != 1 else known[name]
     if not colon or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", size):
         raise MeshDSLError(
             f"target {text!r}: after the chip comes how many of them, {_legal(chip)}"

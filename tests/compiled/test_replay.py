@@ -29,6 +29,9 @@ class Links:
     def seconds(self, operation, axes, bytes):
         return bytes * US
 
+    def between_slices(self, operation, bytes):
+        return 3 * bytes * US
+
     def axes(self, names):
         return SimpleNamespace(levels=(SimpleNamespace(kind=self.kind),))
 
@@ -381,3 +384,27 @@ def test_a_slice_of_an_array_is_not_the_array():
         "  %f = f32[10]{0} fusion(%a, %i), kind=kLoop, calls=%pick\n"
     )
     assert run(body, fused, GPU).compute == pytest.approx((40 + 40 + 4) / 0.5e6)
+
+
+@pytest.mark.parametrize("meanwhile, waits", [(400, 0), (100, 200)])
+def test_what_hosts_exchange_between_slices_is_waited_for_where_it_is_received(meanwhile, waits):
+    """100 bytes: 300 us. It runs beside a collective within the slice."""
+    how = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="ppermute.1_0",'
+        "_xla_megascale_target={{100000->200000},{100001->200001}},"
+        '_xla_megascale_transfer_type="ONE_TO_ONE"}\n'
+    )
+    array = "f32[25]{0}, u32[], token[]"
+    found = run(
+        cycles("a", "p", 50)
+        + "  %t = token[] after-all()\n"
+        + f"  %s = ({array}) send(%a, %t), channel_id=4, {how}"
+        + f"  %r = ({array}) recv(%t), channel_id=3, {how}"
+        + cycles("b", "p", meanwhile)
+        + "  %sd = token[] send-done(%s), channel_id=4, is_host_transfer=true\n"
+        + "  %rd = (f32[25]{0}, token[]) recv-done(%r), channel_id=3, is_host_transfer=true\n"
+        + "  %g = f32[25]{0} get-tuple-element(%rd), index=0\n"
+        + cycles("c", "g", 10)
+    )
+    assert us(50 + meanwhile + waits + 10, meanwhile + 60, waits) == times(found)
+    assert not found.collectives and not found.copies

@@ -1,6 +1,7 @@
 """A compiled step as a file: it computes the same, and is refused where it doesn't belong."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -121,6 +122,28 @@ def test_damaged_files_are_refused_before_anything_is_unpickled(file, tmp_path, 
             refused(path, job()) == "is no file that `meshdsl compile --save` of this version wrote"
         )
     assert refused(tmp_path / "none", job()) == "No such file or directory"
+
+
+def test_a_file_that_others_could_have_written_is_loaded_only_if_trusted(
+    file, tmp_path, monkeypatch
+):
+    assert not file.stat().st_mode & 0o022
+    monkeypatch.setattr("meshdsl.compiled.saved._check", None)  # comes after
+    remedy = "; loading it can run any code that is in it; compile it again, or say --trust-exec"
+    path = tmp_path / "other"
+    path.write_bytes(file.read_bytes())
+    for mode in (0o620, 0o602):
+        path.chmod(mode)
+        assert refused(path, job()).startswith(f"can be written by other users{remedy}")
+    path.chmod(0o600)
+    monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
+    assert refused(path, job()).startswith(f"belongs to user {path.stat().st_uid}, and this run is")
+    monkeypatch.undo()
+    path.chmod(0o666)
+    job().load(path, trusted=True)
+    os.mkfifo(tmp_path / "pipe")
+    for no_file in (tmp_path / "pipe", tmp_path):
+        assert refused(no_file, job()) in ("is no file", "Is a directory")
 
 
 def test_a_file_that_cannot_be_written_is_said_so(compiled, tmp_path):

@@ -119,6 +119,17 @@ def test_what_a_collective_gives_is_copied_into_a_stack():
     assert copy.writes[0].within is not None and copy.traffic == 2 * copy.writes[0].bytes
 
 
+def test_the_gradient_of_a_slice_is_added_where_it_belongs():
+    def add(gradients, part, i):
+        return gradients + lax.dynamic_update_slice(jnp.zeros_like(gradients), part, (i, 0, 0))
+
+    whole, part = array(8, 64, 64), array(2, 64, 64)
+    made = graph(add, whole, part, array(dtype=jnp.int32), donated=(0,))
+    (kernel,) = made.kernels
+    assert kernel.in_place == [(made.arguments[0], made.results[0])]
+    assert kernel.traffic == 3 * made.arguments[1].bytes + 4  # and the position
+
+
 def test_a_mask_that_a_loop_is_given_is_computed_inside():
     def function(x):
         mask = jnp.arange(512)[:, None] >= jnp.arange(512)

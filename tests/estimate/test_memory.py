@@ -90,6 +90,12 @@ def test_a_loop_updates_what_it_carries_in_place_and_holds_its_stacks_whole():
 
     assert held(add, kib(4), array(3, 4, 256)) == 4 + 3 * 4 + 4
 
+    def add_to_what_was_made(x, ys):
+        return lax.scan(lambda x, y: (x + y, ()), jnp.sin(x), ys)[0] * 2
+
+    # what the loop begins with, carries and ends with stands in one place
+    assert held(add_to_what_was_made, kib(4), array(3, 4, 256)) == 4 + 3 * 4 + 4
+
 
 def test_a_loop_in_reverse_holds_the_residuals_of_every_turn():
     def loss(x, ws):
@@ -114,11 +120,11 @@ def test_a_branch_counts_where_it_takes_most():
     "reduced, order",
     [
         ("scattered", ["scan", "product", "product", "scan", "product"]),
-        ("summed", ["scan", "product", "product", "product", "scan"]),
+        ("summed", ["scan", "product", "product", "scan", "product"]),
         ("kept", ["scan", "product", "product", "product", "scan"]),
     ],
 )
-def test_a_gradient_that_is_scattered_and_needed_at_the_end_waits_for_the_loop_before_it(
+def test_a_gradient_that_is_reduced_and_needed_at_the_end_waits_for_the_loop_before_it(
     reduced, order
 ):
     mesh = md.make_mesh({"data": 2}, jax.devices()[:2])
@@ -143,6 +149,28 @@ def test_a_gradient_that_is_scattered_and_needed_at_the_end_waits_for_the_loop_b
     )
     kinds = ["scan" if k.loop else "product" for k in delayed(made.kernels) if k.loop or k.dots]
     assert kinds == order
+
+
+def test_the_gradient_of_the_last_weights_is_computed_while_that_of_the_first_is_scattered():
+    mesh = md.make_mesh({"data": 2}, jax.devices()[:2])
+
+    def loss(both, ws, x):
+        first = lax.all_gather(both[0], "data", tiled=True)
+        x = lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), ())), x @ first, ws)[0]
+        return jnp.sum(jnp.exp(x @ lax.all_gather(both[1], "data", tiled=True)))
+
+    gradients = jax.shard_map(
+        jax.grad(loss, argnums=(0, 1)), mesh=mesh, in_specs=P("data"), out_specs=P("data")
+    )
+    both = [over(mesh, array(512, n), P("data")) for n in (512, 256)]
+    others = (over(mesh, array(*shape), P("data")) for shape in ((8, 512, 512), (8, 512)))
+    kernels = delayed(graph(gradients, both, *others, mesh=mesh).kernels)
+    assert [k.primitive for k in kernels if k.dots or k.collective][-4:] == [
+        "dot_general",
+        "reduce_scatter",
+        "dot_general",
+        "reduce_scatter",
+    ]
 
 
 def test_what_is_offloaded_takes_no_memory_of_the_device():

@@ -100,11 +100,17 @@ def test_what_leads_to_a_collective_goes_first():
     assert us(130, 100, 100, 30, 200) == times(view)
 
 
-@pytest.mark.parametrize("axis, step", [("data", 200), ("model", 100)])
-def test_links_of_an_axis_are_first_come_first_served(axis, step):
+@pytest.mark.parametrize("axis", ["data", "model"])
+def test_two_collectives_take_turns_whatever_their_axes(axis):
     x, y, z = buffer(), buffer(), buffer()
     view = run([move(100, x, y), move(100, x, z, axis), work(0, [y, z])])
-    assert view.step == pytest.approx(step * US)
+    assert view.step == pytest.approx(200 * US)
+
+
+def test_of_two_collectives_the_one_that_ends_the_longer_chain_of_them_is_started_last():
+    x, y, z, w = (buffer() for _ in range(4))
+    kernels = [move(30, x, y), move(20, y, w), work(45, [], [z]), move(60, z, buffer())]
+    assert us(135, 45, 110, 90, 155) == times(run(kernels))
 
 
 def test_a_loop_is_its_first_turn_and_then_its_second_as_often_as_it_turns():
@@ -181,11 +187,25 @@ def test_an_optimizers_kernels_are_its_phase():
 def test_how_a_collective_runs_depends_on_the_chip_and_the_torus_under_its_axis(
     operation, links, expected
 ):
-    how = collective_timing(Collective(operation, ("data",), 1, 10, "bool"), links)
-    assert (how.seconds, how.asynchronous, how.zero_filled) == (
-        pytest.approx(expected[0] * US),
-        *expected[1:],
-    )
+    large = 2**17
+    how = collective_timing(Collective(operation, ("data",), 1, 10 * large, "bool"), links)
+    seconds, asynchronous, filled = expected
+    assert how.seconds == pytest.approx(seconds * large * US)
+    assert (how.asynchronous, how.zero_filled) == (asynchronous, filled * large)
+
+
+@pytest.mark.parametrize(
+    "operation, links, asynchronous",
+    [
+        ("psum", Links(1, whole=False), False),
+        ("psum_scatter", Links(2), False),  # over a whole slice: run as a sum
+        ("psum_scatter", Links(1, whole=False), True),
+        ("all_gather", Links(1), True),
+    ],
+)
+def test_the_device_waits_for_small_sums(operation, links, asynchronous):
+    small = Collective(operation, ("data",), 1, 2**16 - 1, "bool")
+    assert collective_timing(small, links).asynchronous is asynchronous
 
 
 def test_a_synchronous_collective_stops_computing():
@@ -277,4 +297,4 @@ def test_a_kernel_takes_a_microsecond_at_least():
 def test_a_gather_counts_what_it_takes():
     table, rows = Buffer((1000, 10), "int8", 10_000), Buffer((5, 10), "int8", 50)
     kernel = Kernel("gather", "", [table], [rows], traffic=100)
-    assert kernel_seconds(kernel, chip(vector_rate=1e6)) == pytest.approx(1e-6 * (100 + 100))
+    assert kernel_seconds(kernel, chip(vector_rate=1e6)) == pytest.approx(1e-6 * (100 + 50))

@@ -324,3 +324,21 @@ def test_the_documentation_prints_what_it_says():
         doctest.DocTestParser().get_doctest(code, {}, page.name, None, 0)
     )
     assert found.attempted == 4 and not found.failed
+
+
+@pytest.mark.parametrize(
+    ("operation", "axes", "share"),
+    [
+        ("psum", ("replica", "data"), 2 / 2 / 16),
+        ("psum", ("replica",), 2 / 2),
+        ("psum", ("data",), 0),
+        ("all_gather", ("replica", "data"), 1 / 2 / 16),
+        ("psum_scatter", ("replica",), 1 / 2),
+        ("all_to_all", ("replica", "data"), 1 / 2),
+        ("ppermute", ("replica",), 1),
+        ("slice", ("replica",), 0),
+    ],
+)
+def test_of_a_collective_only_a_share_goes_between_slices(operation, axes, share):
+    network = Network(find_target("v6e:4x4", slices=2), {"replica": 2, "data": 16})
+    assert network.sent_between(operation, axes, 1024) == 1024 * share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable
 
 from meshdsl.estimate.fusion.equations import BARRIER, Block, Equation, Value, original
@@ -19,6 +20,60 @@ def needed(equations: list[Equation], outputs: Iterable[Value | None]) -> list[E
             kept.append(equation)
             wanted.update(original(v) for v in equation.operands)
     return kept[::-1]
+
+
+def updated_in_place(equations: list[Equation]) -> list[Equation]:
+    """The equations with sums of a part computed in that part.
+
+    The gradient of a slice is an array of zeros into which the slice's own gradient is written.
+    Where it is added to another array, the compiler reads and writes that slice of the other array
+    alone, in place.
+    """
+    users: dict[Value, int] = defaultdict(int)
+    for equation in equations:
+        for value in equation.operands:
+            users[original(value)] += 1
+    found: list[Equation] = []
+    for equation in equations:
+        if equation.primitive in ("add", "add_any"):
+            for whole, other in (equation.inputs, equation.inputs[::-1]):
+                update = _into_zeros(other)
+                if whole is None or other is None or update is None or users[other] != 1:
+                    continue
+                found += _sum_in_place(whole, update, equation)
+                break
+            else:
+                found.append(equation)
+        else:
+            found.append(equation)
+    return found
+
+
+def _into_zeros(value: Value | None) -> Equation | None:
+    """The equation that makes `value` by writing a part of what a scalar was spread over."""
+    maker = value.equation if value is not None and value.base is None else None
+    if maker is None or maker.primitive != "dynamic_update_slice" or maker.inputs[1] is None:
+        return None
+    filled = maker.inputs[0]
+    spread = original(filled).equation if filled is not None else None
+    if spread is None or spread.primitive != "broadcast_in_dim" or spread.operands:
+        return None
+    return maker
+
+
+def _sum_in_place(whole: Value, update: Equation, equation: Equation) -> list[Equation]:
+    """Equations that add an update to the part of `whole` where it is written."""
+    added, where = update.inputs[1], update.inputs[2:]
+    assert added is not None
+    part, total = added.copy(), added.copy()
+    scope, eqn = equation.scope, equation.eqn
+    part.equation = Equation("dynamic_slice", [whole, *where], [part], scope, eqn)
+    total.equation = Equation("add_any", [part, added], [total], scope, eqn)
+    (result,) = equation.outputs
+    result.equation = Equation(
+        "dynamic_update_slice", [whole, total, *where], [result], update.scope, update.eqn
+    )
+    return [part.equation, total.equation, result.equation]
 
 
 def scalars_early(equations: list[Equation]) -> list[Equation]:

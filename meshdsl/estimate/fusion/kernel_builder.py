@@ -19,8 +19,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from fractions import Fraction
 
-from meshdsl.estimate.fusion.before_fusion import convert_stacks, needed, scalars_early
+from meshdsl.estimate.fusion.before_fusion import (
+    convert_stacks,
+    needed,
+    scalars_early,
+    updated_in_place,
+)
 from meshdsl.estimate.fusion.equation_work import collectives, dots, other_flops
 from meshdsl.estimate.fusion.equations import BARRIER, Block, Equation, Value, original
 from meshdsl.estimate.fusion.primitives import (
@@ -34,6 +40,7 @@ from meshdsl.estimate.fusion.primitives import (
 from meshdsl.estimate.fusion.value_table import ValueTable
 from meshdsl.estimate.fusion.written_values import written_values
 from meshdsl.estimate.kernels import Buffer, Kernel, Loop
+from meshdsl.record.branch_shares import shares_in
 from meshdsl.record.collective import phase_in_step
 from meshdsl.record.recorder import tag_in
 
@@ -45,6 +52,7 @@ class KernelBuilder:
       table: of the values of the whole program.
       flops: of the whole program, `{(tag or None, phase): FLOPs}`; those of the block are added.
       times: how often the block runs in one call of the program.
+      share: of these times, in which the branches are taken that the block stands in.
       kernels: of the block, in program order.
     """
 
@@ -52,10 +60,11 @@ class KernelBuilder:
         self,
         block: Block,
         table: ValueTable,
-        flops: dict[tuple[str | None, str], int],
+        flops: dict[tuple[str | None, str], int | Fraction],
         times: int,
+        share: Fraction = Fraction(1),
     ):
-        self.table, self.flops, self.times = table, flops, times
+        self.table, self.flops, self.times, self.share = table, flops, times, share
         self.kernels: list[Kernel] = []
         # Kernels are known by their position in `kernels`, and "elements" is how many a kernel goes
         # over. Of written values: the kernel that makes them, its elements if more code can join
@@ -66,7 +75,8 @@ class KernelBuilder:
         # Of kernels: the elements of element-wise ones, and the equations that they compute.
         self._elements: dict[int, int] = {}
         self._computes: dict[int, set[Equation]] = defaultdict(set)
-        equations = scalars_early(convert_stacks(needed(block.equations, block.outputs)))
+        equations = needed(updated_in_place(block.equations), block.outputs)
+        equations = scalars_early(convert_stacks(equations))
         self._written = written_values(equations, block.outputs, table.sources)
         self._transposed = {original(v) for e in equations for v in e.operands if v.transposed}
         for equation in equations:
@@ -80,7 +90,7 @@ class KernelBuilder:
         flops = sum(dot.flops for dot in dots(equation)) or other_flops(equation)
         if flops:
             key = tag_in(equation.scope), phase_in_step(equation.scope)
-            self.flops[key] += self.times * flops
+            self.flops[key] += self.times * self.share * flops
 
     def _add(self, equation: Equation) -> None:
         """Adds an equation to a kernel, begins one with it, or leaves it to those that use it."""
@@ -259,17 +269,30 @@ class KernelBuilder:
             self._made_by[value] = index
             kernel.writes.append(self.table.buffer(value, equation.scope))
         if equation.primitive == "cond":
+            kernel.shares = shares_in(equation.scope, len(equation.blocks))
             kernel.branches = tuple(
-                tuple(self._branch(block, equation)) for block in equation.blocks
+                tuple(self._branch(block, equation, share))
+                for block, share in zip(equation.blocks, kernel.shares, strict=True)
             )
         else:
             kernel.loop = self._loop(equation)
+            self._note_carried(kernel, equation)
 
-    def _branch(self, block: Block, equation: Equation) -> list[Kernel]:
+    def _note_carried(self, kernel: Kernel, equation: Equation) -> None:
+        """Notes that what a loop carries stays where the first turn finds it."""
+        carried = equation.inputs[equation.body_start + equation.constants :]
+        results = equation.outputs[: equation.carried]
+        for first, result in zip(carried, results, strict=False):
+            if first is not None:
+                operand = self.table.buffer(first, equation.scope)
+                kernel.in_place.append((operand, self.table.buffer(result, equation.scope)))
+
+    def _branch(self, block: Block, equation: Equation, share: Fraction) -> list[Kernel]:
         self._give(block.inputs, equation.inputs[equation.body_start :], equation.scope)
         results = [self.table.buffer(v, equation.scope) for v in equation.outputs]
         copied = self._place(block, results, range(len(results)))
-        kernels = KernelBuilder(block, self.table, self.flops, self.times).kernels
+        share *= self.share
+        kernels = KernelBuilder(block, self.table, self.flops, self.times, share).kernels
         return kernels + [self._copy(value, to, equation.scope) for value, to in copied]
 
     def _loop(self, equation: Equation) -> Loop:
@@ -281,20 +304,24 @@ class KernelBuilder:
         given = equation.inputs[equation.body_start :]
         self._give(block.inputs[:constants], given[:constants], scope)
         starts = [self.table.buffer(v, scope) for v in block.inputs[constants:stacked]]
+        stacks: set[int] = set()
         for inner, stack in zip(block.inputs[stacked:], given[stacked:], strict=True):
             within = None if stack is None else self.table.buffer(stack, scope)
             self.table.buffer(inner, scope, within)
+            stacks |= set() if within is None else {id(within)}
         results = [self.table.buffer(v, scope) for v in equation.outputs]
         for result, value in zip(results, block.outputs, strict=True):
             result.scope = _scope_in_body(block, value, constants, scope)
         copied = self._place(block, results, range(carried, len(results)), within=True)
         times = self.times * length
-        kernels = KernelBuilder(block, self.table, self.flops, times).kernels
-        kernels += [self._copy(value, to, scope) for value, to in copied]
+        kernels = KernelBuilder(block, self.table, self.flops, times, self.share).kernels
+        copies = (self._copy(value, to, scope) for value, to in copied)
+        kernels += [_from_stack_to_stack(copy, stacks, length) for copy in copies]
         for condition in equation.blocks[1:]:
             values = [*equation.inputs[: equation.body_start], *block.inputs[constants:]]
             self._give(condition.inputs, values, scope)
-            kernels = KernelBuilder(condition, self.table, self.flops, times).kernels + kernels
+            built = KernelBuilder(condition, self.table, self.flops, times, self.share)
+            kernels = built.kernels + kernels
         ends = [None if v is None else self.table.buffer(v, scope) for v in block.outputs[:carried]]
         carries = [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
         return Loop(length, kernels, carries)
@@ -353,6 +380,20 @@ def _read(kernel: Kernel, buffer: Buffer) -> None:
 
 def _copy(buffer: Buffer, to: Buffer, scope: str) -> Kernel:
     return Kernel("copy", scope, [buffer], [to], traffic=buffer.bytes + to.bytes)
+
+
+def _from_stack_to_stack(copy: Kernel, stacks: set[int], length: int) -> Kernel:
+    """A copy in the body of a loop that runs `length` times, as XLA makes it.
+
+    Where it copies a slice of a stack that the loop is given, as it is, to a stack that the loop
+    makes, XLA takes the one for the other, and copies all of it in each turn.
+
+    Args:
+      stacks: ids of the buffers that the loop is given to slice.
+    """
+    if [id(b.within) for b in copy.reads if id(b.within) in stacks] and copy.writes[0].within:
+        copy.traffic *= length
+    return copy
 
 
 def _joins(value: Value) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from fractions import Fraction
 
 from meshdsl.estimate.fusion.flat_jaxpr import flatten
 from meshdsl.estimate.fusion.kernel_builder import KernelBuilder
@@ -19,7 +20,7 @@ def kernel_graph(program: Program) -> Graph:
     arguments = [table.buffer(value, "") for value in block.inputs]
     for buffer, value in zip(arguments, block.inputs, strict=True):
         buffer.name = value.name
-    flops: dict[tuple[str | None, str], int] = defaultdict(int)
+    flops: dict[tuple[str | None, str], int | Fraction] = defaultdict(int)
     kernels = KernelBuilder(block, table, flops, 1).kernels
     results = [table.buffer(v, "") for v in block.outputs if v is not None]
     _drop_unread(kernels, {id(b) for b in results} | _read_or_carried(kernels))
@@ -30,7 +31,7 @@ def kernel_graph(program: Program) -> Graph:
         program.donated,
         _aliases(arguments, results, program.donated),
         program.axis_sizes,
-        dict(flops),
+        {key: round(count) for key, count in flops.items()},
     )
 
 

@@ -30,7 +30,7 @@ def memory_view(program: Program, graph: Graph, target: Target | None) -> Memory
     gradients = [
         _gradient(a, program)
         for a in program.arguments
-        if differentiated and kind_of(a) == "parameter" and a.dims
+        if differentiated and kind_of(a) == "parameter" and a.dims and not a.frozen
     ]
     named = {
         id(buffer): argument

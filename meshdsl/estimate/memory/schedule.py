@@ -4,10 +4,9 @@ XLA's scheduler works from the end of a program and places what ends in a collec
 can, beside what hides it. So the gradient of the last weights, which is reduced over devices and
 then only waits for the optimizer, is not computed before the loop over the layers but after it, and
 its operands live through the loop. A collective runs beside the product that follows, so what it
-reads lives until that product has run.
-
-A gradient that is all-reduced and not scattered, as that of what all stages of a pipeline share, is
-computed before the loop, and the all-reduce runs beside the loop.
+reads lives until that product has run: with FSDP over a whole slice the gradient of the embedding
+is being scattered while the product for that of the head runs, and both whole gradients, the sum
+that the scatter makes and the logits live at once.
 
 The scheduler does not always do so. Of the steps of Llama 3 that libtpu compiled with meshdsl's
 options, it did not in fsdp-sequence at a length of 8192; there the estimate of memory is too high
@@ -28,30 +27,28 @@ def delayed(kernels: list[Kernel]) -> list[Kernel]:
     moved behind that loop: to the largest collective there, or else to where its result is used.
     """
     loops = [i for i, kernel in enumerate(kernels) if kernel.loop is not None]
-    scattered = {id(b) for kernel in kernels if _is(kernel, "psum_scatter") for b in kernel.writes}
-    summed = {id(b) for kernel in kernels if _is(kernel, "psum") for b in kernel.reads} - scattered
-    first_use: dict[int, int] = {}  # for the id of a buffer, in the order with kernels moved
+    # For the id of a buffer where it is used first, in the order with kernels moved. A place is a
+    # position and whether it is in front of the kernel there (-1), that kernel (0) or behind it.
+    first_use: dict[int, tuple[int, int]] = {}
+    end = len(kernels), 0
     places: dict[int, tuple[int, int]] = {}  # where kernels that can wait would go
     for i in reversed(range(len(kernels))):
-        kernel, at = kernels[i], i
-        use = min((first_use.get(id(b), len(kernels)) for b in kernel.writes), default=len(kernels))
-        waits = [loop for loop in loops if i < loop < use]
-        if waits and kernel.loop is None and not any(id(b) in summed for b in kernel.writes):
-            beside = [j for j in range(waits[-1], use) if kernels[j].collective is not None]
-            if beside:
-                places[i] = max(beside, key=lambda j: _bytes(kernels[j])), 1
-            else:
-                places[i] = use, -1
-            at = places[i][0]
+        kernel, at = kernels[i], (i, 0)
+        use = min((first_use.get(id(b), end) for b in kernel.writes), default=end)
+        waits = [loop for loop in loops if i < loop and (loop, 0) < use]
+        if waits and kernel.loop is None:
+            beside = [
+                j
+                for j in range(waits[-1], len(kernels))
+                if kernels[j].collective is not None and (j, 0) < use
+            ]
+            at = (max(beside, key=lambda j: _bytes(kernels[j])), 1) if beside else (use[0], -1)
+            places[i] = at
         for b in kernel.reads:
-            first_use[id(b)] = min(first_use.get(id(b), len(kernels)), at)
+            first_use[id(b)] = min(first_use.get(id(b), end), at)
     moved = _around_collectives(kernels, places)
     keys = [(*(places[i] if i in moved else (i, 0)), i) for i in range(len(kernels))]
     return [kernels[i] for *_, i in sorted(keys)]
-
-
-def _is(kernel: Kernel, operation: str) -> bool:
-    return kernel.collective is not None and kernel.collective.operation == operation
 
 
 def _bytes(kernel: Kernel) -> int:

@@ -58,7 +58,7 @@ def scheduled(
             under_way = -1
             continue
         if under_way < 0 and (moves := [i for i in ready if hides[i]]):
-            under_way = max(moves, key=lambda i: (moving[i] - lasts[i], lasts[i], i))
+            under_way = max(moves, key=lambda i: (moving[i], lasts[i], i))
             ready.remove(under_way)
             satisfied = now + lasts[under_way]
             continue

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from meshdsl.estimate.kernels import Dot, Kernel
+from meshdsl.estimate.kernels import Buffer, Dot, Kernel
 from meshdsl.estimate.memory.tiles import round_up
 from meshdsl.machine import FUSED_EFFICIENCY, Chip
 
@@ -62,7 +62,10 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
         return kernel.traffic / bandwidth + elements(kernel) * per_element
     slower = {"float32": _SINGLE[chip.kind]}
     if is_fused(kernel):
-        products = sum(dot.flops * slower.get(dot.dtype, 1.0) for dot in kernel.dots)
+        products = sum(
+            dot.flops * slower.get(dot.dtype, 1.0) * (chip.imbalance if dot.uneven else 1.0)
+            for dot in kernel.dots
+        )
         return max(products / (chip.flops * FUSED_EFFICIENCY), kernel.traffic / bandwidth)
     products = sum(
         padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) for dot in kernel.dots
@@ -93,9 +96,15 @@ def elements(kernel: Kernel) -> int:
     """How many elements of a kernel pass the vector unit.
 
     Those of the largest array that it reads or writes. Of an array that it only slices or gathers
-    from, no more than its traffic can hold.
+    from, no more than what it reads can hold.
     """
-    buffers = (*kernel.writes, *kernel.reads)
-    largest = max((math.prod(buffer.shape) for buffer in buffers), default=0)
-    narrowest = min((_WIDTHS.get(buffer.dtype, 4) for buffer in buffers), default=4)
-    return min(largest, kernel.traffic // narrowest)
+    written = sum(buffer.bytes for buffer in kernel.writes)
+    read = kernel.traffic - written if written < kernel.traffic else kernel.traffic
+    counts = [_held(buffer, kernel.traffic) for buffer in kernel.writes]
+    counts += [_held(buffer, read) for buffer in kernel.reads]
+    return max(counts, default=0)
+
+
+def _held(buffer: Buffer, traffic: int) -> int:
+    """How many elements of a buffer so many bytes can hold."""
+    return min(math.prod(buffer.shape), traffic // _WIDTHS.get(buffer.dtype, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from meshdsl.estimate.kernels import Graph
 from meshdsl.record.program import Program
@@ -22,11 +23,24 @@ def counted_flops(graph: Graph, program: Program) -> float:
       graph: the kernels of `program`.
     """
     once = {op.tag: op.needed / _repeated(op, program) for op in program.ops}
+    counts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for kernel, times in graph.walk():
+        if kernel.dots and kernel.phase != "recompute":
+            counts[tag_in(kernel.scope) or ""][kernel.phase] += float(times * kernel.flops)
     return math.fsum(
-        times * kernel.flops * once.get(tag_in(kernel.scope) or "", 1.0)
-        for kernel, times in graph.walk()
-        if kernel.dots and kernel.phase != "recompute"
+        once.get(tag, 1.0) * _without_repeats(phases) for tag, phases in counts.items()
     )
+
+
+def _without_repeats(phases: dict[str, float]) -> float:
+    """The FLOPs of an op by phase, together, but for what its own backward pass computes again.
+
+    The derivatives of a product are two products of its size. Fused attention has more in its
+    backward pass: the scores once more.
+    """
+    total, forward = sum(phases.values()), phases.get("forward", 0.0)
+    backward = phases.get("backward", 0.0)
+    return total - max(backward - 2 * forward, 0.0) if forward else total
 
 
 def _repeated(op: Op, program: Program) -> float:

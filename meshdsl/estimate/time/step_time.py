@@ -1,10 +1,10 @@
 """Estimates the time of one step on a target from the program's kernels; nothing is compiled.
 
 Kernels run on the compute stream; `kernel_order` says in which order, and `kernel_time` how long
-each takes. A collective starts in its turn, as soon as what it reads is there and the links of its
-axes are free. What uses its result waits for it, and kernels between run meanwhile, unless
-`collective_timing` says that the device waits. The step ends when everything that it started has
-finished.
+each takes. A collective starts in its turn, as soon as the one before it is finished, what it reads
+is there, and the links of its axes are free. What uses its result waits for it, and kernels between
+run meanwhile, unless `collective_timing` says that the device waits. The step ends when everything
+that it started has finished.
 
 A turn of a loop ends when everything that it started has finished. The second turn of a loop stands
 for all that follow.
@@ -82,6 +82,7 @@ class _Simulation:
     fused: float = 0.0
     communication: float = 0.0
     exposed: float = 0.0
+    _moved: float = 0.0
     _seconds: dict[int, float] = field(default_factory=dict)
     _timings: dict[int, CollectiveTiming] = field(default_factory=dict)
     _orders: dict[int, list[Kernel]] = field(default_factory=dict)
@@ -150,8 +151,10 @@ class _Simulation:
             self.compute += (end - start) * weight
             self._show("compute", kernel, start, end, repeats)
         if timing.asynchronous:
+            self._wait_until(self._moved, weight)
             ready = max([self.streams.now, *(self._when(buffer) for buffer in kernel.reads)])
             start, end = self.streams.launch(id(result), lanes, timing.seconds, ready)
+            self._moved = end
         else:
             self._wait_for(kernel.reads, weight)
             start, end = self.streams.communicate(lanes, timing.seconds)
@@ -188,8 +191,10 @@ class _Simulation:
         return alone.streams.now
 
     def _wait_for(self, buffers: Iterable[Buffer], weight: int) -> None:
-        until = max((self._when(buffer) for buffer in buffers), default=0.0)
-        self.exposed += self.streams.wait(until) * weight
+        self._wait_until(max((self._when(buffer) for buffer in buffers), default=0.0), weight)
+
+    def _wait_until(self, moment: float, weight: int) -> None:
+        self.exposed += self.streams.wait(moment) * weight
 
     def _when(self, buffer: Buffer) -> float:
         """When a buffer is there; 0 for what no kernel made."""

@@ -1,0 +1,1 @@
+"""The layout that makes a step fastest: found by its estimate, confirmed by the compiler."""

@@ -1,0 +1,86 @@
+"""What the compiler of a machine says of the best that a search has found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshdsl.compiled.report import CompiledReport
+from meshdsl.errors import MeshDSLError
+from meshdsl.figures import byte_words
+from meshdsl.layout_search.found import Found, Judged, Rejected, frontier_of
+from meshdsl.layout_search.judge import rank
+from meshdsl.layout_search.workload import Workload
+
+
+def confirmed(found: Found, workload: Workload, count: int) -> Found:
+    """The same search, with its best candidates judged by the compiler.
+
+    They are compiled in the order of their estimates, until `count` of them fit. Of two or more one
+    is the best shipped layout, so that the best is not slower than that. What the compiler refuses,
+    or says does not fit, is not recommended.
+
+    Raises:
+      MeshDSLError: the compiler is not installed, or refuses all candidates.
+    """
+    known = [found.best, *([found.second] if found.second else []), *found.frontier]
+    known += [one.judged for one in found.rejected if one.judged.fits]
+    known += [found.shipped] if found.shipped else []
+    waiting = sorted({id(j.candidate): j for j in known if j.fits}.values(), key=rank)
+    if count > 1 and found.shipped is not None and found.shipped not in waiting[:count]:
+        waiting.remove(found.shipped)
+        waiting.insert(count - 1, found.shipped)
+    passed: list[Judged] = []
+    refused: list[Judged] = []
+    for judged in waiting:
+        compiled = _compiled(judged, found.budget, workload)
+        (passed if compiled.fits else refused).append(compiled)
+        if len(passed) == count:
+            break
+    if not passed:
+        raise MeshDSLError(
+            f"search: the compiler refuses all {len(refused)} candidates; of the first one: "
+            + refused[0].refused
+        )
+    best, *others = sorted(passed, key=rank)
+    by_candidate = {id(j.candidate): j for j in (*passed, *refused)}
+    again: Callable[[Judged], Judged] = lambda j: by_candidate.get(id(j.candidate), j)
+    # Below the least memory of what was compiled there is but the estimate to go by.
+    sure = frontier_of(passed)
+    smaller = [j for j in found.frontier if again(j) is j and j.peak < sure[0].peak]
+    # Figures of the compiler and of the estimate do not stand side by side where they need not.
+    unlike = [j for j in others if j.candidate.layout != best.candidate.layout]
+    second = next(iter([*unlike, *others]), None)
+    rejected = [Rejected(j, f"the compiler: {j.refused}") for j in refused]
+    rejected += [r for r in found.rejected if id(r.judged.candidate) not in by_candidate]
+    return replace(
+        found,
+        best=best,
+        second=second or found.second,
+        frontier=(*smaller, *sure),
+        shipped=again(found.shipped) if found.shipped else None,
+        differences=found.differences if best.candidate is found.best.candidate else (),
+        rejected=tuple(rejected),
+        compiled=len(passed) + len(refused),
+    )
+
+
+def _compiled(judged: Judged, budget: int, workload: Workload) -> Judged:
+    """What the compiler says of a candidate."""
+    candidate = judged.candidate
+    try:
+        report = workload.compile(candidate.layout, dict(candidate.settings))
+    except MeshDSLError as error:
+        return replace(judged, judge="compiler", fits=False, refused=str(error))
+    return _by_report(judged, report, budget)
+
+
+def _by_report(judged: Judged, report: CompiledReport, budget: int) -> Judged:
+    peak = report.memory.needed
+    fits = report.fits is not False and peak <= budget
+    refused = "" if fits else f"it needs {byte_words(peak)}"
+    said = replace(judged, judge="compiler", peak=peak, fits=fits, refused=refused)
+    if report.time is None:
+        return said
+    time = report.time
+    return replace(said, step=time.step, compute=time.compute, exposed=time.exposed)

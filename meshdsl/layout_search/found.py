@@ -1,0 +1,134 @@
+"""What a search found, as plain data: the text, JSON and the layout file all show it.
+
+Times are seconds of one step, sizes are bytes on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshdsl.estimate.explanation import AxisView
+from meshdsl.layout import Layout
+
+_LESS = 1e-2  # memory that is less by this share is worth a line of its own
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to lay out a step.
+
+    Attributes:
+      layout: with the size of every axis of its mesh as a number.
+      settings: of the run that the search has chosen, such as `{"model.remat": "full"}`; sorted
+        by name.
+      shipped: the name of the shipped layout that it is; empty for one that was put together.
+    """
+
+    layout: Layout
+    settings: tuple[tuple[str, str], ...] = ()
+    shipped: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate, and what a step under it comes to.
+
+    Attributes:
+      step: seconds of the step; collectives overlap with what does not need them.
+      peak: the most bytes that live at once on one device.
+      compute: seconds that the device computes.
+      exposed: seconds in which the device waits for a collective.
+      axes: of the mesh, with the bytes and the seconds of the collectives over each.
+      fits: whether `peak` is within what may be used. By the estimate it is so only with the
+        search's margin to spare.
+      judge: `estimate`, or `compiler`.
+      refused: why the compiler refused the step; empty where it did not, and without a compiler.
+    """
+
+    candidate: Candidate
+    step: float
+    peak: int
+    compute: float
+    exposed: float
+    axes: tuple[AxisView, ...]
+    fits: bool
+    judge: str = "estimate"
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One line in which the best layout differs from another, and what the line is worth.
+
+    Attributes:
+      line: as a layout file has it, such as `"length -> context"`, or a setting or an axis's size.
+      added: whether the best layout has the line and the other does not; or the other way round.
+      seconds: that a step of the best layout would take longer with this difference undone; below
+        0 if it would take less. None where it cannot be undone alone: `why` says so.
+      bytes: by which the peak would grow with this difference undone.
+    """
+
+    line: str
+    added: bool
+    seconds: float | None
+    bytes: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate near to the best that was not taken, and why, in one line."""
+
+    judged: Judged
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+      title: what was searched, in words.
+      target: the machine's name.
+      budget: bytes that may be used on one device.
+      margin: the share of the budget that must be left free by an estimate.
+      best: the fastest that fits. Lines that change nothing are not in its layout.
+      second: the fastest of those that differ from `best` in what they split; None if there is no
+        other.
+      frontier: the fastest for each amount of memory, the one with the least memory first; each
+        next one is faster and takes more.
+      shipped: the fastest shipped layout that fits; None if none does.
+      differences: between `best` and `shipped`.
+      rejected: nearest to the best first.
+      priced: how many layouts were priced from the record alone.
+      explained: how many were traced and estimated in full.
+      compiled: how many were compiled.
+      seconds: that the search took, compilations left out.
+      ended: whether it ended by itself; if not, its time was over, or its number of estimates.
+    """
+
+    title: str
+    target: str
+    budget: int
+    margin: float
+    best: Judged
+    second: Judged | None
+    frontier: tuple[Judged, ...]
+    shipped: Judged | None
+    differences: tuple[Difference, ...]
+    rejected: tuple[Rejected, ...]
+    priced: int
+    explained: int
+    compiled: int
+    seconds: float
+    ended: bool = True
+
+
+def frontier_of(judged: Iterable[Judged]) -> tuple[Judged, ...]:
+    """The fastest for each amount of memory, least memory first; of those that are alike one."""
+    found: list[Judged] = []
+    for one in sorted(judged, key=lambda j: (j.step, j.peak)):
+        if not found or one.peak < found[-1].peak * (1 - _LESS):
+            found.append(one)
+    return tuple(reversed(found))

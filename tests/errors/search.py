@@ -1,0 +1,208 @@
+"""Errors of the constraints of a search."""
+
+from meshdsl.layout import Layout
+from meshdsl.layout_search.conflicts import Facts, Least, check, nothing_fits
+from meshdsl.layout_search.constraint_texts import parse_keep
+from meshdsl.layout_search.constraints import Constraints
+from meshdsl.machine import find_target
+
+V5P, GPUS = find_target("v5p:4x4x4"), find_target("h100:8x4")
+DIMS = {
+    "batch": (64,),
+    "length": (8192,),
+    "d_model": (4096,),
+    "heads": (32,),
+    "kv_heads": (8,),
+    "d_ff": (14336,),
+    "vocab": (128256,),
+}
+FACTS = Facts(V5P, DIMS, ("full", "attention", "none"), batch=64)
+ON_GPUS = Facts(GPUS, DIMS, ("full", "none"), batch=64)
+SLICES = Facts(find_target("v5p:4x4x4", slices=2), DIMS, batch=64)
+
+
+def refused(facts=FACTS, keep=(), **given):
+    """The error of constraints, of which those that are kept are texts."""
+    check(Constraints(keep=parse_keep(keep).layout, **given), facts)
+
+
+def too_large(least, facts=FACTS, **given):
+    """The error of a search in which each layout needs more memory than there is."""
+    raise nothing_fits(Constraints(**given), facts, least)
+
+
+def least_with_data(c: Constraints) -> Least:
+    """Layouts that keep `batch -> data` need 200 GiB, all others 20 GiB."""
+    return Least((200 if c.kept else 20) * 2**30, "fsdp")
+
+
+ERRORS = {
+    "a dim that is kept": (
+        lambda: refused(keep=["bach -> data"]),
+        ['search: keep "bach -> data": no dim `bach` in this model; did you mean `batch`?'],
+    ),
+    "a dim that is not wanted": (
+        lambda: refused(never=("vocabs -> *",)),
+        ['search: never "vocabs -> *": no dim `vocabs` in this model; did you mean `vocab`?'],
+    ),
+    "an axis that is not wanted": (
+        lambda: refused(never=("vocab -> modle",)),
+        [
+            'search: never "vocab -> modle": no layout has an axis `modle` here, and neither '
+            "--mesh nor a rule that is kept names it; did you mean `model`?"
+        ],
+    ),
+    "an axis within a host": (
+        lambda: refused(within_host=("modle",)),
+        [
+            "search: within-host modle: no layout has an axis `modle` here, and neither --mesh nor "
+            "a rule that is kept names it; did you mean `model`?"
+        ],
+    ),
+    "no pattern": (
+        lambda: refused(never=("vocab",)),
+        [
+            "search: never 'vocab' is not of the form \"dim -> axis\", in which each may be `*`",
+        ],
+    ),
+    "a value of remat": (
+        lambda: refused(remat=("ful",)),
+        ["search: remat ful: there is no such value of `model.remat`; did you mean `full`?"],
+    ),
+    "remat of a model without it": (
+        lambda: refused(SLICES, remat=("full",)),
+        ["search: remat full: this model has no setting `remat`"],
+    ),
+    "microbatches of a function": (
+        lambda: refused(Facts(V5P, DIMS), microbatches=(2,)),
+        ["search: microbatches 2: this function has no setting `microbatches`"],
+    ),
+    "microbatches that do not divide": (
+        lambda: refused(microbatches=(1, 3)),
+        ["search: microbatches 3: a batch of 64 does not divide into so many"],
+    ),
+    "keep against never": (
+        lambda: refused(
+            keep=["batch -> data", "vocab -> model"], never=("vocab -> *",), mesh={"data": 4}
+        ),
+        [
+            'search: no layout obeys both never "vocab -> *" and keep "vocab -> model" on '
+            "v5p:4x4x4, 64 devices: `vocab -> model` is asked for, and not allowed; leave out one "
+            "of them",
+        ],
+    ),
+    "a list is kept that is ruled out": (
+        lambda: refused(keep=["parameters: d_model -> data"], never=("parameters: * -> data",)),
+        ['never "parameters: * -> data" and keep "parameters: d_model -> data"'],
+    ),
+    "a mesh that does not divide the devices": (
+        lambda: refused(mesh={"model": 6}, keep=["batch -> data"]),
+        [
+            "search: no layout obeys mesh model=6 on v5p:4x4x4, 64 devices: 6 does not divide 64",
+        ],
+    ),
+    "two sizes that are too many together": (
+        lambda: refused(mesh={"model": 16, "data": 8, "context": 1}),
+        ["obeys both mesh model=16 and mesh data=8 on", "128 does not divide 64"],
+    ),
+    "axes that are kept and more than allowed": (
+        lambda: refused(keep=["batch -> data", "d_ff -> model", "length -> context"], axes=2),
+        [
+            'obeys axes 2, keep "batch -> data", keep "d_ff -> model" and keep "length -> context"',
+            "`context`, `data`, `model` are 3 axes larger than 1",
+        ],
+    ),
+    "more of a dim than there is": (
+        lambda: refused(keep=["kv_heads -> model", "batch -> data"], mesh={"model": 16}),
+        [
+            'obeys both mesh model=16 and keep "kv_heads -> model" on v5p:4x4x4, 64 devices: '
+            '`kv_heads`=8 does not divide over `model`=16, and nothing says uneven = "pad"; '
+            "leave out one of them",
+        ],
+    ),
+    "an axis over slices that are not there": (
+        lambda: refused(dcn={"replica": 2}),
+        ["search: no layout obeys dcn replica=2", "there is 1 slice, and 2 are asked for"],
+    ),
+    "an axis over more slices than there are": (
+        lambda: refused(SLICES, dcn={"replica": 4}),
+        ["obeys dcn replica=4 on 2 slices of v5p:4x4x4, 128 devices: there are 2 slices, and 4"],
+    ),
+    "an axis over nodes": (
+        lambda: refused(ON_GPUS, dcn={"replica": 8}),
+        ["there are 4 nodes, and 8 are asked for"],
+    ),
+    "an axis larger than a host": (
+        lambda: refused(ON_GPUS, within_host=("model",), mesh={"model": 16}),
+        [
+            "obeys both within-host model and mesh model=16 on h100:8x4, 32 devices: a node has 8 "
+            "devices, and an axis within one may have a size of 1, 2, 4 or 8; leave out one of "
+            "them",
+        ],
+    ),
+    "a host of a TPU": (
+        lambda: refused(within_host=("model",), mesh={"model": 8}),
+        ["a host has 4 devices, and an axis within one may have a size of 1 or 2"],
+    ),
+    "two axes larger than a host": (
+        lambda: refused(ON_GPUS, within_host=("a", "b"), mesh={"a": 4, "b": 4}),
+        ["within-host a, within-host b, mesh a=4 and mesh b=4", "devices, which 16 does not div"],
+    ),
+    "nothing left for an axis": (
+        lambda: refused(never=("* -> model",), mesh={"model": 4}),
+        ['both mesh model=4 and never "* -> model"', "no rule is left that splits anything over"],
+    ),
+    "nothing left to split": (
+        lambda: refused(never=("* -> *",)),
+        ['obeys never "* -> *" on', "a factor of 64 of the devices is left, and"],
+    ),
+    "no size for an axis that is kept": (
+        lambda: refused(keep=["batch -> data"], mesh={"model": 64}),
+        ["there are no sizes above 1 for `data` that divide 1 devices"],
+    ),
+    "memory that nothing reaches": (
+        lambda: too_large(least_with_data, memory=10 * 2**30),
+        [
+            "search: no layout obeys max-memory 10.00 GiB on v5p:4x4x4, 64 devices: the least that "
+            "a layout needs is 20.00 GiB, fsdp, of 10.00 GiB",
+        ],
+    ),
+    "memory that what is kept does not reach": (
+        lambda: too_large(
+            least_with_data,
+            keep=Layout(["batch -> data"]),
+            mesh={"model": 2},
+            memory=300 * 2**30,
+        ),
+        [
+            'search: no layout obeys keep "batch -> data" on v5p:4x4x4, 64 devices: the least that '
+            "a layout needs is 200.00 GiB, fsdp, of 95.74 GiB",
+        ],
+    ),
+    "a model that is too large": (
+        lambda: too_large(lambda c: Least(2**40), mesh={"model": 2}),
+        [
+            "search: no layout does on v5p:4x4x4, 64 devices: the least that a layout needs is "
+            "1.00 TiB, of 95.74 GiB; it takes more devices, or a smaller model or batch",
+        ],
+    ),
+    "no layout that the model can use": (
+        lambda: too_large(lambda c: None),
+        ["no layout that obeys can be used for this model"],
+    ),
+    "keep of a layout that is not there": (
+        lambda: parse_keep(["fsdpp"]),
+        [
+            "--keep 'fsdpp': layout fsdpp: no such file, and no shipped layout of that name; did "
+            'you mean `fsdp`?; a rule is written "fsdpp -> AXIS"',
+        ],
+    ),
+    "keep of a table with a mistake": (
+        lambda: parse_keep(['{ rule = "vocab -> model", uneven = }']),
+        ["--keep '{ rule = \"vocab -> model\", uneven = }': not as in a layout file: "],
+    ),
+    "keep of another key": (
+        lambda: parse_keep(['gathers = "step"']),
+        ["--keep 'gathers = \"step\"': unknown key `layout.gathers`; did you mean `gather`?"],
+    ),
+}

@@ -1,0 +1,137 @@
+"""Constraints: read from texts, taken apart and put together, and obeyed or not."""
+
+import pytest
+
+import meshdsl as md
+from meshdsl.layout_search.conflicts import smallest_conflict
+from meshdsl.layout_search.constraint_texts import parse_keep
+from meshdsl.layout_search.constraints import Constraints, parts, together
+from meshdsl.layout_search.obeys import Obeys, host_devices, lies_within_host
+from meshdsl.machine import find_target
+
+V5P = find_target("v5p:4x4x4")
+FSDP_SEQUENCE = md.Layout(
+    ["batch -> data", "heads?, d_ff -> model", "length -> model"],
+    ["d_model -> data"],
+    mesh={"data": 16, "model": 4},
+)
+HYBRID = md.Layout(
+    ["batch -> replica, data"],
+    ["d_model -> data"],
+    mesh={"replica": 2, "data": 32},
+    dcn=["replica"],
+)
+
+
+def kept(*texts):
+    return Constraints(keep=parse_keep(texts).layout)
+
+
+OBEYED = {
+    "nothing": Constraints(),
+    "a rule": kept("batch -> data"),
+    "a rule of a line with others": kept("heads -> model"),
+    "all rules of an axis": kept("heads -> model", "d_ff -> model", "length -> model"),
+    "a list": kept("parameters: d_model -> data"),
+    "a size": Constraints(mesh={"model": 4}),
+    "an axis of one device that is not there": Constraints(mesh={"context": 1}),
+    "axes": Constraints(axes=2),
+    "another pattern": Constraints(never=("vocab -> *", "d_model -> model", "rules: d_model -> *")),
+    "an axis that is not there": Constraints(within_host=("context",)),
+}
+BROKEN = {
+    "another axis": kept("batch -> model"),
+    "another list": kept("d_model -> data"),
+    "another rule takes the axis first": kept("length -> model"),
+    "another order": kept("length -> model", "d_ff -> model"),
+    "padded": kept('{ rule = "d_ff -> model", uneven = "pad" }'),
+    "in zigzag": kept('{ rule = "length -> model", order = "zigzag" }'),
+    "gathered once": kept("batch -> data", 'gather = "step"'),
+    "a size": Constraints(mesh={"model": 8}),
+    "another axis of one device": Constraints(mesh={"model": 1}),
+    "a size of what is kept": Constraints(keep=md.Layout(["d_ff -> model"], mesh={"model": 8})),
+    "axes": Constraints(axes=1),
+    "a pattern": Constraints(never=("length -> *",)),
+    "any dim": Constraints(never=("* -> model",)),
+    "a pattern of a list": Constraints(never=("parameters: * -> *",)),
+    "within a host": Constraints(within_host=("model",)),
+    "across slices": Constraints(dcn={"data": 16}),
+}
+
+
+@pytest.mark.parametrize("name", OBEYED)
+def test_what_a_layout_obeys(name):
+    assert Obeys(OBEYED[name], V5P)(FSDP_SEQUENCE)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_a_layout_does_not_obey(name):
+    assert not Obeys(BROKEN[name], V5P)(FSDP_SEQUENCE)
+
+
+def test_an_axis_that_no_rule_has_is_of_no_use():
+    idle = md.Layout(["batch -> data"], mesh={"data": 16, "model": 4})
+    assert not Obeys(Constraints(), V5P)(idle)
+    assert Obeys(Constraints(), V5P)(md.Layout(["batch -> data"], mesh={"data": 64, "model": 1}))
+
+
+def test_axes_across_slices_are_those_that_are_asked_for():
+    slices = find_target("v5e:4x8", slices=2)
+    assert Obeys(Constraints(dcn={"replica": 2}), slices)(HYBRID)
+    assert not Obeys(Constraints(dcn={"data": 2}), slices)(HYBRID)
+
+
+def test_settings_are_those_to_choose_from():
+    obeys = Obeys(Constraints(remat=("full",), microbatches=(2, 4)), V5P)
+    assert obeys(FSDP_SEQUENCE, {"model.remat": "full", "microbatches": "2"})
+    assert not obeys(FSDP_SEQUENCE, {"model.remat": "none", "microbatches": "2"})
+    assert not obeys(FSDP_SEQUENCE, {"model.remat": "full"})
+
+
+def test_an_axis_that_is_kept_is_larger_than_one_unless_its_size_says_so():
+    layout = md.Layout(["batch -> data", "d_ff -> model"], mesh={"data": 64, "model": 1})
+    assert not Obeys(kept("d_ff -> model"), V5P)(layout)
+    assert Obeys(Constraints(keep=kept("d_ff -> model").keep, mesh={"model": 1}), V5P)(layout)
+
+
+def test_a_shipped_layout_is_kept_with_its_sizes_unless_others_are_given():
+    keep = parse_keep(["fsdp-sequence", "parameters: d_ff -> model"])
+    assert keep.mesh == {"model": 2} and keep.dcn == {}
+    assert keep.layout is not None
+    assert keep.layout.parameters == ["d_model -> data", "d_ff -> model"]
+    assert keep.layout.rules[2] == {"rule": "vocab? -> model", "uneven": "pad"}
+
+
+def test_an_axis_lies_within_a_host_by_the_place_of_its_devices():
+    gpus = find_target("h100:8x4")
+    assert host_devices(V5P) == 4 and host_devices(gpus) == 8
+    assert lies_within_host(gpus, (("data", 4), ("model", 8)), "model")
+    assert not lies_within_host(gpus, (("model", 8), ("data", 4)), "model")
+    assert lies_within_host(V5P, (("data", 32), ("model", 2)), "model")
+    # JAX lays an axis of 4 along a whole dim of the torus, which goes across hosts.
+    assert not lies_within_host(V5P, (("data", 16), ("model", 4)), "model")
+    assert lies_within_host(find_target("cpu:8"), (("data", 8),), "data")
+
+
+def test_parts_put_together_are_the_constraints_again():
+    c = Constraints(
+        keep=parse_keep(["fsdp-sequence", 'gather = "step"']).layout,
+        never=("vocab -> *",),
+        mesh={"model": 2},
+        axes=4,
+        within_host=("model",),
+        dcn={"replica": 2},
+        memory=2**30,
+        remat=("full",),
+        microbatches=(1, 2),
+    )
+    assert together(parts(c)) == c
+    words = [part.words for part in parts(c)]
+    assert 'keep "parameters: d_model -> data"' in words and 'keep gather = "step"' in words
+    assert {"mesh model=2", "dcn replica=2", "axes 4", "max-memory 1.00 GiB"} <= set(words)
+
+
+def test_the_smallest_conflict_has_nothing_that_can_be_left_out():
+    some = parts(Constraints(never=tuple(f"d{i} -> *" for i in range(6))))
+    guilty = {some[2], some[5]}
+    assert set(smallest_conflict(some, lambda left: guilty <= set(left))) == guilty
