@@ -1,0 +1,175 @@
+"""Mixtures of experts, compiled for TPUs that need not be there.
+
+    python -m benchmarks.experts --rows "mixtral capacity" "mixtral dropless" --keep texts
+
+Each row is a training step of 64 sequences of 4096 tokens on `v5p:4x4x4`: memory by the compiler,
+and the time of its schedule, replayed. The share of ideal compute is the MFU: FLOPs of the experts
+that a token uses. With `--keep` compiled programs stay in a folder and are not compiled again.
+
+    python -m benchmarks.experts --dispatch
+
+compiles one layer and its gradients for one CPU device, for several numbers of experts and tokens,
+and says how much memory the program takes beside its arguments and results.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import meshdsl as md
+from meshdsl.commands.analysis import Analysis
+from meshdsl.commands.settings import model_values
+from meshdsl.compiled.replay import replay
+from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.figures import byte_words
+from meshdsl.layers import Experts
+from meshdsl.machine import Network, find_target
+from meshdsl.mesh import make_mesh
+from meshdsl.train.config import Config
+from meshdsl.train.settings import override
+from meshdsl.train.stored_layout import find_layout
+
+from .kept import compiled
+from .measure import table
+
+BATCH, LENGTH, TARGET = 64, 4096, "v5p:4x4x4"
+MIXTRAL: dict[str, Any] = {
+    "layers": 32,
+    "d_model": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "d_ff": 14336,
+    "vocab": 32000,
+    "experts": 8,
+    "experts_used": 2,
+    "rotary_base": 1e6,
+}
+QWEN3: dict[str, Any] = {
+    "layers": 48,
+    "d_model": 2048,
+    "heads": 32,
+    "kv_heads": 4,
+    "head_dim": 128,
+    "d_ff": 768,
+    "vocab": 151936,
+    "experts": 128,
+    "experts_used": 8,
+    "query_norm": "head",
+    "rotary_base": 1e6,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training step of a mixture of experts; `how` are further settings of the model."""
+
+    model: dict[str, Any]
+    layout: str
+    mesh: dict[str, int]
+    remat: str
+    capacity: float = 0.0
+    how: dict[str, Any] = field(default_factory=dict)
+
+    def analysis(self, name: str) -> Analysis:
+        """What `explain` and compiling start from."""
+        model = {**self.model, **self.how, "remat": self.remat, "capacity": self.capacity}
+        values = {f"model.{key}": value for key, value in model.items()}
+        sizes = {"batch": BATCH, "model.length": LENGTH, "precision.compute": "bfloat16"}
+        config = override(Config(), **model_values("llama"), **values, **sizes)
+        return Analysis(name, config, find_layout(self.layout), self.mesh, find_target(TARGET))
+
+
+CASES = {
+    "mixtral capacity": Case(
+        MIXTRAL, "experts-fsdp", {"data": 16, "expert": 4}, "dots", capacity=1.25
+    ),
+    "mixtral dropless": Case(MIXTRAL, "experts-fsdp", {"data": 16, "expert": 4}, "full"),
+    "mixtral dropless, fsdp": Case(MIXTRAL, "fsdp", {"data": 64}, "full"),
+    "qwen3 capacity": Case(QWEN3, "experts-fsdp", {"data": 16, "expert": 4}, "full", capacity=1.25),
+    "qwen3 dropless": Case(QWEN3, "experts-fsdp", {"data": 16, "expert": 4}, "full"),
+    "qwen3 dropless, fsdp": Case(QWEN3, "fsdp", {"data": 64}, "full"),
+}
+
+
+def row(name: str, case: Case, keep: Path | None) -> list[str]:
+    """The cells of one case."""
+    analysis = case.analysis(name)
+    assert analysis.target is not None
+    estimated = analysis.explain()
+    assert estimated.time is not None and analysis.model_flops is not None
+    mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
+    kept = keep and keep / name.replace(",", "").replace(" ", "-")
+    found = compiled(kept, lambda: analysis.job(mesh).lowered, {})
+    sizes = ", ".join(f"{axis}={n}" for axis, n in case.mesh.items())
+    first = [name, case.layout, sizes, case.remat]
+    if "error" in found:
+        return [*first, *["-"] * 2, found["error"][:60], *["-"] * 4]
+    chip = analysis.target.chip
+    time = replay(found["text"], chip, Network(analysis.target, analysis.sizes), analysis.sizes)
+    ideal = analysis.model_flops[0] / chip.flops
+    return [
+        *first,
+        byte_words(found["temporaries"]),
+        byte_words(found["peak"]),
+        byte_words(estimated.memory.peak or 0),
+        f"{time.step:.2f}",
+        f"{estimated.time.step:.2f}",
+        f"{time.exposed / time.step:.1%}",
+        f"{ideal / time.step:.1%}",
+    ]
+
+
+def dispatch() -> list[list[str]]:
+    """Temporaries of a layer and its gradients: a row for each number of experts."""
+    tokens, rows = (4096, 8192, 16384), []
+    for experts in (8, 64, 256):
+        cells = [str(experts)]
+        for capacity in (1.25, 0.0):
+            cells += [byte_words(_temporaries(experts, n, capacity)) for n in tokens]
+        rows.append(cells)
+    kinds = [f"{kind}, {n} tokens" for kind in ("capacity", "dropless") for n in tokens]
+    return [["experts", *kinds], *rows]
+
+
+def _temporaries(experts: int, tokens: int, capacity: float) -> int:
+    d_model, d_ff = md.Dim("d_model", 64), md.Dim("d_ff", 32)
+    of_key = lambda key: Experts.init(
+        key, d_model, d_ff, md.Dim("experts", experts), top=2, capacity=capacity
+    )
+    dims = md.Dim("batch", 1), md.Dim("length", tokens), d_model
+    x = md.tensor(jax.ShapeDtypeStruct((1, tokens, d_model.size), jnp.float32), dims)
+    step = md.value_and_grad(lambda layer, x: md.mean(md.square(layer(x))))
+    abstract = jax.eval_shape(of_key, jax.random.key(0))
+    found = jax.jit(step).lower(abstract, x).compile().memory_analysis()
+    assert found is not None
+    return found.temp_size_in_bytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="+", choices=CASES, help="by default all")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of compiled programs")
+    parser.add_argument("--dispatch", action="store_true", help="the memory of one layer alone")
+    given = parser.parse_args()
+    if given.dispatch:
+        print(table(dispatch()))
+        return
+    compile_only()
+    head = ["step", "layout", "mesh", "remat", "temporaries", "peak", "estimated"]
+    rows = [[*head, "step s", "estimated", "waits", "MFU"]]
+    for name in given.rows or CASES:
+        rows.append(row(name, CASES[name], given.keep))
+        print("; ".join(rows[-1]), flush=True)
+    print(f"\n{table(rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,464 @@
+"""A mixture of experts: a feed-forward layer of which each token uses a few parts.
+
+A router gives every token a score for each expert. The token goes through the experts with the
+highest scores, and what they give is added up by weights that follow from the scores.
+
+    experts = Experts.init(key, d_model, d_ff, md.Dim("experts", 8), top=2)
+    experts(x)                      # [batch, length, d_model] -> the same
+    y, load = experts.with_load(x)  # and what is to be balanced, for the loss
+
+Without `capacity` no token is dropped. Tokens are sorted by their expert, and each expert
+multiplies the tokens that it has (Gale et al., 2022, MegaBlocks). With a `capacity` every expert
+has room for so many tokens of each sequence, and those that find no room are left out (Lepikhin et
+al., 2020, GShard). Then a layout that splits the experts moves tokens by two all_to_alls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from flax.struct import PyTreeNode
+
+import meshdsl as md
+from meshdsl.layers.mlp import SwiGLU
+from meshdsl.ops.checkpoint import HIDDEN
+
+SCORES = ("softmax", "sigmoid")
+_STEP = 1e-3  # of the offsets that balance the load, that of DeepSeek-V3
+
+
+def swiglu(gate, up):
+    """`silu(gate) * up`, of arrays: what an expert does between its matrices."""
+    return jax.nn.silu(gate) * up
+
+
+class Load(PyTreeNode):
+    """How a layer of experts was used, before any token is dropped.
+
+    All are means over the tokens of a batch, so that means over microbatches are exact.
+
+    Attributes:
+      balance: 1 where every expert is chosen equally often in each sequence, and larger where not:
+        the loss of the Switch Transformer (Fedus et al., 2021, equation 4), sequence by sequence.
+      z: the squared log-normaliser of the router (Zoph et al., 2022, ST-MoE, equation 5).
+      share: the share of the choices that each expert has; the dim `routes`.
+      dropped: the share of the choices that found no room.
+      settling: 0; its gradient moves the offsets of the router, see `Router`. None without offsets.
+    """
+
+    balance: md.Tensor
+    z: md.Tensor
+    share: md.Tensor
+    dropped: md.Tensor
+    settling: md.Tensor | None
+
+
+class Choice(PyTreeNode):
+    """What a router chooses for each token.
+
+    Attributes:
+      experts: the numbers of the experts, the best first; the dims of the tokens, and `top`.
+      weights: of what they give; the same dims.
+      scores: of all experts, which are to be balanced; the dims of the tokens, and `routes`.
+      logits: the same before they became scores.
+    """
+
+    experts: md.Tensor
+    weights: md.Tensor
+    scores: md.Tensor
+    logits: md.Tensor
+
+
+class Router(PyTreeNode):
+    """Scores for each token and expert, and the `top` experts of each token.
+
+    It computes in float32. Its dim of experts is called `routes`: a rule of a layout for `experts`
+    is about their weights, and a router is too small to be split.
+
+    Attributes:
+      weight: dims d_model and routes.
+      bias: added to the logits; the dim routes. None for none, as in most models.
+      offset: added to the scores that choose, and not to those that weigh (DeepSeek-V3); the dim
+        routes. None for none. It is no subject of the loss: `settling` of `Load` makes its gradient
+        the difference between the load of an expert and the mean load, and an optimizer of
+        `meshdsl train` moves it a small step against the sign of that, once per step.
+      top: how many experts a token has.
+      scores: what makes scores of logits: a `softmax` over all experts, or a `sigmoid` for each.
+      normalise: the weights of a token are divided by their sum.
+      scale: a factor of the weights.
+      groups: the experts stand in so many groups, of which a token uses `groups_used`.
+      groups_used: 0: all of them. The best groups are those of which the two best experts, with
+        `sigmoid`, or the best expert, with `softmax`, have the highest scores.
+    """
+
+    weight: md.Tensor
+    bias: md.Tensor | None
+    offset: md.Tensor | None
+    top: int = struct.field(pytree_node=False)
+    scores: str = struct.field(pytree_node=False, default="softmax")
+    normalise: bool = struct.field(pytree_node=False, default=True)
+    scale: float = struct.field(pytree_node=False, default=1.0)
+    groups: int = struct.field(pytree_node=False, default=1)
+    groups_used: int = struct.field(pytree_node=False, default=0)
+
+    @classmethod
+    def init(
+        cls,
+        key,
+        d_model: md.Dim,
+        experts: int,
+        top: int,
+        *,
+        biased: bool = False,
+        offset: bool = False,
+        scores: str = "softmax",
+        normalise: bool = True,
+        scale: float = 1.0,
+        groups: int = 1,
+        groups_used: int = 0,
+    ):
+        """Normal weights, and offsets and biases of zero.
+
+        Raises:
+          MeshDSLError: there are fewer experts than `top`, also in the groups that are used; they
+            do not divide into the groups; or there are no such scores.
+        """
+        routes = md.Dim("routes", experts)
+        if scores not in SCORES:
+            raise md.MeshDSLError(f"Router: scores are one of {', '.join(SCORES)}, not {scores!r}")
+        if not 1 <= top <= experts:
+            raise md.MeshDSLError(f"Router: {top} of {experts} experts; a token has 1 or more")
+        if groups < 1 or experts % groups or not 0 <= groups_used <= groups:
+            raise md.MeshDSLError(
+                f"Router: {experts} experts do not divide into {groups} groups, of which "
+                f"{groups_used} are used"
+            )
+        if groups_used and top > experts // groups * groups_used:
+            raise md.MeshDSLError(
+                f"Router: {top} experts for each token, and {groups_used} groups have "
+                f"{experts // groups * groups_used}"
+            )
+        return cls(
+            weight=md.normal(key, (d_model, routes), ins=d_model),
+            bias=md.zeros(routes) if biased else None,
+            offset=settled(md.zeros(routes)) if offset else None,
+            top=top,
+            scores=scores,
+            normalise=normalise,
+            scale=scale,
+            groups=groups,
+            groups_used=groups_used,
+        )
+
+    def __call__(self, x: md.Tensor) -> Choice:
+        """The experts of each token of `x`, which has d_model and any other dims."""
+        routes, wide = self.weight.dims[-1], lambda t: md.cast(t, jnp.float32)
+        logits = md.dot(wide(x), wide(self.weight))
+        if self.bias is not None:
+            logits = logits + wide(self.bias)
+        scores = md.sigmoid(logits) if self.scores == "sigmoid" else md.softmax(logits, routes)
+        choosing = md.stop_gradient(scores)
+        if self.offset is not None:
+            choosing = choosing + md.stop_gradient(wide(self.offset))
+        if 0 < self.groups_used < self.groups:
+            choosing = md.where(self._usable(choosing, routes), choosing, -jnp.inf)
+        _, chosen = md.top_k(choosing, routes, md.Dim("top", self.top))
+        # A lookup would be differentiated to a scatter, which costs more than a sum over routes.
+        weights = md.sum(md.where(md.one_hot(chosen, routes, bool), scores, 0.0), routes)
+        if self.normalise:
+            weights = weights / (md.sum(weights, "top") + 1e-20)
+        return Choice(chosen, weights * self.scale, scores, logits)
+
+    def _usable(self, scores: md.Tensor, routes: md.Dim) -> md.Tensor:
+        """Whether an expert stands in one of the groups that a token uses."""
+        groups = md.Dim("route_groups", self.groups)
+        members = md.Dim("group_routes", routes.size // self.groups)
+        apart = md.reshape(scores, tuple(e for d in scores.dims for e in self._apart(d, groups)))
+        best = 2 if self.scores == "sigmoid" and members.size > 1 else 1
+        of_groups = md.sum(md.top_k(apart, members, md.Dim("best", best))[0], "best")
+        _, used = md.top_k(of_groups, groups, md.Dim("used", self.groups_used))
+        usable = md.any(md.one_hot(used, groups, bool), "used")
+        return md.reshape(md.broadcast(usable, (*usable.dims, members)), scores.dims)
+
+    def _apart(self, d: md.Dim, groups: md.Dim) -> tuple[md.Dim, ...]:
+        if d.name != "routes":
+            return (d,)
+        return groups, md.Dim("group_routes", d.size // self.groups)
+
+
+def settled(offset: md.Tensor) -> md.Tensor:
+    """`offset` as a parameter that moves by a small step against the sign of its gradient."""
+    assert offset.role is not None
+    return offset.replace(role=offset.role._replace(signs=_STEP))
+
+
+class Experts(PyTreeNode):
+    """A feed-forward layer with a gate, of many experts; see `SwiGLU` for one.
+
+        experts = Experts.init(key, d_model, d_ff, md.Dim("experts", 8), top=2)
+        experts(x)   # [batch, length, d_model] -> the same
+
+    Attributes:
+      router: chooses the experts of each token.
+      gate: dims experts, d_model and d_ff.
+      up: the same.
+      down: dims experts, d_ff and d_model.
+      biases: of gate, up and down, each with experts and what comes out; None for none.
+      shared: what every token goes through beside its experts; None for none.
+      capacity: an expert has room for so many times the tokens of a sequence that it would have if
+        all had the same; 0: no token is dropped.
+      along: the dim that a sequence is. Room is counted in each sequence by itself, and tokens are
+        served in their order, so that no token changes what becomes of an earlier one, and no
+        layout what is dropped. Without this dim, as in decoding, no token is dropped.
+      activation: of the arrays that gate and up give.
+    """
+
+    router: Router
+    gate: md.Tensor
+    up: md.Tensor
+    down: md.Tensor
+    biases: tuple[md.Tensor, md.Tensor, md.Tensor] | None = None
+    shared: SwiGLU | None = None
+    capacity: float = struct.field(pytree_node=False, default=0.0)
+    along: str = struct.field(pytree_node=False, default="length")
+    activation: Callable[[Any, Any], Any] = struct.field(pytree_node=False, default=swiglu)
+
+    @classmethod
+    def init(
+        cls,
+        key,
+        d_model: md.Dim,
+        d_ff: md.Dim,
+        experts: md.Dim,
+        top: int,
+        *,
+        bias: bool = False,
+        out_std: float | None = None,
+        shared: int = 0,
+        capacity: float = 0.0,
+        along: str = "length",
+        activation: Callable[[Any, Any], Any] = swiglu,
+        **router,
+    ):
+        """Weights as those of `SwiGLU` in each expert.
+
+        Args:
+          bias: all three matrices have biases, which begin with zeros.
+          out_std: the standard deviation of the weights of `down`.
+          shared: the d_ff of what all tokens go through; 0 for none.
+          router: further arguments of `Router.init`.
+
+        Raises:
+          MeshDSLError: as `Router.init`; a negative capacity.
+        """
+        if capacity < 0:
+            raise md.MeshDSLError(f"Experts: capacity={capacity} is negative")
+        for_router, gate, up, down, for_shared = jax.random.split(key, 5)
+        into = lambda k: md.normal(k, (experts, d_model, d_ff), ins=d_model)
+        biases = [md.zeros((experts, d)) for d in (d_ff, d_ff, d_model)]
+        made = SwiGLU.init(for_shared, d_model, md.Dim(d_ff.name, shared)) if shared else None
+        return cls(
+            router=Router.init(for_router, d_model, experts.size, top, **router),
+            gate=into(gate),
+            up=into(up),
+            down=md.normal(down, (experts, d_ff, d_model), ins=d_ff, std=out_std),
+            biases=(biases[0], biases[1], biases[2]) if bias else None,
+            shared=made,
+            capacity=capacity,
+            along=along,
+            activation=activation,
+        )
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """The dims of `x`, which has d_model and any others."""
+        return self._through(x, self.router(x))[0]
+
+    def with_load(self, x: md.Tensor) -> tuple[md.Tensor, Load]:
+        """The same, and how the experts were used."""
+        choice = self.router(x)
+        y, kept = self._through(x, choice)
+        return y, self._load(choice, kept)
+
+    def _through(self, x: md.Tensor, choice: Choice) -> tuple[md.Tensor, md.Tensor | None]:
+        """What the layer gives, and whether each choice found room; None where there is no end."""
+        if self.capacity and self.along in [d.name for d in x.dims]:
+            y, kept = self._with_room(x, choice)
+        else:
+            y, kept = self._without_drops(x, choice), None
+        return (y if self.shared is None else y + self.shared(x)), kept
+
+    def _without_drops(self, x: md.Tensor, choice: Choice) -> md.Tensor:
+        experts, _, d_ff = self.gate.dims
+        weights = [md.cast(t, x.dtype) for t in (self.gate, self.up, self.down)]
+        biases = [md.cast(t, x.dtype) for t in self.biases[:2]] if self.biases else []
+
+        def expert(groups, rows, gate, up, down, *biases):
+            hidden = [groups.dot(rows, gate), groups.dot(rows, up)]
+            if biases:
+                hidden = [h + groups.take(b) for h, b in zip(hidden, biases, strict=True)]
+            return groups.dot(self.activation(*hidden).astype(rows.dtype), down)
+
+        operands = (*weights, *biases)
+        how = {"sums": d_ff, "name": "experts"}
+        y = md.routed(expert, x, choice.experts, choice.weights, operands, experts, **how)
+        return y if self.biases is None else y + md.cast(self._bias_after(choice), y.dtype)
+
+    def _bias_after(self, choice: Choice) -> md.Tensor:
+        """The weighted sum of the biases that come last: no part of a sum over d_ff."""
+        assert self.biases is not None
+        table = md.rename(self.biases[2], self.biases[2].dims[0], "routes")
+        routes = table.dims[0]
+        chosen = md.one_hot(choice.experts, routes, bool)
+        weights = md.where(chosen, md.broadcast(choice.weights, chosen.dims), 0.0)
+        return md.dot(md.sum(weights, "top"), table.replace(role=md.zeros(routes, ins=routes).role))
+
+    def _with_room(self, x: md.Tensor, choice: Choice) -> tuple[md.Tensor, md.Tensor]:
+        (experts, d_model, d_ff), length = self.gate.dims, x.dim(self.along)
+        slot, token, room = self._slots(x, choice, experts, length)
+        others = tuple(d for d in x.dims if d not in (length, d_model))
+        weights = md.transpose(md.cast(choice.weights, x.dtype), slot.dims)
+        x = md.transpose(x, (*others, length, d_model))
+        # With the experts in front, the products take and give arrays as they lie.
+        slots = experts, *others, room
+        how = {"out": (*slots, d_model), "whole": length, "name": "dispatch"}
+        sent = md.local(partial(dispatched, experts.size), x, slot, token, **how)
+        # What has travelled is kept along with what is made of it, and does not travel again.
+        sent = md.checkpoint_name(sent, HIDDEN)
+        gate, up = (
+            md.einsum(sent, md.cast(w, x.dtype), out=(*slots, d_ff)) for w in (self.gate, self.up)
+        )
+        if self.biases is not None:
+            gate, up = (
+                h + md.cast(b, h.dtype) for h, b in zip((gate, up), self.biases, strict=False)
+            )
+        gate, up = (md.checkpoint_name(h, HIDDEN) for h in (gate, up))
+        hidden = md.materialize(md.map(self.activation, gate, up, name="activation"))
+        y = md.einsum(hidden, md.cast(self.down, x.dtype), out=(*slots, d_model))
+        if self.biases is not None:
+            y = y + md.cast(self.biases[2], y.dtype)
+        # No rule speaks of the slots of tokens, so that they come back here.
+        back = md.checkpoint_name(md.rename(y, experts, "expert_slots"), HIDDEN)
+        # With the whole length its gradient is gathered, which is smaller than that of the slots.
+        how = {"out": x.dims, "whole": (back.dims[0], room, length), "name": "combine"}
+        y = md.local(combined, back, weights, slot, token, **how)
+        return y, slot < experts.size * room.size
+
+    def _slots(self, x: md.Tensor, choice: Choice, experts: md.Dim, length: md.Dim):
+        """Where each choice goes.
+
+        Returns:
+          For each choice the number of its slot, and beyond all slots if it is dropped; for each
+          slot the number of the choice that it has, and beyond all choices if it is empty; and the
+          dim of the slots of one expert.
+        """
+        top = choice.experts.dim("top")
+        choices = md.Dim("choices", length.size * top.size)
+        fair = self.capacity * choices.size / experts.size
+        room = md.Dim("capacity", max(1, min(math.ceil(fair), length.size)))
+        slots = md.Dim("slots", experts.size * room.size)
+        others = tuple(d for d in choice.experts.dims if d not in (length, top))
+        ids = md.transpose(choice.experts, (*others, length, top))
+        flat = md.reshape(ids, (*others, choices))
+        place = md.cumcount(flat, choices, experts)
+        slot = md.where(place < room.size, flat * room.size + place, slots.size)
+        empty = md.broadcast(md.iota(slots, like=x) * 0 + choices.size, (*others, slots))
+        token = md.scatter(empty, slot, md.iota(choices, like=x), slots, how="set")
+        return md.reshape(slot, ids.dims), token, room
+
+    def _load(self, choice: Choice, kept: md.Tensor | None) -> Load:
+        routes, top = choice.scores.dim("routes"), choice.experts.dim("top")
+        along = [d for d in choice.scores.dims if d.name == self.along]
+        total = md.sum(choice.scores, routes)
+        probability = choice.scores / total if self.router.scores == "sigmoid" else choice.scores
+        chosen = md.sum(md.one_hot(choice.experts, routes), top) * (1 / top.size)
+        share, probability = (md.mean(t, along) for t in (chosen, probability))
+        balance = md.mean(md.sum(share * probability, routes)) * routes.size
+        settling = None
+        if self.router.offset is not None:
+            # Sequence by sequence, because a pipeline has only some of these at a time.
+            offset = md.cast(self.router.offset, jnp.float32)
+            excess = md.stop_gradient(share - 1 / routes.size)
+            term = md.mean(md.sum(excess * offset, routes))
+            settling = term - md.stop_gradient(term)
+        share = md.mean(share, tuple(d for d in share.dims if d != routes))
+        z = md.mean(md.square(md.logsumexp(choice.logits, routes)))
+        lost = md.sum(share) * 0.0 if kept is None else md.mean(md.cast(~kept, jnp.float32))
+        return Load(balance, z, share, lost, settling)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def dispatched(experts: int, x, slot, token):
+    """The tokens in the slots of the experts, and zeros in those that are empty.
+
+    Args:
+      experts: how many.
+      x: [..., length, d_model].
+      slot: the number of the slot of each choice; [..., length, top].
+      token: the number of the choice in each slot; [..., slots].
+
+    Returns:
+      [experts, ..., room, d_model].
+    """
+    found = _rows(x, token // slot.shape[-1])
+    return _in_front(found.reshape(*token.shape[:-1], experts, -1, x.shape[-1]))
+
+
+dispatched.defvjp(
+    lambda experts, x, slot, token: (dispatched(experts, x, slot, token), slot),
+    lambda experts, slot, ct: (jnp.sum(_rows(_flat(ct), slot), axis=-2), None, None),
+)
+
+
+@jax.custom_vjp
+def combined(y, weights, slot, token):
+    """For each token the weighted sum of what its choices gave; those without a slot gave nothing.
+
+    Args:
+      y: [experts, ..., room, d_model].
+      weights: [..., length, top].
+      slot, token: as for `dispatched`.
+
+    Returns:
+      [..., length, d_model].
+    """
+    return jnp.einsum("...kd,...k->...d", _rows(_flat(y), slot), weights)
+
+
+def _combined_backward(saved, ct):
+    y, weights, slot, token = saved
+    of_slots = _rows(weights.reshape(*weights.shape[:-2], -1, 1), token)
+    by_y = _rows(ct, token // slot.shape[-1]) * of_slots
+    by_weights = jnp.einsum("...kd,...d->...k", _rows(_flat(y), slot), ct)
+    apart = by_y.reshape(*by_y.shape[:-2], len(y), -1, by_y.shape[-1])
+    return _in_front(apart), by_weights, None, None
+
+
+combined.defvjp(lambda *operands: (combined(*operands), operands), _combined_backward)
+
+
+def _in_front(y):
+    """`y [..., experts, room, d_model]` as [experts, ..., room, d_model]."""
+    return jnp.moveaxis(y, -3, 0)
+
+
+def _flat(y):
+    """`y [experts, ..., room, d_model]` as [..., slots, d_model]."""
+    apart = jnp.moveaxis(y, 0, -3)
+    return apart.reshape(*apart.shape[:-3], -1, y.shape[-1])
+
+
+def _rows(x, at):
+    """The rows of `x [..., n, d]` at `at [...]`, whose first dims are those of x before n.
+
+    Rows outside of `x` are zeros.
+    """
+    if x.ndim > 2:
+        return jax.vmap(_rows)(x, at)
+    found = jnp.take(x, at, axis=0, mode="clip")
+    return jnp.where(((at >= 0) & (at < len(x)))[..., None], found, 0)

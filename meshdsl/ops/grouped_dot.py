@@ -1,0 +1,213 @@
+"""Products of groups of rows, each with the matrix of its group, and their derivatives.
+
+Rows stand in the order of their groups: those of group g begin at `starts[g]`, and those from
+`starts[-1]` on belong to none. Neither the product nor its derivatives multiply a row with the
+matrix of another group, as `jax.lax.ragged_dot` does for the gradient of the weight. There are two
+ways to the same result:
+
+- `megablox`, JAX's Pallas kernels for TPU;
+- `blocks` of rows, one after the other, in plain JAX, on every platform.
+
+What comes out of rows without a group means nothing: callers replace it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.later import imported
+from meshdsl.lowering import kernels
+from meshdsl.lowering.kernels import Product
+
+KERNELS = ("megablox", "blocks")
+_MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox.gmm"
+_LANES = 128
+
+
+class Way(NamedTuple):
+    """How products are computed.
+
+    Attributes:
+      kernel: one of `KERNELS`.
+      interpret: the kernel is interpreted, as it is elsewhere than on TPU.
+      lowered: whether this is one device of a lowering.
+      block: rows of a block.
+      share: the share of the rows that are expected to have a group here.
+    """
+
+    kernel: str
+    interpret: bool
+    lowered: bool
+    block: int
+    share: float
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def grouped_dot(way: Way, rows, weight, starts):
+    """`rows [m, k]` times the matrix of their group in `weight [groups, k, n]`: `[m, n]`."""
+    return _dot(way, rows, weight, starts)
+
+
+def _forward(way: Way, rows, weight, starts):
+    return _dot(way, rows, weight, starts), (rows, weight, starts)
+
+
+def _backward(way: Way, saved, cotangent):
+    rows, weight, starts = saved
+    by_rows = _dot(way, cotangent, weight, starts, transposed=True)
+    return by_rows.astype(rows.dtype), _outer(way, rows, cotangent, starts, weight.dtype), None
+
+
+grouped_dot.defvjp(_forward, _backward)
+
+
+def _dot(way: Way, rows, weight, starts, *, transposed: bool = False):
+    """The product; with the transposed matrices if `transposed`."""
+    inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
+    fn = {"megablox": _dot_by_megablox, "blocks": _dot_by_blocks}[way.kernel]
+    call = partial(fn, way.block, way.interpret, transposed)
+    return _called(way, call, len(weight), inner, features, rows, weight, starts)
+
+
+def _outer(way: Way, rows, others, starts, dtype):
+    """For each group the product of its `rows [m, k]` and its `others [m, n]`: `[groups, k, n]`."""
+    fn = {"megablox": _outer_by_megablox, "blocks": _outer_by_blocks}[way.kernel]
+    call = partial(fn, way.block, way.interpret, jnp.dtype(dtype).name)
+    groups = len(starts) - 1
+    return _called(way, call, groups, rows.shape[1], others.shape[1], rows, others, starts)
+
+
+def _called(way: Way, call: partial, groups: int, inner: int, features: int, rows, *others) -> Any:
+    """`call(rows, *others)`, as one operation where this is a device of a lowering."""
+    if not way.lowered:
+        return call(rows, *others)
+    expected = rows.shape[0] * way.share
+    flops = int(2 * expected * inner * features)
+    per_group = -(-int(expected) // groups)
+    dtype = rows.dtype.name
+    stated = Product(groups, per_group, inner, features, flops, dtype, uneven=way.share < 1)
+    return kernels.opaque(call, rows, *others, products=(stated,))
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def block_of(rows: int, groups: int, platform: str) -> int:
+    """How many rows a block has: few where groups are small, because a block has one group."""
+    most = 512 if platform == "gpu" else 128
+    size = 8
+    while size < most and size * groups < rows:
+        size *= 2
+    return size
+
+
+def _blocks(starts, size: int):
+    """How many blocks the groups have, and a function that gives the group of a block, its first
+    row, and how many rows it has.
+    """
+    counts = -(-jnp.diff(starts) // size)
+    ends = jnp.cumsum(counts)
+
+    def block(number):
+        group = jnp.sum(number >= ends, dtype=jnp.int32)
+        row = starts[group] + (number - ends[group] + counts[group]) * size
+        return group, row, starts[group + 1] - row
+
+    return ends[-1], block
+
+
+def _wide(*arrays):
+    """The dtype in which products of arrays are added up."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+
+
+def _dot_by_blocks(size: int, _, transposed: bool, rows, weight, starts):
+    count, block = _blocks(starts, size)
+    padded = jnp.pad(rows, ((0, size), (0, 0)))
+    contracted = ((1,), (1 if transposed else 0,)), ((), ())
+
+    def one(number, made):
+        group, row, _ = block(number)
+        own = lax.dynamic_slice_in_dim(padded, row, size)
+        matrix = lax.dynamic_index_in_dim(weight, group, keepdims=False)
+        product = lax.dot_general(own, matrix, contracted, preferred_element_type=_wide(own))
+        # What a block writes beyond its group, the blocks of the next groups write again.
+        return lax.dynamic_update_slice_in_dim(made, product.astype(made.dtype), row, 0)
+
+    features = weight.shape[1 if transposed else 2]
+    empty = jnp.zeros((len(padded), features), jnp.result_type(rows, weight))
+    return lax.fori_loop(0, count, one, empty)[: len(rows)]
+
+
+def _outer_by_blocks(size: int, _, dtype: str, rows, others, starts):
+    count, block = _blocks(starts, size)
+    pad = lambda x: jnp.pad(x, ((0, size), (0, 0)))
+    padded, others = pad(rows), pad(others)
+
+    def one(number, made):
+        group, row, left = block(number)
+        inside = (jnp.arange(size) < left)[:, None]
+        own, other = (
+            jnp.where(inside, lax.dynamic_slice_in_dim(x, row, size), 0) for x in (padded, others)
+        )
+        contracted = ((0,), (0,)), ((), ())
+        product = lax.dot_general(own, other, contracted, preferred_element_type=made.dtype)
+        so_far = lax.dynamic_index_in_dim(made, group, keepdims=False)
+        return lax.dynamic_update_index_in_dim(made, so_far + product, group, 0)
+
+    shape = len(starts) - 1, rows.shape[1], others.shape[1]
+    return lax.fori_loop(0, count, one, jnp.zeros(shape, _wide(rows))).astype(dtype)
+
+
+# -- megablox --------------------------------------------------------------------------------------
+
+
+def megablox_lacks(rows, parameters) -> str:
+    """What megablox cannot do of products of `rows` with `parameters`; empty if it can do all."""
+    dtypes = {x.dtype for x in (rows, *parameters)}
+    if not dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)} or len(dtypes) > 1:
+        return f"it takes float32 or bfloat16, not {' and '.join(sorted(map(str, dtypes)))}"
+    if min(len(rows), rows.shape[1]) < _LANES:
+        return f"it takes {_LANES} rows and features or more, not {len(rows)} and {rows.shape[1]}"
+    return ""
+
+
+def _tiles(rows: int, inner: int, features: int) -> tuple[int, int, int]:
+    whole = lambda n: -(-n // _LANES) * _LANES
+    return min(512, whole(rows)), min(1024, whole(inner)), min(1024, whole(features))
+
+
+def _padded_rows(x, tile: int):
+    return jnp.pad(x, ((0, -len(x) % tile), (0, 0)))
+
+
+def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts):
+    inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
+    tiling = _tiles(len(rows), inner, features)
+    made = imported(_MEGABLOX, "gmm")(
+        _padded_rows(rows, tiling[0]),
+        weight,
+        jnp.diff(starts),
+        preferred_element_type=rows.dtype,
+        tiling=tiling,
+        transpose_rhs=transposed,
+        interpret=interpret,
+    )
+    return made[: len(rows)]
+
+
+def _outer_by_megablox(_, interpret: bool, dtype: str, rows, others, starts):
+    tiling = _tiles(len(rows), rows.shape[1], others.shape[1])
+    return imported(_MEGABLOX, "tgmm")(
+        _padded_rows(rows, tiling[0]).T,
+        _padded_rows(others, tiling[0]),
+        jnp.diff(starts),
+        preferred_element_type=jnp.dtype(dtype),
+        tiling=tiling,
+        interpret=interpret,
+    )

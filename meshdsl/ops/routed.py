@@ -1,0 +1,295 @@
+"""routed: each element through the functions that an index chooses, as a mixture of experts does.
+
+Each device brings the rows of its own experts together by a sort, gives them to the function in one
+piece, and puts the results back. No row is dropped, and no product is with the matrix of an expert
+that was not chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl import dims as dim_algebra
+from meshdsl.dims import Dim, Dims, show
+from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.lowering import collectives
+from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.law import apply_op
+from meshdsl.ops.component import as_tensor
+from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot, megablox_lacks
+from meshdsl.tensor import Tensor
+
+
+def _routed_example(routed: Callable, draw: Draw) -> Case:
+    a, b, v, f = draw.dims("a", "b", "v", "f")
+    e, k = Dim("e", 5), Dim("k", draw.integer(0, 3))
+    operands = (
+        draw.tensor(a, b, e),
+        draw.integers(a, b, k, below=v.size + 1),
+        draw.tensor(a, b, k),
+        draw.tensor(v, e, f),
+        draw.tensor(v, f, e),
+    )
+
+    def call(x, ids, weights, up, down):
+        axes = [[d.name for d in w.dims[::1] if d != v] for w in (up, down)]
+
+        def expert(groups, rows, up, down):
+            up = up if axes[0] == ["e", "f"] else up.swapaxes(1, 2)
+            down = down if axes[1] == ["f", "e"] else down.swapaxes(1, 2)
+            return groups.dot(jnp.sin(groups.dot(rows, up)), down)
+
+        return routed(expert, x, ids, weights, (up, down), v, sums=(f,))
+
+    return Case(call, operands, (v,))
+
+
+class Groups:
+    """Rows in the order of their experts, for the function that `md.routed` is given."""
+
+    def __init__(self, way: Way, starts, of_rows):
+        self._way, self._starts, self._of_rows = way, starts, of_rows
+
+    def dot(self, rows, weight):
+        """Each row times the matrix of its expert.
+
+        Args:
+          rows: an array of shape [rows, inner].
+          weight: [experts, inner, features].
+
+        Returns:
+          [rows, features], in the dtype of both, added up in float32.
+        """
+        dtype = jnp.result_type(rows, weight)
+        rows, weight = rows.astype(dtype), weight.astype(dtype)
+        if not rows.size or not weight.size:
+            return jnp.sum(rows, axis=1, keepdims=True) * jnp.sum(weight, axis=(0, 1))
+        return grouped_dot(self._way, rows, weight, self._starts)
+
+    def take(self, table):
+        """For each row what `table [experts, ...]` has for its expert, such as a bias."""
+        if not len(table):
+            return jnp.zeros((*self._of_rows.shape, *table.shape[1:]), table.dtype)
+        return jnp.take(table, self._of_rows, axis=0, mode="clip")
+
+
+@op(
+    computes="its own elements by its own experts; where these are split, a term of a sum",
+    moves=("all_gather",),
+    example=_routed_example,
+    result="same",
+    floats=True,
+)
+def routed(
+    fn: Callable,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    parameters: tuple,
+    experts: Dim | str,
+    *,
+    sums=(),
+    name: str = "routed",
+    implementation: str | None = None,
+) -> Tensor:
+    """Each element of `x` through the experts that `ids` choose, and the weighted sum of these.
+
+        def expert(groups, rows, up, down):         # arrays; each row belongs to one expert
+            return groups.dot(jax.nn.gelu(groups.dot(rows, up)), down)
+
+        # x [batch, length, d_model], chosen and share [batch, length, top],
+        # up [experts, d_model, d_ff], down [experts, d_ff, d_model]
+        y = md.routed(expert, x, chosen, share, (up, down), experts, sums=d_ff)
+
+    Rows are sorted by their expert, so that each product of `groups.dot` is one of groups of rows,
+    each with the matrix of its expert. What it costs grows with the elements that are chosen, and
+    not with the number of experts. Nothing is dropped, however unequal the load is. An index
+    outside of `experts` adds nothing.
+
+    Where `experts` are split, each device computes what its own experts add to the elements that it
+    has of all other dims, and the law takes the sum. It makes room for as many rows as could be
+    chosen, even if most are of other devices' experts. Derivatives are of first order and in
+    reverse mode.
+
+    Args:
+      fn: called with `groups`, rows of `x` as an array [rows, features], and the parameters, with
+        `experts` in front and the other dims in the Tensor's order. `groups.dot(rows, weight)` is
+        the product of each row with the matrix of its expert, and `groups.take(table)` gives each
+        row what the table has for its expert. It returns an array of the shape of the rows.
+      x: its features, the one dim that `ids` lack, and others.
+      ids: for each element the indices of its experts. Dims that `x` lacks are the choices.
+      weights: what the result of each choice is multiplied by; its dims are those of `ids`.
+      parameters: Tensors that have `experts`.
+      experts: the dim that `ids` are indices of.
+      sums: dims of the parameters over which the result of `fn` is a sum, so that a layout may
+        split them. The others are whole while `fn` runs. Their padding holds zeros.
+      name: what errors and `explain` call the op.
+      implementation: of `groups.dot`: "megablox" for TPU, or "blocks", which serves every call on
+        every platform.
+
+    Raises:
+      MeshDSLError: dims do not fit, `ids` are not whole numbers, or the others not real
+        floating-point numbers; or the implementation cannot serve the call.
+    """
+    parameters = tuple(as_tensor(t, name) for t in parameters)
+    every = [d for t in parameters for d in t.dims]
+    experts = dim_algebra.find(name, tuple(dict.fromkeys(every)), experts)
+    features = _features(name, x, ids, weights, parameters, experts)
+    if implementation is not None and implementation not in KERNELS:
+        raise MeshDSLError(
+            f"{name}: `implementation` is one of {', '.join(map(repr, KERNELS))}, not "
+            f"{quote(implementation)}{nearest(str(implementation), KERNELS)}"
+        )
+    tensors = (x, ids, weights, *parameters)
+    loop = dim_algebra.union(name, [t.dims for t in tensors])
+    inner = dim_algebra.without(loop, (*x.dims, *ids.dims, experts))
+    summed = dim_algebra.find_all(f"{name}, sums", inner, sums)
+    unsplit = (features, *dim_algebra.without(inner, summed))
+    tokens = dim_algebra.without(x.dims, (features,))
+    choices = dim_algebra.without(ids.dims, tokens)
+    order = (*tokens, *choices)
+
+    def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
+        axes = frozenset().union(*map(collectives.varying, (x_, ids_, weights_, *arrays)))
+        last = jnp.moveaxis(x_, x.dims.index(features), -1)
+        rows = last.reshape(-1, features.size)
+        chosen = _arranged(ids_, ids.dims, order).astype(jnp.int32).reshape(len(rows), -1)
+        share = _arranged(weights_, weights.dims, order).reshape(len(rows), -1)
+        arrays = [
+            jnp.moveaxis(a, t.dims.index(experts), 0)
+            for a, t in zip(arrays, parameters, strict=True)
+        ]
+        first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
+        here = at.size(experts)
+        implement = partial(_way, at, experts, implementation, name, arrays)
+        made = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
+        return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
+
+    how = {"unsplit": unsplit, "in_order": (experts,)}
+    return apply_op(name, local, tensors, loop=loop, out=x.dims, **how)
+
+
+def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
+    """The features of `x`, after checking that operands go together."""
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise MeshDSLError(
+            f"{name}: the indices {show(ids.dims)} are {ids.dtype}, not whole numbers"
+        )
+    for t in (x, weights, *parameters):
+        if not jnp.issubdtype(t.dtype, jnp.floating):
+            raise MeshDSLError(
+                f"{name}: takes real floating-point numbers, and {show(t.dims)} is {t.dtype}"
+            )
+    features = dim_algebra.without(x.dims, ids.dims)
+    if len(features) != 1:
+        raise MeshDSLError(
+            f"{name}: {show(x.dims)} has one dim of features, which the indices {show(ids.dims)} "
+            f"lack, not {len(features)}"
+        )
+    if set(weights.dims) != set(ids.dims):
+        raise MeshDSLError(
+            f"{name}: the weights {show(weights.dims)} have not the dims of the indices "
+            f"{show(ids.dims)}"
+        )
+    for t in parameters:
+        if experts not in t.dims:
+            raise MeshDSLError(f"{name}: a parameter {show(t.dims)} has not {experts}")
+    for t in (x, ids):
+        if experts in t.dims:
+            raise MeshDSLError(f"{name}: {show(t.dims)} has the dim {experts} of the parameters")
+    shared = [d for t in parameters for d in t.dims if d in ids.dims]
+    if shared:
+        raise MeshDSLError(
+            f"{name}: the parameters and the indices {show(ids.dims)} share {shared[0]}; the "
+            "parameters of an expert are the same for all elements"
+        )
+    return features[0]
+
+
+def _arranged(array, dims: Dims, order: Dims):
+    return jnp.transpose(array, [dims.index(d) for d in order])
+
+
+def _way(at: DeviceLoop, experts: Dim, wanted: str | None, name: str, arrays, rows) -> Way:
+    """How products are computed here; it is written down for the record."""
+    on_tpu = at.platform == "tpu"
+    lacks = megablox_lacks(rows, [a for a in arrays if a.ndim == 3])
+    kernel = wanted or ("megablox" if on_tpu and not lacks else "blocks")
+    if kernel == "megablox" and lacks:
+        raise MeshDSLError(
+            f"{name}: megablox cannot serve this call: {lacks}; leave `implementation` out, and "
+            "one is chosen that can"
+        )
+    at.note(kernel, 1.0, {"megablox": lacks} if on_tpu and lacks and not wanted else {})
+    interpret = kernel == "megablox" and not on_tpu
+    here = at.size(experts)
+    block = block_of(len(rows), experts.size, at.platform)
+    return Way(kernel, interpret, at.lowered, block, min(1.0, here / max(experts.size, 1)))
+
+
+def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: int, name: str):
+    """The weighted sum, for each row of `x`, of what its experts here give.
+
+    Args:
+      ids: the numbers of experts, counted from the first one here; [rows, choices].
+      weights: [rows, choices].
+      experts: how many are here.
+    """
+    count, choices = ids.shape
+    if not ids.size or not experts:
+        return x * 0
+    ids = jnp.where((ids >= 0) & (ids < experts), ids, experts).reshape(-1)
+    of_rows, order = lax.sort(
+        (ids, lax.iota(jnp.int32, ids.size) + ids * 0), num_keys=1, is_stable=True
+    )
+    _, back = lax.sort((order, lax.iota(jnp.int32, ids.size) + ids * 0), num_keys=1)
+    edges = jnp.arange(experts + 1, dtype=jnp.int32)
+    starts = jnp.searchsorted(of_rows, edges, method="sort").astype(jnp.int32)
+    inside = (of_rows < experts)[:, None]
+
+    rows = jnp.where(inside, _repeated(choices, x, order, back), 0)
+    groups = Groups(implement(rows), starts, of_rows)
+    made = fn(groups, rows, *parameters)
+    if jnp.shape(made) != rows.shape:
+        raise MeshDSLError(
+            f"{name}: the function gives an array of shape {jnp.shape(made)} for rows of "
+            f"{rows.shape}"
+        )
+    made = _permuted(jnp.where(inside, made, 0), back, order)
+    wide = jnp.promote_types(made.dtype, jnp.float32)
+    made = made.reshape(count, choices, -1).astype(wide)
+    return jnp.sum(made * weights.astype(wide)[..., None], axis=1).astype(x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _repeated(times: int, x, order, back):
+    """Each row of `x` so many times, in an order of which `back` is the inverse."""
+    return jnp.take(x, order // times, axis=0, mode="clip")
+
+
+def _added(times: int, back, cotangent):
+    terms = jnp.take(cotangent, back, axis=0, mode="clip")
+    terms = terms.reshape(-1, times, terms.shape[-1])
+    wide = jnp.promote_types(terms.dtype, jnp.float32)
+    return jnp.sum(terms, axis=1, dtype=wide).astype(cotangent.dtype), None, None
+
+
+_repeated.defvjp(lambda times, x, order, back: (_repeated(times, x, order, back), back), _added)
+
+
+@jax.custom_vjp
+def _permuted(x, order, back):
+    """The rows of `x` in an order of which `back` is the inverse: so is its derivative a lookup."""
+    return jnp.take(x, order, axis=0, mode="clip")
+
+
+_permuted.defvjp(
+    lambda x, order, back: (_permuted(x, order, back), (order, back)),
+    lambda saved, ct: (_permuted(ct, *saved[::-1]), None, None),
+)

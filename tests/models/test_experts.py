@@ -1,0 +1,82 @@
+"""Transformers with experts: the same under every layout, and what a run writes down of them."""
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.models.transformer import Config
+from tests.helpers import assert_equal, integers
+from tests.models import common
+
+BATCH, LENGTH = md.Dim("batch", 8), md.Dim("length", 16)
+SIZES = {"layers": 2, "d_model": 16, "heads": 4, "kv_heads": 2, "vocab": 32, "length": 16}
+EXPERTS = {**SIZES, "d_ff": 24, "experts": 8, "experts_used": 2, "router_z_loss": 1e-3}
+PIPELINE = {"rule": "layers -> stage", "microbatches": {"batch": 2}}
+LAYOUTS = {
+    **{name: common.on(common.load(name), 8) for name in (*common.EXPERTS, "fsdp-sequence")},
+    "pipeline": md.Layout(
+        [PIPELINE, "experts -> expert", "batch -> expert"], mesh={"stage": 2, "expert": 4}
+    ),
+}
+KINDS = {
+    "capacity": {"capacity": 1.0},
+    "dropless": {"experts_shared": 8, "router_scores": "sigmoid", "router_offset": True},
+}
+BATCHES = {
+    name: integers(BATCH, LENGTH, below=32, seed=i) for i, name in enumerate(("tokens", "targets"))
+}
+
+
+def step(kind):
+    config = Config(**EXPERTS, **KINDS[kind])
+    loss = lambda model, batch: config.loss(model, batch, None)
+    return config, md.value_and_grad(loss, has_aux=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_experts_is_the_same_under_every_layout(kind):
+    config, fn = step(kind)
+    model = config.init(jax.random.key(0))
+    expected = jax.jit(fn)(model, BATCHES)
+    report = expected[0][1]
+    assert (float(report["dropped"].array) > 0) == (kind == "capacity")
+    assert 1 <= float(report["load_max_0"].array) <= 4
+    for name in LAYOUTS if kind == "capacity" else ("experts-tensor", "pipeline"):
+        found = md.lower(fn, LAYOUTS[name])(model, BATCHES)
+        assert_equal(found, expected, name, floor=1.0, tolerance=1e-5)
+        assert float(found[0][1]["dropped"].array) == float(report["dropped"].array), name
+
+
+@pytest.mark.slow
+def test_position_by_position_comes_what_comes_of_all_at_once():
+    config = Config(**EXPERTS)
+    model = config.init(jax.random.key(0))
+    tokens, memory = BATCHES["tokens"], md.Dim("memory", 16)
+    expected = np.asarray(model(tokens).array)
+    last = md.iota(BATCH) * 0 + 9
+    logits, cache = model.prefill(tokens["length", :10], last, memory)
+    np.testing.assert_allclose(logits.array, expected[:, 9], atol=2e-5)
+    logits, _ = model.step(tokens["length", 10], cache, last + 1)
+    np.testing.assert_allclose(logits.array, expected[:, 10], atol=2e-5)
+
+
+def test_flops_are_of_the_experts_that_a_token_uses():
+    dense = Config(**SIZES, d_ff=24).step_flops(rows=1)[0]
+    several = Config(**EXPERTS).step_flops(rows=1)[0]
+    assert several - dense == 6 * 16 * 2 * (3 * 16 * 24 + 16 * 8)
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ({"style": "gpt2"}, "experts need mlp=gated"),
+        ({"biases": ("mlp",)}, "experts have no biases"),
+        ({"experts_used": 9}, "experts=8 in router_groups=1, of which 1 are used"),
+        ({"router_groups": 3}, "do not give each token experts_used=2"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(how, said):
+    with pytest.raises(md.MeshDSLError, match=said):
+        Config(**{**EXPERTS, **how})

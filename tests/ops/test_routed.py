@@ -1,0 +1,167 @@
+"""`routed` sends each element through the experts that were chosen for it; and `cumcount`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.ops.grouped_dot import Way, grouped_dot
+from tests.helpers import (
+    assert_equal,
+    assert_same,
+    collectives,
+    data,
+    dims,
+    integers,
+    layout,
+    weight,
+)
+
+B, L, D, F, E, K = dims(b=4, l=8, d=6, f=10, experts=8, top=2)
+LAYOUTS = {
+    "batch": layout("b -> x", mesh={"x": 4}),
+    "experts": layout("experts -> x", mesh={"x": 8}),
+    "both": layout("b -> x", "experts -> y", mesh={"x": 2, "y": 4}),
+    "experts over data": layout("experts -> x", "b -> x", mesh={"x": 4}),
+    "with tensor": layout("experts -> x", "f -> y", "l -> y", mesh={"x": 4, "y": 2}),
+    "uneven": layout("experts -> x", "f -> y", mesh={"x": 3, "y": 2}, uneven="pad"),
+    "zigzag": layout({"rule": "l -> x", "order": "zigzag"}, "experts -> y", mesh={"x": 2, "y": 2}),
+    "fsdp": md.Layout(["b -> x"], ["d -> x"], mesh={"x": 2}),
+}
+
+
+def swiglu(groups, rows, gate, up, down):
+    return groups.dot(jax.nn.silu(groups.dot(rows, gate)) * groups.dot(rows, up), down)
+
+
+def run(x, ids, share, gate, up, down):
+    return md.routed(swiglu, x, ids, share, (gate, up, down), E, sums=F)
+
+
+def dense(x, ids, share, gate, up, down):
+    """Every element through every expert."""
+    chosen = md.sum(md.one_hot(ids, E) * md.broadcast(share, (*share.dims, E)), K)
+    h = md.silu(md.einsum(x, gate, out=(B, L, E, F))) * md.einsum(x, up, out=(B, L, E, F))
+    return md.einsum(md.einsum(h, down, out=(B, L, E, D)), chosen, out=(B, L, D))
+
+
+def operands(ids=None):
+    ids = integers(B, L, K, below=E.size) if ids is None else ids
+    weights = weight(E, D, F, seed=3), weight(E, D, F, seed=4), weight(E, F, D, seed=5)
+    return (data(B, L, D), ids, data(B, L, K, seed=2), *weights)
+
+
+ONE = md.tensor(np.full((4, 8, 2), 3, np.int32), (B, L, K))
+MANY = md.tensor(np.arange(64, dtype=np.int32).reshape(4, 8, 2) % 3 * 3, (B, L, K))
+
+
+def gradients(fn, *args):
+    loss = lambda x, share, *weights: md.sum(md.sin(fn(x, args[1], share, *weights))).array
+    return jax.grad(loss, argnums=(0, 1, 2, 3, 4))(args[0], *args[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", [None, ONE, MANY], ids=["some", "one", "empty between"])
+def test_routed_is_the_weighted_sum_over_the_experts_that_are_chosen(ids):
+    args = operands(ids)
+    np.testing.assert_allclose(run(*args).array, dense(*args).array, atol=2e-5)
+    both = [jax.jit(partial(gradients, fn))(*args) for fn in (run, dense)]
+    for found, expected in zip(*both, strict=True):
+        np.testing.assert_allclose(found.array, expected.array, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "experts" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS],
+)
+def test_routed_and_its_gradients_are_the_same_under_every_layout(name):
+    args = operands(MANY)
+    _, reference = assert_same(run, *args, layout=LAYOUTS[name], floor=1.0)
+    assert_equal(reference[0], dense(*args), floor=1.0)
+
+
+@pytest.mark.slow
+def test_experts_that_are_split_leave_one_sum():
+    args = operands()
+    assert collectives(run, *args, layout=LAYOUTS["experts"]) == {("psum", ("x",)): 1}
+    found = collectives(run, *args, layout=layout("experts -> x", "b -> x", mesh={"x": 4}))
+    assert found[("psum_scatter", ("x",))] == 1 and ("psum", ("x",)) not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rows, sizes", [(300, (0, 100, 0, 60)), (256, (256, 0, 0, 0)), (256, (0, 0, 0, 0))]
+)
+def test_megablox_and_blocks_give_the_same_products_and_gradients(rows, sizes):
+    starts = jnp.cumsum(jnp.asarray((0, *sizes), jnp.int32))
+    x, w = (
+        jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(rows, 128), (4, 128, 200)])
+    )
+    inside = (jnp.arange(rows) < starts[-1])[:, None]
+    found = []
+    for kernel in ("blocks", "megablox"):
+        way = Way(kernel, kernel == "megablox", False, 16, 1.0)
+        fn = lambda x, w: jnp.sum(jnp.where(inside, jnp.sin(grouped_dot(way, x, w, starts)), 0))
+        value, (by_x, by_w) = jax.value_and_grad(fn, argnums=(0, 1))(x, w)
+        found.append((value, jnp.where(inside, by_x, 0), by_w))
+    owner = np.repeat(np.arange(4), sizes)
+    plain = lambda x, w: sum(
+        jnp.sum(jnp.sin(x[i] @ w[g]))
+        for i, g in [(np.flatnonzero(owner == e), e) for e in range(4)]
+    )
+    value, (by_x, by_w) = jax.value_and_grad(plain, argnums=(0, 1))(x, w)
+    for one in found:
+        for a, b in zip(one, (value, by_x, by_w), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_no_product_is_with_an_expert_that_was_not_chosen():
+    """FLOPs grow with the choices, and a dense derivative would have all experts."""
+    text = str(jax.make_jaxpr(lambda *a: [t.array for t in gradients(run, *a)])(*operands()))
+    assert "ragged" not in text and f"{E.size},{B.size * L.size}" not in text
+
+
+@pytest.mark.slow
+def test_an_expert_may_have_a_bias():
+    bias = data(E, F)
+
+    def expert(groups, rows, up, bias, down):
+        return groups.dot(jnp.tanh(groups.dot(rows, up) + groups.take(bias)), down)
+
+    x, ids, share, _, up, down = operands()
+    found = md.routed(expert, x, ids, share, (up, bias, down), E, sums="f")
+    h = md.tanh(md.einsum(x, up, out=(B, L, E, F)) + md.broadcast(bias, (B, L, E, F)))
+    chosen = md.sum(md.one_hot(ids, E) * md.broadcast(share, (*share.dims, E)), K)
+    expected = md.einsum(md.einsum(h, down, out=(B, L, E, D)), chosen, out=(B, L, D))
+    np.testing.assert_allclose(found.array, expected.array, atol=2e-5)
+
+
+def test_cumcount_counts_equal_elements_before_each():
+    ids = integers(B, md.Dim("c", 13), below=5)
+    found, bins = md.cumcount(ids, "c", md.Dim("e", 4)).array, 4
+    for row, counted in zip(np.asarray(ids.array), np.asarray(found), strict=True):
+        expected = [sum(row[:i] == n) if n < bins else 0 for i, n in enumerate(row)]
+        assert counted.tolist() == expected
+
+
+@pytest.mark.slow
+def test_cumcount_makes_no_table_of_elements_by_indices():
+    n, e = dims(n=4096, e=256)
+    jaxpr = jax.make_jaxpr(lambda ids: md.cumcount(md.tensor(ids, n), n, e).array)(
+        jnp.zeros(4096, jnp.int32)
+    )
+    sizes = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
+    assert max(sizes) <= 4096
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"x": 8}, {"x": 4, "y": 2}, {"x": 3}])
+def test_cumcount_is_the_same_where_the_dim_is_split(mesh):
+    ids = integers(B, md.Dim("c", 16), below=5)
+    rules = layout("c -> x", *(["b -> y"] if "y" in mesh else []), mesh=mesh, uneven="pad")
+    fn = lambda ids: md.cumcount(ids, "c", md.Dim("e", 4))
+    assert_same(fn, ids, layout=rules, gradients=False)
