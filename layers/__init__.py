@@ -15,15 +15,17 @@ these are:
             return md.silu(md.dot(x, self.up))
 """
 
-from meshdsl.layers.attention import Attention, Cache, Documents
+from meshdsl.layers.attention import Attention, Cache, Documents, Window
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
+from meshdsl.layers.experts import Experts, Load, Router
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.loss import classification_loss, cross_entropy
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
 from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, RMSNorm
-from meshdsl.layers.rotary import angles, rotate
+from meshdsl.layers.relative import RelativeBias
+from meshdsl.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling, angles, rotate
 from meshdsl.layers.stack import REMATS, Stack, recomputed
 
 __all__ = [
@@ -38,12 +40,20 @@ __all__ = [
     "Documents",
     "Dropout",
     "Embedding",
+    "Experts",
     "GroupNorm",
     "LayerNorm",
     "Linear",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Load",
     "RMSNorm",
+    "RelativeBias",
+    "Router",
     "Stack",
     "SwiGLU",
+    "Window",
+    "YarnScaling",
     "angles",
     "classification_loss",
     "cross_entropy",

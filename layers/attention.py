@@ -13,7 +13,8 @@ outside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 import jax
 from flax import struct
@@ -22,6 +23,7 @@ from flax.struct import PyTreeNode
 import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.layers.linear import Linear
+from meshdsl.layers.norm import Norm
 from meshdsl.layers.rotary import rotate
 from meshdsl.ops.checkpoint import QKV
 
@@ -89,6 +91,22 @@ class Documents(PyTreeNode):
         return cls(md.rename(segments, length, queries), md.rename(segments, length, memory))
 
 
+class Window(PyTreeNode):
+    """How near a position is that another one sees, as in sliding-window attention.
+
+    Attributes:
+      size: positions see those that are less than so many away.
+      holds: whether it does so in this layer, a bool without dims; None where it does. Layers that
+        one scan runs have the same program, and this says which of them look how far.
+      layers: in how many of these layers it does so, and in how many not, for figures of a step;
+        None where that is not known.
+    """
+
+    size: int = struct.field(pytree_node=False)
+    holds: md.Tensor | None = None
+    layers: tuple[int, int] | None = struct.field(pytree_node=False, default=None)
+
+
 class Attention(PyTreeNode):
     """Softmax attention (Vaswani et al., 2017).
 
@@ -103,6 +121,11 @@ class Attention(PyTreeNode):
       key: from the features of the source, which are d_model by default, to heads and head_dim.
       value: as `key`.
       out: from heads, group and head_dim to d_model.
+      query_norm: of the queries before they are turned, over head_dim or over the heads too; None
+        for none.
+      key_norm: the same of the keys.
+      scale: of the products of queries and keys; None for one over the square root of head_dim.
+      softcap: scores are bounded to it by a tanh; None for unbounded ones.
     """
 
     query: Linear
@@ -110,6 +133,10 @@ class Attention(PyTreeNode):
     value: Linear
     out: Linear
     head_dim: md.Dim = struct.field(pytree_node=False)
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    scale: float | None = struct.field(pytree_node=False, default=None)
+    softcap: float | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def init(
@@ -121,24 +148,38 @@ class Attention(PyTreeNode):
         group: md.Dim | None = None,
         *,
         d_source: md.Dim | None = None,
-        bias: bool = False,
+        bias: bool | Iterable[str] = False,
         out_std: float | None = None,
+        query_norm: Norm | None = None,
+        key_norm: Norm | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
     ):
         """Weights as those of `Linear`.
 
         Args:
           d_source: the features of another tensor that is attended to, where they are not d_model.
+          bias: whether there are biases, or the names of those that have one, of `query`, `key`,
+            `value` and `out`.
           out_std: the standard deviation of the weights of `out`.
+          query_norm, key_norm, scale, softcap: see the attributes.
         """
         q, k, v, o = jax.random.split(key, 4)
         queries = (heads, head_dim) if group is None else (heads, group, head_dim)
         source = d_model if d_source is None else d_source
+        if isinstance(bias, bool):
+            bias = ("query", "key", "value", "out") if bias else ()
+        biased = tuple(bias)
         return cls(
-            query=Linear.init(q, d_model, queries, bias=bias),
-            key=Linear.init(k, source, (heads, head_dim), bias=bias),
-            value=Linear.init(v, source, (heads, head_dim), bias=bias),
-            out=Linear.init(o, queries, d_model, bias=bias, std=out_std),
+            query=Linear.init(q, d_model, queries, bias="query" in biased),
+            key=Linear.init(k, source, (heads, head_dim), bias="key" in biased),
+            value=Linear.init(v, source, (heads, head_dim), bias="value" in biased),
+            out=Linear.init(o, queries, d_model, bias="out" in biased, std=out_std),
             head_dim=head_dim,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            scale=scale,
+            softcap=softcap,
         )
 
     def __call__(
@@ -153,6 +194,8 @@ class Attention(PyTreeNode):
         rotary: Rotary | None = None,
         documents: Documents | None = None,
         mask: md.Tensor | None = None,
+        window: Window | None = None,
+        score_bias: md.Tensor | None = None,
     ) -> md.Tensor:
         """What each position of `x` finds in `x` itself or, where it is given, in `source`.
 
@@ -172,22 +215,23 @@ class Attention(PyTreeNode):
             `source`.
           mask: bools, True where a key may be seen; dims `memory` and any of the batch, `length`
             and the heads. A query that may see no key by the mask sees all of them alike.
+          window: with it, positions see those that are near alone. Not with a `source`.
+          score_bias: added to the scores, as a bias of relative positions is; dims as of the mask.
 
         Returns:
           A tensor with the dims of `x`.
 
         Raises:
           MeshDSLError: `x` lacks `length`, `source` lacks `memory` or `x` has it, the mask has no
-            bools or other dims, or `causal`, `rotary` or `documents` are given with a `source`.
+            bools or other dims, or `causal`, `rotary`, `documents` or `window` are given with a
+            `source`.
         """
         if source is None:
-            how = {"causal": causal, "documents": documents, "mask": mask}
+            how = {"causal": causal, "documents": documents, "mask": mask, "window": window}
+            how["score_bias"] = score_bias
             return self._to_itself(x, length, memory, queries, rotary, **how)[0]
-        if wrong := [
-            name
-            for name, given in (("causal", causal), ("rotary", rotary), ("documents", documents))
-            if given
-        ]:
+        given = {"causal": causal, "rotary": rotary, "documents": documents, "window": window}
+        if wrong := [name for name, value in given.items() if value]:
             raise md.MeshDSLError(
                 f"Attention: `{wrong[0]}` is about positions of one sequence, and `source` is "
                 "another; leave it out, or say by `mask` what may be seen"
@@ -200,11 +244,14 @@ class Attention(PyTreeNode):
                 f'to; rename it there: md.rename(source, "{among.name}", "memory")'
             )
         query, here = self.query(x), {d.name: d for d in x.dims}
+        query = query if self.query_norm is None else self.query_norm(query)
         attending = here.get(length if isinstance(length, str) else length.name)
         if attending is None:
             self._check(mask, query, cache, among)
-            return self.out(self._attend(query, cache, among, None, mask=mask))
-        return self._among_queries(query, cache, attending, among, queries, mask=mask)
+            found = self._attend(query, cache, among, None, mask=mask, score_bias=score_bias)
+            return self.out(found)
+        biased = {"mask": mask, "score_bias": score_bias}
+        return self._among_queries(query, cache, attending, among, queries, **biased)
 
     def prefill(
         self,
@@ -216,17 +263,20 @@ class Attention(PyTreeNode):
         rotary: Rotary | None = None,
         documents: Documents | None = None,
         mask: md.Tensor | None = None,
+        causal: bool = True,
+        window: Window | None = None,
     ) -> tuple[md.Tensor, Cache]:
         """Causal attention of a whole sequence to itself, and all keys and values for `step`.
 
         Args:
           x: has d_model, `length` and any other dims.
-          length, memory, queries, rotary, documents, mask: as for a call.
+          length, memory, queries, rotary, documents, mask, window: as for a call.
+          causal: False for an encoder, whose positions see those after them too.
 
         Returns:
           The result, with the dims of `x`, and the keys and values.
         """
-        how = {"causal": True, "documents": documents, "mask": mask}
+        how = {"causal": causal, "documents": documents, "mask": mask, "window": window}
         return self._to_itself(x, length, memory, queries, rotary, **how)
 
     def step(
@@ -236,6 +286,7 @@ class Attention(PyTreeNode):
         position: md.Tensor,
         rotary: Rotary | None = None,
         layer: md.Tensor | None = None,
+        window: Window | None = None,
     ) -> tuple[md.Tensor, Cache]:
         """One position of each sequence: it joins the cache and attends to what is there.
 
@@ -245,6 +296,7 @@ class Attention(PyTreeNode):
           position: where it stands in its sequence (batch; int32).
           rotary: cosine and sine of the angles of `position`.
           layer: where the cache is that of several layers, the number of this one (no dims; int32).
+          window: as for a call.
 
         Returns:
           The result, with the dims of `x`, and the cache with the keys and values of the position.
@@ -254,7 +306,7 @@ class Attention(PyTreeNode):
         of_layer = {} if layer is None else {"layers": layer}
         cache = cache.written(key, value, {**of_layer, "memory": position})
         own = cache if layer is None else cache.of_layer(layer)
-        how = {"causal": True, "positions": (position, None)}
+        how = {"causal": True, "positions": (position, None), "window": window}
         return self.out(self._attend(query, own, own.key.dim("memory"), None, **how)), cache
 
     def remember(self, source: md.Tensor) -> Cache:
@@ -266,11 +318,11 @@ class Attention(PyTreeNode):
         Args:
           source: as for a call.
         """
-        return Cache(self.key(source), self.value(source))
+        key = self.key(source)
+        key = key if self.key_norm is None else self.key_norm(key)
+        return Cache(key, self.value(source))
 
-    def _to_itself(
-        self, x, length, memory, queries, rotary, *, causal: bool, documents, mask
-    ) -> tuple[md.Tensor, Cache]:
+    def _to_itself(self, x, length, memory, queries, rotary, **how) -> tuple[md.Tensor, Cache]:
         length = _dim(x, length, "the dim that attends to itself", "length")
         memory = md.Dim(memory, length.size) if isinstance(memory, str) else memory
         if memory.name in [d.name for d in x.dims]:
@@ -280,21 +332,27 @@ class Attention(PyTreeNode):
             )
         query, key, value = self._project(x, rotary)
         cache = Cache(md.rename(key, length, memory), md.rename(value, length, memory))
-        how = {"causal": causal, "documents": documents, "mask": mask}
         return self._among_queries(query, cache, length, memory, queries, **how), cache
 
     def _project(self, x, rotary):
         query, key, value = self.query(x), self.key(x), self.value(x)
+        query = query if self.query_norm is None else self.query_norm(query)
+        key = key if self.key_norm is None else self.key_norm(key)
         if rotary is not None:
             query, key = rotate(query, rotary, self.head_dim), rotate(key, rotary, self.head_dim)
         return tuple(md.checkpoint_name(x, QKV) for x in (query, key, value))
 
-    def _among_queries(self, query, cache, length, memory, queries, *, mask=None, **how):
+    def _among_queries(
+        self, query, cache, length, memory, queries, *, mask=None, score_bias=None, **how
+    ):
         """Attention of each of `length`, which is called `queries` meanwhile."""
         queries = md.Dim(queries, length.size) if isinstance(queries, str) else queries
         self._check(mask, query, cache, memory)
         if mask is not None and length in mask.dims:
             mask = md.rename(mask, length, queries)
+        if score_bias is not None and length in score_bias.dims:
+            score_bias = md.rename(score_bias, length, queries)
+        how["score_bias"] = score_bias
         query = md.rename(query, length, queries)
         found = self._attend(query, cache, memory, queries, mask=mask, **how)
         return self.out(md.rename(found, queries, length))
@@ -308,14 +366,32 @@ class Attention(PyTreeNode):
         *,
         documents: Documents | None = None,
         mask: md.Tensor | None = None,
+        window: Window | None = None,
+        score_bias: md.Tensor | None = None,
         **how,
     ) -> md.Tensor:
         if mask is not None:
-            how["bias"] = md.where(mask, 0.0, MASKED)
+            added = 0.0
+            if score_bias is not None:
+                rest = [d for d in mask.dims if d not in score_bias.dims]
+                added = md.broadcast(score_bias, (*rest, *score_bias.dims))
+            how["bias"] = md.where(mask, added, MASKED)
+        elif score_bias is not None:
+            how["bias"] = score_bias
         if documents is not None:
             how["segments"] = documents.query, documents.key
-        names = {"queries": queries, "memory": memory, "head_dim": self.head_dim}
-        return md.attention(query, cache.key, cache.value, **names, **how)
+        how |= {"queries": queries, "memory": memory, "head_dim": self.head_dim}
+        own = {"scale": self.scale, "softcap": self.softcap}
+        how |= {name: value for name, value in own.items() if value is not None}
+        everywhere = partial(md.attention, **how)
+        if window is None:
+            return everywhere(query, cache.key, cache.value)
+        near = partial(md.attention, window=window.size, **how)
+        if window.holds is None:
+            return near(query, cache.key, cache.value)
+        # Each way has a kernel of its own, which skips what its queries do not see.
+        given = query, cache.key, cache.value
+        return md.cond(window.holds, near, everywhere, *given, weights=window.layers)
 
     def _check(self, mask: md.Tensor | None, query: md.Tensor, cache: Cache, memory: md.Dim):
         """Raise a MeshDSLError for a mask that does not fit the scores."""

@@ -68,11 +68,13 @@ class SwiGLU(PyTreeNode):
       gate: from d_model to d_ff.
       up: the same.
       down: from d_ff to d_model.
+      activation: of the gate, a component-wise function of a Tensor; with `md.gelu` it is GeGLU.
     """
 
     gate: Linear
     up: Linear
     down: Linear
+    activation: Callable[[md.Tensor], md.Tensor] = struct.field(pytree_node=False, default=md.silu)
 
     @classmethod
     def init(
@@ -83,6 +85,7 @@ class SwiGLU(PyTreeNode):
         *,
         bias: bool = False,
         out_std: float | None = None,
+        activation: Callable[[md.Tensor], md.Tensor] = md.silu,
     ):
         """Weights as those of `Linear`.
 
@@ -94,6 +97,7 @@ class SwiGLU(PyTreeNode):
             gate=Linear.init(gate, d_model, d_ff, bias=bias),
             up=Linear.init(up, d_model, d_ff, bias=bias),
             down=Linear.init(down, d_ff, d_model, bias=bias, std=out_std),
+            activation=activation,
         )
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
@@ -101,7 +105,7 @@ class SwiGLU(PyTreeNode):
         # Both can be kept as they come from their matrices: what follows is cheap to compute again,
         # and their product alone would not do for the slopes.
         gate, up = (md.checkpoint_name(matrix(x), HIDDEN) for matrix in (self.gate, self.up))
-        return self.down(md.materialize(md.silu(gate) * up))
+        return self.down(md.materialize(self.activation(gate) * up))
 
 
 MLPS = {"gelu": MLP, "swiglu": SwiGLU}

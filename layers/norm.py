@@ -24,20 +24,25 @@ class RMSNorm(PyTreeNode):
 
     Attributes:
       scale: the dim, or dims, that are normalised over.
+      from_one: `scale` is what is added to a factor of one, as in Gemma; it begins with zeros.
     """
 
     scale: md.Tensor
     epsilon: float = struct.field(pytree_node=False, default=EPSILON)
+    from_one: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
-    def init(cls, dims: md.Dim | Iterable[md.Dim], *, epsilon: float = EPSILON):
-        return cls(md.ones(dims), epsilon)
+    def init(
+        cls, dims: md.Dim | Iterable[md.Dim], *, epsilon: float = EPSILON, from_one: bool = False
+    ):
+        return cls(md.zeros(dims) if from_one else md.ones(dims), epsilon, from_one)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """The dims and the dtype of `x`, which has those of `scale` and any others."""
         wide = md.cast(x, jnp.float32)
         power = md.mean(md.square(wide), self.scale.dims)
-        return md.cast(wide * md.rsqrt(power + self.epsilon) * self.scale, x.dtype)
+        scale = md.cast(self.scale, jnp.float32) + 1 if self.from_one else self.scale
+        return md.cast(wide * md.rsqrt(power + self.epsilon) * scale, x.dtype)
 
 
 class LayerNorm(PyTreeNode):

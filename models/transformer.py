@@ -1,79 +1,52 @@
-"""A decoder-only transformer, as GPT-2 or as Llama.
+"""A decoder-only transformer of the published kinds: GPT-2, Llama, Qwen, Gemma and others.
 
-`gpt2`: LayerNorm, learned positions, GELU, biases, the embedding shared with the output layer.
-`llama`: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases, an own output layer.
+What a model is made of is chosen in `meshdsl.models.architecture`, one setting for each choice; a
+style is a set of defaults. `gpt2` has LayerNorm, learned positions, GELU, biases, and the embedding
+shared with the output layer. `llama` has RMSNorm, rotary positions, SwiGLU, grouped-query
+attention, no biases, and an own output layer. The others are like `llama`, but for what
+`STYLES` says.
 
 Dims: batch, length, d_model, heads (or kv_heads and group in grouped-query attention), head_dim,
-memory (the length, as keys see it), d_ff, vocab, layers and, in `gpt2`, positions.
+memory (the length, as keys see it), d_ff, vocab, layers and, with learned positions, positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.fields import bounded, chosen
-from meshdsl.layers.attention import Attention, Cache, Documents
+from meshdsl.layers.attention import Attention, Cache, Documents, Rotary, Window
 from meshdsl.layers.embedding import Embedding
+from meshdsl.layers.experts import Experts, Load
 from meshdsl.layers.linear import Linear
-from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
-from meshdsl.layers.norm import EPSILON, NORMS, Norm
+from meshdsl.layers.mlp import MLP, SwiGLU
+from meshdsl.layers.norm import Norm
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import REMATS, Stack
+from meshdsl.models.architecture import STYLES, Architecture
 from meshdsl.models.sizes import SIZES
 from meshdsl.tensor import is_tensor
 
 
-class Style(NamedTuple):
-    """What a family of models has in common.
-
-    Attributes:
-      norm: one of NORMS.
-      mlp: one of MLPS.
-      rotary: positions turn queries and keys; else they are learned and added to the embedding.
-      bias: linear layers have biases.
-      tied: the output layer shares the table of the embedding.
-    """
-
-    norm: str
-    mlp: str
-    rotary: bool
-    bias: bool
-    tied: bool
-
-
-STYLES = {
-    "gpt2": Style(norm="layer", mlp="gelu", rotary=False, bias=True, tied=True),
-    "llama": Style(norm="rms", mlp="swiglu", rotary=True, bias=False, tied=False),
-}
-
-
 @dataclass(frozen=True)
-class Config(md.Family):
+class Config(Architecture):
     """Sizes and choices of a transformer.
 
     Attributes:
-      style: the family of models that it is of.
-      layers: how many blocks.
-      d_model: the size of the residual stream.
-      heads: heads of queries; it divides `d_model`, unless `head_dim` is set.
-      kv_heads: heads of keys and values, which divide `heads`; 0: as many as `heads`.
-      head_dim: the size of a head; 0: `d_model / heads`.
-      d_ff: the size between the matrices of the feed-forward layer; 0: 4 times `d_model` in `gpt2`,
-        and 8/3 of it, rounded up to a multiple of 64, in `llama`.
-      vocab: how many tokens there are; at least as many as the tokenizer has.
-      length: tokens in the longest sequence, which learned positions are made for.
-      rotary_base: base of the wavelengths of rotary positions (Su et al., 2021), in `llama`.
-      norm_epsilon: what norms add to the mean square or the variance before they take its root.
       dropout: the rate of dropout after the embedding and each sublayer.
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
+      balance_loss: weight of the loss that balances experts, by sequence (Fedus et al., 2021).
+      router_z_loss: weight of the squared log-normaliser of routers (Zoph et al., 2022).
       loss_chunk: the most tokens of a device whose logits are in memory at a time, while the loss
         is computed; 0: those of all tokens. The backward pass then computes the logits again.
       remat: what is kept of each block for the backward pass, which computes the rest again: its
@@ -93,63 +66,12 @@ class Config(md.Family):
         **{style: {"style": style} for style in STYLES},
     }
 
-    style: str = chosen("llama", tuple(STYLES))
-    layers: int = bounded(4, least=1)
-    d_model: int = bounded(128, least=1)
-    heads: int = bounded(8, least=1)
-    kv_heads: int = bounded(0, least=0)
-    head_dim: int = bounded(0, least=0)
-    d_ff: int = bounded(0, least=0)
-    vocab: int = bounded(256, least=1)
-    length: int = bounded(128, least=1)
-    rotary_base: float = bounded(10_000.0, above=1)
-    # The default stays as it is: a run's configuration without this key is of a model with 1e-5.
-    norm_epsilon: float = bounded(EPSILON, above=0, below=1)
     dropout: float = bounded(0.0, least=0, below=1)
     z_loss: float = bounded(0.0, least=0)
+    balance_loss: float = bounded(0.01, least=0)
+    router_z_loss: float = bounded(0.0, least=0)
     loss_chunk: int = bounded(0, least=0)
     remat: str = chosen("full", REMATS)
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.head_dim and self.d_model % self.heads:
-            raise md.MeshDSLError(
-                f"model: d_model={self.d_model} does not divide into heads={self.heads}; set "
-                "head_dim"
-            )
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise md.MeshDSLError(
-                f"model: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
-            )
-        if STYLES[self.style].rotary and self.dims["head_dim"].size % 2:
-            raise md.MeshDSLError(
-                f"model: rotary positions need an even head_dim, not {self.dims['head_dim'].size}"
-            )
-
-    @property
-    def dims(self) -> dict[str, md.Dim]:
-        """Every dim of the model but `batch`, by name."""
-        grouped = 0 < self.kv_heads < self.heads
-        sizes = {
-            "layers": self.layers,
-            "d_model": self.d_model,
-            **(
-                {"kv_heads": self.kv_heads, "group": self.heads // self.kv_heads}
-                if grouped
-                else {"heads": self.heads}
-            ),
-            "head_dim": self.head_dim or self.d_model // self.heads,
-            "d_ff": self.d_ff
-            or (
-                4 * self.d_model if self.style == "gpt2" else -(-8 * self.d_model // (3 * 64)) * 64
-            ),
-            "vocab": self.vocab,
-            "length": self.length,
-            "memory": self.length,
-            "queries": self.length,
-            **({} if STYLES[self.style].rotary else {"positions": self.length}),
-        }
-        return {name: md.Dim(name, size) for name, size in sizes.items()}
 
     def batch(self, rows: md.Dim) -> dict[str, md.Tensor]:
         """`tokens` and `targets` (batch, length; int32)."""
@@ -178,72 +100,109 @@ class Config(md.Family):
         nats = model.nats(**batch, output=output)
         return md.Average(md.sum(nats), md.sum(md.cast(batch["targets"] >= 0, jnp.int32)))
 
-    def step_flops(self, rows: int) -> tuple[float, float]:
-        """FLOPs of a step: causal attention counted half, and in full.
-
-        Six per token and parameter of a matrix (two forward, four backward), and as many for each
-        pair of positions that meet in attention; what is recomputed does not count (Chowdhery et
-        al., 2022, appendix B). Looking up an embedding is no product; an output layer that shares
-        its table is one.
-        """
-        d, tokens = {name: dim.size for name, dim in self.dims.items()}, rows * self.length
-        kv = (self.kv_heads or self.heads) * d["head_dim"]
-        queries = self.heads * d["head_dim"]
-        mlp = (2 if self.style == "gpt2" else 3) * d["d_model"] * d["d_ff"]
-        layer = d["d_model"] * (2 * queries + 2 * kv) + mlp
-        matrices = self.layers * layer + d["d_model"] * d["vocab"]
-        attention = self.layers * 2 * queries * self.length
-        return 6.0 * tokens * (matrices + attention / 2), 6.0 * tokens * (matrices + attention)
-
 
 class Block(PyTreeNode):
-    """Attention, then a feed-forward layer: each of a norm of `x`, and added to `x`."""
+    """Attention and a feed-forward layer, each of a norm of `x`, and added to `x`.
 
-    attention_norm: Norm
+    Attributes:
+      attention_norm: of what attention is given; None where it is given `x` itself.
+      mlp_norm: of what the feed-forward layer is given; None where it is given `x` itself, or where
+        it shares the norm of attention.
+      attention_out_norm: of what attention gives, before it is added; None for none.
+      mlp_out_norm: the same of the feed-forward layer.
+      parallel: both are given the `x` of the block, and not the second one what the first one adds.
+    """
+
+    attention_norm: Norm | None
     attention: Attention
-    mlp_norm: Norm
-    mlp: MLP | SwiGLU
+    mlp_norm: Norm | None
+    mlp: MLP | SwiGLU | Experts
+    attention_out_norm: Norm | None = None
+    mlp_out_norm: Norm | None = None
+    parallel: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
     def init(cls, key, config: Config):
-        style, dims = STYLES[config.style], config.dims
         attention, mlp = jax.random.split(key)
-        d_model, head_dim, d_ff = dims["d_model"], dims["head_dim"], dims["d_ff"]
-        heads, group = dims.get("heads") or dims["kv_heads"], dims.get("group")
-        # GPT-2: what is added to the residual stream starts smaller the more layers add to it.
-        shrink = (2 * config.layers) ** -0.5
-        query_size = head_dim.size * config.heads
+        norm = lambda here: config.new_norm(config.dims["d_model"]) if here else None
+        place = config.choice("norm_place")
+        before, after = place != "after", place != "before"
         return cls(
-            attention_norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
-            attention=Attention.init(
-                attention,
-                d_model,
-                heads,
-                head_dim,
-                group,
-                bias=style.bias,
-                out_std=shrink * query_size**-0.5,
-            ),
-            mlp_norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
-            mlp=MLPS[style.mlp].init(
-                mlp, d_model, d_ff, bias=style.bias, out_std=shrink * d_ff.size**-0.5
-            ),
+            attention_norm=norm(before),
+            attention=config.new_attention(attention),
+            mlp_norm=norm(before and config.parallel != "shared"),
+            mlp=config.new_mlp(mlp),
+            attention_out_norm=norm(after),
+            mlp_out_norm=norm(after),
+            parallel=config.parallel != "none",
         )
 
     def __call__(
-        self, x: md.Tensor, length: md.Dim, turn, dropout, documents: Documents | None = None
-    ) -> tuple[md.Tensor, Cache]:
-        how = {"length": length, "rotary": turn, "documents": documents}
-        attended, cache = self.attention.prefill(self.attention_norm(x), **how)
-        x = x + dropout(attended, 0)
-        return x + dropout(self.mlp(self.mlp_norm(x)), 1), cache
+        self,
+        x: md.Tensor,
+        length: md.Dim,
+        dropout: Callable[[md.Tensor, int], md.Tensor],
+        *,
+        with_load: bool = False,
+        **how,
+    ) -> tuple[md.Tensor, Cache, Load | None]:
+        """The next `x`, the keys and values, and how experts were used.
+
+        Args:
+          dropout: called with what a sublayer gives, and with its number.
+          with_load: the last result is a `Load` where there are experts; else it is None.
+          how: further arguments of `Attention.prefill`.
+        """
+        attend = lambda h: self.attention.prefill(h, length=length, **how)
+        return self._around(x, attend, dropout, with_load=with_load)
 
     def step(
-        self, x: md.Tensor, cache: Cache, position: md.Tensor, turn, layer: md.Tensor
+        self, x: md.Tensor, cache: Cache, position: md.Tensor, layer: md.Tensor, **how
     ) -> tuple[md.Tensor, Cache]:
-        attended, cache = self.attention.step(self.attention_norm(x), cache, position, turn, layer)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        """The same of one position of each sequence; `how` is of `Attention.step`."""
+        attend = lambda h: self.attention.step(h, cache, position, layer=layer, **how)
+        return self._around(x, attend, lambda y, _: y)[:2]
+
+    def _around(
+        self, x: md.Tensor, attend: Callable, dropout: Callable, *, with_load: bool = False
+    ):
+        given = _normed(self.attention_norm, x)
+        attended, cache = attend(given)
+        after = x + dropout(_normed(self.attention_out_norm, attended), 0)
+        if not self.parallel:
+            given = _normed(self.mlp_norm, after)
+        elif self.mlp_norm is not None:
+            given = self.mlp_norm(x)
+        if with_load and isinstance(self.mlp, Experts):
+            made, load = self.mlp.with_load(given)
+        else:
+            made, load = self.mlp(given), None
+        return after + dropout(_normed(self.mlp_out_norm, made), 1), cache, load
+
+
+def _of_load(load: Load) -> dict[str, md.Tensor]:
+    """What a run writes down of each layer of experts, and of all together.
+
+    `load_max` is the load of the most loaded expert, and 1 the mean; `load_entropy` is that of the
+    shares of the experts, and 1 that of equal ones.
+    """
+    routes = load.share.dim("routes")
+    share = md.replicate(load.share)
+    entropy = -md.sum(share * md.log(md.maximum(share, 1e-30)), routes)
+    figures = {
+        "load_max": md.max(share, routes) * routes.size,
+        "load_entropy": entropy / max(math.log(routes.size), 1e-9),
+        "dropped": md.replicate(load.dropped),
+    }
+    report = {"balance": md.mean(load.balance)}
+    report |= {name: md.mean(t) for name, t in figures.items()}
+    for name, t in figures.items():
+        report |= {f"{name}_{i}": t["layers", i] for i in range(t.dim("layers").size)}
+    return {name: md.stop_gradient(t) for name, t in report.items()}
+
+
+def _normed(norm: Norm | None, x: md.Tensor) -> md.Tensor:
+    return x if norm is None else norm(x)
 
 
 class Transformer(PyTreeNode):
@@ -261,19 +220,19 @@ class Transformer(PyTreeNode):
 
     @classmethod
     def init(cls, key, config: Config):
-        style, dims = STYLES[config.style], config.dims
+        dims = config.dims
         embedding, positions, blocks, head = jax.random.split(key, 4)
         vocab, d_model = dims["vocab"], dims["d_model"]
         return cls(
             embedding=Embedding.init(embedding, vocab, d_model),
             positions=None
-            if style.rotary
+            if config.rotary
             else Embedding.init(positions, dims["positions"], d_model),
             blocks=Stack.init(
                 blocks, lambda k: Block.init(k, config), dims["layers"], remat=config.remat
             ),
-            norm=NORMS[style.norm].init(d_model, epsilon=config.norm_epsilon),
-            head=None if style.tied else Linear.init(head, (d_model,), (vocab,)),
+            norm=config.new_norm(d_model),
+            head=None if config.tables_tied else Linear.init(head, (d_model,), (vocab,)),
             config=config,
         )
 
@@ -285,6 +244,7 @@ class Transformer(PyTreeNode):
         positions=None,
         key=None,
         offload: Iterable[str] = (),
+        reach=None,
     ) -> md.Tensor:
         """Logits over `vocab` for each of `tokens` (batch, length).
 
@@ -295,25 +255,44 @@ class Transformer(PyTreeNode):
             sequence.
           key: a JAX PRNG key; with it, dropout is on.
           offload: what waits for the backward pass in the memory of the host, see `Stack.scan`.
+          reach: how many tokens each text has (batch; int32), which `rotary_scaling=longrope` and
+            `dynamic` go by; by default as many as there are of `tokens`.
         """
-        return self._logits(self._hidden(tokens, segments, positions, key, offload))
+        hidden, _ = self._hidden(tokens, segments, positions, key, offload, reach=reach)
+        return self._logits(hidden)
 
-    def _hidden(self, tokens, segments, positions, key=None, offload=()) -> md.Tensor:
-        """What the last block gives for each of `tokens`; see `__call__`."""
+    def _hidden(
+        self,
+        tokens,
+        segments,
+        positions,
+        key=None,
+        offload=(),
+        *,
+        reach=None,
+        with_load: bool = False,
+    ) -> tuple[md.Tensor, Load | None]:
+        """What the last block gives for each of `tokens`, and how experts were used.
+
+        The `Load` has `layers` in front; it is None without experts, or where nobody asks for it.
+        """
         length, count = self._fitting(tokens), self.config.layers + 1
         keys = [None] * count if key is None else jax.random.split(key, count)
         positions = md.iota(length) if positions is None else positions
         x = self._drop(self._embed(tokens, positions), keys[-1], 0)
-        turn = self._turn(positions)
+        turns = self._turns(positions, lambda: length.size if reach is None else reach)
         documents = None if segments is None else Documents.of(segments)
 
-        def block(layer: Block, x, key):
+        def block(layer: Block, x, given):
+            key, local = given
             dropout = lambda y, place: self._drop(y, key, place)
-            x, _ = layer(x, length, turn, dropout, documents)
-            return x, ()
+            how = {"documents": documents, "causal": self.config.causal}
+            how["with_load"] = with_load
+            x, _, load = layer(x, length, dropout, **how, **self._near(turns, local))
+            return x, load
 
-        x, _ = self.blocks.scan(block, x, None if key is None else keys[:-1], offload=offload)
-        return x
+        given = None if key is None else keys[:-1], self._local_layers()
+        return self.blocks.scan(block, x, given, offload=offload)
 
     def loss(
         self,
@@ -340,7 +319,7 @@ class Transformer(PyTreeNode):
           `trained`, the fraction of tokens that have a target. Per such token the cross-entropy is
           `cross_entropy / trained`.
         """
-        x = self._hidden(tokens, segments, positions, key, offload)
+        x, load = self._hidden(tokens, segments, positions, key, offload, with_load=True)
         nats, normaliser = self._nats(x, targets, output)
         trained = None if segments is None else targets >= 0
         cross_entropy = md.mean(nats if trained is None else md.where(trained, nats, 0.0))
@@ -352,6 +331,13 @@ class Transformer(PyTreeNode):
             )
         if trained is not None:
             report["trained"] = md.mean(md.cast(trained, jnp.float32))
+        if load is not None:
+            loss = loss + self.config.balance_loss * md.mean(load.balance)
+            if self.config.router_z_loss:
+                loss = loss + self.config.router_z_loss * md.mean(load.z)
+            if load.settling is not None:
+                loss = loss + md.sum(load.settling)
+            report |= _of_load(load)
         return loss, report
 
     def nats(
@@ -367,7 +353,7 @@ class Transformer(PyTreeNode):
 
         A target of -1 has 0.
         """
-        x = self._hidden(tokens, segments, positions)
+        x, _ = self._hidden(tokens, segments, positions)
         return md.where(targets >= 0, self._nats(x, targets, output)[0], 0.0)
 
     def _nats(self, x: md.Tensor, targets: md.Tensor, output) -> tuple[md.Tensor, md.Tensor]:
@@ -384,7 +370,8 @@ class Transformer(PyTreeNode):
             weight = md.cast(self.embedding.table, x.dtype) if head is None else head.weight
             narrower = min(x.dtype, jnp.dtype(output), key=lambda dtype: dtype.itemsize)
             chunk = self.config.loss_chunk
-            return md.cross_entropy(x, weight, targets, chunk=chunk, dtype=narrower)
+            cap = self.config.logit_softcap or None
+            return md.cross_entropy(x, weight, targets, softcap=cap, chunk=chunk, dtype=narrower)
         logits = md.cast(md.cast(self._logits(x), output), jnp.float32)
         vocab = logits.dim("vocab")
         normaliser = md.logsumexp(logits, vocab)
@@ -392,7 +379,11 @@ class Transformer(PyTreeNode):
         return normaliser - chosen, normaliser
 
     def prefill(
-        self, tokens: md.Tensor, last: md.Tensor, memory: md.Dim
+        self,
+        tokens: md.Tensor,
+        last: md.Tensor,
+        memory: md.Dim,
+        reach: md.Tensor | None = None,
     ) -> tuple[md.Tensor, Cache]:
         """Read whole sequences: the logits after the token at `last`, and a cache to go on with.
 
@@ -400,13 +391,14 @@ class Transformer(PyTreeNode):
           tokens: dims batch, length.
           last: the position of the last token of each sequence (batch).
           memory: the positions that the cache has room for.
+          reach: as for a call; by default `last` and one more.
 
         Returns:
           The logits (batch, vocab) and every layer's cache. What the cache has beyond `last` means
           nothing; a later step writes a position before any reads it.
         """
         length = self._fitting(tokens)
-        turn = self._turn(md.iota(length))
+        turns = self._turns(md.iota(length), lambda: last + 1 if reach is None else reach)
         empty = memory.size - length.size
 
         def kept(t: md.Tensor) -> md.Tensor:
@@ -415,28 +407,35 @@ class Transformer(PyTreeNode):
             order = (*(d for d in t.dims if d not in last), *last)
             return md.pad(md.transpose(t, order), "memory", after=empty)
 
-        def block(layer: Block, x, _):
-            x, cache = layer(x, length, turn, lambda y, place: y)
+        def block(layer: Block, x, local):
+            x, cache, _ = layer(x, length, lambda y, place: y, **self._near(turns, local))
             return x, jax.tree.map(kept, cache, is_leaf=is_tensor)
 
-        x, cache = self.blocks.scan(block, self._embed(tokens, md.iota(length)))
+        x = self._embed(tokens, md.iota(length))
+        x, cache = self.blocks.scan(block, x, self._local_layers())
         return self._logits(md.take(x, last, length)), cache
 
-    def step(self, tokens: md.Tensor, cache: Cache, position: md.Tensor) -> tuple[md.Tensor, Cache]:
+    def step(
+        self, tokens: md.Tensor, cache: Cache, position: md.Tensor, reach: md.Tensor | None = None
+    ) -> tuple[md.Tensor, Cache]:
         """Read one token of each sequence, which stands at its `position` (both of dims batch).
+
+        Args:
+          reach: as for a call; by default `position` and one more.
 
         Returns:
           The logits (batch, vocab), and the cache with this position. A program that donates
           `cache`, or carries it in a loop, writes this position alone.
         """
-        turn = self._turn(position)
+        turns = self._turns(position, lambda: position + 1 if reach is None else reach)
 
-        def block(layer: Block, carry, number):
-            x, cache = carry
-            return layer.step(x, cache, position, turn, number), ()
+        def block(layer: Block, carry, given):
+            (x, cache), (number, local) = carry, given
+            return layer.step(x, cache, position, number, **self._near(turns, local)), ()
 
         carry = self._embed(tokens, position), cache
-        (x, cache), _ = self.blocks.scan(block, carry, md.iota(self.blocks.layers))
+        given = md.iota(self.blocks.layers), self._local_layers()
+        (x, cache), _ = self.blocks.scan(block, carry, given)
         return self._logits(x), cache
 
     def _fitting(self, tokens: md.Tensor) -> md.Dim:
@@ -450,16 +449,54 @@ class Transformer(PyTreeNode):
 
     def _embed(self, tokens, positions) -> md.Tensor:
         x = self.embedding(tokens)
+        if self.config.choice("embedding_scale") == "root":
+            x = x * self.config.d_model**0.5
         return x if self.positions is None else x + self.positions(positions)
 
-    def _turn(self, positions):
-        if not STYLES[self.config.style].rotary:
-            return None
-        return angles(positions, self.config.dims["head_dim"], self.config.rotary_base)
+    def _turns(self, positions, reach: Callable) -> tuple[Rotary | None, Rotary | None]:
+        """Rotary angles in layers without a window, and in those with it.
+
+        Args:
+          reach: returns how many tokens each text has; called where that matters.
+        """
+        config = self.config
+        if not config.rotary:
+            return None, None
+        how = {"scaling": config.scaling, "reach": reach() if config.by_text else None}
+        turn = angles(positions, config.rotary_dim, config.rotary_base, **how)
+        if not config.rotary_local_base:
+            return turn, turn
+        return turn, angles(positions, config.rotary_dim, config.rotary_local_base)
+
+    def _local_layers(self) -> md.Tensor | None:
+        """Which layers have the window, a bool for each; None where all are alike."""
+        local = self.config.local_layers
+        return md.tensor(np.array(local), (self.blocks.layers,)) if len(set(local)) > 1 else None
+
+    def _near(self, turns: tuple[Rotary | None, Rotary | None], local) -> dict[str, Any]:
+        """Arguments of attention in a layer that has the window or not, as `local` says.
+
+        Args:
+          turns: what `_turns` gives.
+          local: a bool without dims; None where all layers are alike.
+        """
+        (turn, near), window = turns, self.config.window
+        if local is None:
+            if not self.config.local_layers[0]:
+                return {"rotary": turn, "window": None}
+            return {"rotary": near, "window": Window(window)}
+        if turn is not None and near is not None and turn is not near:
+            turn = tuple(md.where(local, a, b) for a, b in zip(near, turn, strict=True))
+        layers = self.config.local_layers
+        shares = sum(layers), len(layers) - sum(layers)
+        return {"rotary": turn, "window": Window(window, local, shares)}
 
     def _logits(self, x) -> md.Tensor:
         x = self.norm(x)
-        return self.embedding.logits(x) if self.head is None else self.head(x)
+        logits = self.embedding.logits(x) if self.head is None else self.head(x)
+        if cap := self.config.logit_softcap:
+            logits = md.tanh(logits / cap) * cap
+        return logits
 
     def _drop(self, x, key, place: int) -> md.Tensor:
         """Dropout, with other random numbers at each `place` of a layer."""

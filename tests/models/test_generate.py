@@ -14,6 +14,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models.generate import Sampling, advance, generate, start
+from meshdsl.train.sample import continuations
 from tests.helpers import every, only
 from tests.models import common
 
@@ -193,3 +194,33 @@ def test_a_continuation_longer_than_the_model_is_an_error():
         md.MeshDSLError, match="8 tokens of prompt and 12 more exceed the model's length=16"
     ):
         generate(on_one_device("gpt2", GREEDY)[0], prompts()[0], 12, jax.random.key(0))
+
+
+@pytest.mark.slow
+def test_a_text_that_becomes_long_is_read_anew_whatever_is_in_its_batch():
+    long = {"rotary_scaling": "longrope", "rotary_length": 12}
+    long |= {"rotary_short": (1.0, 1.2, 1.3, 1.4), "rotary_long": (3.0, 5.0, 6.0, 7.0)}
+    config = dataclasses.replace(common.CONFIGS["llama"], **long, length=32)
+    model = common.init(config)
+    random, layout = np.random.default_rng(0), common.load("single")
+    prompts = [random.integers(1, 64, size).tolist() for size in (3, 9, 12, 14)]
+    how, key = Sampling(temperature=0.0), jax.random.key(3)
+    where = layout, md.make_mesh(layout)
+    rows = np.stack(list(continuations(config, model, prompts, 8, key, how, *where)), 1)
+    prompt = md.tensor(
+        np.asarray(prompts[1:2], np.int32), (md.Dim("batch", 1), md.Dim("length", 9))
+    )
+    alone = jax.jit(lambda model, prompt: generate(model, prompt, 8, key, how))(model, prompt)
+    assert np.array_equal(np.asarray(alone.array), rows[1:2])
+    for prompt, row in zip(prompts, rows, strict=True):
+        for count in (0, 4, 7):
+            text = np.asarray([[*prompt, *row[:count]]], np.int32)
+            dims = md.Dim("batch", 1), md.Dim("length", text.shape[1])
+            logits = model(md.tensor(text, dims)).array
+            assert int(logits[0, -1].argmax()) == row[count]
+    sizes = md.tensor(np.asarray([9], np.int32), (md.Dim("batch", 1),))
+    tokens = md.tensor(np.asarray(prompts[1:2], np.int32), (sizes.dims[0], md.Dim("length", 9)))
+    with pytest.raises(
+        md.MeshDSLError, match="texts of several sizes grow beyond rotary_length=12"
+    ):
+        generate(model, tokens, 8, key, how, sizes)

@@ -35,8 +35,7 @@ CASES = [(style, *case) for style in common.CONFIGS for case in CASES]
 # A layout of two axes stands for those of one: fsdp-sequence for data, fsdp and sequence.
 QUICK = [("gpt2", "fsdp-tensor", 8, False)]
 QUICK += [
-    ("llama", name, 8, False)
-    for name in ("zero2", "hybrid-fsdp", "fsdp-sequence", "context-ring", "ulysses")
+    ("llama", name, 8, False) for name in ("zero2", "fsdp-sequence", "context-ring", "ulysses")
 ]
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)

@@ -7,6 +7,7 @@ from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.sizes import SIZES
 from meshdsl.models.transformer import Config, Transformer
+from tests.helpers import only
 
 # From the models' papers and published weights.
 PARAMETERS = {
@@ -20,6 +21,50 @@ PARAMETERS = {
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo-12b": 12_247_782_400,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,  # of 4_300_079_472 with what reads images
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
+    "phi3-mini": 3_821_079_552,
+    "phi3-medium": 13_960_238_080,
+    "phi4-14b": 14_659_507_200,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "olmoe-1b-7b": 6_919_161_856,
 }
 
 
@@ -27,16 +72,34 @@ def test_every_size_has_a_published_count():
     assert set(SIZES) == set(PARAMETERS)
 
 
-@pytest.mark.parametrize("name", SIZES)
+# One size of each style, and those of GPT-2 and the first Llamas.
+QUICK = [name for name in SIZES if name.startswith(("gpt2", "llama2", "llama3-"))]
+QUICK += ["qwen2.5-7b", "qwen3-8b", "gemma3-1b", "olmo2-7b"]
+
+
+@pytest.mark.parametrize("name", only(QUICK, SIZES))
 def test_a_size_has_the_published_number_of_parameters(name):
     config = Config(**SIZES[name])
     shapes = jax.eval_shape(lambda key: Transformer.init(key, config), jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_a_size_has_the_published_epsilon(name):
-    assert SIZES[name]["norm_epsilon"] == 1e-5
+def test_the_first_sizes_have_the_published_epsilon():
+    for name in SIZES:
+        if name.startswith(("gpt2", "llama", "mistral", "phi")):
+            assert SIZES[name]["norm_epsilon"] == 1e-5
+        elif name.startswith(("gemma", "qwen3", "olmo2")):
+            assert SIZES[name]["norm_epsilon"] == 1e-6
+
+
+def test_flops_of_layers_with_a_window_are_of_the_pairs_within_it():
+    sizes = {"style": "gpt2", "layers": 2, "d_model": 8, "heads": 2, "vocab": 32, "length": 8}
+    everywhere = Config(**sizes).step_flops(rows=1)
+    matrices = 2 * everywhere[0] - everywhere[1]
+    near = Config(**sizes, window=3, pattern=("local", "global")).step_flops(rows=1)
+    pairs = 1 + 2 + 6 * 3
+    attention = 6 * 2 * 2 * 8 * (pairs + 8 * 8 / 2) / 2
+    assert near[0] - matrices == pytest.approx(attention)
 
 
 def test_flops_are_six_per_parameter_of_a_matrix_and_as_much_per_pair_of_positions():

@@ -15,7 +15,13 @@ from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import parameter
 from meshdsl.train.config import Optimizer, Schedule
-from meshdsl.train.optimizer import TABLE, make_optimizer, make_schedule
+from meshdsl.train.optimizer import (
+    TABLE,
+    average_of,
+    make_optimizer,
+    make_schedule,
+    optimizers_of_optax,
+)
 
 LAYERS, ROWS, COLUMNS = Dim("layers", 2), Dim("rows", 4), Dim("columns", 6)
 
@@ -163,8 +169,79 @@ def test_a_run_shorter_than_its_warmup_has_a_schedule(shape):
     assert rates(1, shape=shape, warmup=50)[0] == 1.0
 
 
-def test_an_unknown_optimizer_is_refused_with_the_known_ones():
-    with pytest.raises(
-        MeshDSLError, match="optimizer.name=adam: expected one of adamw, adafactor, lion, sgd, muon"
+def make_mine(learning_rate, weight_decay, factor=1.0):
+    return optax.chain(optax.scale(-factor * weight_decay), optax.scale_by_schedule(learning_rate))
+
+
+def test_an_optimizer_is_one_of_optax_or_of_the_users():
+    mine = f"{__file__}:make_mine"
+    for name, settings, expected in (
+        ("adam", {"b1": 0.5}, -0.1),
+        ("sign_sgd", {}, -0.1),
+        (mine, {"factor": 2.0}, -0.1 * 2 * 0.5),
     ):
-        optimizer("adam")
+        made = updates(name, 1.0, settings=settings, weight_decay=0.5)
+        np.testing.assert_allclose(made["scale"].array, expected, rtol=2e-2)
+
+
+@pytest.mark.slow
+def test_every_optimizer_of_optax_makes_updates_or_says_why_not():
+    refused = {}
+    for name in optimizers_of_optax():
+        try:
+            tx = optimizer(name)
+        except MeshDSLError as error:
+            refused[name] = str(error)
+            continue
+        params = parameters()
+        made, _ = optax.with_extra_args_support(tx).update(
+            params, tx.init(params), params, value=jnp.ones(())
+        )
+        assert jax.tree.structure(made) == jax.tree.structure(params)
+    assert set(refused) <= {
+        "dpsgd",
+        "optimistic_adam",
+        "schedule_free",
+        "sophia",
+        "lbfgs",
+        "rprop",
+        "sm3",
+    }
+    assert all(text.startswith(f"optimizer.name={name}: ") for name, text in refused.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "adem"}, "optimizer.name=adem: expected adamw, adafactor, lion, sgd, muon, "),
+        ({"name": "chain"}, "optimizer.name=chain: expected adamw"),
+        ({"name": "sophia"}, "optimizer.name=sophia: cannot be used in a run: obj_fn must be"),
+        (
+            {"name": "adam", "settings": {"b3": 1}},
+            "optimizer.settings.b3: adam has no such setting; known: `b1`",
+        ),
+        (
+            {"settings": {"learning_rate": 1}},
+            "optimizer.settings.learning_rate: is set by optimizer.learning_rate",
+        ),
+        ({"name": f"{__file__}:SHAPES"}, f"optimizer.name={__file__}:SHAPES: is no function"),
+        ({"name": f"{__file__}:rates"}, f"optimizer.name={__file__}:rates: cannot be made"),
+        ({"name": f"{__file__}:absent"}, f"optimizer.name={__file__}:absent: "),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_one_error(settings, said):
+    with pytest.raises(MeshDSLError) as error:
+        make_optimizer(Optimizer(**settings), Schedule(), 10)
+    assert str(error.value).startswith(said)
+
+
+def test_an_average_follows_the_parameters():
+    tx = optimizer("sgd", average=0.5, weight_decay=0.0)
+    params = parameters()
+    state, expected = tx.init(params), np.asarray(params["scale"].array)
+    for count in (1, 2, 3):
+        made, state = tx.update(params, state, params)
+        params = jax.tree.map(jnp.add, params, made)
+        old = min(0.5, count / (count + 9))
+        expected = old * expected + (1 - old) * np.asarray(params["scale"].array)
+    np.testing.assert_allclose(average_of(state)["scale"].array, expected, rtol=1e-6)

@@ -17,7 +17,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from meshdsl.parsing import parse_json
 from meshdsl.train.data.cache_entry import entry_name, made_once
+from meshdsl.train.data.conversations import Conversations
 from meshdsl.train.data.documents import documents, is_held_out
 from meshdsl.train.data.files import File
 from meshdsl.train.data.tokenizer import Tokenizer
@@ -75,6 +77,44 @@ def cached_tokens(
     return _tokens_of(entry, dtype, counts, held_out)
 
 
+def cached_conversations(
+    files: Sequence[File],
+    field: str,
+    tokenizer: Tokenizer,
+    written: Conversations,
+    held_out: float,
+    folder: Path,
+) -> CachedTokens:
+    """As `cached_tokens`, of conversations: tokens with the bits that tell what is trained on.
+
+    Args:
+      field: of each object, which holds the messages.
+      written: turns conversations into tokens.
+
+    Raises:
+      MeshDSLError: a file cannot be read or has no conversations, or the folder cannot be written.
+    """
+    how = ("chat", field, tokenizer.digest, written.digest, held_out)
+    entry, dtype = folder / entry_name(files, _VERSION, *how), "uint32"
+
+    def write(unfinished: Path) -> None:
+        counts = [[0, 0], [0, 0]]  # documents and tokens
+        with contextlib.ExitStack() as stack:
+            outs = [stack.enter_context(open(unfinished / f"{name}.bin", "wb")) for name in SUBSETS]
+            for file in files:
+                for text, documents in written.documents(file, field):
+                    subset = int(is_held_out([text], held_out))
+                    for tokens in documents:
+                        outs[subset].write(tokens.astype(dtype).tobytes())
+                        counts[subset][0] += 1
+                        counts[subset][1] += len(tokens)
+        found = {name: asdict(Counts(*each)) for name, each in zip(SUBSETS, counts, strict=True)}
+        (unfinished / "parts.json").write_text(json.dumps(found))
+
+    counts = made_once(entry, lambda: _counts(entry, dtype), write)
+    return _tokens_of(entry, dtype, counts, held_out)
+
+
 def id_dtype(tokenizer: Tokenizer) -> str:
     """The smallest dtype that holds the ids of a tokenizer."""
     return next(
@@ -85,7 +125,7 @@ def id_dtype(tokenizer: Tokenizer) -> str:
 def _counts(entry: Path, dtype: str) -> tuple[Counts, Counts] | None:
     """What was counted in an entry; None if it is absent or incomplete."""
     try:
-        content = json.loads((entry / "parts.json").read_text())
+        content = parse_json((entry / "parts.json").read_text())
         train, validation = (Counts(**content[name]) for name in SUBSETS)
         sizes = [(entry / f"{name}.bin").stat().st_size for name in SUBSETS]
     except (OSError, ValueError, TypeError, KeyError):

@@ -81,8 +81,9 @@ def _make(entry: Path, read: Callable[[], Any], write: Callable[[Path], None]) -
     unfinished = Path(tempfile.mkdtemp(prefix=f"{entry.name}.partial-", dir=entry.parent))
     try:
         write(unfinished)
-        for path in unfinished.iterdir():
-            _flush_to_disk(path)
+        for path in unfinished.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                _flush_to_disk(path)
         if entry.exists() and read() is None:
             shutil.rmtree(entry, ignore_errors=True)  # it is damaged
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config
 from meshdsl.train.data.batches import Batch
+from meshdsl.train.data.conversations import PackedConversations
 from meshdsl.train.data.dataset import Dataset
 from meshdsl.train.data.mixture import Data, Part
 from meshdsl.train.data.sequences import NO_TOKEN, Sequences, batch_of
@@ -96,6 +97,8 @@ def _part(dataset: Dataset, length: int, separate: bool) -> Part:
     # A row that is not full needs the mask that keeps documents apart.
     train = Sequences(dataset.tokens[0], length, partial=separate)
     held_out = Sequences(dataset.tokens[1], length, partial=True)
+    if dataset.of_chat:
+        train, held_out = (PackedConversations(each, length) for each in dataset.tokens)
     size = f"{len(dataset.tokens[0]):,} tokens"
     return Part(
         dataset.name,

@@ -10,8 +10,9 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config, Source
-from meshdsl.train.data.cache import CachedTokens, Counts, cached_tokens
+from meshdsl.train.data.cache import CachedTokens, Counts, cached_conversations, cached_tokens
 from meshdsl.train.data.cache_entry import cache_folder
+from meshdsl.train.data.conversations import MESSAGES, Conversations
 from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import File, find_files, library_folder
 from meshdsl.train.data.sources import check_source, errors_say
@@ -19,7 +20,7 @@ from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.data.tokens import Tokens, token_file_ranges
 
 DEFAULT = "python"  # the name of the dataset where the settings have none: the standard library
-FORMATS = ("text", "jsonl", "parquet", "tokens")
+FORMATS = ("text", "jsonl", "parquet", "arrow", "tokens", "chat")
 TEXT = "text"  # the field or column that holds the text, where the settings name none
 Report = Callable[[str], None]  # is told, in words, of work that takes a while
 
@@ -32,12 +33,14 @@ class Dataset:
       weight: its share of the mixture, relative to the other weights.
       tokens: those to train on, and the held-out ones.
       counts: of both subsets, where the dataset is text; None for token files.
+      of_chat: whether it is conversations, whose tokens have the bits of those.
     """
 
     name: str
     weight: float
     tokens: tuple[Tokens, Tokens]
     counts: tuple[Counts, Counts] | None
+    of_chat: bool = False
 
     def describe(self) -> str:
         """For example `1,234 tokens of 5 documents; held out 67 tokens of 1 documents`."""
@@ -57,8 +60,11 @@ class Dataset:
           subset: index of one of SUBSETS.
 
         Returns:
-          None where the tokenizer does not know the tokens.
+          None where the tokenizer does not know the tokens, and for conversations, of which not
+          all is measured.
         """
+        if self.of_chat:
+            return None
         if self.counts:
             return self.counts[subset].bytes / max(1, self.counts[subset].tokens)
         size = count = 0
@@ -133,7 +139,7 @@ def _files_of(name: str, source: Source) -> DatasetFiles:
         if len({format == "tokens" for format in by_format}) > 1:
             raise MeshDSLError("token files and text in one dataset; make it two")
         for format, file in by_format.items():
-            if format != "tokens":
+            if format not in ("tokens", "chat"):
                 # The first document of a file shows a wrong field or format.
                 next(documents(file, source.field or TEXT), None)
     return DatasetFiles(where, name, source, train, held_out)
@@ -173,9 +179,21 @@ def _open_text(
     files: DatasetFiles, config: Config, tokenizer: Tokenizer, report: Report
 ) -> Dataset:
     cache = cache_folder(config)
+    of_chat = files.source.format == "chat"
+    if of_chat and not config.data.separate:
+        raise MeshDSLError(
+            "format=chat: needs data.separate=true, by which conversations in a row are kept apart "
+            "and what is not trained on counts nothing"
+        )
+    written = Conversations(tokenizer) if of_chat else None
 
     def tokenize(some: list[File], held_out: float) -> CachedTokens:
-        cached = cached_tokens(some, files.source.field or TEXT, tokenizer, held_out, cache, report)
+        if written is None:
+            field = files.source.field or TEXT
+            cached = cached_tokens(some, field, tokenizer, held_out, cache, report)
+        else:
+            field = files.source.field or MESSAGES
+            cached = cached_conversations(some, field, tokenizer, written, held_out, cache)
         if not any(counts.tokens for counts in cached.counts):
             raise MeshDSLError(
                 f"nothing to read in {', '.join(f'`{file.path}`' for file in some[:3])}"
@@ -188,4 +206,4 @@ def _open_text(
         ranges = ranges[0], held_out.ranges[0]
         counts = counts[0], held_out.counts[0]
     tokens = Tokens(ranges[0]), Tokens(ranges[1])
-    return Dataset(files.name, files.source.weight, tokens, counts)
+    return Dataset(files.name, files.source.weight, tokens, counts, of_chat)

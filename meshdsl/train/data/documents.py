@@ -6,7 +6,6 @@ They come one after the other and long ones block by block, so little text is in
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.extras import extra
+from meshdsl.parsing import parse_json
 from meshdsl.train.data.files import File
 
 BLOCK = 2**18  # bytes of a text that are read at once
@@ -55,7 +55,8 @@ def _failures_say(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MeshDSLError(f"`{path}` cannot be read: {error.strerror or error}") from None
+        why = error.strerror or " ".join(str(error).split())
+        raise MeshDSLError(f"`{path}` cannot be read: {why}") from None
 
 
 def is_held_out(document: Document, fraction: float) -> bool:
@@ -117,10 +118,10 @@ def _jsonl(path: Path, fields: Sequence[str]) -> Iterator[tuple[bytes, ...]]:
 
 def _texts_of_line(line: bytes, fields: Sequence[str], where: str) -> tuple[bytes, ...]:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except UnicodeDecodeError as error:
         raise MeshDSLError(f"{where}: not UTF-8: {error.reason} at byte {error.start}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise MeshDSLError(f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise MeshDSLError(f"{where}: expected an object with a field `{fields[0]}`")
@@ -151,33 +152,58 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[bytes, ...]]:
 def parquet_batches(
     path: Path, columns: Sequence[str], *, rows: int, text: bool
 ) -> Iterator[Iterator[Any]]:
-    """Some columns of a parquet file, in batches of so many rows; needs pyarrow.
+    """Some columns of a parquet or Arrow file, in batches of rows; needs pyarrow.
 
     Args:
+      rows: how many a batch of parquet has; in an Arrow file the batches are made already.
       text: whether the columns have to be text.
 
     Raises:
-      MeshDSLError: pyarrow is missing, the file is no parquet, or it has no such columns.
+      MeshDSLError: pyarrow is missing, the file is damaged, or it has no such columns.
     """
     with extra("parquet", f"`{path}`"):
         import pyarrow
         from pyarrow import parquet
+    kind = "Arrow" if path.suffix == ".arrow" else "parquet"
     try:
-        with parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            for column in columns:
-                if column not in schema.names:
-                    close = nearest(column, schema.names)
-                    raise MeshDSLError(f"`{path}`: no column `{column}`{close}")
-                if text:
-                    _check_text(path, schema, column, pyarrow)
-            yield file.iter_batches(batch_size=rows, columns=list(columns))
+        if kind == "Arrow":
+            with pyarrow.memory_map(str(path)) as source:
+                reader, batches = _arrow_batches(source, pyarrow)
+                _check_columns(path, reader.schema, columns, text, pyarrow)
+                yield batches
+        else:
+            with parquet.ParquetFile(path) as file:
+                _check_columns(path, file.schema_arrow, columns, text, pyarrow)
+                yield file.iter_batches(batch_size=rows, columns=list(columns))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise MeshDSLError(f"`{path}`: not parquet, or damaged: {error}") from None
+        why = " ".join(str(error).split())
+        raise MeshDSLError(f"`{path}`: not {kind}, or damaged: {why}") from None
+
+
+def _arrow_batches(source: Any, pyarrow: Any) -> tuple[Any, Iterator[Any]]:
+    """What reads an Arrow file, which may be a stream, as `datasets` writes it; and its batches."""
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    if not is_file:
+        reader = pyarrow.ipc.open_stream(source)
+        return reader, iter(reader)
+    reader = pyarrow.ipc.open_file(source)
+    return reader, (reader.get_batch(i) for i in range(reader.num_record_batches))
+
+
+def _check_columns(
+    path: Path, schema: Any, columns: Sequence[str], text: bool, pyarrow: Any
+) -> None:
+    """Raise a MeshDSLError unless a table has these columns, as text where that is asked for."""
+    for column in columns:
+        if column not in schema.names:
+            raise MeshDSLError(f"`{path}`: no column `{column}`{nearest(column, schema.names)}")
+        if text:
+            _check_text(path, schema, column, pyarrow)
 
 
 def _check_text(path: Path, schema: Any, column: str, pyarrow: Any) -> None:
-    """Raise a MeshDSLError unless a column of a parquet file is text."""
+    """Raise a MeshDSLError unless a column is text."""
     kind = schema.field(column).type
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     if not (

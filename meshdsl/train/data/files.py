@@ -11,12 +11,20 @@ from typing import NamedTuple
 from meshdsl.errors import MeshDSLError
 
 # The format of a file by its ending. Any other ending is text, unless it is in UNREADABLE.
-ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "tokens"}
+ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".bin": "tokens",
+}
 UNREADABLE = {
-    ".7z", ".arrow", ".bz2", ".feather", ".gz", ".h5", ".npy", ".npz", ".pickle", ".pkl", ".pt",
+    ".7z", ".bz2", ".feather", ".gz", ".h5", ".npy", ".npz", ".pickle", ".pkl", ".pt",
     ".safetensors", ".tar", ".tgz", ".xz", ".zip", ".zst",
 }  # fmt: skip
 # Folders that lie in the standard library's and are no part of it.
+# What Hugging Face's `datasets` writes beside the files of a dataset.
+_ABOUT_DATASETS = {"dataset_dict.json", "dataset_info.json", "state.json"}
 _INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
 
 
@@ -51,10 +59,11 @@ def find_files(paths: Sequence[str], format: str = "auto", *, suffix: str = "") 
       MeshDSLError: a path does not exist or cannot be read, or the ending of a file says that it is
         of a format that cannot be read.
     """
+    formats = ("jsonl", "parquet", "arrow") if format == "chat" else (format,)
     suffixes = (
         (suffix,)
         if suffix
-        else tuple(ending for ending, known in ENDINGS.items() if known == format)
+        else tuple(ending for ending, known in ENDINGS.items() if known in formats)
     )
     found: dict[str, File] = {}
     for root in map(Path, paths):
@@ -79,6 +88,8 @@ def _files_in(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
 
     for folder, folders, names in os.walk(root, onerror=unreadable):
         folders[:] = [name for name in folders if _is_wanted(name)]
+        if "dataset_dict.json" in names or any(name.endswith(".arrow") for name in names):
+            names = [name for name in names if name not in _ABOUT_DATASETS]
         for name in names:
             path = Path(folder, name)
             if _is_wanted(name) and (not suffixes or path.suffix in suffixes) and path.is_file():

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshdsl.parsing import parse_json
 from meshdsl.train.data.cache_entry import made_once
 
 Put = Callable[[bytes], None]
@@ -65,8 +66,8 @@ def cached_records(
 
     def read() -> CachedRecords | None:
         try:
-            size = json.loads((entry / "records.json").read_text())["bytes"]
-            arrays = {name: np.load(entry / f"{name}.npy") for name in names}
+            size = parse_json((entry / "records.json").read_text())["bytes"]
+            arrays = {name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in names}
             if (entry / "records.bin").stat().st_size != size:
                 return None
             return CachedRecords(Records(entry / "records.bin", arrays.pop("ends")), arrays)

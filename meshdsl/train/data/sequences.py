@@ -15,6 +15,9 @@ from meshdsl.train.data.batches import Batch
 from meshdsl.train.data.tokens import Tokens
 
 NO_TOKEN = -1  # in a sequence that is not full; and as a target that is not trained on
+# Bits of a token of a conversation: that it is one, that it is trained on, and that it is the last.
+# No tokenizer has so many tokens that an id reaches them.
+CHAT, SAID, END = 1 << 30, 1 << 29, 1 << 28
 
 
 class Sequences:
@@ -54,10 +57,16 @@ def batch_of(sequences: np.ndarray, separator: int | None) -> Batch:
         (counted from where that document begins in the row), and the target of a document's last
         token is NO_TOKEN. The empty rest of a row counts as one more document.
     """
+    of_chat = (sequences >= CHAT).any()
+    raw, sequences = sequences, _ids(sequences) if of_chat else sequences
     tokens, targets = np.maximum(sequences[:, :-1], 0), np.ascontiguousarray(sequences[:, 1:])
+    if of_chat:
+        targets[(raw[:, 1:] >= CHAT) & (raw[:, 1:] & SAID == 0)] = NO_TOKEN
     if separator is None:
         return {"tokens": tokens, "targets": targets}
     ends = sequences == separator
+    if of_chat:
+        ends = np.where(raw >= CHAT, raw & END != 0, ends)
     missing = sequences == NO_TOKEN
     begins = np.zeros(tokens.shape, bool)  # a document, or the empty rest
     begins[:, 1:] = ends[:, :-2] | (missing[:, 1:-1] & ~missing[:, :-2])
@@ -68,3 +77,8 @@ def batch_of(sequences: np.ndarray, separator: int | None) -> Batch:
         "segments": np.cumsum(begins, axis=1, dtype=np.int32),
         "positions": index - np.maximum.accumulate(np.where(begins, index, 0), axis=1),
     }
+
+
+def _ids(sequences: np.ndarray) -> np.ndarray:
+    """The ids of tokens, some of which may have the bits of a conversation."""
+    return np.where(sequences >= CHAT, sequences & (END - 1), sequences)

@@ -9,6 +9,7 @@ from meshdsl.train.data.examples import ExamplesTask
 from meshdsl.train.data.images import ImagesTask
 from meshdsl.train.data.mixture import Data
 from meshdsl.train.data.pairs import PairsTask
+from meshdsl.train.data.remote import with_files_here
 from meshdsl.train.data.task import Report, Task
 from meshdsl.train.data.text import TextTask
 
@@ -42,4 +43,4 @@ def open_data(config: Config, report: Report = lambda text: None) -> Data:
     """
     task = task_of(config)
     rows = Dim("batch", config.batch // config.microbatches)
-    return task.open(config, task.fields(config, rows), report)
+    return task.open(with_files_here(config, report), task.fields(config, rows), report)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -119,7 +120,9 @@ class FileTokenizer:
         content = _read(name)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library raises no narrower one
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises no narrower one where its Rust panics
             raise MeshDSLError(
                 f"data.tokenizer: `{name}` is no tokenizer.json of Hugging Face: {error}"
             ) from None
@@ -142,14 +145,24 @@ class FileTokenizer:
         self.separator = ends[0]
 
     def encode(self, text: str) -> np.ndarray:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        with self._failures_say():
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_blocks(self, blocks: Sequence[bytes]) -> Iterable[np.ndarray]:
         texts = [block.decode("utf-8", "replace") for block in blocks]
-        return (
-            np.asarray(each.ids, np.int32)
-            for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        )
+        with self._failures_say():
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return (np.asarray(each.ids, np.int32) for each in found)
+
+    @contextmanager
+    def _failures_say(self) -> Iterator[None]:
+        """Make a MeshDSLError of what the library raises: some contradictions show only in use."""
+        try:
+            yield
+        except Exception as error:  # the library raises no narrower one
+            raise MeshDSLError(
+                f"data.tokenizer: `{self.name}` cannot be used: {' '.join(str(error).split())}"
+            ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)

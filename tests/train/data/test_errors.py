@@ -78,10 +78,10 @@ FILES = {
         "nothing to read in `{path}`",
     ),
     "another ending": (
-        content("a.jsonl.gz"),
+        content("a.jsonl.xz"),
         {},
         (
-            "`{path}`: files that end in .gz cannot be read; unpack it or turn it into text, "
+            "`{path}`: files that end in .xz cannot be read; unpack it or turn it into text, "
             "JSONL (.jsonl), parquet"
         ),
     ),

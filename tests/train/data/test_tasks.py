@@ -243,7 +243,7 @@ def test_text_reads_files_of_text():
         (
             "format",
             "folders",
-            "does not read the format folders; it reads text, jsonl, parquet and",
+            "does not read the format folders; it reads text, jsonl, parquet, arrow,",
         ),
     ):
         values = {"data__sources__a__paths": ["x"]} if key == "format" else {}

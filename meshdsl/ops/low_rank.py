@@ -1,0 +1,130 @@
+"""A weight with an adapter of low rank beside it (Hu et al., 2021, "LoRA").
+
+It stands for the weight plus the product of two thin matrices `a` and `b`. Ops that
+are linear in the weight do without that sum: `x` times the weight, and `x` times `a` times `b`, are
+added. So no op computes anything of the size of the weight, and neither does the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from meshdsl.dims import Dim, Dims
+from meshdsl.ops.component import cast
+from meshdsl.ops.einsum import einsum
+from meshdsl.ops.index import take
+from meshdsl.stand_in import StandIn, as_tensor
+from meshdsl.tensor import Parameter, Tensor
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class LowRank(StandIn):
+    """`weight + a b`, in the place of the weight in a model.
+
+    Attributes:
+      weight: the dims that it contracts and makes, and any others, which count copies of it.
+      a: the dims that the weight contracts, its copies, and a dim of the rank.
+      b: that dim, and the other dims of the weight.
+    """
+
+    def __init__(self, weight: Tensor, a: Tensor, b: Tensor):
+        self.weight, self.a, self.b = weight, a, b
+
+    def tree_flatten_with_keys(self) -> tuple:
+        named = jax.tree_util.GetAttrKey
+        each = ("weight", "a", "b")
+        return tuple((named(name), getattr(self, name)) for name in each), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> LowRank:
+        return cls(*children)
+
+    def as_tensor(self) -> Tensor:
+        product = einsum(self.a, self.b, out=self.weight.dims)
+        return self.weight + cast(product, self.weight.dtype)
+
+    @property
+    def dims(self) -> Dims:
+        return self.weight.dims
+
+    @property
+    def dtype(self) -> Any:
+        return self.weight.dtype
+
+    @property
+    def role(self) -> Parameter | None:
+        return self.weight.role
+
+    def dim(self, name: str) -> Dim:
+        """The dim called `name`."""
+        return self.weight.dim(name)
+
+    def cast(self, dtype: Any) -> LowRank:
+        """This, with weight and adapter in another dtype."""
+        return LowRank(cast(self.weight, dtype), cast(self.a, dtype), cast(self.b, dtype))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.as_tensor(), name)
+
+    def compute(self, op: Callable, args: tuple, named: dict[str, Any]) -> Any:
+        linear = _LINEAR.get(op.__name__)
+        made = linear(self, op, args, named) if linear else None
+        return super().compute(op, args, named) if made is None else made
+
+    def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> LowRank | None:
+        how = dict(zip(("x", "dtype"), args, strict=False)) | named
+        return self.cast(how["dtype"]) if set(how) == {"x", "dtype"} else None
+
+    def _dot(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
+        how = dict(zip(("x", "weight"), args, strict=False)) | named
+        x = as_tensor(how.pop("x", None))
+        if how.pop("weight", None) is not self or x is None:
+            return None
+        made = op(x, self.weight, **how)
+        thin = cast(self.a, x.dtype), cast(self.b, x.dtype)
+        return made + einsum(x, *thin, out=made.dims, **how)
+
+    def _einsum(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor:
+        at = next(i for i, x in enumerate(args) if x is self)
+        before, after = map(as_tensor, args[:at]), map(as_tensor, args[at + 1 :])
+        before, after = tuple(before), tuple(after)
+        made = op(*before, self.weight, *after, **named)
+        how = {name: value for name, value in named.items() if name not in ("out", "contract")}
+        thin = self.a, self.b
+        return made + cast(einsum(*before, *thin, *after, out=made.dims, **how), made.dtype)
+
+    def _take(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
+        if len(args) != 3 or args[0] is not self or named:
+            return None
+        _, ids, dim = args
+        name = dim.name if isinstance(dim, Dim) else dim
+        if name not in [d.name for d in self.a.dims] or name in [d.name for d in self.b.dims]:
+            return None
+        made = op(self.weight, ids, dim)
+        of_ids = take(self.a, ids, self.a.dim(name))
+        return made + cast(einsum(of_ids, self.b, out=made.dims), made.dtype)
+
+
+# By the name of an op that is linear in a weight: how it is computed without the sum; None from it
+# where the weight is not what the op is linear in.
+_LINEAR: dict[str, Callable] = {
+    "cast": LowRank._cast,
+    "dot": LowRank._dot,
+    "einsum": LowRank._einsum,
+    "take": LowRank._take,
+}
+
+
+def _operator(name: str) -> Callable:
+    return lambda self, *others: getattr(self.as_tensor(), name)(*map(as_tensor, others))
+
+
+for (
+    _name
+) in "add radd sub rsub mul rmul truediv rtruediv pow rpow neg abs lt le gt ge getitem".split():
+    setattr(LowRank, f"__{_name}__", _operator(f"__{_name}__"))

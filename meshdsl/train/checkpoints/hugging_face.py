@@ -1,0 +1,353 @@
+"""Parameters in the files of Hugging Face, read and written as those of the model here.
+
+A file has a tensor for each layer, and a parameter here has all layers. So what is read of a
+parameter is put together from some rows and columns of some tensors, and no more is in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.models.published import FORMATS, Place, places
+from meshdsl.train.checkpoints import manifest, safetensors_files
+from meshdsl.train.checkpoints.manifest import Damaged
+from meshdsl.train.checkpoints.merged_arrays import MergedArrays
+from meshdsl.train.checkpoints.parameters import PREFIX, parameters_of
+from meshdsl.train.checkpoints.safetensors_files import Chunks, TensorFiles
+from meshdsl.train.checkpoints.saved_arrays import SavedArrays, verify
+from meshdsl.train.checkpoints.tree_leaves import Leaf
+
+# Tensors that say nothing about the model: masks and frequencies, and what reads images.
+_IGNORED_ENDS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_IGNORED_STARTS = (
+    *("vision_tower.", "multi_modal_projector."),
+    *("model.vision_tower.", "model.multi_modal_projector."),
+)
+_TABLES = ("embed_tokens.weight", "wte.weight", "shared.weight", "word_embeddings.weight")
+_HEADS = ("lm_head.weight",)  # of names of output layers
+_ROWS = 4096  # of a table that are compared at once
+_SHOWN = 4  # names in an error
+
+
+class PublishedTensors:
+    """The parameters of a model, in the files of Hugging Face that hold it.
+
+    It is used as `TensorFiles` is, by the names of the parameters here.
+
+    Args:
+      files: the files.
+      style: of the model.
+      like: the descriptions of its parameters.
+
+    Raises:
+      MeshDSLError: a tensor is missing, one is there that the model has no place for, or one has
+        another shape.
+    """
+
+    def __init__(self, files: TensorFiles, style: str, like: dict[str, Leaf]):
+        self.path = files.path
+        self._files, self._like, self._style = files, like, style
+        self._unused = FORMATS[style].unused
+        self._places = places(style, {name: tuple(leaf["shape"]) for name, leaf in like.items()})
+        self._names = _Names(set(files.leaves))
+        self._check()
+
+    @property
+    def leaves(self) -> dict[str, Leaf]:
+        """The description of each parameter."""
+        return dict(self._like)
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """The elements of the parameter `name` at `index`; nothing else is read.
+
+        Raises:
+          MeshDSLError: they cannot be read.
+        """
+        place, shape = self._places[name], self._like[name]["shape"]
+        index = index or (slice(None),) * len(shape)
+        bounds = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
+        first = place.name.count("{}")
+        if not first:
+            return self._part(place, place.name, bounds)
+        found: np.ndarray | None = None
+        sizes = tuple(end - begin for begin, end in bounds[:first])
+        for at in np.ndindex(*sizes):
+            numbers = [i + begin for i, (begin, _) in zip(at, bounds[:first], strict=True)]
+            part = self._part(place, place.name.format(*numbers), bounds[first:])
+            if found is None:  # of the dtype of the first layer, unless another one has a wider one
+                found = np.empty((*sizes, *part.shape), part.dtype)
+            if part.dtype != found.dtype:
+                found = found.astype(np.promote_types(found.dtype, part.dtype))
+            found[at] = part
+        assert found is not None  # a model has layers
+        return found
+
+    def halved_first(self, name: str) -> tuple[int, ...]:
+        """Positions in a parameter's shape: by which to divide it, so that whole rows are read."""
+        place, count = self._places[name], len(self._like[name]["shape"])
+        first = place.name.count("{}")
+        outs = first + len(place.ins)
+        return (
+            *range(first),
+            *(
+                (*range(outs, count), *range(first, outs))
+                if place.outs_first
+                else range(first, count)
+            ),
+        )
+
+    def _part(self, place: Place, name: str, bounds: list[tuple[int, int]]) -> np.ndarray:
+        """The elements within `bounds` of what one tensor has of a parameter."""
+        count = len(place.ins)
+        first, last, ins, inner_ins = _run(place.ins, bounds[:count])
+        begin, end, outs, inner_outs = _run(place.outs, bounds[count:])
+        of_outs, name = slice(place.first + begin, place.first + end), self._names.there(name)
+        ones = (slice(0, 1),) * place.ones
+        if not place.ins:
+            return self._files.read(name, (*ones, of_outs)).reshape(outs)[inner_outs]
+        pair = (of_outs, slice(first, last))
+        index = pair if place.outs_first else pair[::-1]
+        if place.apart:
+            inner = [slice(0, size) for size in place.ins[1:]]
+            index = (of_outs, slice(*bounds[0]), *inner)
+        read = self._files.read(name, (*ones, *index))
+        sizes = (end - begin, last - first)
+        read = read.reshape(sizes if place.outs_first else sizes[::-1])
+        read = read.T if place.outs_first else read
+        return read.reshape((*ins, *outs))[(*inner_ins, *inner_outs)]
+
+    def _check(self) -> None:
+        """Raise a MeshDSLError that names what is missing, too much, or of another shape."""
+        wanted = dict(_tensors(self._places, self._like))
+        there = {self._names.here(name): leaf for name, leaf in self._files.leaves.items()}
+        tied = "head.weight" not in self._places
+        wrong = [
+            ("missing", [name for name in wanted if name not in there]),
+            (
+                "of another shape",
+                [
+                    f"{name} {there[name]['shape']} instead of {list(shape)}"
+                    for name, shape in wanted.items()
+                    if name in there and there[name]["shape"] != list(shape)
+                ],
+            ),
+            (
+                "not of this model",
+                [
+                    name
+                    for name in there
+                    if name not in wanted
+                    and not name.endswith(_IGNORED_ENDS)
+                    and not name.startswith((*_IGNORED_STARTS, *self._unused))
+                    and not (tied and name == "lm_head.weight")
+                ],
+            ),
+        ]
+        copies = FORMATS[self._style].copies
+        wrong.append(
+            (
+                "not alike, as they are in this model",
+                [
+                    f"{copy} and {original}"
+                    for copy, original in copies.items()
+                    if copy in there and original in there
+                    if not _alike(self._files, *map(self._names.there, (copy, original)))
+                ],
+            )
+        )
+        said = [f"{what}: {_listed(names)}" for what, names in wrong if names]
+        if said:
+            raise MeshDSLError(f"{self.path}: {'; '.join(said)}")
+
+
+def own_names(files: TensorFiles) -> list[str]:
+    """The names of the tensors in files, but for an output layer that is a copy of the embedding.
+
+    With them `family_of` tells whether both are one, whatever `config.json` says: where both are
+    there and differ, each is used, as `transformers` does.
+    """
+    names = list(files.leaves)
+    table = next((name for name in names if name.endswith(_TABLES)), None)
+    return [name for name in names if not (name.endswith(_HEADS) and _alike(files, name, table))]
+
+
+def _alike(files: TensorFiles, name: str, other: str | None) -> bool:
+    """Whether two tensors of the files have the same elements."""
+    if other is None or files.leaves[name]["shape"] != files.leaves[other]["shape"]:
+        return False
+    count = files.leaves[name]["shape"][0]
+    parts = [(slice(start, start + _ROWS),) for start in range(0, count, _ROWS)]
+    return all(np.array_equal(files.read(name, at), files.read(other, at)) for at in parts)
+
+
+class _Names:
+    """The names in a file, which may lack the first part or have one more.
+
+    Files of a model without its output layer lack `model.`, those of a model that reads images too
+    have `language_model.`.
+    """
+
+    def __init__(self, there: set[str]):
+        bare = ("wte.weight", "embed_tokens.weight")
+        self._bare = next(
+            (
+                "transformer." if name.startswith("wte") else "model."
+                for name in bare
+                if name in there
+            ),
+            "",
+        )
+        starts = ("language_model.model.", "model.language_model.")
+        self._inner = next(
+            (start for start in starts if f"{start}embed_tokens.weight" in there), ""
+        )
+
+    def there(self, name: str) -> str:
+        """The name in the files of the tensor that the tables call `name`."""
+        if self._bare:
+            return name.removeprefix(self._bare)
+        if self._inner and name.startswith("model."):
+            return self._inner + name.removeprefix("model.")
+        if self._inner.startswith("language_model.") and name.startswith("lm_head."):
+            return f"language_model.{name}"
+        return name
+
+    def here(self, name: str) -> str:
+        """The name in the tables of the tensor that the files call `name`."""
+        if self._bare:
+            return name if name.startswith("lm_head.") else self._bare + name
+        if self._inner and name.startswith(self._inner):
+            return "model." + name.removeprefix(self._inner)
+        return name.removeprefix("language_model.") if self._inner else name
+
+
+def _run(
+    sizes: tuple[int, ...], bounds: list[tuple[int, int]]
+) -> tuple[int, int, tuple[int, ...], tuple[slice, ...]]:
+    """Which run of elements of dims that lie as one has all that is within `bounds`.
+
+    Returns:
+      Where the run begins and ends, the shape that it has, and what of it is within the bounds.
+    """
+    if not sizes:
+        return 0, 1, (), ()
+    inner = math.prod(sizes[1:])
+    begin, end = bounds[0]
+    within = (slice(None), *(slice(*each) for each in bounds[1:]))
+    return begin * inner, end * inner, (end - begin, *sizes[1:]), within
+
+
+def _tensors(
+    found: dict[str, Place], like: dict[str, Leaf]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name and the shape of every tensor that a model's parameters are in."""
+    for name, place in found.items():
+        for numbers in np.ndindex(*like[name]["shape"][: place.name.count("{}")]):
+            yield place.name.format(*numbers), place.shape
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more
+
+
+def export_published(
+    folder: Path,
+    step: int,
+    out: Path,
+    style: str,
+    dtype: str | None,
+    limit: int,
+    *,
+    average: bool = False,
+) -> list[Path]:
+    """Write the parameters of a checkpoint as Hugging Face writes those of a model.
+
+    Args:
+      folder: of the checkpoints.
+      out: the file to write; see `safetensors_files.write` where there are several.
+      style: of the model.
+      dtype: of the tensors; None: as the parameters have it.
+      limit: the most bytes in one file, unless a single tensor has more.
+      average: the averages over the steps instead, which `optimizer.average` keeps.
+
+    Returns:
+      The files that were written.
+
+    Raises:
+      MeshDSLError: the checkpoint is damaged, their files have no place for a parameter, or `out`
+        cannot be written.
+    """
+    try:
+        content = manifest.read(folder / str(step))
+        manifest.check_files(folder / str(step), content)
+        if damage := verify(folder / str(step)):
+            raise Damaged(damage)
+        leaves = parameters_of(content)
+        arrays = MergedArrays(folder / str(step), content, average=average)
+        return _write(arrays, leaves, out, style, dtype, limit)
+    except Damaged as damage:
+        raise MeshDSLError(
+            f"{folder}: the checkpoint of step {step} is damaged: {damage}; "
+            "choose another by --step"
+        ) from None
+    except OSError as error:
+        raise MeshDSLError(f"{out}: {error.strerror or error}") from None
+
+
+def _write(
+    arrays: SavedArrays,
+    leaves: dict[str, Leaf],
+    out: Path,
+    style: str,
+    dtype: str | None,
+    limit: int,
+) -> list[Path]:
+    found = places(style, {name: tuple(leaf["shape"]) for name, leaf in leaves.items()})
+    tensors: dict[str, Leaf] = {}
+    # What is in a tensor: a parameter, and the numbers of its layer and expert.
+    parts: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, place in found.items():
+        for numbers in np.ndindex(*leaves[name]["shape"][: place.name.count("{}")]):
+            tensor = place.name.format(*numbers)
+            kind = dtype or leaves[name]["dtype"]
+            tensors[tensor] = {"shape": list(place.shape), "dtype": kind}
+            parts.setdefault(tensor, []).append((name, numbers))
+
+    def chunks(tensor: str) -> Chunks:
+        for name, numbers in parts[tensor]:
+            yield _as_there(arrays, found[name], name, numbers, tensors[tensor]["dtype"])
+
+    order = sorted(
+        tensors, key=lambda name: [int(p) if p.isdigit() else -1 for p in name.split(".")]
+    )
+    tensors = {name: tensors[name] for name in order}
+    return safetensors_files.write(out, tensors, chunks, {"format": "pt"}, limit)
+
+
+def _as_there(
+    arrays: SavedArrays, place: Place, name: str, numbers: tuple[int, ...], dtype: str
+) -> tuple[tuple[slice, ...], np.ndarray]:
+    """Where one parameter of a layer goes in its tensor, and its elements as they lie there."""
+    stored: Any = arrays.open(PREFIX + name)
+    read = np.asarray((stored[numbers] if numbers else stored).read().result())
+    read = read.astype(safetensors_files.numpy_dtype(dtype), copy=False)
+    outs = slice(place.first, place.first + math.prod(place.outs))
+    ones, shape = (slice(None),) * place.ones, (1,) * place.ones
+    if not place.ins:
+        return (*ones, outs), np.ascontiguousarray(read.reshape((*shape, -1)))
+    matrix = read.reshape(math.prod(place.ins), -1)
+    if place.apart:
+        every = (slice(None),) * len(place.ins)
+        return (*ones, outs, *every), np.ascontiguousarray(matrix.T.reshape((-1, *place.ins)))
+    if place.outs_first:
+        return (*ones, outs, slice(None)), np.ascontiguousarray(
+            matrix.T.reshape((*shape, *matrix.T.shape))
+        )
+    return (*ones, slice(None), outs), np.ascontiguousarray(matrix.reshape((*shape, *matrix.shape)))

@@ -1,0 +1,450 @@
+"""What a transformer is made of: each choice is a setting, and a style is a set of defaults.
+
+    Architecture(style="qwen3", layers=36, d_model=4096)   # as Qwen3 chooses
+    Architecture(style="llama", query_norm="head")         # as Llama, with one thing of Qwen3
+
+A choice that a style makes has the value "style" until it is set. Numbers belong to a size rather
+than to a style, and have their own defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import meshdsl as md
+from meshdsl.errors import nearest
+from meshdsl.fields import bounded, chosen, listed
+from meshdsl.layers.attention import Attention
+from meshdsl.layers.experts import SCORES, Experts
+from meshdsl.layers.mlp import MLP, SwiGLU
+from meshdsl.layers.norm import EPSILON, LayerNorm, Norm, RMSNorm
+from meshdsl.layers.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Scaling,
+    YarnScaling,
+)
+
+STYLE = "style"  # the value of a choice that is left to the style
+BIASES = ("query", "key", "value", "out", "mlp")
+SCALINGS = ("none", "linear", "llama3", "yarn", "longrope", "dynamic")
+ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
+    "gelu": md.gelu,
+    "gelu_exact": lambda x: md.gelu(x, approximate=False),
+    "silu": md.silu,
+    "relu": md.relu,
+}
+LLAMA: dict[str, Any] = {
+    "norm": "rms",
+    "norm_from_one": "no",
+    "norm_place": "before",
+    "query_norm": "none",
+    "positions": "rotary",
+    "mlp": "gated",
+    "activation": "silu",
+    "biases": (),
+    "tied": "no",
+    "embedding_scale": "one",
+}
+_GEMMA = {
+    "norm_from_one": "yes",
+    "norm_place": "both",
+    "activation": "gelu",
+    "tied": "yes",
+    "embedding_scale": "root",
+}
+# What each style chooses that Llama chooses otherwise.
+_OTHERWISE: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "norm": "layer",
+        "positions": "learned",
+        "mlp": "plain",
+        "activation": "gelu",
+        "biases": BIASES,
+        "tied": "yes",
+    },
+    "llama": {},
+    "mistral": {},
+    "phi3": {},
+    "qwen2": {"biases": ("query", "key", "value")},
+    "qwen3": {"query_norm": "head"},
+    "gemma2": _GEMMA,
+    "gemma3": {**_GEMMA, "query_norm": "head"},
+    "olmo2": {"norm_place": "after", "query_norm": "heads"},
+    "mixtral": {},
+    "qwen3_moe": {"query_norm": "head"},
+    "olmoe": {"query_norm": "heads"},
+}
+STYLES = {name: {**LLAMA, **other} for name, other in _OTHERWISE.items()}
+
+
+def _of_style(*known: str) -> Any:
+    """A field that is one of `known`, or left to the style."""
+    return chosen(STYLE, (STYLE, *known))
+
+
+@dataclass(frozen=True)
+class Architecture(md.Family):
+    """Sizes and choices of a transformer, all of which change what it computes.
+
+    A choice of which the value is `style` is that of the style.
+
+    Attributes:
+      style: the family of models that it is of: the defaults of its choices.
+      layers: how many blocks.
+      d_model: the size of the residual stream.
+      heads: heads of queries; it divides `d_model`, unless `head_dim` is set.
+      kv_heads: heads of keys and values, which divide `heads`; 0: as many as `heads`.
+      head_dim: the size of a head; 0: `d_model / heads`.
+      d_ff: the size between the matrices of the feed-forward layer; 0: 4 times `d_model` in `gpt2`,
+        and 8/3 of it, rounded up to a multiple of 64, in `llama` and wherever there is a gate.
+      vocab: how many tokens there are; at least as many as the tokenizer has.
+      length: tokens in the longest sequence, which learned positions are made for.
+      rotary_base: base of the wavelengths of rotary positions (Su et al., 2021), in `llama`.
+      norm_epsilon: what norms add to the mean square or the variance before they take its root.
+      norm: the kind of norms: root mean square alone, or LayerNorm.
+      norm_from_one: norms multiply by one plus their weights, as in Gemma. Not with LayerNorm.
+      norm_place: whether a sublayer has its norm `before` it, or `after` it, ahead of the sum, as
+        in OLMo 2, or in `both` places, as in Gemma 2.
+      query_norm: whether queries and keys are normalised before they are turned: over each `head`,
+        as in Qwen3, or over all `heads` at once, as in OLMo 2.
+      positions: `rotary` positions turn queries and keys; `learned` ones are added to the
+        embedding.
+      rotary_local_base: the base in layers with a window; 0: the same.
+      rotary_fraction: which part of each head rotary positions turn.
+      rotary_scaling: how wavelengths are made longer for sequences that are longer than those of
+        training: all alike (`linear`), as in Llama 3.1 (`llama3`), by YaRN (`yarn`), by a factor
+        for each (`longrope`), or by a base that grows with the text (`dynamic`). With
+        `rotary_local_base`, in layers without a window.
+      rotary_factor: how many times as long.
+      rotary_length: of the sequences of training, for all but `linear`.
+      rotary_low: wavelengths that fit fewer times into `rotary_length` are made longer in full.
+      rotary_high: those that fit more often stay as they are: 4 in Llama 3.1, 32 in YaRN.
+      rotary_gain: the factor of cosine and sine in YaRN; 0: one plus a tenth of the logarithm of
+        `rotary_factor`. In `longrope` too; 0: 1.
+      rotary_short: the factors of wavelengths for `longrope`, in texts of at most `rotary_length`
+        tokens; one for each pair of features that is turned.
+      rotary_long: those in longer texts.
+      mlp: the feed-forward layer: two matrices (`plain`), or three with a gate (`gated`).
+      activation: of the feed-forward layer: `gelu` is its usual approximation by a tanh.
+      biases: which linear layers have biases: any of query, key, value, out and mlp.
+      tied: the output layer shares the table of the embedding.
+      embedding_scale: embeddings are multiplied by the `root` of `d_model`, as in Gemma.
+      attention_softcap: scores of attention are bounded to it by a tanh; 0: they are not.
+      logit_softcap: logits are bounded to it by a tanh; 0: they are not.
+      query_scale: scores are divided by the root of it; 0: of `head_dim`.
+      window: in local layers positions see those that are less than this many away; 0: all.
+      pattern: which layers are `local` and which `global`, in turn, and so on from the beginning.
+      causal: positions see themselves and those before them only.
+      parallel: whether both sublayers of a block read what the block is given, with one norm that
+        they share (`shared`), or with a norm each (`separate`); `none`: one after the other.
+      experts: how many feed-forward layers of the size `d_ff` stand in the place of one, of which
+        each token uses a few; 0: there is one, for all tokens.
+      experts_used: how many experts a token uses.
+      experts_shared: the size between the matrices of a further one that all tokens use; 0: none.
+      capacity: each expert has room for so many times its fair share of the tokens of a sequence,
+        and what finds no room is left out; 0: nothing is left out.
+      router_scores: what the router ranks experts by: a `softmax` over all of them, or a `sigmoid`
+        for each, as in DeepSeek-V3.
+      router_normalise: the weights of the experts of a token are divided by their sum.
+      router_scale: a factor of these weights.
+      router_groups: experts stand in so many groups, of which a token uses some.
+      router_groups_used: how many of them; 0: all.
+      router_offset: offsets that balance the load are added to the scores that choose experts, as
+        in DeepSeek-V3.
+    """
+
+    style: str = chosen("llama", tuple(STYLES))
+    layers: int = bounded(4, least=1)
+    d_model: int = bounded(128, least=1)
+    heads: int = bounded(8, least=1)
+    kv_heads: int = bounded(0, least=0)
+    head_dim: int = bounded(0, least=0)
+    d_ff: int = bounded(0, least=0)
+    vocab: int = bounded(256, least=1)
+    length: int = bounded(128, least=1)
+    rotary_base: float = bounded(10_000.0, above=1)
+    # The default stays as it is: a run's configuration without this key is of a model with 1e-5.
+    norm_epsilon: float = bounded(EPSILON, above=0, below=1)
+    norm: str = _of_style("rms", "layer")
+    norm_from_one: str = _of_style("yes", "no")
+    norm_place: str = _of_style("before", "after", "both")
+    query_norm: str = _of_style("none", "head", "heads")
+    positions: str = _of_style("rotary", "learned")
+    rotary_local_base: float = bounded(0.0, least=0)
+    rotary_fraction: float = bounded(1.0, above=0)
+    rotary_scaling: str = chosen("none", SCALINGS)
+    rotary_factor: float = bounded(1.0, above=0)
+    rotary_length: int = bounded(0, least=0)
+    rotary_low: float = bounded(1.0, above=0)
+    rotary_high: float = bounded(4.0, above=0)
+    rotary_gain: float = bounded(0.0, least=0)
+    rotary_short: tuple[float, ...] = ()
+    rotary_long: tuple[float, ...] = ()
+    mlp: str = _of_style("plain", "gated")
+    activation: str = _of_style(*ACTIVATIONS)
+    biases: tuple[str, ...] = listed((STYLE,), (STYLE, *BIASES))
+    tied: str = _of_style("yes", "no")
+    embedding_scale: str = _of_style("one", "root")
+    attention_softcap: float = bounded(0.0, least=0)
+    logit_softcap: float = bounded(0.0, least=0)
+    query_scale: float = bounded(0.0, least=0)
+    window: int = bounded(0, least=0)
+    pattern: tuple[str, ...] = listed(("local",), ("local", "global"))
+    causal: bool = True
+    parallel: str = chosen("none", ("none", "shared", "separate"))
+    experts: int = bounded(0, least=0)
+    experts_used: int = bounded(2, least=1)
+    experts_shared: int = bounded(0, least=0)
+    capacity: float = bounded(0.0, least=0)
+    router_scores: str = chosen("softmax", SCORES)
+    router_normalise: bool = True
+    router_scale: float = bounded(1.0, above=0)
+    router_groups: int = bounded(1, least=1)
+    router_groups_used: int = bounded(0, least=0)
+    router_offset: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.head_dim and self.d_model % self.heads:
+            raise md.MeshDSLError(
+                f"model: d_model={self.d_model} does not divide into heads={self.heads}; set "
+                "head_dim"
+            )
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise md.MeshDSLError(
+                f"model: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
+            )
+        for name, known in (("biases", (STYLE, *BIASES)), ("pattern", ("local", "global"))):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise md.MeshDSLError(f"model: no {name} {value!r}{nearest(value, known)}")
+        if not self.pattern:
+            raise md.MeshDSLError("model: pattern is empty; it has `local`, `global`, or both")
+        if self.rotary:
+            self._check_rotary()
+        if self.experts:
+            self._check_experts()
+        if self.choice("norm") == "layer" and self.choice("norm_from_one") == "yes":
+            raise md.MeshDSLError("model: norm_from_one=yes needs norm=rms")
+
+    def _check_rotary(self) -> None:
+        """Raise a MeshDSLError unless the settings of rotary positions go together."""
+        if self.rotary_dim.size % 2 or not 0 < self.rotary_dim.size <= self._head_dim:
+            part = "" if self.rotary_fraction == 1 else f", of which {self.rotary_fraction:g}"
+            raise md.MeshDSLError(
+                f"model: rotary positions need an even head_dim, not {self._head_dim}{part}"
+            )
+        if self.rotary_scaling not in ("none", "linear"):
+            if not self.rotary_length:
+                raise md.MeshDSLError(
+                    f"model: rotary_scaling={self.rotary_scaling} needs rotary_length, the tokens "
+                    "of the sequences that the model was trained on"
+                )
+            pairs = self.rotary_dim.size // 2
+            for name in ("rotary_short", "rotary_long"):
+                count = len(getattr(self, name))
+                if self.rotary_scaling == "longrope" and count != pairs:
+                    raise md.MeshDSLError(
+                        f"model: {name} has {count} factors; expected {pairs}, one for each pair "
+                        "of features that is turned"
+                    )
+            if self.rotary_scaling in ("llama3", "yarn") and self.rotary_high <= self.rotary_low:
+                raise md.MeshDSLError(
+                    f"model: rotary_high={self.rotary_high:g} is to be more than "
+                    f"rotary_low={self.rotary_low:g}"
+                )
+
+    def _check_experts(self) -> None:
+        """Raise a MeshDSLError unless the settings of experts go together."""
+        if not self.gated or self.choice("activation") != "silu":
+            raise md.MeshDSLError("model: experts need mlp=gated and activation=silu")
+        if "mlp" in self.choice("biases"):
+            raise md.MeshDSLError("model: experts have no biases; leave mlp out of biases")
+        members, odd = divmod(self.experts, self.router_groups)
+        used = self.router_groups_used or self.router_groups
+        if odd or used > self.router_groups or self.experts_used > members * used:
+            raise md.MeshDSLError(
+                f"model: experts={self.experts} in router_groups={self.router_groups}, of which "
+                f"{used} are used, do not give each token experts_used={self.experts_used}"
+            )
+
+    def choice(self, name: str) -> Any:
+        """What the setting `name` says, or else the style."""
+        value = getattr(self, name)
+        return STYLES[self.style][name] if value in (STYLE, (STYLE,)) else value
+
+    @property
+    def rotary(self) -> bool:
+        """Whether positions turn queries and keys."""
+        return self.choice("positions") == "rotary"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward layer has a gate."""
+        return self.choice("mlp") == "gated"
+
+    @property
+    def tables_tied(self) -> bool:
+        """Whether the output layer shares the table of the embedding."""
+        return self.choice("tied") == "yes"
+
+    @property
+    def _head_dim(self) -> int:
+        return self.head_dim or self.d_model // self.heads
+
+    @property
+    def rotary_dim(self) -> md.Dim:
+        """The features of a head that rotary positions turn."""
+        return md.Dim("head_dim", int(self._head_dim * self.rotary_fraction))
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How the wavelengths of rotary positions are made longer."""
+        if self.rotary_scaling == "none":
+            return None
+        factor, length = self.rotary_factor, self.rotary_length
+        if self.rotary_scaling == "linear":
+            return LinearScaling(factor)
+        if self.rotary_scaling == "llama3":
+            return Llama3Scaling(factor, length, self.rotary_low, self.rotary_high)
+        if self.rotary_scaling == "dynamic":
+            return DynamicScaling(factor, length)
+        if self.rotary_scaling == "longrope":
+            gain = self.rotary_gain or 1.0
+            return LongScaling(tuple(self.rotary_short), tuple(self.rotary_long), length, gain)
+        gain = self.rotary_gain or (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
+        return YarnScaling(factor, length, fast=self.rotary_high, slow=self.rotary_low, gain=gain)
+
+    @property
+    def by_text(self) -> bool:
+        """Whether rotary positions depend on how long a text is."""
+        return self.rotary and self.rotary_scaling in ("longrope", "dynamic")
+
+    @property
+    def local_layers(self) -> tuple[bool, ...]:
+        """For each layer whether it has the window."""
+        turns = -(-self.layers // len(self.pattern))
+        return tuple(
+            bool(self.window) and kind == "local" for kind in (self.pattern * turns)[: self.layers]
+        )
+
+    @property
+    def dims(self) -> dict[str, md.Dim]:
+        """Every dim of the model but `batch`, by name."""
+        grouped = 0 < self.kv_heads < self.heads
+        sizes = {
+            "layers": self.layers,
+            "d_model": self.d_model,
+            **(
+                {"kv_heads": self.kv_heads, "group": self.heads // self.kv_heads}
+                if grouped
+                else {"heads": self.heads}
+            ),
+            "head_dim": self._head_dim,
+            "d_ff": self.d_ff
+            or (-(-8 * self.d_model // (3 * 64)) * 64 if self.gated else 4 * self.d_model),
+            **({"experts": self.experts} if self.experts else {}),
+            "vocab": self.vocab,
+            "length": self.length,
+            "memory": self.length,
+            "queries": self.length,
+            **({} if self.rotary else {"positions": self.length}),
+        }
+        return {name: md.Dim(name, size) for name, size in sizes.items()}
+
+    def step_flops(self, rows: int) -> tuple[float, float]:
+        """FLOPs of a step: causal attention counted half, and in full.
+
+        Six per token and parameter of a matrix (two forward, four backward), and as many for each
+        pair of positions that meet in attention; what is recomputed does not count (Chowdhery et
+        al., 2022, appendix B). Looking up an embedding is no product; an output layer that shares
+        its table is one. In layers with a window only pairs within it meet.
+        """
+        d, tokens = {name: dim.size for name, dim in self.dims.items()}, rows * self.length
+        kv = (self.kv_heads or self.heads) * d["head_dim"]
+        queries = self.heads * d["head_dim"]
+        mlp = (3 if self.gated else 2) * d["d_model"] * d["d_ff"]
+        if self.experts:  # those that a token uses, and its router
+            widths = 3 * (d["d_ff"] * self.experts_used + self.experts_shared)
+            mlp = d["d_model"] * (widths + self.experts)
+        layer = d["d_model"] * (2 * queries + 2 * kv) + mlp
+        matrices = self.layers * layer + d["d_model"] * d["vocab"]
+        near = min(self.window, self.length)
+        seen = 2 * near - near * (near - 1) / self.length  # twice the mean of those in a window
+        pairs = sum(min(seen, self.length) if local else self.length for local in self.local_layers)
+        attention = 2 * queries * pairs
+        half = attention / 2 if self.causal else attention
+        return 6.0 * tokens * (matrices + half), 6.0 * tokens * (matrices + attention)
+
+    def new_norm(self, dims: Any) -> Norm:
+        """A norm over `dims` as it is before training."""
+        if self.choice("norm") == "layer":
+            return LayerNorm.init(dims, epsilon=self.norm_epsilon)
+        from_one = self.choice("norm_from_one") == "yes"
+        return RMSNorm.init(dims, epsilon=self.norm_epsilon, from_one=from_one)
+
+    def new_attention(self, key) -> Attention:
+        """The attention of a layer as it is before training."""
+        dims, over = self.dims, self.choice("query_norm")
+        heads, group = dims.get("heads") or dims["kv_heads"], dims.get("group")
+        head_dim = dims["head_dim"]
+        of_queries = (heads, head_dim) if group is None else (heads, group, head_dim)
+        normed = {
+            "none": (None, None),
+            "head": (head_dim, head_dim),
+            "heads": (of_queries, (heads, head_dim)),
+        }[over]
+        query_norm, key_norm = (None if each is None else self.new_norm(each) for each in normed)
+        return Attention.init(
+            key,
+            dims["d_model"],
+            heads,
+            head_dim,
+            group,
+            bias=self.choice("biases"),
+            out_std=self._shrink * (head_dim.size * self.heads) ** -0.5,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            scale=self.query_scale**-0.5 if self.query_scale else None,
+            softcap=self.attention_softcap or None,
+        )
+
+    def new_mlp(self, key) -> MLP | SwiGLU | Experts:
+        """The feed-forward layer of a layer as it is before training."""
+        if self.experts:
+            return Experts.init(
+                key,
+                self.dims["d_model"],
+                self.dims["d_ff"],
+                self.dims["experts"],
+                self.experts_used,
+                out_std=self._shrink * self.dims["d_ff"].size ** -0.5,
+                shared=self.experts_shared,
+                capacity=self.capacity,
+                scores=self.router_scores,
+                normalise=self.router_normalise,
+                scale=self.router_scale,
+                groups=self.router_groups,
+                groups_used=self.router_groups_used,
+                offset=self.router_offset,
+            )
+        kind, d_ff = SwiGLU if self.gated else MLP, self.dims["d_ff"]
+        return kind.init(
+            key,
+            self.dims["d_model"],
+            d_ff,
+            bias="mlp" in self.choice("biases"),
+            out_std=self._shrink * d_ff.size**-0.5,
+            activation=ACTIVATIONS[self.choice("activation")],
+        )
+
+    @property
+    def _shrink(self) -> float:
+        """GPT-2: what is added to the residual stream starts smaller the more layers add to it."""
+        return (2 * self.layers) ** -0.5

@@ -1,0 +1,734 @@
+"""How Hugging Face writes the models of each family: their settings and the names of their tensors.
+
+Each family has one table, which is read both ways: to import a published model and to export one.
+Their files have a matrix for each layer, `[outs, ins]`; here the layers are stacked, and a matrix
+has a dim for the heads and one for the features of a head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import meshdsl as md
+from meshdsl.errors import nearest
+from meshdsl.models.architecture import BIASES, SCALINGS, STYLES, Architecture
+
+_TABLES = {"model.embed_tokens": ("embedding",), "model.norm": ("norm",), "lm_head": ("head",)}
+_ATTENTION = {
+    "self_attn.q_proj": ("attention.query",),
+    "self_attn.k_proj": ("attention.key",),
+    "self_attn.v_proj": ("attention.value",),
+    "self_attn.o_proj": ("attention.out",),
+}
+_QUERY_NORM = {
+    "self_attn.q_norm": ("attention.query_norm",),
+    "self_attn.k_norm": ("attention.key_norm",),
+}
+_MLP = {
+    "mlp.gate_proj": ("mlp.gate",),
+    "mlp.up_proj": ("mlp.up",),
+    "mlp.down_proj": ("mlp.down",),
+}
+_BEFORE = {"input_layernorm": ("attention_norm",), "post_attention_layernorm": ("mlp_norm",)}
+_AFTER = {
+    "post_attention_layernorm": ("attention_out_norm",),
+    "post_feedforward_layernorm": ("mlp_out_norm",),
+}
+_BOTH = {
+    **_AFTER,
+    "input_layernorm": ("attention_norm",),
+    "pre_feedforward_layernorm": ("mlp_norm",),
+}
+# Parameters of experts: their name, with the number of an expert, and ours.
+_EXPERTS = {
+    "mlp.experts.{}.gate_proj.weight": "mlp.gate",
+    "mlp.experts.{}.up_proj.weight": "mlp.up",
+    "mlp.experts.{}.down_proj.weight": "mlp.down",
+}
+_ROUTER = {"mlp.gate": ("mlp.router",)}
+_NAMES = {
+    "vocab": "vocab_size",
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "length": "max_position_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+}
+
+
+class Format(NamedTuple):
+    """How models of one `model_type` are written.
+
+    Attributes:
+      architecture: the class that reads them.
+      layers: for each module of a layer by their name, the modules here that it has the parameters
+        of, one after another.
+      tables: the same of what is outside of the layers.
+      names: their names of settings.
+      absent: their values of settings that a file may leave out.
+      prefix: of the names of a layer's tensors, before its number.
+      outs_first: matrices are `[outs, ins]`, and not the other way round.
+      activation: their name for the setting of the activation.
+      windows: how a window is said: for all layers, by `layer_types`, by those and a switch, or not
+        at all.
+      biases: their settings for biases, where there are any.
+      part_turned: a part of each head may be left as it is by rotary positions.
+      stack: the stack here that the layers are of.
+      stacks: others, with the prefix and the modules of each.
+      bare: parameters that are not of a module: the name here, and how many dims of size 1 their
+        tensor has in front.
+      apart: modules whose matrices have each dim that is contracted as a dim of its own.
+      unused: what the names of tensors begin with that a model here has no use for.
+      copies: such tensors that are copies of others, by name.
+      experts: for each parameter of an expert their name of its tensor, with `{}` for the number of
+        the expert, and our name in the layer, where the experts are a dim.
+      counts: their names for the number of experts: one is read, all are written.
+      normalises: whether a file says that the weights of a token's experts add up to 1.
+    """
+
+    @property
+    def every_stack(self) -> dict[str, tuple[str, Mapping[str, tuple[str, ...]]]]:
+        """The prefix and the modules of each stack of layers."""
+        return {self.stack: (self.prefix, self.layers), **self.stacks}
+
+    architecture: str
+    layers: Mapping[str, tuple[str, ...]]
+    tables: Mapping[str, tuple[str, ...]] = _TABLES
+    names: Mapping[str, str] = _NAMES
+    absent: Mapping[str, Any] = {}
+    prefix: str = "model.layers."
+    outs_first: bool = True
+    activation: str = "hidden_act"
+    windows: str = ""
+    biases: tuple[str, ...] = ()
+    part_turned: bool = False
+    stack: str = "blocks"
+    stacks: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {}
+    bare: Mapping[str, tuple[str, int]] = {}
+    apart: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    copies: Mapping[str, str] = {}
+    experts: Mapping[str, str] = {}
+    counts: tuple[str, ...] = ()
+    normalises: bool = False
+
+
+_GEMMA = {
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "rms_norm_eps": 1e-6,
+}
+# By style, which is also their name of the family, but for that of Gemma 3.
+FORMATS = {
+    "gpt2": Format(
+        "GPT2LMHeadModel",
+        {
+            "ln_1": ("attention_norm",),
+            "attn.c_attn": ("attention.query", "attention.key", "attention.value"),
+            "attn.c_proj": ("attention.out",),
+            "ln_2": ("mlp_norm",),
+            "mlp.c_fc": ("mlp.up",),
+            "mlp.c_proj": ("mlp.down",),
+        },
+        tables={
+            "transformer.wte": ("embedding",),
+            "transformer.wpe": ("positions",),
+            "transformer.ln_f": ("norm",),
+            "lm_head": ("head",),
+        },
+        names={
+            "vocab": "vocab_size",
+            "d_model": "n_embd",
+            "d_ff": "n_inner",
+            "layers": "n_layer",
+            "heads": "n_head",
+            "length": "n_positions",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        absent={
+            "activation_function": "gelu_new",
+            "tie_word_embeddings": True,
+            "layer_norm_epsilon": 1e-5,
+        },
+        prefix="transformer.h.",
+        outs_first=False,
+        activation="activation_function",
+    ),
+    "llama": Format(
+        "LlamaForCausalLM",
+        {**_ATTENTION, **_MLP, **_BEFORE},
+        biases=("attention_bias", "mlp_bias"),
+    ),
+    "mistral": Format(
+        "MistralForCausalLM",
+        {**_ATTENTION, **_MLP, **_BEFORE},
+        absent={"sliding_window": 4096, "num_key_value_heads": 8},
+        windows="all",
+    ),
+    "phi3": Format(
+        "Phi3ForCausalLM",
+        {
+            "self_attn.qkv_proj": ("attention.query", "attention.key", "attention.value"),
+            "self_attn.o_proj": ("attention.out",),
+            "mlp.gate_up_proj": ("mlp.gate", "mlp.up"),
+            "mlp.down_proj": ("mlp.down",),
+            **_BEFORE,
+        },
+        absent={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+        windows="all",
+        part_turned=True,
+    ),
+    "qwen2": Format(
+        "Qwen2ForCausalLM", {**_ATTENTION, **_MLP, **_BEFORE}, windows="layers, if switched on"
+    ),
+    "qwen3": Format(
+        "Qwen3ForCausalLM",
+        {**_ATTENTION, **_QUERY_NORM, **_MLP, **_BEFORE},
+        absent={"head_dim": 128},
+        windows="layers, if switched on",
+        biases=("attention_bias",),
+    ),
+    "gemma2": Format(
+        "Gemma2ForCausalLM",
+        {**_ATTENTION, **_MLP, **_BOTH},
+        absent={
+            **_GEMMA,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "sliding_window_pattern": 2,
+        },
+        activation="hidden_activation",
+        windows="layers",
+        biases=("attention_bias",),
+    ),
+    "gemma3": Format(
+        "Gemma3ForCausalLM",
+        {**_ATTENTION, **_QUERY_NORM, **_MLP, **_BOTH},
+        absent={
+            **_GEMMA,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            # The text of a model that reads images too is written without what follows.
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131_072,
+        },
+        activation="hidden_activation",
+        windows="layers",
+        biases=("attention_bias",),
+    ),
+    "olmo2": Format(
+        "Olmo2ForCausalLM",
+        {**_ATTENTION, **_QUERY_NORM, **_MLP, **_AFTER},
+        absent={"rms_norm_eps": 1e-5},
+        biases=("attention_bias",),
+    ),
+    "mixtral": Format(
+        "MixtralForCausalLM",
+        {**_ATTENTION, "block_sparse_moe.gate": ("mlp.router",), **_BEFORE},
+        absent={
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        windows="all",
+        experts={
+            "block_sparse_moe.experts.{}.w1.weight": "mlp.gate",
+            "block_sparse_moe.experts.{}.w3.weight": "mlp.up",
+            "block_sparse_moe.experts.{}.w2.weight": "mlp.down",
+        },
+        counts=("num_local_experts",),
+    ),
+    "qwen3_moe": Format(
+        "Qwen3MoeForCausalLM",
+        {**_ATTENTION, **_QUERY_NORM, **_ROUTER, **_BEFORE},
+        names={**_NAMES, "d_ff": "moe_intermediate_size"},
+        absent={
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+        },
+        windows="all, if switched on",
+        biases=("attention_bias",),
+        experts=_EXPERTS,
+        counts=("num_experts", "num_local_experts"),
+        normalises=True,
+    ),
+    "olmoe": Format(
+        "OlmoeForCausalLM",
+        {**_ATTENTION, **_QUERY_NORM, **_ROUTER, **_BEFORE},
+        names={key: name for key, name in _NAMES.items() if key != "head_dim"},
+        absent={"rms_norm_eps": 1e-5, "num_experts_per_tok": 8},
+        biases=("attention_bias",),
+        experts=_EXPERTS,
+        counts=("num_experts",),
+        normalises=True,
+    ),
+}
+TYPES = {**{style: style for style in FORMATS}, "gemma3_text": "gemma3"}
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu": "gelu_exact",
+    "gelu_python": "gelu_exact",
+    "relu": "relu",
+}
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def settings_of(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
+    """The settings of the model that a `config.json` describes.
+
+    Args:
+      tensors: the names of the tensors in its files; an output layer that is among them is one of
+        its own.
+
+    Raises:
+      MeshDSLError: it is of no family that is known here, or it asks for what is not.
+    """
+    kind = config.get("model_type")
+    if kind not in TYPES:
+        raise md.MeshDSLError(
+            f"config.json: the architecture `{kind}` is not known{nearest(str(kind), TYPES)}"
+        )
+    style = TYPES[kind]
+    form = FORMATS[style]
+    inner = config.get("text_config") or {}
+    said = {**form.absent, **{k: v for k, v in {**config, **inner}.items() if v is not None}}
+    # A window of null is none, and not the usual one.
+    said |= {
+        k: None for k in ("sliding_window", *_SOFTCAPS) if {**config, **inner}.get(k, 0) is None
+    }
+    refuse(said, form)
+    lacking = [
+        name
+        for key, name in form.names.items()
+        if name not in said and key not in ("kv_heads", "head_dim", "d_ff", "norm_epsilon")
+    ]
+    if lacking:
+        raise md.MeshDSLError(f"config.json: says no {', '.join(f'`{name}`' for name in lacking)}")
+    made: dict[str, Any] = {"style": style}
+    made |= {key: said[name] for key, name in form.names.items() if name in said}
+    made.setdefault("norm_epsilon", 1e-6)
+    if made.get("kv_heads") == made["heads"]:
+        del made["kv_heads"]
+    activation = said.get(form.activation, "silu")
+    if activation not in ACTIVATIONS:
+        raise md.MeshDSLError(
+            f"config.json: {form.activation}={activation} is not known"
+            f"{nearest(activation, ACTIVATIONS)}"
+        )
+    made["activation"] = ACTIVATIONS[activation]
+    own = any(name.endswith("lm_head.weight") for name in tensors)
+    made["tied"] = "yes" if said.get("tie_word_embeddings") and not own else "no"
+    made["biases"] = _biases(said, style)
+    if style != "gpt2":
+        made |= _rotary(said, form)
+    elif not said.get("scale_attn_weights", True):
+        made["query_scale"] = 1.0
+    made |= _windows(said, form, made["layers"])
+    if form.experts:
+        made |= _experts(said, form)
+    for key, name in zip(("attention_softcap", "logit_softcap"), _SOFTCAPS, strict=True):
+        # Gemma 3 has a setting for scores, which its code does not use.
+        if name in form.absent or style == "gemma3":
+            used = style != "gemma3" or key == "logit_softcap"
+            made[key] = float(said.get(name) or 0) if used else 0.0
+    if "query_pre_attn_scalar" in form.absent:
+        made["query_scale"] = float(said["query_pre_attn_scalar"])
+    return made
+
+
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def refuse(said: Mapping[str, Any], form: Format | None = None) -> None:
+    """Raise a MeshDSLError for what changes the result and is not known here."""
+    known = form.counts if form else ()
+    for name in (
+        "quantization_config",
+        "use_bidirectional_attention",
+        "add_cross_attention",
+        "scale_attn_by_inverse_layer_idx",
+        "num_experts",
+        "num_local_experts",
+        "mlp_only_layers",
+        "clip_qkv",
+    ):
+        if said.get(name) and name not in known:
+            raise md.MeshDSLError(f"config.json: `{name}` is set, which is not known here")
+
+
+def _experts(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
+    """The settings of experts.
+
+    Raises:
+      MeshDSLError: it does not say how many there are, or some layers have none.
+    """
+    counts = {said[name] for name in form.counts if said.get(name)}
+    if len(counts) != 1:
+        raise md.MeshDSLError(
+            f"config.json: {' and '.join(form.counts)}: expected one number of experts, "
+            f"not {', '.join(map(str, sorted(counts))) or 'none'}"
+        )
+    if said.get("decoder_sparse_step", 1) != 1:
+        raise md.MeshDSLError(
+            f"config.json: decoder_sparse_step={said['decoder_sparse_step']}: layers without "
+            "experts among others are not known here"
+        )
+    normalised = bool(said.get("norm_topk_prob", False)) if form.normalises else True
+    return {
+        "experts": counts.pop(),
+        "experts_used": said["num_experts_per_tok"],
+        "router_normalise": normalised,
+    }
+
+
+def _biases(said: Mapping[str, Any], style: str) -> tuple[str, ...]:
+    if style in ("gpt2", "qwen2"):
+        return STYLES[style]["biases"]
+    known = {"attention_bias": BIASES[:4], "mlp_bias": ("mlp",)}
+    return tuple(bias for name in FORMATS[style].biases if said.get(name) for bias in known[name])
+
+
+def _rotary(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
+    """The settings of rotary positions, written in the old way or in that of version 5."""
+    parameters = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    local = said.get("rope_local_base_freq", 0)
+    if _GLOBAL in parameters:
+        near, parameters = parameters.get(_LOCAL) or {}, parameters[_GLOBAL] or {}
+        local = near.get("rope_theta", local)
+        if near.get("rope_type", "default") != "default":
+            raise md.MeshDSLError(
+                "config.json: rotary positions of layers with a window are scaled, which is not "
+                "known here"
+            )
+    base = float(parameters.get("rope_theta", said.get("rope_theta", 10_000.0)))
+    made: dict[str, Any] = {"rotary_base": base}
+    if local:
+        made["rotary_local_base"] = float(local)
+    fraction = parameters.get("partial_rotary_factor", said.get("partial_rotary_factor", 1.0))
+    made["rotary_fraction"] = float(fraction)
+    if fraction != 1 and not form.part_turned:
+        raise md.MeshDSLError(
+            f"config.json: partial_rotary_factor={fraction} is not known of a {form.architecture}"
+        )
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if form.architecture.startswith("Phi3") and kind in ("su", "yarn"):  # as they were called
+        kind = "longrope"
+    if kind == "default":
+        return made
+    if kind not in SCALINGS[1:]:
+        raise md.MeshDSLError(
+            f"config.json: rope_type={kind}: rotary positions of this type are not known here; "
+            f"{', '.join(SCALINGS[1:-1])} and {SCALINGS[-1]} are"
+        )
+    if not parameters.get("truncate", True):
+        raise md.MeshDSLError("config.json: truncate=false of yarn is not known here")
+    first, longest = "original_max_position_embeddings", said.get("max_position_embeddings", 0)
+    length = said.get(first) or parameters.get(first) or longest
+    if kind == "dynamic":
+        length = longest
+    factor = parameters.get("factor") or longest / length
+    made |= {"rotary_scaling": kind, "rotary_factor": float(factor)}
+    if kind == "linear":
+        return made
+    made["rotary_length"] = int(length)
+    if kind == "dynamic":
+        return made
+    if kind == "longrope":
+        usual = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+        given = parameters.get("attention_factor")
+        made["rotary_gain"] = float(usual if given is None else given)
+        for name in ("short", "long"):
+            made[f"rotary_{name}"] = tuple(map(float, parameters[f"{name}_factor"]))
+        return made
+    if kind == "llama3":
+        low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    else:
+        low, high = parameters.get("beta_slow") or 1, parameters.get("beta_fast") or 32
+        made["rotary_gain"] = _yarn_gain(parameters, factor)
+    return made | {"rotary_low": float(low), "rotary_high": float(high)}
+
+
+def _yarn_gain(parameters: Mapping[str, Any], factor: float) -> float:
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+    gain = lambda weight: 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+    first, second = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return gain(first) / gain(second) if first and second else gain(1)
+
+
+def _windows(said: Mapping[str, Any], form: Format, layers: int) -> dict[str, Any]:
+    """The window, and the pattern of the layers that have it."""
+    window = said.get("sliding_window") or 0
+    if "switched on" in form.windows and not said.get("use_sliding_window"):
+        window = 0
+    if not window or not form.windows:
+        return {}
+    if form.windows.startswith("all"):
+        return {"window": window}
+    types = said.get("layer_types")
+    if types is None and "sliding_window_pattern" in said:
+        every = said["sliding_window_pattern"]
+        types = [_GLOBAL if (i + 1) % every == 0 else _LOCAL for i in range(layers)]
+    elif types is None:
+        full = said.get("max_window_layers", 28)
+        types = [_GLOBAL if i < full else _LOCAL for i in range(layers)]
+    unknown = [kind for kind in types if kind not in (_LOCAL, _GLOBAL)]
+    if unknown or len(types) != layers:
+        raise md.MeshDSLError(
+            f"config.json: layer_types has {len(types)} layers"
+            + (f", one of them `{unknown[0]}`" if unknown else "")
+            + f"; expected {layers}, each {_LOCAL} or {_GLOBAL}"
+        )
+    if _LOCAL not in types:
+        return {}
+    kinds = tuple("local" if kind == _LOCAL else "global" for kind in types)
+    return {"window": window, "pattern": _shortest(kinds)}
+
+
+def _shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest beginning of `kinds` that gives all of it when it is repeated."""
+    return next(
+        kinds[:size]
+        for size in range(1, len(kinds) + 1)
+        if all(kind == kinds[i % size] for i, kind in enumerate(kinds))
+    )
+
+
+def config_of(model: Architecture) -> dict[str, Any]:
+    """The `config.json` of a model, which `settings_of` reads as the same.
+
+    Raises:
+      MeshDSLError: their files of its style cannot say what it chooses.
+    """
+    style, form = model.style, FORMATS[model.style]
+    dims, heads = model.dims, model.heads
+    values = {
+        "vocab": model.vocab,
+        "d_model": model.d_model,
+        "d_ff": dims["d_ff"].size,
+        "layers": model.layers,
+        "heads": heads,
+        "kv_heads": model.kv_heads or heads,
+        "head_dim": dims["head_dim"].size,
+        "length": model.length,
+        "norm_epsilon": model.norm_epsilon,
+    }
+    kind = "gemma3_text" if style == "gemma3" else style
+    made: dict[str, Any] = {"architectures": [form.architecture], "model_type": kind}
+    made |= {name: values[key] for key, name in form.names.items()}
+    spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    if style.startswith("gemma"):
+        spelled["gelu"] = "gelu_pytorch_tanh"
+    made[form.activation] = spelled[model.choice("activation")]
+    made["tie_word_embeddings"] = model.tables_tied
+    if style == "phi3":  # their own default is a token that a small vocabulary lacks
+        made["pad_token_id"] = None
+    biases = set(model.choice("biases"))
+    said = {"attention_bias": set(BIASES[:4]) <= biases, "mlp_bias": "mlp" in biases}
+    made |= {name: said[name] for name in form.biases}
+    if style != "gpt2":
+        made |= _rope(model)
+    elif model.query_scale == 1:
+        made["scale_attn_weights"] = False
+    if form.windows:
+        local, some = model.local_layers, any(model.local_layers)
+        made["sliding_window"] = model.window if some else None
+        if "switched on" in form.windows:
+            made["use_sliding_window"] = some
+        if "layers" in form.windows:
+            made["layer_types"] = [_LOCAL if each else _GLOBAL for each in local]
+            if not some:  # a window that no layer has
+                made["sliding_window"] = 4096
+    if form.experts:
+        made |= dict.fromkeys(form.counts, model.experts)
+        made["num_experts_per_tok"] = model.experts_used
+        if form.normalises:
+            made["norm_topk_prob"] = model.router_normalise
+    if style.startswith("gemma"):
+        caps = model.attention_softcap or None, model.logit_softcap or None
+        made |= dict(zip(_SOFTCAPS, caps, strict=True))
+        made["query_pre_attn_scalar"] = model.query_scale or float(dims["head_dim"].size)
+        if made["query_pre_attn_scalar"] == int(made["query_pre_attn_scalar"]):
+            made["query_pre_attn_scalar"] = int(made["query_pre_attn_scalar"])
+    read = Architecture(**settings_of(made))
+    other = [key for key, value in _said(model).items() if _said(read)[key] != value]
+    if other:
+        raise md.MeshDSLError(
+            f"model.{other[0]}: a {style} of Hugging Face has no setting for what this model "
+            "chooses"
+        )
+    return made
+
+
+def _rope(model: Architecture) -> dict[str, Any]:
+    """Rotary positions in the old way to write them, which every version reads."""
+    made: dict[str, Any] = {"rope_theta": model.rotary_base, "rope_scaling": None}
+    if model.style == "gemma3":
+        made["rope_local_base_freq"] = model.rotary_local_base or model.rotary_base
+    if FORMATS[model.style].part_turned:
+        made["partial_rotary_factor"] = model.rotary_fraction
+    if model.rotary_scaling == "none":
+        return made
+    scaling: dict[str, Any] = {"rope_type": model.rotary_scaling, "factor": model.rotary_factor}
+    low, high = model.rotary_low, model.rotary_high
+    if model.rotary_scaling == "llama3":
+        scaling |= {"low_freq_factor": low, "high_freq_factor": high}
+    if model.rotary_scaling == "longrope":
+        scaling |= {
+            "short_factor": list(model.rotary_short),
+            "long_factor": list(model.rotary_long),
+        }
+        scaling |= {"attention_factor": model.rotary_gain or 1.0}
+    if model.rotary_scaling == "yarn":
+        assert model.scaling is not None
+        scaling |= {"beta_slow": low, "beta_fast": high, "attention_factor": model.scaling.gain}
+    if model.rotary_length and model.rotary_scaling == "longrope":
+        made["original_max_position_embeddings"] = model.rotary_length
+    if (
+        model.rotary_scaling == "dynamic"
+    ):  # which goes by it, and longer texts are read all the same
+        made["max_position_embeddings"] = model.rotary_length
+    if model.rotary_length and model.rotary_scaling != "dynamic":
+        scaling["original_max_position_embeddings"] = model.rotary_length
+    return made | {"rope_scaling": scaling}
+
+
+def _said(model: Architecture) -> dict[str, Any]:
+    """What a model computes, as far as settings say it, in one way for each."""
+    names = [each.name for each in dataclasses.fields(Architecture)]
+    made = {name: model.choice(name) for name in names if not name.startswith("rotary_")}
+    del made["style"], made["pattern"]
+    if model.rotary_scaling == "dynamic":  # their files say `rotary_length` in its place
+        del made["length"]
+    dims, local = model.dims, model.local_layers
+    made |= {"kv_heads": model.kv_heads or model.heads, "head_dim": dims["head_dim"].size}
+    made |= {"d_ff": dims["d_ff"].size, "biases": set(model.choice("biases"))}
+    made |= {"query_scale": model.query_scale or float(dims["head_dim"].size)}
+    made |= {"window": model.window if any(local) else 0, "pattern": local}
+    if model.rotary:
+        near = model.rotary_local_base or (0.0 if model.scaling else model.rotary_base)
+        made |= {"rotary_base": model.rotary_base, "rotary_fraction": model.rotary_fraction}
+        made |= {"rotary_local_base": near if any(local) else 0, "rotary_scaling": model.scaling}
+    return made
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a parameter is in their files.
+
+    Attributes:
+      name: of the tensor, with `{}` for the number of the layer where there is one for each, and
+        another for that of the expert. So many dims come first in the parameter.
+      ins: the sizes of the dims that a matrix contracts; empty where the tensor is no matrix.
+      outs: the sizes of its other dims.
+      first: where its outs begin in the tensor, which may have those of other parameters as well.
+      width: all outs of the tensor.
+      outs_first: the tensor is `[outs, ins]`.
+      ones: how many dims of size 1 the tensor has in front.
+      apart: each dim of the ins is one of the tensor.
+    """
+
+    name: str
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    first: int
+    width: int
+    outs_first: bool
+    ones: int = 0
+    apart: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        ones = (1,) * self.ones
+        if not self.ins:
+            return (*ones, self.width)
+        if self.apart:
+            return (*ones, self.width, *self.ins)
+        pair = self.width, math.prod(self.ins)
+        return (*ones, *(pair if self.outs_first else pair[::-1]))
+
+
+def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
+    """Where each parameter of a model is in the files of its style.
+
+    Args:
+      parameters: the shapes of the model's parameters by name.
+
+    Raises:
+      MeshDSLError: their files of this style have no place for a parameter.
+    """
+    form, found = FORMATS[style], {}
+    rows = [(name, "", modules) for name, modules in form.tables.items()]
+    for stack, (prefix, layers) in form.every_stack.items():
+        above = f"{stack}.layer."
+        rows += [(f"{prefix}{{}}.{name}", above, each) for name, each in layers.items()]
+    for name, (part, ones) in form.bare.items():
+        if part in parameters:
+            ins, outs = parameters[part][:-1], parameters[part][-1:]
+            found[part] = Place(name, ins, outs, 0, outs[0], False, ones)
+    for name, part in form.experts.items():
+        whole = f"{form.stack}.layer.{part}"
+        if whole in parameters:
+            ins, outs = parameters[whole][2:3], parameters[whole][3:]
+            found[whole] = Place(f"{form.prefix}{{}}.{name}", ins, outs, 0, outs[0], True)
+    for name, above, modules in rows:
+        for kind in ("weight", "scale", "table", "bias"):
+            parts = [f"{above}{each}.{kind}" for each in modules]
+            if not any(part in parameters for part in parts):
+                continue
+            first, made = 0, []
+            for part in parts:
+                if part not in parameters:
+                    raise md.MeshDSLError(
+                        f"`{part}` is not there, but a {style} of Hugging Face has it together "
+                        f"with `{parts[0] if part != parts[0] else parts[1]}`"
+                    )
+                shape = parameters[part][1 if above else 0 :]
+                ins, outs = _sides(part, kind, shape)
+                made.append((part, ins, outs, first))
+                first += math.prod(outs)
+            spelled = f"{name}.{'bias' if kind == 'bias' else 'weight'}"
+            outs_first = (form.outs_first and kind != "table") or name == "lm_head"
+            apart = kind == "weight" and name in form.apart
+            for part, ins, outs, begin in made:
+                place = Place(spelled, ins, outs, begin, first, outs_first, apart=apart)
+                found[part] = place
+    homeless = [name for name in parameters if name not in found]
+    if homeless:
+        raise md.MeshDSLError(
+            f"a {style} of Hugging Face has no place for the parameter `{homeless[0]}`"
+        )
+    return found
+
+
+def _sides(name: str, kind: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The dims that a parameter of one layer contracts, and its others."""
+    if kind in ("scale", "bias"):
+        return (), shape
+    back = name.endswith(("attention.out.weight", "mlp.down.weight", "source.out.weight"))
+    back = back or name == "patches.weight"
+    return (shape[:-1], shape[-1:]) if back else (shape[:1], shape[1:])
