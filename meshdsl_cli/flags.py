@@ -15,7 +15,34 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """The type of a flag whose value is a time of more than 0 seconds."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, not {text!r}")
+    return found
+
+
+def load(text: str) -> float:
+    """The type of a flag whose value is a load of at least 1, the mean."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 1 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {text!r}")
+    return found
+
+
 RUN = Flag("run", type=Path, metavar="RUN", help="the folder of a run")
+AVERAGE = Flag(
+    "--average",
+    action="store_true",
+    help="the averages over the steps, which optimizer.average keeps",
+)
 LAYOUT = Flag(
     "--layout",
     metavar="FILE|NAME",
@@ -24,7 +51,7 @@ LAYOUT = Flag(
 MODEL = Flag(
     "--model",
     metavar="NAME",
-    help="a published size such as llama3-8b (see `meshdsl models`), a style (gpt2 or llama), a "
+    help="a published size such as llama3-8b (see `meshdsl models`), a style (gpt2, llama, ...), a "
     "family (unet), or one of your own: my_model.py:ViT, my_package.my_module:ViT/small",
 )
 MESH = Flag(
@@ -34,7 +61,8 @@ MESH = Flag(
     help="sizes of the mesh axes, instead of those in the layout file",
 )
 
-# Of `explain`, `compile` and `compare`: for which machine a step is analysed, and of which model.
+# Of `explain`, `compile`, `compare` and `search`: for which machine a step is analysed, and of
+# which model.
 TARGET = Flag(
     "--target",
     metavar="MACHINE",
@@ -73,6 +101,14 @@ ONE_LAYOUT = (
     LAYOUT.but(default="data"),
     MESH,
     Flag("--html", type=Path, metavar="FILE", help="write it as a page with pictures"),
+)
+
+IMBALANCE = Flag(
+    "--imbalance",
+    type=load,
+    default=1.0,
+    metavar="N",
+    help="of experts that are split: the most loaded device has N times the mean, as 1.3",
 )
 
 # How a process is told where the others are: the arguments of `meshdsl.hosts.join`.

@@ -6,7 +6,8 @@ import argparse
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, NoReturn
 
 from meshdsl_cli.commands import COMMANDS
@@ -101,7 +102,7 @@ def _program() -> _Parser:
         description="Write a model once, choose in a file how it is split over a mesh.",
         formatter_class=_Formatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions, and end")
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
     for command in COMMANDS:
         _add_command(commands, command, f"meshdsl {command.name}")
@@ -109,10 +110,12 @@ def _program() -> _Parser:
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is looked up only here: it stands in the installed metadata."""
+    """Prints the versions of meshdsl and of JAX; libtpu's too where that is installed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
-        print(f"meshdsl {version('meshdsl')}")
+        for package in ("meshdsl", "jax", "jaxlib", "libtpu"):
+            with suppress(PackageNotFoundError):
+                print(f"{package} {version(package)}")
         parser.exit()
 
 

@@ -8,6 +8,7 @@ its name once the handler is there, so that this file itself imports next to not
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,9 @@ def start() -> NoReturn:
     signal.signal(signal.SIGINT, _end)
     # `meshdsl launch` holds the signal back until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # Imports and traces make millions of objects and little garbage, for which Python would look
+    # often.
+    gc.set_threshold(20_000, 20, 20)
     atexit.register(_leave)  # what is registered first is called last
     _exit_code = main(sys.argv[1:], hear_signals=True)
     sys.exit(_exit_code)

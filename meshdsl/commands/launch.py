@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO
 
+from meshdsl.commands.restarts import Outcome, folder_of_run, start_again
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.ending import FOLLOWED, LAUNCHED
 from meshdsl.hosts.join import VARIABLES
@@ -33,8 +34,8 @@ def launch_command(arguments: argparse.Namespace) -> int:
     """Run any meshdsl command line in several processes, and return the exit code of the run.
 
     Raises:
-      MeshDSLError: there is no command line, there are fewer GPUs than wanted, or this machine has
-        TPU chips, which one process holds together.
+      MeshDSLError: there is no command line, it cannot be started again as `--restarts` asks, there
+        are fewer GPUs than wanted, or this machine has TPU chips, which one process holds together.
     """
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     if not words:
@@ -45,11 +46,19 @@ def launch_command(arguments: argparse.Namespace) -> int:
             "machine of the pod (see docs/launch.md)"
         )
     environments = devices_of_each(arguments.processes, arguments.devices_per_process, _gpus())
-    port = arguments.coordinator_port or _free_port()
-    return launch([*words, *arguments.settings], environments, port)
+    words = [*words, *arguments.settings]
+    if arguments.restarts:
+        folder_of_run(words)  # so that a mistake is known before anything starts
+
+    def start(words: Sequence[str]) -> Outcome:
+        return launch(words, environments, arguments.coordinator_port or _free_port())
+
+    return (
+        start_again(start, words, arguments.restarts) if arguments.restarts else start(words).code
+    )
 
 
-def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: int) -> int:
+def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: int) -> Outcome:
     """Run `meshdsl` with `words` in one process for each of `environments`.
 
     Process 0 has the output of this one. What another one printed is shown if it fails. When one
@@ -61,7 +70,7 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
       environments: what the environment of each process says beside that of this one.
       port: where process 0 listens.
 
-    Returns: the exit code of the run.
+    Returns: the exit code of the run, and whether a signal was passed on.
     """
     pipe, hold = os.pipe()  # nobody writes to it: whoever reads waits for the end of this process
     told = {
@@ -97,7 +106,7 @@ def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: i
         _show_failed(started, failed, logs)
     os.close(pipe)
     os.close(hold)
-    return _exit_code(started, failed)
+    return Outcome(_exit_code(started, failed), bool(came))
 
 
 def _started(

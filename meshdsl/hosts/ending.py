@@ -3,8 +3,7 @@
 Left alone they would wait for each other for ever: the others in a collective, for the one that
 failed, and that one at its end, for the others. So a process that fails leaves a note in the store
 and sends it to each of the others, where a thread waits for it, and all end. Where a process dies
-without a word, by SIGKILL or with its machine, the coordination service misses it after
-`join.HEARTBEAT` seconds and ends the others.
+without a word, by SIGKILL or with its machine, another one misses it; see `heartbeat`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -29,6 +30,10 @@ LAUNCHED = "MESHDSL_LAUNCHER"
 FOLLOWED = 79
 _READING = 2.0  # seconds in which the other processes have read what was sent to them
 _NOTE = "failed"  # the key of the note of the first process that fails
+# Errors of JAX's that may come of the death of another process begin so, whatever their class.
+_OF_ANOTHER = re.compile(
+    "(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED): "
+)
 _TOLD = "told"  # the folder in which that note is sent: a key for the number of each other process
 
 _ending = threading.RLock()  # kept by the first thread that ends this process
@@ -61,15 +66,21 @@ def report_and_end(text: str, code: int) -> int:
     _leave(code)
 
 
-def end_together() -> None:
+def end_together(find_missed: Callable[[], None]) -> None:
     """End this process when another one fails, and the others when an exception ends this one.
 
     It holds from the call to the end of the program, and is for a program of several processes.
+
+    Args:
+      find_missed: called where an error of JAX's ends this process, because that may come of the
+        death of another one. It ends the program if so.
     """
     thread = threading.Thread(target=_wait_for_note, name="meshdsl failures", daemon=True)
     thread.start()
 
     def report_exception(kind, error, trace) -> None:
+        if _OF_ANOTHER.match(str(error)):
+            find_missed()
         report_and_end("".join(traceback.format_exception(kind, error, trace)), 1)
 
     sys.excepthook = report_exception

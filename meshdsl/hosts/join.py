@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -18,9 +19,10 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import store
 from meshdsl.hosts.clusters import Cluster, find_cluster
 from meshdsl.hosts.ending import end_together, follow_launcher
+from meshdsl.hosts.heartbeat import Heartbeat, end_where_one_is_missed
 from meshdsl.hosts.signals import heard
 
-# Seconds without a sign of life after which a process counts as dead, and the others end.
+# Seconds without a sign of life after which JAX aborts the others. `heartbeat` is faster.
 HEARTBEAT = 60
 PATIENCE = 300  # seconds in which all processes must have come
 # Variables of the environment that say what the flags and the arguments of `join` say.
@@ -67,7 +69,10 @@ def join(
         elif cluster:
             _use_gloo()
             _initialize_in(cluster, patience)
-    end_together()
+    end_together(end_where_one_is_missed)
+    heartbeat = Heartbeat()
+    heartbeat.start()
+    atexit.register(heartbeat.end)
 
 
 def _given_or_from_environment(*given: str | int | None) -> tuple[str, int, int] | None:

@@ -69,6 +69,21 @@ def put(key: str, value: str) -> bool:
     return True
 
 
+def put_again(key: str, value: str) -> None:
+    """Set `key` to `value`, whatever it was."""
+    _client().key_value_set(_path(key), value, allow_overwrite=True)
+
+
+def look(key: str) -> str:
+    """The value of `key`, or empty where it has none."""
+    try:
+        return _client().key_value_try_get(_path(key))
+    except RuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        return ""
+
+
 def wait_for(key: str) -> str:
     """The value of `key`, as soon as it has one.
 

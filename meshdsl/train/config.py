@@ -27,11 +27,10 @@ from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
 from meshdsl.ops.checkpoint import ATTENTION, HIDDEN, QKV
 
-FORMATS = ("auto", "text", "jsonl", "parquet", "tokens", "folders", "arrays")
+FORMATS = ("auto", "text", "jsonl", "parquet", "arrow", "tokens", "chat", "folders", "arrays")
 FLOATS = ("float32", "bfloat16", "float16")
 # The optimizer's state, and save points of layers: what each layer gets, and those of `remat`.
 OFFLOADS = ("optimizer", "activations", ATTENTION, QKV, HIDDEN)
-OPTIMIZERS = ("adamw", "adafactor", "lion", "sgd", "muon")
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,14 @@ class Source:
     """One dataset of a mixture.
 
     Attributes:
-      paths: files and folders to read.
+      paths: files and folders to read; with a protocol, as `s3://bucket/corpus`, they are fetched
+        into the cache, and those that end in .gz or .zst are unpacked there.
       dataset: a function that gives a dataset, as `my_module:name` or `my_file.py:name`, instead of
         `paths`. It is called with `train` and with `validation`.
-      format: how the files are written; `auto` goes by their endings.
+      format: how the files are written; `auto` goes by their endings. `chat`: messages in JSONL or
+        tables, of which what the assistant says is trained on.
       field: the field of a JSONL object, the column of a parquet file or the name of an array that
-        is read; empty: `text`, `image` or, of pairs, `source`.
+        is read; empty: `text`, `messages`, `image` or, of pairs, `source`.
       label: the name of what belongs to `field`, in the same way; empty: `label`, or, of pairs,
         `target`.
       dtype: the type of the tokens in a token file (`.bin`).
@@ -90,20 +91,67 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Parameters that are trained with settings of their own.
+
+    Attributes:
+      parameters: patterns of their names, as `blocks.*.weight`; `*` stands for any characters. The
+        last pattern that matches a name counts, and one that begins with `!` takes names out again.
+      name: which optimizer; empty: that of the other parameters.
+      settings: of that optimizer.
+      learning_rate: the rate at the peak of the schedule; 0: that of the other parameters.
+      weight_decay: of the matrices among them, times the learning rate; -1: that of the other
+        parameters.
+    """
+
+    parameters: tuple[str, ...] = ()
+    name: str = ""
+    settings: dict = field(default_factory=dict)
+    learning_rate: float = bounded(0.0, least=0.0)
+    weight_decay: float = bounded(-1.0, least=-1.0)
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """An optax optimizer by name, and what is done to gradients before it.
 
     Attributes:
-      name: which optimizer.
+      name: which optimizer: `adamw`, `adafactor`, `lion`, `sgd`, `muon`, any other of optax or
+        optax.contrib by its name, or a function of your own that makes one, as `my_module:make` or
+        `my_file.py:make`.
+      settings: of that optimizer, as arguments of its function: `b1 = 0.8`.
       learning_rate: the rate at the peak of the schedule; 0: the optimizer's usual one.
-      weight_decay: of matrices, times the learning rate; other parameters do not decay.
+      weight_decay: of matrices, times the learning rate; other parameters do not decay. It is for
+        optimizers that have one.
+      average: keeps an average of the parameters over the steps, in which the average so far counts
+        this much, as 0.999; validation is by the average then. 0: none is kept.
       clip: the global norm that gradients are clipped to; 0: they are not clipped.
+      groups: by name, parameters that have settings of their own.
     """
 
-    name: str = chosen("adamw", OPTIMIZERS)
+    name: str = "adamw"
+    settings: dict = field(default_factory=dict)
     learning_rate: float = bounded(0.0, least=0.0)
     weight_decay: float = bounded(0.1, least=0.0)
+    average: float = bounded(0.0, least=0.0, below=1.0)
     clip: float = bounded(1.0, least=0.0)
+    groups: dict[str, Group] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters of low rank (Hu et al., 2021, "LoRA") that are trained beside frozen matrices.
+
+    Attributes:
+      parameters: patterns of the names of matrices that get one, as `blocks.*.weight`; none: there
+        are no adapters. With adapters nothing else is trained but what `frozen` takes out by `!`.
+      rank: of each.
+      alpha: what an adapter computes is times alpha / rank.
+    """
+
+    parameters: tuple[str, ...] = ()
+    rank: int = bounded(8, least=1)
+    alpha: float = bounded(16.0, above=0.0)
 
 
 @dataclass(frozen=True)
@@ -130,6 +178,7 @@ class Precision:
 
     Attributes:
       params: dtype of parameters at rest.
+      frozen: dtype at rest of parameters that are not trained; `params`: that of the others.
       compute: dtype of activations, and of parameters where they are used and gathered.
       reduce: dtype of gradients where they are summed over devices.
       output: dtype of the logits that the loss is computed from.
@@ -141,6 +190,7 @@ class Precision:
     """
 
     params: str = chosen("float32", ("float32", "bfloat16"))
+    frozen: str = chosen("params", ("params", "float32", "bfloat16"))
     compute: str = chosen("float32", FLOATS)
     reduce: str = chosen("float32", FLOATS)
     output: str = chosen("float32", FLOATS)
@@ -207,11 +257,14 @@ class Guard:
         in any case.
       timeout: minutes after which a step that does not end is reported with the stacks of all
         threads, and the run is ended; 0: never.
+      repeat: before each step that this number divides its gradients are computed twice, and every
+        device has to come to the same bits; 0: never.
     """
 
     nonfinite: str = chosen("stop", ("stop", "skip", "rollback"))
     patience: int = bounded(10, least=1)
     timeout: float = bounded(30.0, least=0.0)
+    repeat: int = bounded(0, least=0)
 
 
 @dataclass(frozen=True)
@@ -291,9 +344,15 @@ class Config:
       seed: the seed of parameters, dropout and the order of the data.
       warm_start: the folder of a run, or a safetensors file, whose parameters this one begins with;
         empty: none.
+      frozen: patterns of the names of parameters that are not trained, as `blocks.*.weight`. The
+        last pattern that matches a name counts, and one that begins with `!` takes names out again.
       offload: what waits in the host's memory while it is not used: the state of the optimizer, and
         of each layer what goes in (`activations`), what attention gives (`attention`), queries,
         keys and values (`qkv`), and what the feed-forward layer begins with (`hidden`).
+      deterministic: whether the run must give the same bits each time, on the same devices with the
+        same versions; GPUs are slower then.
+      compile_cache: whether compiled programs are kept in the folder of the run, so that a restart
+        need not compile them.
       memory: how much of a device's memory `model.remat=auto` may fill by its estimate: a share, as
         `80%`, or bytes, as `60GiB`.
     """
@@ -305,13 +364,17 @@ class Config:
     microbatches: int = bounded(1, least=1)
     seed: int = bounded(0, least=0, below=2**32)
     warm_start: str = ""
+    frozen: tuple[str, ...] = ()
     offload: tuple[str, ...] = listed((), OFFLOADS)
+    deterministic: bool = False
+    compile_cache: bool = True
     memory: str = "80%"
     model: Family = field(
         default_factory=lambda: find_family(DEFAULT)(), metadata={"class": FAMILY}
     )
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    lora: Lora = field(default_factory=Lora)
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision = field(default_factory=Precision)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -329,3 +392,8 @@ class Config:
             if what not in OFFLOADS:
                 raise MeshDSLError(f"offload: no `{what}`{nearest(what, OFFLOADS)}")
         memory_bytes(self.memory, None)
+        if self.optimizer.average and self.precision.optimizer != "float32":
+            raise MeshDSLError(
+                f"optimizer.average={self.optimizer.average}: needs precision.optimizer=float32, "
+                "because an average in fewer bits does not move"
+            )

@@ -14,6 +14,7 @@ import jax
 
 import meshdsl as md
 from meshdsl.family.calls import measured
+from meshdsl.train.adapters import adapted
 from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.precision import cast
@@ -29,27 +30,35 @@ class Evaluator:
         self._like = job.held_out
         precision, family = job.config.precision, job.config.model
 
-        def sums(model: Any, batch: dict[str, md.Tensor]) -> dict[str, md.Average]:
+        def sums(model: Any, batch: dict[str, md.Tensor], adapters: Any) -> dict[str, md.Average]:
+            model = model if adapters is None else adapted(model, adapters)
             return measured(family, model, batch, job.how)
 
         lowered = md.lower(sums, job.layout, job.mesh, dims=job.dims)
-        self._sums = jax.jit(lambda params, batch: lowered(cast(params, precision.compute), batch))
+        self._sums = jax.jit(
+            lambda params, batch, adapters: lowered(
+                cast(params, precision.compute), batch, cast(adapters, precision.compute)
+            )
+        )
 
     def measure(
-        self, params: Any, datasets: Mapping[str, Iterable[Arrays]]
+        self, params: Any, datasets: Mapping[str, Iterable[Arrays]], adapters: Any = None
     ) -> dict[str, dict[str, float]]:
         """The means over each dataset of what the family measures: `loss` and its report.
 
         Args:
           params: the model, split as the job splits it.
           datasets: by name, batches like `job.held_out`: of each the rows that this process reads.
+          adapters: what is trained beside the model, as the state has it.
 
         Returns:
           By the name of the dataset, means by name; NaN where nothing counts.
         """
         # All batches are sent to the devices before the first result is waited for.
         found = {
-            name: [self._sums(params, put_on_devices(batch, self._like)) for batch in batches]
+            name: [
+                self._sums(params, put_on_devices(batch, self._like), adapters) for batch in batches
+            ]
             for name, batches in datasets.items()
         }
         return {name: _means(sums) for name, sums in found.items()}

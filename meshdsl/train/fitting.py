@@ -11,6 +11,7 @@ import jax
 
 import meshdsl as md
 from meshdsl.errors import quote
+from meshdsl.train.adapters import merged
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
@@ -24,7 +25,8 @@ class Fitted(NamedTuple):
     """What a run of training has made.
 
     Attributes:
-      model: the trained model, a pytree of parameters, split by the layout.
+      model: the trained model, a pytree of parameters, split by the layout; adapters are added to
+        its weights.
       state: all of the run's state: the model, what the optimizer keeps, the step.
       folder: with the run's configuration, metrics and checkpoints; `meshdsl train --resume` and
         the commands that read a run take it.
@@ -89,4 +91,4 @@ def fit(
     if state is None:
         with closing(Checkpoints(where.checkpoints)) as checkpoints:
             state, *_ = checkpoints.restore(ended.job.state)
-    return Fitted(state.params, state, where.path, ended.job, ended.ending)
+    return Fitted(merged(state.params, state.adapters), state, where.path, ended.job, ended.ending)

@@ -7,6 +7,7 @@ out.
 from __future__ import annotations
 
 import fcntl
+import json
 import secrets
 import shutil
 import tempfile
@@ -19,8 +20,10 @@ from pathlib import Path
 from meshdsl import user_code
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words
+from meshdsl.parsing import parse_json
 from meshdsl.train import settings
 from meshdsl.train.config import Config
+from meshdsl.versions import changes, versions
 
 _LOCK, _PART = "lock", "config.part"
 _LEFTOVERS = (_LOCK, _PART)  # what a run that never began may leave in its folder
@@ -40,6 +43,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def compiled(self) -> Path:
+        return self.path / "compiled"
 
     @property
     def checkpoints(self) -> Path:
@@ -95,6 +102,22 @@ class RunFolder:
             part.replace(self.config)
         except OSError as error:
             raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
+
+    def note_versions(self) -> list[str]:
+        """Write the versions of what computes into the folder, which exists.
+
+        Returns: what differs from those that the run was started or gone on with before.
+        """
+        path, now = self.path / "versions.json", versions()
+        try:
+            before = parse_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = None
+        try:
+            path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
+        return changes(before, now) if isinstance(before, dict) else []
 
     @contextmanager
     def locked(self) -> Iterator[str]:
@@ -163,11 +186,21 @@ def _with_absolute_paths(config: Config) -> Config:
     }
     tokenizer = data.tokenizer if data.tokenizer == "bytes" else _absolute(data.tokenizer)
     data = replace(data, sources=sources, tokenizer=tokenizer, cache=_absolute(data.cache))
-    return replace(config, data=data, warm_start=_absolute(config.warm_start))
+    groups = {
+        name: replace(group, name=user_code.absolute(group.name))
+        for name, group in config.optimizer.groups.items()
+    }
+    optimizer = replace(
+        config.optimizer, name=user_code.absolute(config.optimizer.name), groups=groups
+    )
+    start = _absolute(config.warm_start)
+    return replace(config, data=data, optimizer=optimizer, warm_start=start)
 
 
 def _absolute(path: str) -> str:
-    """`path` from the root; "" stays "", which stands for no path."""
+    """`path` from the root; "" stays "", which stands for no path, and so does s3://bucket."""
+    if "://" in path:
+        return path
     return str(Path(path).absolute()) if path else ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,21 @@ from meshdsl.compiled import saved
 from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
 from meshdsl.later import imported
 from meshdsl.record.program import Program
+from meshdsl.train.adapters import RANK, adapted_names, first_adapters
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.data.device_batches import put_on_devices
-from meshdsl.train.optimizer import make_optimizer, peak
+from meshdsl.train.optimizer import groups_of, make_optimizer, peak
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep
+from meshdsl.train.trained import matched, parameters_by_name
 
 # The settings that the compiled step depends on: some by name, and groups of them.
-_OF_STEP = ("steps", "batch", "microbatches", "offload", "guard.nonfinite", "data.separate")
-_GROUPS_OF_STEP = ("model.", "optimizer.", "schedule.", "precision.")
+_OF_STEP = (
+    *("steps", "batch", "microbatches", "offload", "frozen"),
+    *("guard.nonfinite", "data.separate"),
+)
+_GROUPS_OF_STEP = ("model.", "optimizer.", "lora.", "schedule.", "precision.")
 # What one process reads of a batch, by the names in `Job.batch`: [rows, ...] each.
 Arrays = dict[str, np.ndarray]
 
@@ -40,13 +45,21 @@ class Job:
     Attributes:
       step: the model's `TrainStep`.
       dims: the dims that a layout for this model may speak of.
+      frozen: the names of the parameters that are not trained.
 
     Raises:
-      MeshDSLError: the layout does not fit the model: it names a dim that nothing has, or splits a
-        size that does not divide.
+      MeshDSLError: a pattern of parameters matches none, or nothing is trained; the layout does
+        not fit the model: it names a dim that nothing has, or splits a size that does not divide.
     """
 
-    def __init__(self, config: Config, layout: md.Layout, mesh: jax.sharding.Mesh):
+    def __init__(
+        self,
+        config: Config,
+        layout: md.Layout,
+        mesh: jax.sharding.Mesh,
+        *,
+        shapes: State | None = None,
+    ):
         self.config, self.layout, self.mesh = config, layout, mesh
         self.dims = [*names_in(config.model.dims), "batch"]
         offloaded = tuple(what for what in config.offload if what != "optimizer")
@@ -59,18 +72,26 @@ class Job:
         microbatches = (
             md.Dim("microbatch", config.microbatches) if config.microbatches > 1 else None
         )
+        self.frozen, groups, adapted_ones = _kinds_of_parameters(config)
+        adapters = None
+        if adapted_ones:
+            self.dims.append(RANK)
+            adapters = partial(first_adapters, config.lora, adapted_ones)
         self.step = TrainStep(
             lambda key: first_model(config.model, key),
             self._loss,
-            make_optimizer(config.optimizer, config.schedule, config.steps),
+            make_optimizer(config.optimizer, config.schedule, config.steps, groups),
             layout,
             mesh,
+            frozen=self.frozen,
+            adapters=adapters,
             clip=config.optimizer.clip,
             microbatches=microbatches,
             dims=self.dims,
             precision=config.precision,
             skip_nonfinite=config.guard.nonfinite == "skip",
             offload=config.offload,
+            shapes=shapes,
         )
 
     def _loss(
@@ -125,11 +146,12 @@ class Job:
     def step_flops(self) -> tuple[float, float]:
         """FLOPs of the model in one step: with causal attention counted half, and in full.
 
-        Where the family does not state them, they are counted in the recorded step. Both counts
-        are the same then, because a record does not know what is causal.
+        Where the family does not state them, or not all parameters have gradients, they are counted
+        in the recorded step. Both counts are the same then, because a record does not know what is
+        causal.
         """
         stated = self.config.model.step_flops(self.config.batch)
-        if stated is not None:
+        if stated is not None and not self.frozen:
             return stated
         program = self.program()
         count = imported("meshdsl.estimate.time.model_flops", "counted_flops")
@@ -153,13 +175,17 @@ class Job:
         """
         return saved.save(path, executable, self.lowered, self._made(options))
 
-    def load(self, path: Path) -> Callable:
+    def load(self, path: Path, *, trusted: bool = False) -> Callable:
         """Read the compiled step from a file that `save` wrote.
 
+        Args:
+          trusted: read it even if others than this user could have written it.
+
         Raises:
-          MeshDSLError: the file is damaged, or is of another configuration, layout or mesh.
+          MeshDSLError: the file is damaged, is of another configuration, layout or mesh, or is
+            neither trusted nor this user's alone.
         """
-        return saved.load(path, self._made({}), lambda: self.lowered, self.mesh)
+        return saved.load(path, self._made({}), lambda: self.lowered, self.mesh, trusted=trusted)
 
     def _made(self, options: Mapping[str, str]) -> saved.Provenance:
         return saved.Provenance.of(self.mesh, self._settings, options)
@@ -185,3 +211,33 @@ class Job:
             "layout uneven": str([rule.pads for rule in self.layout.parsed]),
             "layout gather": self.layout.gather,
         }
+
+
+def _kinds_of_parameters(
+    config: Config,
+) -> tuple[frozenset[str], dict[str, str], frozenset[str]]:
+    """The names of the parameters that are not trained, the groups of the others, and the names of
+    those that have an adapter.
+
+    Raises:
+      MeshDSLError: a pattern matches none, or nothing is trained.
+    """
+    nothing: frozenset[str] = frozenset()
+    if not (config.frozen or config.optimizer.groups or config.lora.parameters):
+        return nothing, {}, nothing
+    model = jax.eval_shape(lambda key: first_model(config.model, key), jax.random.key(0))
+    names = list(parameters_by_name(model))
+    with_adapter = adapted_names(config.lora, model)
+    patterns = ("*", *config.frozen) if with_adapter else config.frozen
+    frozen = matched(patterns, names, "frozen")
+    trained = [name for name in names if name not in frozen]
+    if not trained and not with_adapter:
+        raise md.MeshDSLError("frozen: no parameter is left to be trained")
+    if twice := sorted(with_adapter.intersection(trained)):
+        raise md.MeshDSLError(
+            f"lora.parameters: `{twice[0]}` has an adapter, and `frozen` takes it out, so it is "
+            "trained itself; choose one of both"
+        )
+    if with_adapter:
+        trained += [f"{part}.{name}" for part in "ab" for name in sorted(with_adapter)]
+    return frozen, groups_of(config.optimizer, trained), with_adapter

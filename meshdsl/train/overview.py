@@ -89,7 +89,10 @@ def memory_lines(state: Any) -> Iterator[str]:
     """The number of parameters, and the bytes of parameters and optimizer state."""
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     yield f"{count:,} parameters"
-    for what, tree in (("parameters", state.params), ("optimizer state", state.opt_state)):
+    kinds = [("parameters", state.params), ("optimizer state", state.opt_state)]
+    if adapters := getattr(state, "adapters", None):
+        kinds.insert(1, ("adapters", adapters))
+    for what, tree in kinds:
         part, whole = byte_words(device_bytes(tree)), byte_words(whole_bytes(tree))
         yield f"  {what:16}{part:>10} per device, {whole} in all"
 

@@ -142,28 +142,39 @@ def continuations(
     """
     if count < 1:
         return
-    tokens, sizes, memory = _placed_prompts(prompts, count, layout, mesh)
 
-    def first(model: Any, prompts: md.Tensor, sizes: md.Tensor, key) -> Progress:
-        return generate.start(model, prompts, sizes, memory, key, how)
+    def read(texts: Sequence[Sequence[int]], left: int) -> tuple:
+        """What `advance` goes on with, after the texts, which are given `left` tokens more."""
+        tokens, sizes, memory = _placed_prompts(texts, left, layout, mesh)
+
+        def first(model: Any, prompts: md.Tensor, sizes: md.Tensor, key, written) -> Progress:
+            return generate.start(model, prompts, sizes, memory, key, how, written)
+
+        start = jax.jit(_cache_rest_and_token(first, layout, mesh, dims))
+        return start(model, tokens, sizes, key, np.int32(count - left))
 
     def after(model: Any, cache, rest: Progress, key) -> Progress:
         return generate.advance(model, rest.replace(cache=cache), key, how)
 
     dims = [*names_in(family.dims), "batch"]
-    start = jax.jit(_cache_rest_and_token(first, layout, mesh, dims))
     advance = jax.jit(_cache_rest_and_token(after, layout, mesh, dims), donate_argnums=1)
-    cache, rest, token = start(model, tokens, sizes, key)
+    cache, rest, token = read(prompts, count)
     ended = np.zeros(len(prompts), bool)
+    turn, texts = generate.turning_point(model), [list(prompt) for prompt in prompts]
     for left in reversed(range(count)):
         shown = token
-        if left:  # the devices compute the next token while this one is looked at
+        turns = turn is not None and any(len(text) == turn for text in texts)
+        if left and not turns:  # the devices compute the next token while this one is looked at
             cache, rest, token = advance(model, cache, rest, key)
-        row = np.asarray(shown)[: len(prompts)]
+        row = np.where(ended, how.ends[0], np.asarray(shown)[: len(prompts)]).astype(np.int32)
         yield row
-        ended |= row == how.end
+        ended |= np.isin(row, how.ends)
         if ended.all():
             return
+        for text, new in zip(texts, row.tolist(), strict=True):
+            text.append(new)
+        if left and turns:  # some text has become long, and is read anew
+            cache, rest, token = read(texts, left)
 
 
 def _placed_prompts(
@@ -177,15 +188,15 @@ def _placed_prompts(
       `count` tokens more.
     """
     longest = max(map(len, prompts))
-    batch = md.Dim("batch", _divisible(len(prompts), "batch", layout, mesh))
-    length = md.Dim("length", _divisible(longest, "length", layout, mesh))
-    memory = md.Dim("memory", _divisible(max(longest + count, length.size), "memory", layout, mesh))
+    batch = md.Dim("batch", divisible(len(prompts), "batch", layout, mesh))
+    length = md.Dim("length", divisible(longest, "length", layout, mesh))
+    memory = md.Dim("memory", divisible(max(longest + count, length.size), "memory", layout, mesh))
     tokens, sizes = np.zeros((batch.size, length.size), np.int32), np.ones(batch.size, np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)], sizes[row] = prompt, len(prompt)
     return (
-        _placed(tokens, (batch, length), layout, mesh),
-        _placed(sizes, (batch,), layout, mesh),
+        placed(tokens, (batch, length), layout, mesh),
+        placed(sizes, (batch,), layout, mesh),
         memory,
     )
 
@@ -212,16 +223,14 @@ def _cache_rest_and_token(
     return step
 
 
-def _divisible(size: int, dim: str, layout: md.Layout, mesh: Mesh) -> int:
+def divisible(size: int, dim: str, layout: md.Layout, mesh: Mesh) -> int:
     """The least size, not below `size`, that divides over all axes that may split `dim`."""
     axes = () if dim in layout.padded else layout.value_axes.get(dim, ())
     blocks = layout.blocks(md.Dim(dim, size), axes, mesh.shape)
     return -(-size // blocks) * blocks
 
 
-def _placed(
-    array: np.ndarray, dims: tuple[md.Dim, ...], layout: md.Layout, mesh: Mesh
-) -> md.Tensor:
+def placed(array: np.ndarray, dims: tuple[md.Dim, ...], layout: md.Layout, mesh: Mesh) -> md.Tensor:
     """`array`, which every process has, split by the law."""
     tensor = md.tensor(jax.ShapeDtypeStruct(array.shape, jnp.int32), dims)
     sharding = md.shardings(tensor, layout, mesh).array

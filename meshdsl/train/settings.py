@@ -5,15 +5,15 @@ This file works for any such dataclass: a setting that is added there needs noth
 
     override(Config(), ["model.d_model=256", "data.sources.web.paths=web/"])
 
-A field may be text, a number, a boolean, a tuple of texts, another dataclass, or a dict of
-dataclasses by name, which gets an entry where an unknown name is set, such as `web` above. The type
-of a field says how its text is parsed, its metadata which values it may have (`meshdsl.fields`).
+A field may be text, a number, a boolean, a tuple of texts or numbers, another dataclass, or a dict
+of dataclasses by name, which gets an entry where an unknown name is set, such as `web` above. The
+type of a field says how its text is parsed, its metadata which values it may have
+(`meshdsl.fields`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,9 +23,12 @@ from typing import Any
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.extras import extra
 from meshdsl.fields import BOUNDS, ClassChoice, crossed, legal
+from meshdsl.parsing import parse_toml
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+_WORDS |= {str: "text", tuple[float, ...]: "a list of numbers"}
 _BOOLEANS = {"true": True, "false": False}
+_ANY = object()  # the type of a setting in a table that has any: that of its value
 
 
 def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
@@ -104,6 +107,8 @@ def _field(config: Any, key: str) -> tuple[Any, Mapping[str, Any]]:
             raise MeshDSLError(f"no setting `{key}`{hint}")
         kind = typing.get_type_hints(type(inside))[name]
         value = getattr(inside, name)
+        if kind is dict and depth < len(names) - 1:
+            return _ANY, {}
         if entry := entry_type(kind):
             return _field_of_entry(key, value, entry, names[: depth + 1], names[depth + 1 :])
         if depth == len(names) - 1:
@@ -130,6 +135,8 @@ def _field_of_entry(
       MeshDSLError: there is no such field.
     """
     path = ".".join(above)
+    if len(below) > 2 and below[0] and typing.get_type_hints(entry).get(below[1]) is dict:
+        return _ANY, {}
     if len(below) != 2 or not below[0]:
         example = f"{path}.NAME.{dataclasses.fields(entry)[0].name}"
         raise MeshDSLError(f"`{key}` is a table of settings by name; set `{example}`, say")
@@ -172,6 +179,8 @@ def _with_entries(config: Any, field: str, values: Mapping[str, Any]) -> dict[st
     """The dict `field` of `config` with other values, and with an entry for each unknown name."""
     entry = entry_type(typing.get_type_hints(type(config))[field])
     table = dict(getattr(config, field))
+    if entry is None:
+        return {**table, **values}
     for name, inside in _by_first_part(values).items():
         table[name] = _applied(table.get(name, entry()), inside)
     return table
@@ -187,15 +196,29 @@ def _by_first_part(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return groups
 
 
+def _as_in_toml(text: str) -> Any:
+    """The value that `text` stands for in a TOML file, or the text itself."""
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
+        return text
+
+
 def _parse(key: str, text: str, kind: Any) -> Any:
     """The value that `text` spells for a field of type `kind`."""
+    if kind is _ANY:
+        return _as_in_toml(text)
     many = typing.get_origin(kind) is tuple
     if many and not text.startswith("["):
-        return tuple(part for part in text.split(",") if part)
+        parts = [part for part in text.split(",") if part]
+        try:
+            return tuple(map(typing.get_args(kind)[0], parts))
+        except ValueError:
+            raise _mistyped(key, text, kind) from None
     kind = kind if many else _plain_type(kind)
     try:
         if many:  # a list as in a TOML file
-            return _typed(key, tomllib.loads(f"list = {text}")["list"], kind)
+            return _typed(key, parse_toml(f"list = {text}")["list"], kind)
         return _BOOLEANS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise _mistyped(key, text, kind) from None
@@ -207,10 +230,14 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
     Raises:
       MeshDSLError: it is of another type.
     """
+    if kind is _ANY:
+        return value
     if typing.get_origin(kind) is tuple:
-        if not (isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)):
+        of = typing.get_args(kind)[0]
+        legal_types = (float, int) if of is float else (of,)
+        if not (isinstance(value, (list, tuple)) and all(type(x) in legal_types for x in value)):
             raise _mistyped(key, value, kind)
-        return tuple(value)
+        return tuple(map(of, value))
     several = typing.get_args(kind)  # the types of a field that may have several
     if type(value) in several:
         return value
@@ -314,10 +341,10 @@ def read(path: Path, config: Any, instead: Mapping[str, str] | None = None) -> A
       MeshDSLError: the file cannot be read, or has something that is not a setting.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise MeshDSLError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise MeshDSLError(f"{path}: not TOML: {error}") from None
     try:
         found = dict(_settings_in(values, config))
@@ -348,7 +375,7 @@ def _with_tables(values: dict[str, Any], config: Any) -> Any:
             table = getattr(config, key)
             names = [name for name, each in value.items() if isinstance(each, dict)]
             changes[key] = table | {name: table.get(name, entry()) for name in names}
-        elif not value and dict not in typing.get_args(kind):
+        elif not value and kind is not dict and dict not in typing.get_args(kind):
             raise MeshDSLError(f"no table `{key}`{nearest(key, hints)}")
     return dataclasses.replace(config, **changes) if changes else config
 

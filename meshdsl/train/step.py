@@ -13,7 +13,7 @@ float32, and rounded before parameters are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -28,16 +28,21 @@ from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.lowering.lower import gather_updated
+from meshdsl.lowering.parameter_copies import for_use
 from meshdsl.lowering.shardings import shardings
 from meshdsl.ops.global_norm import global_norms
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import Op
 from meshdsl.tensor import Tensor, abstract, is_tensor
+from meshdsl.train.adapters import adapted
 from meshdsl.train.config import Precision
 from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
+from meshdsl.train.optimizer import average_of
 from meshdsl.train.precision import LossScale, cast, round_at_random
+from meshdsl.train.trained import only, together, without
 
 FLOAT32 = Precision()
+_ADAPTERS = 1  # folded into the key of the parameters to make that of the adapters
 
 
 class State(PyTreeNode):
@@ -49,13 +54,30 @@ class State(PyTreeNode):
       opt_state: what the optimizer keeps.
       key: the random key of the run; each step folds in its number.
       scale: of the loss, where the loss is scaled dynamically.
+      adapters: what is trained beside the model, see `meshdsl.train.adapters`.
     """
 
     step: jax.Array
     params: Any
-    opt_state: PyTreeNode
+    opt_state: Any
     key: jax.Array
     scale: LossScale | None = None
+    adapters: dict[str, Any] | None = None
+
+
+class Trained(PyTreeNode):
+    """What is trained where there are adapters: some of the parameters, and the adapters' two."""
+
+    params: Any
+    a: dict[str, Tensor]
+    b: dict[str, Tensor]
+
+
+class Frozen(PyTreeNode):
+    """The rest of the model and of the adapters, which is not trained."""
+
+    params: Any
+    scale: Any
 
 
 class TrainStep:
@@ -66,6 +88,10 @@ class TrainStep:
       loss: called with the parameters, a dict of batch Tensors and a key, returns the loss, a
         Tensor without dims, and a dict of such Tensors to report.
       tx: an optax transformation.
+      frozen: the names of parameters that are not trained. They have no gradient and no optimizer
+        state, and `tx` sees None in their place.
+      adapters: called with the parameters and a key, returns the adapters that are trained beside
+        them. The loss function gets a model that computes with both.
       clip: gradients whose global norm is larger are scaled down to this norm; 0: never.
       microbatches: a dim of the batch Tensors over which gradients are accumulated before they are
         summed over devices.
@@ -78,8 +104,11 @@ class TrainStep:
         "activations" it is only checked that the devices can: the loss function does it.
       compiler_options: by default those that let collectives run while the chips of the mesh
         compute.
+      shapes: those of another step that differs in its layout and its mesh alone; by default they
+        are found by a trace.
 
     Attributes:
+      shapes: the state as `ShapeDtypeStruct`s without shardings.
       abstract: the state as `ShapeDtypeStruct`s with shardings; no array is made for it.
       shardings: the sharding of each array of the state.
       compiler_options: the options that the step is compiled with.
@@ -96,6 +125,8 @@ class TrainStep:
         layout: Layout,
         mesh: Mesh,
         *,
+        frozen: Collection[str] = (),
+        adapters: Callable | None = None,
         clip: float = 0.0,
         microbatches: Dim | None = None,
         dims: Iterable[Dim | str] = (),
@@ -103,31 +134,35 @@ class TrainStep:
         skip_nonfinite: bool = False,
         offload: Iterable[str] = (),
         compiler_options: Mapping[str, str] | None = None,
+        shapes: State | None = None,
     ):
         dims, offload = list(dims), tuple(offload)
         check_host_memory(mesh, offload)
-        self._init, self._tx, self._clip = init, tx, clip
+        self._init, self._clip, self._frozen = init, clip, frozenset(frozen)
+        self._tx = optax.with_extra_args_support(tx)
         self.layout, self.mesh, self.microbatches = layout, mesh, microbatches
-        self._precision = precision
+        self._precision, self._adapters = precision, adapters
         self._skips = skip_nonfinite or precision.loss_scale == "dynamic"
         self._gradients = md.lower(
             _loss_and_gradients(loss, microbatches, precision), layout, mesh, dims=dims
         )
-        shapes = jax.eval_shape(self._first_state, jax.random.key(0))
-        opt_state = shardings(shapes.opt_state, layout, mesh, "optimizer")
+        found = jax.eval_shape(self._first_state, jax.random.key(0)) if shapes is None else shapes
+        self.shapes: State = found
+        opt_state = shardings(self.shapes.opt_state, layout, mesh, "optimizer")
         on_host = "optimizer" in offload
         # Where optimizer state that waits on the host is brought for the update.
         self._fetched = in_memory(opt_state, DEVICE) if on_host else None
         self.shardings = self._state_shardings(
-            shapes, in_memory(opt_state, HOST) if on_host else opt_state
+            self.shapes, in_memory(opt_state, HOST) if on_host else opt_state
         )
         self.abstract = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            shapes,
+            self.shapes,
             self.shardings,
         )
-        self._updating = shardings(shapes.params, layout, mesh, "optimizer")
-        parameters = jax.tree.leaves(shapes.params, is_leaf=is_tensor)
+        trained, _ = self._parts(self.shapes)
+        self._updating = shardings(trained, layout, mesh, "optimizer")
+        parameters = jax.tree.leaves(trained, is_leaf=is_tensor)
         known = {dim.name for parameter in parameters for dim in parameter.dims}
         self._to_rest = gather_updated(
             layout, mesh, [*dims, *known, *(rule.dim for rule in layout.parsed)]
@@ -150,6 +185,7 @@ class TrainStep:
             params=shardings(shapes.params, self.layout, self.mesh),
             opt_state=opt_state,
             key=everywhere,
+            adapters=shardings(shapes.adapters, self.layout, self.mesh),
             scale=jax.tree.map(lambda _: everywhere, shapes.scale),
         )
 
@@ -165,9 +201,33 @@ class TrainStep:
         Returns:
           The next state, and what the step measured, as arrays without dims: `loss`, what the loss
           function reports, `gradient_norm` (before clipping) and `parameter_norm` (before the
-          update); `loss_scale` where the loss is scaled, and `skipped` where steps may be skipped.
+          update), both of what is trained; `loss_scale` where the loss is scaled, and `skipped`
+          where steps may be skipped.
         """
         return self._step(state, batch)
+
+    def averaged(self, state: State) -> State:
+        """`state` with the average of what is trained in its place, split as the parameters are.
+
+        The optimizer has to keep one, see `optimizer.average`.
+        """
+
+        def average(state: State) -> tuple[Any, Any]:
+            trained, frozen = self._parts(state)
+            mean = jax.tree.map(
+                lambda x, m: m.astype(x.dtype), trained, average_of(state.opt_state)
+            )
+            found = self._with_trained(state, mean, frozen)
+            return found.params, found.adapters
+
+        shardings = self.shardings.params, self.shardings.adapters
+        params, adapters = jax.jit(average, out_shardings=shardings)(state)
+        return state.replace(params=params, adapters=adapters)
+
+    def restarted(self, state: State) -> State:
+        """`state` with what the optimizer keeps before any step, for the parameters that it has."""
+        first = jax.jit(self.first_opt_state, out_shardings=self.shardings.opt_state)
+        return state.replace(opt_state=first(state))
 
     def lower(self, state: State, batch: dict[str, Tensor]):
         """The step, ready to be compiled ahead of time; `self.abstract` will do as the state."""
@@ -183,6 +243,7 @@ class TrainStep:
             dict(self.mesh.shape),
             (state, batch),
             (0,),
+            frozen={f"params.{name}" for name in self._frozen},
         )
 
     def record_from_types(self, types: LocalTypes, state: State, batch) -> list[Op]:
@@ -192,24 +253,72 @@ class TrainStep:
             key = abstract((self.microbatches,), key.dtype)
         scaled = self._precision.loss_scale != "none"
         scale = [jax.ShapeDtypeStruct((), jnp.float32)] if scaled else []
-        of_gradients = self._gradients.record_from_types(types, state.params, batch, key, *scale)
-        return [*of_gradients, *self._to_rest.record_from_types(types, state.params)]
+        trained, frozen = self._parts(state)
+        of_gradients = self._gradients.record_from_types(
+            types, trained, batch, key, *scale, *frozen
+        )
+        return [*of_gradients, *self._to_rest.record_from_types(types, trained)]
 
-    def _first_state(self, key) -> State:
-        for_params, for_steps = jax.random.split(key)
-        params = cast(self._init(for_params), self._precision.params)
-        opt_state = cast(self._tx.init(cast(params, jnp.float32)), self._precision.optimizer)
-        scale = LossScale.first() if self._precision.loss_scale == "dynamic" else None
-        return State(jnp.zeros((), jnp.int32), params, opt_state, for_steps, scale)
+    def gradients(self, state: State, batch: dict[str, Tensor]) -> Any:
+        """The gradients of a step, split as optimizer state is; to be compiled by the caller."""
+        grads = self._loss_and_gradients_of(state, batch)[2]
+        return jax.lax.with_sharding_constraint(grads, self._updating)
 
-    def _one_step(self, state: State, batch):
+    def _loss_and_gradients_of(self, state: State, batch: dict[str, Tensor]) -> Any:
+        """The loss, what is reported, the gradients, and the global norms."""
         key = jax.random.fold_in(state.key, state.step)
         if self.microbatches is not None:
             key = Tensor(jax.random.split(key, self.microbatches.size), (self.microbatches,))
         scale = self._scale(state)
-        loss, aux, grads, norms = self._gradients(
-            state.params, batch, key, *([] if scale is None else [scale])
-        )
+        trained, frozen = self._parts(state)
+        return self._gradients(trained, batch, key, *([] if scale is None else [scale]), *frozen)
+
+    @property
+    def split_of_gradients(self) -> Any:
+        """The sharding of each gradient that `gradients` gives."""
+        return self._updating
+
+    def _parts(self, state: State) -> tuple[Any, list[Any]]:
+        """What of a state is trained, and, where not all is, a list of the other parts of it."""
+        if state.adapters is not None:
+            of, scale = state.adapters, state.adapters["scale"]
+            trained = Trained(without(state.params, self._frozen), of["a"], of["b"])
+            return trained, [Frozen(only(state.params, self._frozen), scale)]
+        if not self._frozen:
+            return state.params, []
+        return without(state.params, self._frozen), [only(state.params, self._frozen)]
+
+    def _with_trained(self, state: State, trained: Any, frozen: list[Any]) -> State:
+        """`state` with other values of what is trained, which `_parts` gave with `frozen`."""
+        if state.adapters is not None:
+            params = together(trained.params, frozen[0].params)
+            adapters = {"a": trained.a, "b": trained.b, "scale": frozen[0].scale}
+            return state.replace(params=params, adapters=adapters)
+        return state.replace(params=together(trained, *frozen) if frozen else trained)
+
+    def _first_state(self, key) -> State:
+        for_params, for_steps = jax.random.split(key)
+        params, precision = cast(self._init(for_params), self._precision.params), self._precision
+        if self._frozen and precision.frozen != "params":
+            frozen = cast(only(params, self._frozen), precision.frozen)
+            params = together(without(params, self._frozen), frozen)
+        scale = LossScale.first() if precision.loss_scale == "dynamic" else None
+        adapters = None
+        if self._adapters is not None:
+            adapters = self._adapters(params, jax.random.fold_in(for_params, _ADAPTERS))
+            adapters = cast(adapters, precision.params)
+        state = State(jnp.zeros((), jnp.int32), params, None, for_steps, scale, adapters)
+        return state.replace(opt_state=self.first_opt_state(state))
+
+    def first_opt_state(self, state: State) -> Any:
+        """What the optimizer keeps before any step, for the parameters of `state`."""
+        trained, _ = self._parts(state)
+        return cast(self._tx.init(cast(trained, jnp.float32)), self._precision.optimizer)
+
+    def _one_step(self, state: State, batch):
+        loss, aux, grads, norms = self._loss_and_gradients_of(state, batch)
+        scale = self._scale(state)
+        trained, frozen = self._parts(state)
         metrics = {"loss": loss.array, **{name: t.array for name, t in {**aux, **norms}.items()}}
         if scale is not None:
             metrics["loss_scale"] = scale
@@ -217,9 +326,11 @@ class TrainStep:
         if self._skips:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
             metrics["skipped"] = jnp.where(finite, 0, 1)
-        params, opt_state = self._updated(state, grads, metrics["gradient_norm"], finite)
+        kept = trained, state.opt_state
+        trained, opt_state = self._updated(state, kept, grads, metrics, finite)
         scale = state.scale if state.scale is None else state.scale.after(finite)
-        return State(state.step + 1, self._to_rest(params), opt_state, state.key, scale), metrics
+        after = self._with_trained(state, self._to_rest(trained), frozen)
+        return after.replace(step=state.step + 1, opt_state=opt_state, scale=scale), metrics
 
     def _scale(self, state: State):
         """What the loss is multiplied by; None where it is not scaled."""
@@ -228,23 +339,24 @@ class TrainStep:
         setting = self._precision.loss_scale
         return None if setting == "none" else jnp.asarray(float(setting), jnp.float32)
 
-    def _updated(self, state: State, grads, norm, finite):
+    def _updated(self, state: State, old: tuple[Any, Any], grads, metrics, finite):
         """Parameters and optimizer state after the update.
 
         The parameters are split as optimizer state is, and not gathered yet.
 
         Args:
-          norm: the global norm of the gradients.
+          old: the parameters that are trained, and the optimizer state, before it.
+          metrics: what was measured: the loss, and the global norm of the gradients.
           finite: whether the loss and the gradients are; where not, parameters and optimizer state
             stay what they were. None: it does not matter.
         """
         if self._clip:
-            factor = jnp.minimum(1.0, self._clip / (norm + 1e-12))
+            factor = jnp.minimum(1.0, self._clip / (metrics["gradient_norm"] + 1e-12))
             grads = jax.tree.map(lambda g: g * factor, grads)
-        before = jax.lax.with_sharding_constraint(state.params, self._updating)
-        kept = jax.device_put(state.opt_state, self._fetched) if self._fetched else state.opt_state
+        before = jax.lax.with_sharding_constraint(old[0], self._updating)
+        kept = jax.device_put(old[1], self._fetched) if self._fetched else old[1]
         full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
-        updates, opt_state = self._tx.update(*full)
+        updates, opt_state = self._tx.update(*full, value=metrics["loss"])
         params = optax.apply_updates(full[2], updates)
         opt_state = cast(opt_state, self._precision.optimizer)
         if self._precision.stochastic_rounding:
@@ -262,25 +374,48 @@ class TrainStep:
         return params, opt_state
 
 
+def _weights(tree: Any) -> Any:
+    """`tree` without the parameters that are state: their gradients are no slopes of the loss."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_tensor)
+    weights = [x for x in leaves if not (is_tensor(x) and x.role and x.role.signs)]
+    return tree if len(weights) == len(leaves) else weights
+
+
 def _loss_and_gradients(loss: Callable, microbatches: Dim | None, precision: Precision) -> Callable:
     """The function that is lowered: loss, gradients and their norms.
 
-    It is called with parameters, a batch, a key and, where the loss is scaled, the scale.
+    It is called with the parameters that are trained, a batch, a key and, where the loss is scaled,
+    the scale; last, where there are some, with the parameters that are not trained.
     """
     how = {"accumulate": microbatches, "compute": precision.compute, "reduce": precision.reduce}
+    is_scaled = precision.loss_scale != "none"
 
-    def scaled(params, batch, key, scale):
-        value, aux = loss(params, batch, key)
+    def scaled(params, batch, key, scale, *frozen):
+        value, aux = of_model(params, batch, key, *frozen)
         return md.cast(value, jnp.float32) * scale, aux
 
-    def loss_and_gradients(params, batch, key, *scale):
-        scale = [md.tensor(s, ()) for s in scale]
-        of = md.value_and_grad(scaled if scale else loss, has_aux=True, **how)
-        (value, aux), grads = of(params, batch, key, *scale)
+    def of_model(trained, batch, key, *frozen):
+        return loss(_whole_model(trained, *frozen), batch, key)
+
+    def loss_and_gradients(params, batch, key, *rest):
+        scale = [md.tensor(s, ()) for s in rest[:is_scaled]]
+        frozen = [for_use(tree, precision.compute) for tree in rest[is_scaled:]]
+        of = md.value_and_grad(scaled if scale else of_model, has_aux=True, **how)
+        (value, aux), grads = of(params, batch, key, *scale, *frozen)
         with jax.named_scope("gradient"):  # so the norms count as a part of the backward pass
             for s in scale:
                 value, grads = jax.tree.map(lambda x, s=s.array: x / s, (value, grads))
-            gradient, parameter = global_norms(grads, params)
+            gradient, parameter = global_norms(_weights(grads), _weights(params))
         return value, aux, grads, {"gradient_norm": gradient, "parameter_norm": parameter}
 
     return loss_and_gradients
+
+
+def _whole_model(trained: Any, frozen: Any = None) -> Any:
+    """The model that the loss function gets, of the parts that `TrainStep._parts` makes."""
+    if frozen is None:
+        return trained
+    if isinstance(trained, Trained):
+        model = together(trained.params, frozen.params)
+        return adapted(model, {"a": trained.a, "b": trained.b, "scale": frozen.scale})
+    return together(trained, frozen)

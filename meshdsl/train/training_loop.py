@@ -18,6 +18,7 @@ import jax
 from meshdsl import hosts
 from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.machine import chip_of
+from meshdsl.train.adapters import merged
 from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.batches import Batches
@@ -27,7 +28,10 @@ from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.nonfinite import NonfiniteGuard
 from meshdsl.train.optimizer import make_schedule
+from meshdsl.train.published import other_settings
+from meshdsl.train.repeated import Repeated
 from meshdsl.train.sample import generates, sample_text
+from meshdsl.train.startup import Startup
 from meshdsl.train.step import State
 from meshdsl.train.watch import Facts, Watch
 from meshdsl.train.watchdog import Watchdog
@@ -63,6 +67,7 @@ class TrainingLoop:
       console: prints in process 0 only.
       batches: the batches to train on, of each the rows that this process reads.
       held_out: for each dataset the batches to validate on, in the same way.
+      startup: measures the time until the first step is done.
       loaded: the compiled step, where it was read from a file.
     """
 
@@ -73,6 +78,7 @@ class TrainingLoop:
     checkpoints: Checkpoints
     batches: Batches
     held_out: Mapping[str, Sequence[Arrays]]
+    startup: Startup
     loaded: Callable | None = None
 
     def initial_state(self, done: int) -> tuple[State, int]:
@@ -100,13 +106,14 @@ class TrainingLoop:
         state = self.job.step.init(jax.random.key(config.seed))
         if config.warm_start:
             params, report = warm_start(Path(config.warm_start), state.params)
-            self.console.print(report)
-            state = state.replace(params=params)
+            self.console.print("\n".join([report, *other_settings(config)]))
+            state = self.job.step.restarted(state.replace(params=params))
         return state
 
     def train_to_end(self, state: State, done: int) -> Ended:
         """Train from `state`, which `done` steps led to."""
         step = self.loaded or self._compiled()
+        self.startup.done("compile")
         with stopping() as stop:
             state, done, ending = self.train_steps(step, state, done, stop)
             self.checkpoints.close()  # so what is said to be saved is on disk
@@ -122,7 +129,9 @@ class TrainingLoop:
             return Ended(self.job, state, ending, EXIT_CODES[ending])
         tokenizer = self.data.tokenizer
         if self.job.config.sample.tokens and tokenizer and generates(self.job.config):
-            text = sample_text(self.job, state.params, tokenizer)
+            shown = self.job.step.averaged(state) if self._averages else state
+            model = merged(shown.params, shown.adapters)
+            text = sample_text(self.job, model, tokenizer)
             self.console.print(f"\nsample:\n{text}\n")
         self.console.print(f"saved in {self.folder.path}")
         return Ended(self.job, state)
@@ -150,6 +159,7 @@ class TrainingLoop:
         config, job = self.job.config, self.job
         dynamic = config.precision.loss_scale == "dynamic"
         guard = NonfiniteGuard(config.guard, self.folder.path, dynamic)
+        repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
         ending = None
         with (
             self._watch(done) as watch,
@@ -159,6 +169,9 @@ class TrainingLoop:
                 with watch.spent("input"):
                     arrays = next(self.batches)
                     batch = job.place(arrays)
+                if repeated and _due(done + 1, config.guard.repeat):
+                    with watch.spent("repeat"):
+                        repeated.check(state, batch, done + 1)
                 state, measured = step(state, batch)
                 done += 1
                 guard.keep(done, arrays)
@@ -192,7 +205,10 @@ class TrainingLoop:
 
     def _watch(self, done: int) -> Watch:
         config = self.job.config
-        return Watch(self.facts(done), self.folder, config.log, self.console, done, config.steps)
+        return Watch(
+            *(self.facts(done), self.folder, config.log, self.console, done, config.steps),
+            startup=self.startup,
+        )
 
     def roll_back(self) -> tuple[State, int]:
         """The state of the newest checkpoint, or the first state, and the steps that led to it.
@@ -234,7 +250,9 @@ class TrainingLoop:
         With one dataset these are `validation_loss` and so on, with several `validation/NAME/loss`.
         """
         task, values = task_of(self.job.config), {}
-        found = self.evaluator.measure(state.params, self.held_out)
+        if self._averages:
+            state = self.job.step.averaged(state)
+        found = self.evaluator.measure(state.params, self.held_out, state.adapters)
         for name, measured in found.items():
             measured |= task.derived(measured, self.data, name)
             which = f" on {name}" if len(found) > 1 else ""
@@ -242,6 +260,11 @@ class TrainingLoop:
             prefix = f"validation/{name}/" if len(found) > 1 else "validation_"
             values |= {prefix + key: value for key, value in measured.items()}
         return values
+
+    @property
+    def _averages(self) -> bool:
+        """Whether the run keeps an average of what it trains."""
+        return bool(self.job.config.optimizer.average)
 
     @cached_property
     def evaluator(self) -> Evaluator:

@@ -19,14 +19,18 @@ from meshdsl import hosts
 from meshdsl.extras import check_extra
 from meshdsl.train.auto_remat import choose_remat_here
 from meshdsl.train.checkpoints import Checkpoints
+from meshdsl.train.compile_cache import compile_cache
 from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.device_batches import rows_here
+from meshdsl.train.data.remote import with_files_here
+from meshdsl.train.deterministic import check_deterministic
 from meshdsl.train.folder import RunFolder, check_folder
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import peak
 from meshdsl.train.overview import describe, whole_bytes
 from meshdsl.train.settings import leaves
+from meshdsl.train.startup import Startup
 from meshdsl.train.training_loop import Ended, TrainingLoop
 from meshdsl.train.watch import check
 
@@ -46,6 +50,8 @@ def run(
     resume: bool,
     again: bool = False,
     executable: Path | None = None,
+    trust_executable: bool = False,
+    startup: Startup | None = None,
 ) -> Ended:
     """Start the run in `folder`, or go on with it, until it ends.
 
@@ -54,28 +60,35 @@ def run(
       again: the command may have been given before, so it is no mistake if the run is finished.
       executable: a file with the compiled step, which `meshdsl compile --save` wrote; without one
         the step is compiled.
+      trust_executable: load it even if others than this user could have written it.
+      startup: has measured what came before.
 
     Raises:
       MeshDSLError: the data, layout, devices, model, folder or executable cannot be used. Nothing
         has been written then.
     """
     check_extra("train")
+    startup = startup or Startup()
     optimizer = replace(config.optimizer, learning_rate=peak(config.optimizer))
     config = replace(config, optimizer=optimizer)
     _check_config(config, resume)
     if not resume:
         hosts.first_does(folder.refuse_used)
     mesh = md.make_mesh(layout, devices)
+    if config.deterministic:
+        check_deterministic(mesh, executable is not None)
     choice = choose_remat_here(config, layout, mesh)
     hosts.agree("the choice of model.remat=auto", choice.remat)
     job = Job(choice.config, layout, mesh)
-    loaded_step = job.load(executable) if executable else None
+    loaded_step = job.load(executable, trusted=trust_executable) if executable else None
     console = hosts.console()
+    startup.done("prepare")
     # After all that is quick to refuse, because it may tokenize for hours.
-    data = task_of(config).open(config, job.held_out, console.print)
+    data = task_of(config).open(with_files_here(config, console.print), job.held_out, console.print)
     hosts.agree("data", data.digest, patience=_PREPARING)
     batches = data.train(rows_here(job.batch))
     held_out = data.validation(rows_here(job.held_out))
+    startup.done("data")
     with ExitStack() as stack:
         # The folder is locked below, and unlocked after all else: nobody may come in while a
         # checkpoint is still being written.
@@ -96,10 +109,19 @@ def run(
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
         _print_overview(console, job, data, executable, choice.line)
-        loop = TrainingLoop(job, data, console, folder, checkpoints, batches, held_out, loaded_step)
+        if config.compile_cache:
+            stack.enter_context(compile_cache(folder.compiled, console.print))
+        loop = TrainingLoop(
+            *(job, data, console, folder, checkpoints, batches, held_out, startup),
+            loaded=loaded_step,
+        )
+        startup.done("prepare")
         state, done = loop.initial_state(done)
+        startup.done("restore" if done else "initialize")
         # Only here, because a resume that is refused must leave the configuration as it was.
         hosts.first_does(lambda: folder.write_config(config, choice.line))
+        if changed := hosts.first_does(folder.note_versions):
+            console.print(f"other versions than before, so bits may differ: {', '.join(changed)}")
         return loop.train_to_end(state, done)
 
 

@@ -50,6 +50,7 @@ COMMAND = Command(
                     help="a .safetensors file",
                 ),
                 _STEP,
+                flags.AVERAGE,
                 Flag(
                     "--limit",
                     type=float,

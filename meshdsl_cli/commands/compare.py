@@ -1,7 +1,7 @@
 """`meshdsl compare`."""
 
 from meshdsl_cli.declare import Command, Flag
-from meshdsl_cli.flags import ANALYSIS, MESH, REQUIRED_TARGET, count
+from meshdsl_cli.flags import ANALYSIS, IMBALANCE, MESH, REQUIRED_TARGET, count
 
 COMMAND = Command(
     "compare",
@@ -22,5 +22,6 @@ COMMAND = Command(
         ),
         Flag("--compile", type=count, metavar="K", help="let the compiler judge the K best"),
         *ANALYSIS,
+        IMBALANCE,
     ),
 )

@@ -1,7 +1,7 @@
 """`meshdsl explain`."""
 
 from meshdsl_cli.declare import Command, Flag
-from meshdsl_cli.flags import ANALYSIS, ONE_LAYOUT, TARGET, count
+from meshdsl_cli.flags import ANALYSIS, IMBALANCE, ONE_LAYOUT, TARGET, count
 
 COMMAND = Command(
     "explain",
@@ -12,6 +12,7 @@ COMMAND = Command(
         *ONE_LAYOUT,
         TARGET,
         *ANALYSIS,
+        IMBALANCE,
         Flag(
             "--devices",
             type=count,

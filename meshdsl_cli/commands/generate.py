@@ -28,6 +28,11 @@ COMMAND = Command(
             )
         ),
         Flag(
+            "--chat",
+            action="store_true",
+            help="a prompt is a question, written as the chat template of the model has it",
+        ),
+        Flag(
             "--tokens",
             type=count,
             metavar="N",

@@ -26,6 +26,14 @@ COMMAND = Command(
             help="where process 0 listens; by default a free port",
         ),
         Flag(
+            "--restarts",
+            type=count,
+            default=0,
+            metavar="N",
+            help="for train --out FOLDER: start what died again from its newest checkpoint, up to "
+            "N times, as long as it comes further",
+        ),
+        Flag(
             "words",
             nargs=REMAINDER,
             metavar="-- COMMAND ...",

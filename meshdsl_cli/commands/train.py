@@ -53,12 +53,23 @@ COMMAND = Command(
             metavar="RUN|FILE",
             help="begin with the parameters of another run, or of a safetensors file",
         ),
+        Flag(
+            "--deterministic",
+            action="store_const",
+            const=True,
+            help="give the same bits each time, also on GPUs, or refuse the run",
+        ),
         Flag("--profile", metavar="FIRST:LAST", help="write a trace of these steps"),
         Flag(
             "--executable",
             type=Path,
             metavar="FILE",
             help="the compiled step, from `meshdsl compile --save FILE`, instead of compiling it",
+        ),
+        Flag(
+            "--trust-executable",
+            action="store_true",
+            help="load it even if another user owns it or could write it; it can run any code",
         ),
         Flag(
             "--print-config",

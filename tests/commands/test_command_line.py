@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -59,9 +60,8 @@ def refused(capsys, *words):
         ("train model.d_modle=64", "no setting `model.d_modle`; did you mean `model.d_model`?"),
         ("train model.heads=7", "d_model=128 does not divide into heads=7"),
         (
-            "train optimizer.name=adam",
-            "optimizer.name=adam: expected adamw, adafactor, lion, sgd or muon; did you mean "
-            "`adamw`?",
+            "train optimizer.name=adanw",
+            "optimizer.name=adanw: expected adamw, adafactor, lion, sgd, muon, another optimizer",
         ),
         ("train --layout fspd", "no shipped layout of that name; did you mean `fsdp`?"),
         (
@@ -140,10 +140,12 @@ def test_an_existing_run_is_never_overwritten(run, capsys, data):
     assert contents(run) == before
 
 
-def test_the_version_is_said_once(capsys):
+def test_the_versions_are_said_once(capsys):
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"meshdsl {declared}\n"
+    said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert said["meshdsl"] == declared and said["jax"] == version("jax")
+    assert [name for name in said if name != "libtpu"] == ["meshdsl", "jax", "jaxlib"]
     assert meshdsl.__version__ == declared
 
 
@@ -222,9 +224,10 @@ def test_the_usage_of_a_command_is_what_its_flags_declare(monkeypatch, capsys):
     assert main(["generate", "--help"]) == 0
     assert capsys.readouterr().out.startswith(
         """\
-usage: meshdsl generate RUN [--prompt TEXT | --prompts FILE] [--tokens N]
-                        [--temperature T] [--top-k K] [--top-p P] [--seed N]
-                        [--layout FILE|NAME] [--devices N] [--step N] [--json]
+usage: meshdsl generate RUN [--prompt TEXT | --prompts FILE] [--chat]
+                        [--tokens N] [--temperature T] [--top-k K] [--top-p P]
+                        [--seed N] [--layout FILE|NAME] [--devices N]
+                        [--step N] [--json]
                         [--coordinator HOST:PORT --processes N --process-id I]
 
 Write texts with a trained model.

@@ -207,6 +207,8 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("compare fsdp --target v5e:4x4 --model llama3-8", "did you mean `llama3-8b`?"),
         ("explain --slices 2", "--slices: needs a --target"),
         ("explain --hardware none.toml", "--hardware: needs a --target"),
+        ("explain --imbalance 1.3", "--imbalance: needs a --target"),
+        ("explain --imbalance 0.9 --target v5e:4x4", "expected a number of at least 1, not '0.9'"),
         ("explain --target cpu:100000", "legal are 1 to 1,024 virtual devices"),
         (
             "compare fsdp fspd --target v5e:4x4",
@@ -226,3 +228,18 @@ def test_nothing_fits_is_an_exit_code(capsys):
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, words, text):
     assert text in refused(capsys, *words.split())
+
+
+@pytest.mark.slow
+def test_an_unequal_load_slows_experts_that_are_split_and_no_others(capsys):
+    sizes = ["model.length=4096", "model.d_ff=4096", "model.d_model=512", "model.experts=4"]
+
+    def seconds(layout, imbalance, *how):
+        words = ["--target", "v5e:4x4", "--imbalance", imbalance, "--json", *SMALL, *sizes, *how]
+        words.append("precision.compute=bfloat16")
+        return json.loads(printed(capsys, "explain", "--layout", layout, *words))["time"]["compute"]
+
+    assert seconds("experts", "2") > 1.1 * seconds("experts", "1")
+    assert seconds("fsdp", "2") == seconds("fsdp", "1")
+    capacity = "model.capacity=1.25"
+    assert seconds("experts", "2", capacity) == seconds("experts", "1", capacity)

@@ -30,8 +30,8 @@ BEGUN = "open(f'FOLDER/{me}', 'w').close()\n"
 def run(monkeypatch):
     """Launches a program of a few lines in two processes; each knows its number as `me`."""
     monkeypatch.setattr(command, "PROGRAM", (sys.executable, "-c"))
-    return lambda code, processes=2: launch(
-        [ME + code], devices_of_each(processes, 4, ()), port=1234
+    return lambda code, processes=2: (
+        launch([ME + code], devices_of_each(processes, 4, ()), port=1234).code
     )
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.commented_toml import commented_toml
-from meshdsl.train.config import OPTIMIZERS, Config, Source
-from meshdsl.train.optimizer import TABLE
+from meshdsl.train.config import Config, Source
 from meshdsl.train.settings import leaves, override, read, to_toml
 
 
@@ -104,8 +103,8 @@ def test_only_all_settings_together_have_to_be_consistent():
         (
             "data.sources.web.format=json",
             (
-                "data.sources.web.format=json: expected auto, text, jsonl, parquet, "
-                "tokens, folders or arrays; did you mean `jsonl`?"
+                "data.sources.web.format=json: expected auto, text, jsonl, parquet, arrow, "
+                "tokens, chat, folders or arrays; did you mean `jsonl`?"
             ),
         ),
         ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0.0"),
@@ -147,7 +146,11 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("mesh.data=4", "no setting `mesh.data`; `meshdsl train --print-config` shows all"),
         ("offload=optimiser", "offload: no `optimiser`; did you mean `optimizer`?"),
         ("guard.nonfinite=ignore", "guard.nonfinite=ignore: expected stop, skip or rollback"),
-        ("model.style=gpt3", "model.style=gpt3: expected gpt2 or llama; did you mean `gpt2`?"),
+        (
+            "model.style=gpt3",
+            "model.style=gpt3: expected gpt2, llama, mistral, phi3, qwen2, qwen3, gemma2, gemma3, "
+            "olmo2, mixtral, qwen3_moe or olmoe; did you mean `gpt2`?",
+        ),
         ("microbatches=5", "batch=32 does not divide into microbatches=5"),
     ],
 )
@@ -290,5 +293,14 @@ def test_a_setting_that_no_docstring_tells_of_is_printed_with_its_legal_values(t
     assert "# Legal: true or false.\non = false\n" in commented_toml(config)
 
 
-def test_the_optimizers_that_a_setting_names_are_those_that_there_are():
-    assert OPTIMIZERS == tuple(TABLE)
+def test_settings_of_an_optimizer_are_whatever_it_has(tmp_path):
+    texts = ["optimizer.settings.b1=0.8", "optimizer.settings.mu_dtype=bfloat16"]
+    group = ["optimizer.groups.head.settings.betas=[0.9, 0.99]"]
+    config = override(Config(), [*texts, *group])
+    assert config.optimizer.settings == {"b1": 0.8, "mu_dtype": "bfloat16"}
+    assert config.optimizer.groups["head"].settings == {"betas": [0.9, 0.99]}
+    for written in (to_toml(config), commented_toml(config)):
+        (tmp_path / "config.toml").write_text(written)
+        assert read(tmp_path / "config.toml", Config()) == config
+    with pytest.raises(MeshDSLError, match="^optimizer.average=0.9: needs precision.optimizer"):
+        override(Config(), ["optimizer.average=0.9", "precision.optimizer=bfloat16"])

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 _ODD, _FIRST, _SECOND = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
 # An element of 8 bytes is two words of 32 bits, one of 16 bytes four.
+_AT_ONCE = 1 << 20  # elements of a chunk that NumPy works on at once
 _UINT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32, 16: np.uint32}
 
 
@@ -66,7 +67,7 @@ def _spread_sharding(array: jax.Array) -> NamedSharding | None:
 def _digests(arrays: list[jax.Array], shardings: tuple[NamedSharding | None, ...]) -> jax.Array:
     return jnp.stack(
         [
-            _digest(array if sharding is None else _moved(array, sharding))
+            digest(array if sharding is None else _moved(array, sharding))
             for array, sharding in zip(arrays, shardings, strict=True)
         ]
     )
@@ -77,7 +78,8 @@ def _moved(array: jax.Array, to: NamedSharding) -> jax.Array:
     return jax.lax.with_sharding_constraint(jax.device_put(array, to), to)
 
 
-def _digest(array: jax.Array) -> jax.Array:
+def digest(array: jax.Array) -> jax.Array:
+    """The digest of one array that is being computed with, uint32 without dims."""
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag], axis=-1)
         shape = (*array.shape[:-1], -1)
@@ -97,12 +99,20 @@ def _digest(array: jax.Array) -> jax.Array:
 def chunk_digest(chunk: np.ndarray, start: tuple[int, ...], shape: tuple[int, ...]) -> int:
     """What one chunk adds to the digest of the array that it is of, computed by NumPy.
 
-    The sum over all chunks of an array, modulo 2^32, is the digest of the array.
+    The sum over all chunks of an array, modulo 2^32, is the digest of the array. No more memory is
+    taken than a few times `_AT_ONCE` elements.
 
     Args:
       start: where the chunk begins in the array, for each position in its shape.
       shape: of the array.
     """
+    if chunk.size > _AT_ONCE:
+        along = max(range(chunk.ndim), key=lambda i: chunk.shape[i])
+        half = chunk.shape[along] // 2
+        parts = chunk.swapaxes(0, along)[:half], chunk.swapaxes(0, along)[half:]
+        second = (*start[:along], start[along] + half, *start[along + 1 :])
+        both = zip(parts, (start, second), strict=True)
+        return sum(chunk_digest(x.swapaxes(0, along), at, shape) for x, at in both) % (1 << 32)
     words = max(1, chunk.dtype.itemsize // 4)
     uint = _UINT[chunk.dtype.itemsize]
     bits = np.ascontiguousarray(chunk).view(uint).reshape(*chunk.shape, words)

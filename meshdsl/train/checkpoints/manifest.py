@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from meshdsl.parsing import parse_json
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
 Manifest = dict[str, Any]  # the content of the file, with the keys that `write` gives it
@@ -26,6 +27,16 @@ FILE = "meshdsl.json"
 # Orbax writes these after the manifest, and nothing reads them.
 _ORBAX_STAMPS = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _SMALL = 1 << 20  # up to so many bytes a file that holds no array data has a CRC
+
+
+# What `write` gives, by key: of the manifest, and of a leaf in its state.
+_KINDS = {"step": int, "time": (int, float), "whole_state": bool, "state": dict, "files": dict}
+_KINDS_OF_LEAF = {
+    "dims": (list, type(None)),
+    "shape": list,
+    "dtype": str,
+    "digest": int,
+}
 
 
 class Damaged(Exception):
@@ -92,7 +103,44 @@ def read(folder: Path) -> Manifest:
     text = text.removesuffix(b"\n")
     if crc != b"%08x" % zlib.crc32(text):
         raise Damaged(f"{FILE} is not what was written")
-    return json.loads(text)
+    try:
+        return _checked(parse_json(text))
+    except ValueError:
+        raise Damaged(f"{FILE} is no manifest") from None
+
+
+def _checked(found: Any) -> Manifest:
+    """A manifest, unless its keys or the types of their values are not those that `write` gives.
+
+    A CRC that is right says nothing of who wrote it.
+    """
+    for place, kind in _KINDS.items():
+        if not isinstance(found, dict) or not isinstance(found.get(place), kind):
+            raise ValueError(place)
+    for name, leaf in found["state"].items():
+        name.encode()  # JSON can spell names that are no text
+        if not isinstance(leaf, dict) or not isinstance(leaf.get("is"), str):
+            raise ValueError("state")
+        for key, kind in _KINDS_OF_LEAF.items():
+            if (key in leaf or "digest" in leaf) and not isinstance(leaf.get(key), kind):
+                raise ValueError(key)
+        shape = leaf.get("shape") or []
+        dims = leaf.get("dims") or []
+        if not all(_is_size(size) for size in shape):
+            raise ValueError("shape")
+        for dim in dims:
+            if not (isinstance(dim, list) and len(dim) == 2 and isinstance(dim[0], str)):
+                raise ValueError("dims")
+            if not _is_size(dim[1]):
+                raise ValueError("dims")
+    for file in found["files"].values():
+        if not isinstance(file, dict) or not _is_size(file.get("size")):
+            raise ValueError("files")
+    return found
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**63
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

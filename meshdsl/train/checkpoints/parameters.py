@@ -10,26 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.later import imported
+from meshdsl.parsing import parse_json
+from meshdsl.train.adapters import merged_array
 from meshdsl.train.checkpoints import folders, tree_leaves
 from meshdsl.train.checkpoints.manifest import Manifest
-from meshdsl.train.checkpoints.newest import read_newest_good
+from meshdsl.train.checkpoints.newest import GoodCheckpoint, read_newest_good
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
+if TYPE_CHECKING:
+    from meshdsl.train.checkpoints.hugging_face import PublishedTensors
+
 PREFIX = "params."  # of the names of parameters in a state
+# Of the names of adapters in a state, and the name of what their products are times.
+A, B, SCALE = "adapters.a.", "adapters.b.", "adapters.scale"
+_AVERAGE = "opt_state.1.ema."  # of the names of averages, see `train.optimizer`
 
 
 def warm_start(path: Path, like_params: Any) -> tuple[Any, str]:
     """The parameters at `path`, in the shardings and dtypes of `like_params`.
 
     Args:
-      path: the folder of a run, or a safetensors file, index or folder.
+      path: the folder of a run, a safetensors file, index or folder, or a folder of Hugging Face.
       like_params: the parameters of the model; those that do not match are returned as they are.
 
     Returns:
@@ -46,16 +56,21 @@ def warm_start(path: Path, like_params: Any) -> tuple[Any, str]:
     if folder:
         checkpoint = read_newest_good(
             folder,
-            lambda manifest: {
-                PREFIX + name: targets[name] for name in matching(parameters_of(manifest), here)
-            },
+            lambda manifest: _with_adapters(
+                {PREFIX + name: targets[name] for name in matching(parameters_of(manifest), here)},
+                manifest,
+            ),
         )
-        there, arrays = parameters_of(checkpoint.manifest), _without_prefix(checkpoint.arrays)
+        there, arrays = parameters_of(checkpoint.manifest), _merged(checkpoint)
         lines, source = checkpoint.warnings(), f"{path}, step {checkpoint.step}"
     else:
-        files = TensorFiles(path)
+        files = _published(path, here) if is_published(path) else TensorFiles(path)
         there = files.leaves
-        arrays = {name: _from_file(files, name, targets[name]) for name in matching(there, here)}
+        # Each gets its dtype before the next is read: the model is never there twice.
+        arrays = {
+            name: _cast(_from_file(files, name, targets[name]), targets[name])
+            for name in matching(there, here)
+        }
         lines, source = [], str(path)
     report = differences(there, here)
     if not arrays:
@@ -96,15 +111,13 @@ def read_params(
                 f"{folder.parent} holds the parameters of another model; "
                 f"{'; '.join(differences(there, here))}"
             )
-        return {PREFIX + name: target for name, target in targets.items()}
+        found = {PREFIX + name: target for name, target in targets.items()}
+        return _with_adapters(found, manifest)
 
     checkpoint = read_newest_good(folder, wanted, step)
     for line in checkpoint.warnings():
         report(line)
-    arrays = {
-        name: _cast(array, targets[name])
-        for name, array in _without_prefix(checkpoint.arrays).items()
-    }
+    arrays = {name: _cast(array, targets[name]) for name, array in _merged(checkpoint).items()}
     return checkpoint.step, tree_leaves.with_arrays(like_params, arrays)
 
 
@@ -150,11 +163,86 @@ def differences(there: dict[str, Leaf], here: dict[str, Leaf]) -> list[str]:
     return [title + separator.join(names) for title, separator, names in kinds if names]
 
 
-def _without_prefix(arrays: dict[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(PREFIX): array for name, array in arrays.items()}
+def adapters_of(manifest: Manifest) -> dict[str, list[list[str]]]:
+    """The parameters in a manifest that have an adapter.
+
+    Returns:
+      By the name of such a parameter the names of the dims of itself, of `a` and of `b`.
+    """
+    state = manifest["state"]
+    names = [name.removeprefix(A) for name in state if name.startswith(A)]
+    return {
+        name: [[dim for dim, _ in state[part + name]["dims"]] for part in (PREFIX, A, B)]
+        for name in names
+    }
 
 
-def _from_file(files: TensorFiles, name: str, target: Any) -> jax.Array:
+def averages_of(manifest: Manifest) -> dict[str, str]:
+    """By the name of an array that is trained the name of its average over the steps.
+
+    Empty where the run keeps none.
+    """
+    names = {name for name in manifest["state"] if name.startswith(_AVERAGE)}
+    adapts = bool(adapters_of(manifest))
+    found = {}
+    for name in manifest["state"]:
+        kept = _AVERAGE + name.removeprefix("adapters." if adapts else PREFIX)
+        if name.startswith((PREFIX, A, B)) and kept in names:
+            found[name] = kept
+    return found
+
+
+def _with_adapters(targets: dict[str, Any], manifest: Manifest) -> dict[str, Any]:
+    """`targets`, and those of the adapters of these parameters, which every device gets whole."""
+    wanted = [name for name in adapters_of(manifest) if PREFIX + name in targets]
+    if not wanted:
+        return targets
+    mesh = targets[PREFIX + wanted[0]].sharding.mesh
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    state = manifest["state"]
+    more = {
+        name: jax.ShapeDtypeStruct(
+            tuple(state[name]["shape"]), state[name]["dtype"], sharding=everywhere
+        )
+        for name in (SCALE, *(part + name for name in wanted for part in (A, B)))
+    }
+    return targets | more
+
+
+def _merged(checkpoint: GoodCheckpoint) -> dict[str, jax.Array]:
+    """The parameters by their names in the model, with the adapters added to them."""
+    arrays, adapters = checkpoint.arrays, adapters_of(checkpoint.manifest)
+    found = {}
+    for path, array in arrays.items():
+        if not path.startswith(PREFIX):
+            continue
+        name = path.removeprefix(PREFIX)
+        if name in adapters:
+            parts = array, arrays[A + name], arrays[B + name], arrays[SCALE]
+            array = merged_array(*parts, adapters[name])
+        found[name] = array
+    return found
+
+
+def is_published(path: Path) -> bool:
+    """Whether at `path` is a folder of Hugging Face, with a model's `config.json`."""
+    return (path / "config.json").is_file() and checkpoints_folder(path) is None
+
+
+def _published(folder: Path, here: dict[str, Leaf]) -> PublishedTensors:
+    """The weights in a folder of Hugging Face, as the parameters of the model here."""
+    said = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+    form_of = imported("meshdsl.models.published", "form_of_config")
+    tensors = imported("meshdsl.train.checkpoints.hugging_face", "PublishedTensors")
+    own_names = imported("meshdsl.train.checkpoints.hugging_face", "own_names")
+    try:
+        files = TensorFiles(folder)
+        return tensors(files, form_of(said, own_names(files)), here)
+    except MeshDSLError as error:
+        raise MeshDSLError(f"warm_start: {error}") from None
+
+
+def _from_file(files: TensorFiles | PublishedTensors, name: str, target: Any) -> jax.Array:
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # JAX calls this for devices of this process only
         return files.read(name, index)

@@ -20,8 +20,9 @@ import ml_dtypes
 import numpy as np
 
 from meshdsl.dims import Dim, show
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.extras import extra
+from meshdsl.parsing import parse_json
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
 _SAFETENSORS_NAMES = {
@@ -31,6 +32,7 @@ _SAFETENSORS_NAMES = {
 }  # fmt: skip
 _DTYPE_NAMES = {short: name for name, short in _SAFETENSORS_NAMES.items()}
 _INDEX = ".index.json"
+_BLOCK = 1 << 20  # bytes that are read at once where only a part of each row is wanted
 
 Chunks = Iterable[tuple[tuple[slice, ...], np.ndarray]]  # an index and the elements there, each
 
@@ -54,20 +56,25 @@ class TensorFiles:
         with extra("train"):
             from safetensors import SafetensorError, safe_open
         self.path = path
-        self._read_errors = (OSError, SafetensorError)
         try:
-            self._files = {
-                name: safe_open(file, framework="np")
-                for name, file in _file_of_each(path, safe_open).items()
-            }
+            file_of_each = _file_of_each(path, safe_open)
+            opened = {file: _OpenFile(file, safe_open) for file in set(file_of_each.values())}
         except (
             OSError,
             SafetensorError,
-            json.JSONDecodeError,
-            UnicodeDecodeError,
+            ValueError,
             KeyError,
+            AttributeError,
+            TypeError,
+            struct.error,
         ) as error:
+            if isinstance(error, MeshDSLError):
+                raise
             raise MeshDSLError(f"{path}: not safetensors: {error}") from None
+        for name, file in file_of_each.items():
+            if name not in opened[file]:
+                raise MeshDSLError(f"{path}: its index has `{name}` in {file.name}, which lacks it")
+        self._files = {name: opened[file] for name, file in file_of_each.items()}
 
     @cached_property
     def leaves(self) -> dict[str, Leaf]:
@@ -75,37 +82,139 @@ class TensorFiles:
         return {name: self._describe(name) for name in self._files}
 
     def _describe(self, name: str) -> Leaf:
-        tensor = self._files[name].get_slice(name)
-        dims = json.loads((self._files[name].metadata() or {}).get("dims", "{}")).get(name)
-        shown = show(Dim(*dim) for dim in dims) if dims else tensor.get_shape()
-        dtype = _DTYPE_NAMES.get(tensor.get_dtype(), tensor.get_dtype())
-        return {"is": f"{shown} {dtype}", "dims": dims, "shape": tensor.get_shape(), "dtype": dtype}
+        file = self._files[name]
+        shape, dtype, _ = file.tensor(name)
+        dims = file.dims.get(name)
+        shown = show(Dim(*dim) for dim in dims) if dims else shape
+        return {"is": f"{shown} {dtype}", "dims": dims, "shape": shape, "dtype": dtype}
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """The elements of the tensor `name` at `index`; no others are read.
+        """The elements of the tensor `name` at `index`.
+
+        The rest of the file does not come into the memory of this process.
 
         Raises:
           MeshDSLError: they cannot be read.
         """
         try:
-            file = self._files[name]
-            return file.get_slice(name)[index] if index else file.get_tensor(name)
-        except self._read_errors as error:
+            return self._files[name].read(name, index)
+        except TypeError:  # NumPy has no such dtype
+            dtype = self.leaves[name]["dtype"]
+            raise MeshDSLError(
+                f"{self.path}: `{name}` is of {dtype}, which is not known here"
+            ) from None
+        except OSError as error:
             raise MeshDSLError(f"{self.path}: `{name}` cannot be read: {error}") from None
+
+
+class _OpenFile:
+    """One file, of which any part is read by its offset.
+
+    A file that is mapped into memory would count as memory of the process, as far as it was read.
+    """
+
+    def __init__(self, path: Path, safe_open: Callable[..., Any]):
+        with safe_open(path, framework="np") as file:  # which checks the header
+            about = file.metadata() or {}
+        self._stream = path.open("rb", buffering=0)
+        size = struct.unpack("<Q", self._stream.read(8))[0]
+        self._header: dict[str, Any] = parse_json(self._stream.read(size))
+        self._header.pop("__metadata__", None)
+        self._begin = 8 + size
+        self.dims = self._checked_dims(parse_json(about.get("dims", "{}")))
+
+    def _checked_dims(self, said: Any) -> dict[str, Any]:
+        """What an export of meshdsl says of dims, as far as it is of tensors in the file.
+
+        Raises:
+          ValueError: it is of another form, or the sizes differ from a tensor's.
+        """
+        if not isinstance(said, dict):
+            raise ValueError("`dims` in its header is no JSON object")
+        for name in said.keys() & self._header.keys():
+            dims = said[name]
+            if not isinstance(dims, (list, type(None))):
+                raise ValueError(f"`dims` in its header has no list for `{name}`")
+            if dims and [Dim(*dim).size for dim in dims] != self._header[name]["shape"]:
+                raise ValueError(f"`dims` in its header has other sizes than `{name}`")
+        return said
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._header
+
+    def tensor(self, name: str) -> tuple[list[int], str, int]:
+        """The shape, the dtype and the offset of a tensor."""
+        said = self._header[name]
+        kind: str = said["dtype"]
+        dtype = _DTYPE_NAMES.get(kind, kind)
+        return list(said["shape"]), dtype, self._begin + said["data_offsets"][0]
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """The elements of a tensor at `index`, of its dtype."""
+        shape, dtype, offset = self.tensor(name)
+        bounds = [each.indices(size)[:2] for each, size in zip(index, shape, strict=False)]
+        bounds += [(0, size) for size in shape[len(bounds) :]]
+        found = np.empty([end - begin for begin, end in bounds], numpy_dtype(dtype))
+        if found.size:
+            self._fill(found, shape, bounds, offset)
+        return found
+
+    def _fill(
+        self, found: np.ndarray, shape: list[int], bounds: list[tuple[int, int]], offset: int
+    ) -> None:
+        """Read the elements within `bounds` of an array of `shape` that begins at `offset`."""
+        row = math.prod(shape[1:]) * found.itemsize
+        if not shape or list(found.shape[1:]) == shape[1:]:
+            self._read(found, offset + (bounds[0][0] * row if shape else 0))
+            return
+        if len(shape) > 2 or found[0].nbytes >= _BLOCK:
+            for place, i in enumerate(range(*bounds[0])):
+                self._fill(found[place], shape[1:], bounds[1:], offset + i * row)
+            return
+        # Few elements of each row: whole rows are read, some at a time, rather than each part.
+        begin, end = bounds[1]
+        rows = max(1, min(len(found), _BLOCK // row))
+        block = np.empty((rows, shape[1]), found.dtype)
+        for start in range(0, len(found), rows):
+            some = block[: len(found) - start]
+            self._read(some, offset + (bounds[0][0] + start) * row)
+            found[start : start + rows] = some[:, begin:end]
+
+    def _read(self, into: np.ndarray, offset: int) -> None:
+        """Fill an array, which lies in one piece, with the bytes from `offset` on."""
+        left = into.reshape(-1).view(np.uint8).data
+        while left:
+            count = os.preadv(self._stream.fileno(), [left], offset)
+            if not count:
+                raise OSError("the file ends before the tensor does")
+            left, offset = left[count:], offset + count
 
 
 def _file_of_each(path: Path, safe_open: Callable[..., Any]) -> dict[str, Path]:
     """The file that each tensor is in, by the tensor's name."""
     if path.is_dir():
-        found = sorted(path.glob(f"*{_INDEX}")) or sorted(path.glob("*.safetensors"))
+        found = sorted(path.glob(f"*.safetensors{_INDEX}")) or sorted(path.glob("*.safetensors"))
+        usual = [file for file in found if file.name.partition(".")[0] == "model"]
+        found = usual if len(usual) == 1 else found  # others may be of another format
         if len(found) != 1:
             raise MeshDSLError(f"{path}: has {len(found)} safetensors files; name one")
         path = found[0]
     if path.name.endswith(_INDEX):
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        return {name: path.parent / file for name, file in weight_map.items()}
+        weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
+        return {name: _file_beside(path, file) for name, file in weight_map.items()}
     with safe_open(path, framework="np") as file:
         return dict.fromkeys(file.keys(), path)
+
+
+def _file_beside(index: Path, name: Any) -> Path:
+    """The file of that name in the folder of an index.
+
+    Raises:
+      MeshDSLError: it is the name of something elsewhere.
+    """
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise MeshDSLError(f"{index}: names the file {quote(name)}; expected one beside it")
+    return index.parent / name
 
 
 def write(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +16,20 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
 from meshdsl.train.checkpoints import folders, manifest, safetensors_files
 from meshdsl.train.checkpoints.digest import chunk_digest
+from meshdsl.train.checkpoints.hugging_face import PublishedTensors
 from meshdsl.train.checkpoints.manifest import Damaged
+from meshdsl.train.checkpoints.merged_arrays import MergedArrays
 from meshdsl.train.checkpoints.parameters import PREFIX, differences, matching, parameters_of
-from meshdsl.train.checkpoints.saved_arrays import (
-    CHUNK,
-    Index,
-    SavedArrays,
-    chunk_indices,
-    location,
-)
+from meshdsl.train.checkpoints.saved_arrays import Index, chunk_indices, location
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
+# Bytes of an array that an import has in memory at once, in several copies on their way.
+CHUNK = 16 << 20
 
-def export_parameters(folder: Path, step: int, out: Path, config: str, limit: int) -> list[Path]:
+
+def export_parameters(
+    folder: Path, step: int, out: Path, config: str, limit: int, *, average: bool = False
+) -> list[Path]:
     """Write the parameters of a checkpoint as safetensors: full tensors, named as in the model.
 
     Args:
@@ -36,6 +37,7 @@ def export_parameters(folder: Path, step: int, out: Path, config: str, limit: in
       out: the file to write; see `safetensors_files.write` where there are several.
       config: the text of the run's configuration, for the header.
       limit: the most bytes in one file, unless a single tensor has more.
+      average: the averages over the steps instead, which `optimizer.average` keeps.
 
     Returns:
       The files that were written.
@@ -46,7 +48,8 @@ def export_parameters(folder: Path, step: int, out: Path, config: str, limit: in
     try:
         content = manifest.read(folder / str(step))
         manifest.check_files(folder / str(step), content)
-        arrays, leaves = SavedArrays(folder / str(step), content["state"]), parameters_of(content)
+        leaves = parameters_of(content)
+        arrays = MergedArrays(folder / str(step), content, average=average)
         dims = {name: leaf["dims"] for name, leaf in leaves.items()}
         about = {"step": str(step), "config": config, "dims": json.dumps(dims)}
         return safetensors_files.write(
@@ -61,9 +64,10 @@ def export_parameters(folder: Path, step: int, out: Path, config: str, limit: in
         raise MeshDSLError(f"{out}: {error.strerror or error}") from None
 
 
-def import_parameters(
-    files: safetensors_files.TensorFiles, like: dict[str, Leaf], folder: Path
-) -> list[str]:
+Tensors = safetensors_files.TensorFiles | PublishedTensors
+
+
+def import_parameters(files: Tensors, like: dict[str, Leaf], folder: Path) -> list[str]:
     """Write the tensors of `files` as the checkpoint of step 0 in `folder`.
 
     Args:
@@ -98,12 +102,13 @@ def import_parameters(
     return differences(files.leaves, like)
 
 
-def _copy(files: safetensors_files.TensorFiles, name: str, leaf: Leaf, folder: Path) -> int:
+def _copy(files: Tensors, name: str, leaf: Leaf, folder: Path) -> int:
     """Copy one tensor into the checkpoint in `folder`; returns its digest."""
     with extra("train"):
         import tensorstore as ts
     shape, dtype = tuple(leaf["shape"]), safetensors_files.numpy_dtype(leaf["dtype"])
-    chunk_shape = _chunk_shape(shape, dtype.itemsize)
+    order = files.halved_first(name) if isinstance(files, PublishedTensors) else None
+    chunk_shape = _chunk_shape(shape, dtype.itemsize, order or range(len(shape)))
     array = ts.open(
         location(folder, PREFIX + name) | {"metadata": {"compressor": None}},
         create=True,
@@ -119,7 +124,7 @@ def _copy(files: safetensors_files.TensorFiles, name: str, leaf: Leaf, folder: P
 
 
 def _read_chunks(
-    files: safetensors_files.TensorFiles,
+    files: Tensors,
     name: str,
     shape: tuple[int, ...],
     chunk_shape: tuple[int, ...],
@@ -129,10 +134,14 @@ def _read_chunks(
         yield index, files.read(name, index).astype(dtype, copy=False)
 
 
-def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The shape of chunks of at most CHUNK bytes, of whole rows where those are not too long."""
+def _chunk_shape(shape: tuple[int, ...], itemsize: int, order: Iterable[int]) -> tuple[int, ...]:
+    """The shape of chunks of at most CHUNK bytes.
+
+    Args:
+      order: the positions in the shape; the first ones are divided first.
+    """
     chunk = list(shape)
-    for i in range(len(chunk)):
+    for i in order:
         while math.prod(chunk) * itemsize > CHUNK and chunk[i] > 1:
             chunk[i] = -(-chunk[i] // 2)
     return tuple(chunk)

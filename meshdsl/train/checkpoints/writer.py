@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,33 @@ from meshdsl.train.checkpoints.saved_arrays import CHUNK
 
 with extra("train"):
     import orbax.checkpoint as ocp
+
+
+def _is_no_error_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.pathname or record.levelno < logging.ERROR
+
+
+# Orbax logs an error with its stack in each of its threads. `Writer.wait` raises it once.
+logging.getLogger("absl").addFilter(_is_no_error_of_orbax)
+
+
+def _ignore_late_callbacks() -> None:
+    """Keep writes that end after another one failed from printing a stack each.
+
+    Orbax has closed the event loop by then, and tensorstore reports that as an exception that
+    nobody catches.
+    """
+    before = sys.unraisablehook
+    if getattr(before, "ignores_late_callbacks", False):
+        return
+
+    def report(unraisable: Any) -> None:
+        late = str(unraisable.exc_value) == "Event loop is closed"
+        if not (late and unraisable.exc_type is RuntimeError):
+            before(unraisable)
+
+    report.ignores_late_callbacks = True
+    sys.unraisablehook = report
 
 
 class _Handler(ocp.PyTreeCheckpointHandler):
@@ -40,6 +69,7 @@ class Writer:
     """Writes checkpoints, one at a time."""
 
     def __init__(self):
+        _ignore_late_callbacks()
         self._handler = _Handler()
         self._orbax = ocp.AsyncCheckpointer(self._handler)
 

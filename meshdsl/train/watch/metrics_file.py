@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.parsing import parse_json
 
 StepMetrics = dict[str, Any]  # what a step measured, by name: `step`, its number, and numbers
 _LINE = re.compile(rb'\{"step": (\d+)[,}].*\}\n')
@@ -94,6 +95,12 @@ def read_metrics(path: Path) -> Iterator[StepMetrics]:
         for line in file:
             if _LINE.fullmatch(line):
                 try:
-                    yield json.loads(line)
+                    found = parse_json(line)
                 except ValueError:
                     continue
+                if all(map(_is_number, found.values())):
+                    yield found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)

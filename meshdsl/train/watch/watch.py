@@ -18,6 +18,7 @@ from meshdsl import hosts
 from meshdsl.extras import check_extra
 from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.startup import Startup
 from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
 from meshdsl.train.watch.facts import Facts
 from meshdsl.train.watch.learning_rates import LearningRates
@@ -64,6 +65,7 @@ class Watch:
       log: where else to write metrics, and what to trace. `check` has accepted it.
       done: how many steps are done already; metrics of later steps on disk are dropped.
       steps: how many the whole run has.
+      startup: what the time went into until now. It is told with the first step.
 
     Raises:
       MeshDSLError: the folder cannot be written, or Weights & Biases refuses the run. Methods that
@@ -71,9 +73,16 @@ class Watch:
     """
 
     def __init__(
-        self, facts: Facts, folder: RunFolder, log: Log, console: Console, done: int, steps: int
+        self,
+        facts: Facts,
+        folder: RunFolder,
+        log: Log,
+        console: Console,
+        done: int,
+        steps: int,
+        startup: Startup | None = None,
     ):
-        self._facts = facts
+        self._facts, self._console, self._startup = facts, console, startup
         self._learning_rate = LearningRates(facts.learning_rate, done + 1)
         self._measurable = [device for device in jax.local_devices() if device.memory_stats()]
         self._next = done + 1
@@ -155,6 +164,11 @@ class Watch:
         self._running = None
         values = {name: float(value) for name, value in jax.device_get(dict(measured)).items()}
         self._unwritten = self._metrics(step, values)
+        if self._startup:
+            self._startup.done("first_step")
+            self._unwritten |= self._startup.values()
+            self._console.print(self._startup.line())
+            self._startup = None
         self._show(self._unwritten)
         if self._profile and step >= self._profile.steps.last:
             with self._timer.spent("profile"):

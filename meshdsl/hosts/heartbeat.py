@@ -1,0 +1,90 @@
+"""Signs of life: a process that dies or stands still is missed by another, named, and all end.
+
+Each process writes a number into the store every few seconds, and looks at that of the next one.
+So the work of a process does not grow with their number. What is counted is how often a process has
+looked in vain, and not a time: one that was stopped itself, or whose clock was set, accuses nobody.
+
+JAX's own service misses a process too, after `join.HEARTBEAT` seconds, but it ends the others by
+an abort with a C++ stack trace. It stays in charge of the one case that the store cannot tell: the
+death of process 0, which holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+from meshdsl.hosts import store
+from meshdsl.hosts.ending import report_and_end
+
+MISSED = os.EX_TEMPFAIL  # the exit code, 75, as that of the watchdog: "try again"
+_BEAT = 5.0  # seconds from one sign of life to the next
+_PATIENCE = 9  # so many looks in vain, one per beat, and a process counts as dead
+_LOST = 3  # and so many where a connection was lost too
+_ENDED = "ended"  # the sign of a process that has come to its end
+_FOLDER = "alive"
+
+
+class Heartbeat:
+    """The signs of life of this process, and its look at the next one, in a thread."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="meshdsl heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Say that this process ends properly, so that nobody misses it."""
+        self._over.set()
+        self._thread.join()
+        with suppress(RuntimeError):
+            store.put_again(_mine(), _ENDED)
+
+    def _work(self) -> None:
+        other = (store.index() + 1) % store.count()
+        seen, in_vain, beats = "", 0, 0
+        with suppress(RuntimeError):  # the store is gone: JAX ends this process
+            while not self._over.wait(_BEAT if beats else 0):
+                beats += 1
+                store.put_again(_mine(), str(beats))
+                found = store.look(f"{_FOLDER}/{other}")
+                in_vain = in_vain + 1 if found == seen and found != _ENDED else 0
+                seen = found
+                if in_vain >= _PATIENCE:
+                    report_and_end(_missed([other], in_vain), MISSED)
+
+
+def end_where_one_is_missed() -> None:
+    """After an error of JAX's in a run of several processes: end it if one of them is dead.
+
+    The error is then only what came of that. It takes some seconds to know. Process 0 finds out,
+    and the others wait to be told.
+    """
+    wait = threading.Event().wait
+    with suppress(RuntimeError):
+        if not store.first():
+            wait(2 * _LOST * _BEAT)  # the thread that waits for the note of process 0 ends this one
+            return
+        before = store.values_below(_FOLDER)
+        wait(_LOST * _BEAT)
+        after = store.values_below(_FOLDER)
+        dead = [int(i) for i in before if after.get(i) == before[i] != _ENDED]
+        if dead:
+            report_and_end(_missed(sorted(dead), _LOST), MISSED)
+
+
+def _missed(dead: list[int], beats: int) -> str:
+    names = ", ".join(map(str, dead[:8])) + (f" and {len(dead) - 8} more" if dead[8:] else "")
+    what = "processes" if dead[1:] else "process"
+    verb = "have" if dead[1:] else "has"
+    return (
+        f"{what} {names} {verb} died or cannot be reached: no sign of life for "
+        f"{beats * _BEAT:g} s; the run ends with exit code {MISSED}, and can be resumed"
+    )
+
+
+def _mine() -> str:
+    return f"{_FOLDER}/{store.index()}"

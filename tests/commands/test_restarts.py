@@ -1,0 +1,125 @@
+"""`meshdsl launch --restarts`: what died is started again while it makes progress."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from meshdsl.commands.restarts import Outcome, start_again
+from meshdsl_cli import main
+from tests.train.common import TINY
+
+TRAIN = ["train", "--layout", "data"]
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    """Runs starts that are described one by one: the checkpoint that they come to, and a code.
+
+    Gives the exit code, the command lines, the waits, and what was printed.
+    """
+
+    def run(*starts, restarts=5, words=()):
+        seen, waits, left = [], [], list(starts)
+
+        def start(line):
+            seen.append(list(line))
+            step, code, *told = left.pop(0)
+            if step:
+                (tmp_path / f"checkpoints/{step}").mkdir(parents=True, exist_ok=True)
+            return Outcome(code, bool(told))
+
+        line = [*TRAIN, "--out", str(tmp_path), *words]
+        code = start_again(start, line, restarts, waits.append)
+        return code, [" ".join(line) for line in seen], waits, capfd.readouterr().err
+
+    return run
+
+
+def test_what_died_goes_on_until_it_ends_and_waits_twice_as_long_where_nothing_was_saved(run):
+    code, lines, waits, said = run((2, 137), (0, 75), (4, 1), (0, 1), (6, 0))
+    assert code == 0 and waits == [1, 2, 1, 2]
+    assert "--resume" not in lines[0]
+    assert {line.split(" --layout")[0] for line in lines[1:]} == {"train --resume auto"}
+    assert said.splitlines()[:2] == [
+        "meshdsl launch: the run died with exit code 137; the newest checkpoint is of step 2; "
+        "restart 1 of 5 in 1 s",
+        "meshdsl launch: the run died with exit code 75; the newest checkpoint is of step 2; "
+        "restart 2 of 5 in 2 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("starts", "code", "said"),
+    [
+        (
+            [(0, 1), (0, 1)],
+            1,
+            "the run died with exit code 1; no step is saved; 2 starts in a row made no progress, "
+            "so it is given up\n",
+        ),
+        ([(2, 2)], 2, ""),
+        ([(2, 130)], 130, ""),
+        ([(2, 143, "told")], 143, ""),
+        (
+            [(2, 1), (3, 1), (4, 137)],
+            137,
+            "the run died with exit code 137; the newest checkpoint is of step 4; 2 restarts are "
+            "used up\n",
+        ),
+    ],
+    ids=["no progress", "a mistake of the user", "Ctrl-C", "SIGTERM", "no restart left"],
+)
+def test_it_is_not_started_again_where_that_cannot_help(run, starts, code, said):
+    found = run(*starts, restarts=2)
+    assert found[0] == code and len(found[1]) == len(starts) and found[3].endswith(said)
+
+
+@pytest.mark.parametrize("resume", [["--resume"], ["--resume", "auto"], ["--resume=auto"]])
+def test_a_command_line_has_one_resume(run, resume):
+    lines = run((2, 1), (3, 0), words=[*resume, "steps=3"])[1]
+    assert lines[1].count("--resume") == 1 and lines[1].startswith("train --resume auto --layout")
+    assert lines[1].endswith("steps=3")
+
+
+@pytest.mark.parametrize("words", [["layouts"], TRAIN, ["explain", "--out", "x"]])
+def test_what_cannot_go_on_is_refused(words, capfd):
+    assert main(["launch", "--processes", "1", "--restarts", "1", "--", *words]) == 2
+    assert capfd.readouterr().err == (
+        "meshdsl launch: --restarts: is for a run that can go on: train, with --out FOLDER of its "
+        "own\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_are_killed_ends_with_the_losses_of_one_that_is_not(tmp_path):
+    def losses(folder, kills=0):
+        command = [sys.executable, "-m", "meshdsl_cli", "launch", "--processes", "2"]
+        command += ["--devices-per-process", "4", "--restarts", "3", "--"]
+        command += ["train", "--layout", "fsdp", "--out", str(folder), *TINY, "steps=40"]
+        command += ["checkpoint.every=4", "sample.tokens=0", "validation.batches=1"]
+        launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        if kills:
+            threading.Thread(target=kill, args=(launcher, folder, kills), daemon=True).start()
+        said = launcher.communicate(timeout=300)[1]
+        assert launcher.returncode == 0, said
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines], said
+
+    def kill(launcher, folder, times):
+        for i in range(times):
+            while not (folder / f"checkpoints/{8 * (i + 1)}").exists():
+                time.sleep(0.02)
+            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+            os.kill(int(children.read_text().split()[i % 2]), signal.SIGKILL)
+
+    whole, _ = losses(tmp_path / "whole")
+    killed, said = losses(tmp_path / "killed", kills=2)
+    assert killed == whole and len(whole) == 40
+    assert said.count("the run died with exit code 137") == 2

@@ -1,0 +1,51 @@
+"""A process that stands still or dies is named by another, and one that ends is not missed."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.hosts.test_hosts import COLLECTIVE, JOINED, begin, finish
+
+FAST = """
+    from meshdsl.hosts import heartbeat
+    heartbeat._BEAT = 0.2
+"""
+SAYS = (
+    "process 1 has died or cannot be reached: no sign of life for {} s; the run ends with exit "
+    "code 75, and can be resumed"
+)
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_is_missed():
+    both = begin(FAST, JOINED, "print('here', flush=True); time.sleep(60)")
+    assert [process.stdout.readline() for process in both] == ["here\n"] * 2
+    both[1].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert both[0].wait(60) == 75 and time.monotonic() - began < 20
+    assert both[0].stderr.read() == f"process 0: {SAYS.format(1.8)}\n"
+    both[1].kill()
+
+
+@pytest.mark.slow
+def test_an_error_that_comes_of_the_death_of_another_process_names_it():
+    dies = """
+    total(ones).block_until_ready()
+    if me == 1:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(1000):
+        float(total(ones))
+        time.sleep(0.01)
+    """
+    found = finish(begin(FAST, JOINED, COLLECTIVE, dies))
+    assert [code for code, _, _ in found] == [75, -signal.SIGKILL], found
+    assert "Traceback" not in found[0][2] and SAYS.format(0.6) in found[0][2], found[0][2]
+
+
+@pytest.mark.slow
+def test_a_process_that_has_ended_is_not_missed():
+    found = finish(begin(FAST, JOINED, "time.sleep(0.1 if me else 4)"))
+    assert found == [(0, "", "")] * 2, os.linesep.join(map(str, found))

@@ -1,0 +1,256 @@
+"""Files that are damaged or hostile are read right, or are one clear error.
+
+A file of each kind that meshdsl reads is changed at random: bytes are flipped, cut off, repeated;
+numbers become huge, negative or NaN; names lead out of the folder; brackets nest deeply. Whatever
+comes of it, the reader gives a value or raises a MeshDSLError in one line, soon, and within little
+memory. 300 changes by default, 10,000 with HYPOTHESIS_PROFILE=nightly.
+"""
+
+import json
+import os
+import random
+import re
+import resource
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import meshdsl as md
+from meshdsl import MeshDSLError
+from meshdsl.compiled import saved
+from meshdsl.machine.chips import chips
+from meshdsl.train.checkpoints import manifest
+from meshdsl.train.checkpoints.newest import newest_complete
+from meshdsl.train.checkpoints.parameters import adapters_of, averages_of, parameters_of
+from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.checkpoints.saved_arrays import verify
+from meshdsl.train.config import Config
+from meshdsl.train.data.conversations import _lines, _messages
+from meshdsl.train.data.documents import documents
+from meshdsl.train.data.files import find_files
+from meshdsl.train.data.tokenizer import load_tokenizer
+from meshdsl.train.published import published_settings
+from meshdsl.train.settings import read as read_settings
+from meshdsl.train.watch.curves import panels, read_runs
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+CHANGES = 10_000 if NIGHTLY else 300
+ROOT = Path(__file__).parents[1]
+WORDS = {
+    "d_model": 8, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": 32, "n_embd": 8,
+}  # fmt: skip
+
+
+def safetensors(folder):
+    tensors = {"a": np.ones((2, 3), np.float32), "b": np.zeros(5, np.int8)}
+    save_file(tensors, folder / "model.safetensors", {"dims": '{"a": [["x", 2], ["y", 3]]}'})
+    return folder / "model.safetensors"
+
+
+def read_safetensors(path):
+    files = TensorFiles(path)
+    for name, leaf in files.leaves.items():
+        files.read(name, tuple(slice(0, size) for size in leaf["shape"]))
+
+
+def safetensors_index(folder):
+    safetensors(folder)
+    index = folder / "model.safetensors.index.json"
+    names = dict.fromkeys("ab", "model.safetensors")
+    index.write_text(json.dumps({"metadata": {"total_size": 29}, "weight_map": names}))
+    return index
+
+
+def layout(folder):
+    path = folder / "my.toml"
+    path.write_text((ROOT / "layouts/fsdp-tensor.toml").read_text())
+    return path
+
+
+def configuration(folder):
+    path = folder / "config.toml"
+    path.write_text('steps = 4\nlayout = "fsdp"\n[model]\nlayers = 2\n[data.sources.a]\npaths = []')
+    return path
+
+
+def published(folder):
+    safetensors(folder)
+    path = folder / "config.json"
+    path.write_text(
+        json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **WORDS})
+    )
+    return path
+
+
+def tokenizer(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.BPE({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def read_tokenizer(path):
+    found = load_tokenizer(str(path))
+    found.decode(found.encode("ab a <|endoftext|> z").tolist())
+
+
+def checkpoint(folder):
+    there = folder / "4"
+    there.mkdir()
+    (there / "d").write_bytes(b"12345")
+    leaves = {"params.a": {"is": "[x=2] float32", "dims": [["x", 2]], "shape": [2]}}
+    leaves["params.a"] |= {"dtype": "float32"}
+    manifest.write(there, 4, leaves, {"params.a": 7}, {"rows": 8})
+    return there / manifest.FILE
+
+
+def read_checkpoint(path):
+    """With a CRC that fits what is there, as whoever changes a file on purpose would write it."""
+    text = path.read_bytes().partition(b"\n")[2].removesuffix(b"\n")
+    path.write_bytes(b"%08x\n%s\n" % (zlib.crc32(text), text))
+    verify(path.parent)
+    found = newest_complete(path.parents[1]).manifest
+    parameters_of(found), adapters_of(found), averages_of(found)
+    manifest.size_in_bytes(found)
+
+
+def metrics(folder):
+    path = folder / "metrics.jsonl"
+    lines = [{"step": i, "loss": 2.0 / i, "tokens": 8 * i, "seconds": 0.1} for i in range(1, 5)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def read_metrics(path):
+    panels(read_runs([path.parent]), ["loss"], "step", 1)
+
+
+def jsonl(folder):
+    path = folder / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two \\u00e9"}\n')
+    return path
+
+
+def read_documents(path):
+    for file in find_files([str(path)]):
+        for document in documents(file, "text"):
+            b"".join(document)
+
+
+def chat(folder):
+    path = folder / "chat.jsonl"
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    path.write_text(json.dumps({"messages": said}))
+    return path
+
+
+def read_chat(path):
+    for _, found, where in _lines(path, "messages"):
+        _messages(found, "messages", where)
+
+
+def parquet(folder):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def hardware(folder):
+    path = folder / "hardware.toml"
+    path.write_text(
+        (ROOT / "meshdsl/machine/hardware.toml").read_text()[:2000].rpartition("\n[")[0]
+    )
+    return path
+
+
+def executable(folder):
+    path = folder / "step.bin"
+    header = dict.fromkeys([*saved.Provenance.__dataclass_fields__, "program", "sha256"], "x")
+    header |= {"format": saved._FORMAT, "bytes": 3}
+    path.write_bytes(json.dumps(header).encode() + b"\nabc")
+    return path
+
+
+READERS = {
+    safetensors: read_safetensors,
+    safetensors_index: read_safetensors,
+    layout: md.Layout.load,
+    configuration: lambda path: read_settings(path, Config()),
+    published: lambda path: published_settings(path.parent),
+    tokenizer: read_tokenizer,
+    checkpoint: read_checkpoint,
+    metrics: read_metrics,
+    jsonl: read_documents,
+    chat: read_chat,
+    parquet: read_documents,
+    hardware: chips,
+    executable: lambda path: saved._read(path, trusted=False),
+}
+TOKENS = [
+    b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"99999999999999999999", b"9" * 5000, b'""',
+    b'"../../secret"', b'"/etc/passwd"', b"[]", b"{}", b"[" * 3000, b'{"a":' * 3000, b"\xff\xfe",
+    b"\x00", b'"\\ud800"', b"4294967296", b"0.5", b'"a" -> "b"',
+]  # fmt: skip
+VALUE = re.compile(rb'"[^"\n]*"|-?\d+(?:\.\d+)?|true|false|null')
+
+
+def changed(content, draw):
+    """The content of a file with one to three random changes."""
+    for _ in range(draw.randint(1, 3)):
+        at, end = sorted(draw.randrange(len(content) + 1) for _ in range(2))
+        kind = draw.randrange(6)
+        if kind == 0 and content:
+            content = bytearray(content)
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            content = content[:at]
+        elif kind == 2:
+            content = content[:at] + content[end:]
+        elif kind == 3:
+            content = content[:end] + content[at:]
+        else:
+            values = list(VALUE.finditer(bytes(content)))
+            if values:
+                at, end = draw.choice(values).span()
+            content = content[:at] + draw.choice(TOKENS) + content[end:]
+        content = bytes(content)
+    return content
+
+
+@pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.__name__)
+def test_a_changed_file_is_read_right_or_is_one_error(kind, tmp_path):
+    path = kind(tmp_path)
+    content = path.read_bytes()
+    READERS[kind](path)
+    said = []
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    for seed in range(CHANGES // len(READERS)):
+        path.write_bytes(changed(content, random.Random(f"{kind.__name__} {seed}")))
+        try:
+            READERS[kind](path)
+        except MeshDSLError as error:
+            said.append(str(error))
+        except Exception as error:
+            raise AssertionError(f"{kind.__name__} {seed}: {path.read_bytes()[:300]}") from error
+    assert all("\n" not in text and len(text) < 20_000 for text in said), said
+    assert said, "no change of this file is an error"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024  # KiB
+    assert time.monotonic() - began < 60
+
+
+def test_an_index_leads_to_no_file_outside_of_its_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    safetensors(tmp_path)
+    for name in ("../model.safetensors", str(tmp_path / "model.safetensors")):
+        index = tmp_path / "in/model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(MeshDSLError, match="expected one beside it"):
+            TensorFiles(index)
