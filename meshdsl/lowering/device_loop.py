@@ -58,10 +58,13 @@ class DeviceLoop:
         """The platform that this runs on: "tpu", "gpu" or "cpu"."""
         return jax.default_backend() if self.scope is None else self.scope.platform
 
-    def note(self, kernel: str, needed: float = 1.0) -> None:
-        """Write down which kernel the op chose, and the `needed` share of its FLOPs, see `Op`."""
+    def note(
+        self, kernel: str, needed: float = 1.0, lacks: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Write down which kernel the op chose, and the fields of `Op` that go with it."""
         if self._op is not None:
             self._op.kernel, self._op.needed = kernel, needed
+            self._op.lacks = tuple(lacks.items())
 
     @property
     def _of_op(self) -> tuple[Scope, Op]:

@@ -10,6 +10,8 @@ over, which is all that a function of local arrays can make of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
+from meshdsl.lowering.local_types import NOT_COMPARABLE, key_of
 from meshdsl.record.jaxpr import body_of, sub_jaxprs
 from meshdsl.record.kernel_flops import flops_scope
 
@@ -28,7 +31,10 @@ _OPAQUE.multiple_results = True
 
 
 class Product(NamedTuple):
-    """`batch` products of m x k by k x n in a kernel, of which it computes `flops`."""
+    """`batch` products of m x k by k x n in a kernel, of which it computes `flops`.
+
+    `uneven` says that these are a mean over devices, of which some compute more.
+    """
 
     batch: int
     m: int
@@ -36,6 +42,7 @@ class Product(NamedTuple):
     n: int
     flops: int
     dtype: str
+    uneven: bool = False
 
 
 Products = tuple[Product, ...]
@@ -51,7 +58,8 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
     Args:
       name: of the op, for messages.
     """
-    if not _has_kernel(_traced(fn, arrays)[0].jaxpr):
+    closed, out_tree = _call(fn, *jax.tree.flatten(tuple(arrays))).traced()
+    if not _has_kernel(closed.jaxpr):
         return fn(*arrays)
     axes = frozenset().union(*map(collectives.varying, arrays))
     arrays = [collectives.vary(x, axes) for x in arrays]
@@ -70,7 +78,7 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
 
     @jax.custom_vjp
     def kernel(*arrays):
-        return opaque(fn, *arrays)
+        return _bound(closed, out_tree, arrays, None)
 
     def forward(*arrays):
         try:
@@ -92,46 +100,132 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
     return kernel(*arrays)
 
 
-def opaque(fn: Callable, *args, products: Products | None = None):
+def opaque(fn: Callable, *args, products: Products | None = None, results: Any = None):
     """`fn` of pytrees of local arrays, as one operation that varies over the axes of all.
 
     It has no derivative: it is for the two functions of a `jax.custom_vjp`.
 
     Args:
+      fn: a `partial` of a function without a closure and of values that can be compared is traced
+        once for all calls with the same values on arrays of the same types.
       products: what estimates count in the place of the code of `fn`.
+      results: the shapes and dtypes of what such a `partial` returns, as `ShapeDtypeStruct`s. Where
+        they are given it is not traced before the program is lowered for a compiler.
     """
     leaves, tree = jax.tree.flatten(args)
+    call = _call(_comparable(fn) or fn, leaves, tree)
+    if results is None or not isinstance(call.fn, _Comparable):
+        return _bound(*call.traced(), leaves, products)
+    later = _TracedLater(call, tuple(jax.tree.leaves(results)))
+    return _bound(later, jax.tree.structure(results), leaves, products)
+
+
+def _bound(kernel: Any, out_tree: Any, leaves: Sequence, products: Products | None):
+    """The operation that runs `kernel`, a closed jaxpr or one that is `_TracedLater`."""
     axes = frozenset().union(*map(collectives.varying, leaves))
     leaves = [collectives.vary(x, axes) for x in leaves]
-    closed, out_tree = _traced(lambda *xs: fn(*jax.tree.unflatten(tree, xs)), leaves)
-    if products is None:
-        return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed, products=None))
-    with jax.named_scope(flops_scope(sum(product.flops for product in products))):
-        return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=closed, products=products))
+    flops = None if products is None else sum(product.flops for product in products)
+    with nullcontext() if flops is None else jax.named_scope(flops_scope(flops)):
+        return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=kernel, products=products))
 
 
-def _traced(fn: Callable, arrays: Sequence) -> tuple[Any, Any]:
-    """The jaxpr of `fn` for arrays of these shapes, traced as if outside of `shard_map`, and the
-    structure of its result.
+class _Comparable:
+    """A `partial` that equals others of the same function and of equal values."""
+
+    def __init__(self, fn: partial, key: Any):
+        self._fn, self._key = fn, key
+
+    def __eq__(self, other):
+        return isinstance(other, _Comparable) and self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    def __repr__(self):
+        return self._fn.func.__name__
+
+    def __call__(self, *args):
+        return self._fn(*args)
+
+
+def _comparable(fn: Callable) -> _Comparable | None:
+    """None for what may depend on more than on values that can be compared."""
+    if not isinstance(fn, partial) or getattr(fn.func, "__closure__", fn) is not None:
+        return None
+    try:
+        key = fn.func, key_of((fn.args, fn.keywords))
+        hash(key)
+    except NOT_COMPARABLE:
+        return None
+    return _Comparable(fn, key)
+
+
+@lru_cache(maxsize=64)
+def _jitted(fn: _Comparable) -> Any:
+    """`fn` of the structure of its arguments and their leaves; `jit` keeps what it traced."""
+    return jax.jit(lambda tree, *leaves: fn(*jax.tree.unflatten(tree, leaves)), static_argnums=0)
+
+
+class _Call(NamedTuple):
+    """A function of pytrees of arrays, and the types of the arrays that it is called with."""
+
+    fn: Callable
+    tree: Any
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+
+    def traced(self) -> tuple[Any, Any]:
+        """The closed jaxpr of the call, traced as if outside of `shard_map`, and the structure of
+        its result.
+        """
+        found: list = []
+
+        def unchecked():
+            if isinstance(self.fn, _Comparable):
+                traced = _jitted(self.fn).trace(self.tree, *self.shapes)
+                closed, out = traced.jaxpr, traced.out_info
+            else:
+                run = lambda *leaves: self.fn(*jax.tree.unflatten(self.tree, leaves))
+                closed, out = jax.make_jaxpr(run, return_shape=True)(*self.shapes)
+            found[:] = [closed, jax.tree.structure(out)]
+            return jnp.zeros(())
+
+        # A shard_map over no further axis, without checks, is the public way to switch the checks
+        # off for one function. Where the mesh has no axes it has to be given one.
+        mesh = jax.sharding.get_abstract_mesh()
+        alone: Any = jax.sharding.AbstractMesh((1,), ("alone",))
+        how = {"mesh": alone} if mesh.empty else {}
+        jax.eval_shape(
+            jax.shard_map(unchecked, in_specs=(), out_specs=PartitionSpec(), check_vma=False, **how)
+        )
+        closed, tree = found
+        return closed, tree
+
+
+def _call(fn: Callable, leaves: Sequence, tree: Any) -> _Call:
+    return _Call(fn, tree, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
+
+
+class _TracedLater:
+    """A call that is traced when a program with it is lowered.
+
+    No two are equal, because each stands at a place of its own in a program.
     """
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    found: list = []
 
-    def unchecked():
-        closed, out = jax.make_jaxpr(fn, return_shape=True)(*shapes)
-        found[:] = [closed, jax.tree.structure(out)]
-        return jnp.zeros(())
+    def __init__(self, call: _Call, results: tuple[jax.ShapeDtypeStruct, ...]):
+        self._call, self.out_avals = call, results
 
-    # A shard_map over no further axis, without checks, is the public way to switch the checks off
-    # for one function. Where the mesh has no axes it has to be given one.
-    mesh = jax.sharding.get_abstract_mesh()
-    alone: Any = jax.sharding.AbstractMesh((1,), ("alone",))
-    how = {"mesh": alone} if mesh.empty else {}
-    jax.eval_shape(
-        jax.shard_map(unchecked, in_specs=(), out_specs=PartitionSpec(), check_vma=False, **how)
-    )
-    closed, tree = found
-    return closed, tree
+    def __repr__(self):
+        return f"<{self._call.fn!r}, traced later>"
+
+    def closed(self) -> Any:
+        closed, _ = self._call.traced()
+        stated, made = ([(x.shape, x.dtype) for x in k.out_avals] for k in (self, closed))
+        assert stated == made, f"stated {stated}, made {made}"
+        return closed
+
+
+def _closed(kernel: Any) -> Any:
+    return kernel.closed() if isinstance(kernel, _TracedLater) else kernel
 
 
 def _has_kernel(jaxpr) -> bool:
@@ -149,13 +243,14 @@ def _types(*operands, jaxpr, products):
 
 
 def _lowered(context, *operands, jaxpr, products):
+    jaxpr = _closed(jaxpr)
     bare = context.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals)
     return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(bare, *operands)
 
 
 def _batched(operands, batch_dims, *, jaxpr, products):
     size = next(x.shape[at] for x, at in zip(operands, batch_dims, strict=True) if at is not None)
-    mapped = jax.vmap(jaxpr_as_fun(jaxpr), in_axes=batch_dims, out_axes=0, axis_size=size)
+    mapped = jax.vmap(jaxpr_as_fun(_closed(jaxpr)), in_axes=batch_dims, out_axes=0, axis_size=size)
     if products is not None:
         products = tuple(p._replace(batch=p.batch * size, flops=p.flops * size) for p in products)
     made = opaque(lambda *xs: mapped(*xs), *operands, products=products)

@@ -32,7 +32,7 @@ def check_parts(closed_jaxpr, sizes: Mapping[str, int], name: str) -> None:
 
     What an op of the language does carries the tag of that op, and is right.
     """
-    found = next(_wrong(body_of(closed_jaxpr), sizes), None)
+    found = next(_wrong(body_of(closed_jaxpr), sizes, {}), None)
     if found is not None:
         raise MeshDSLError(
             f"{name}: {found} works on one device's part of an array that jax.tree.map or optax "
@@ -42,18 +42,19 @@ def check_parts(closed_jaxpr, sizes: Mapping[str, int], name: str) -> None:
         )
 
 
-def _wrong(jaxpr, sizes: Mapping[str, int]) -> Iterator[str]:
+def _wrong(jaxpr, sizes: Mapping[str, int], draws: dict[int, bool]) -> Iterator[str]:
+    """What is wrong of the equations of a jaxpr; `draws` has what is known, see `_draws`."""
     equal: set = set()  # variables that hold draws, the same ones on all devices
     for eqn in jaxpr.eqns:
         if tag_in(str(eqn.source_info.name_stack)):
             continue
         inner = list(sub_jaxprs(eqn.params))
         for sub in inner:
-            yield from _wrong(sub, sizes)
+            yield from _wrong(sub, sizes, draws)
         varies = any(_varies(v, sizes) for v in (*eqn.invars, *eqn.outvars))
         if varies and not inner and _mixes_elements(eqn.primitive.name):
             yield f"`{eqn.primitive.name}`{_line(eqn)}"
-        if _draws(eqn) or any(v in equal for v in eqn.invars if not isinstance(v, Literal)):
+        if _draws(eqn, draws) or any(v in equal for v in eqn.invars if not isinstance(v, Literal)):
             if varies:
                 yield f"a random draw{_line(eqn)}"
             equal.update(v for v in eqn.outvars if v.aval.shape)
@@ -64,9 +65,12 @@ def _mixes_elements(primitive: str) -> bool:
     return named and primitive not in _NEITHER
 
 
-def _draws(eqn) -> bool:
-    inner = (e for sub in sub_jaxprs(eqn.params) for e in sub.eqns)
-    return eqn.primitive.name in _DRAWS or any(map(_draws, inner))
+def _draws(eqn, known: dict[int, bool]) -> bool:
+    """Whether an equation draws, or one inside of it; `known` has the answers, by identity."""
+    if id(eqn) not in known:
+        inner = (e for sub in sub_jaxprs(eqn.params) for e in sub.eqns)
+        known[id(eqn)] = eqn.primitive.name in _DRAWS or any(_draws(e, known) for e in inner)
+    return known[id(eqn)]
 
 
 def _varies(variable, sizes: Mapping[str, int]) -> bool:

@@ -54,6 +54,13 @@ def legs_between(
     return [first, taken, _leg(after, between, then_left, scope, ())]
 
 
+def away_from_home(legs: list[Leg], scope) -> Split | None:
+    """The split in which parts are cut, of a way that leads there from devices of other stages."""
+    first = legs[0]
+    changed = {axis for change in first.changes for axis in change.axes}
+    return None if len(legs) == 1 or changed.isdisjoint(scope.spent) else first.then
+
+
 def _leg(dims: Dims, now: Split, then: Split, scope, pending) -> Leg:
     return Leg(dims, now, then, padded_changes(dims, now, then, scope, pending))
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.array_type import ArrayType, of_types, only_types, traced
+from meshdsl.dims import Dim
 from meshdsl.lowering import collectives
 from meshdsl.record.recorder import Move, Op
 from meshdsl.tensor import Tensor
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4096  # of an array of NumPy that is compared
 # What Python raises for values that have no hash, cannot be compared, or contain themselves.
-_NOT_COMPARABLE = (TypeError, ValueError, RecursionError)
+NOT_COMPARABLE = (TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,14 @@ class _Known:
     Attributes:
       results: the type of each; for one that is an operand, unchanged, the number of that operand.
       moves: what it moves between devices.
-      kernel, needed: what it says of itself, see `Op`.
+      kernel, needed, lacks: what it says of itself, see `Op`.
     """
 
     results: tuple[ArrayType | int, ...]
     moves: tuple[Move, ...]
     kernel: str
     needed: float
+    lacks: tuple[tuple[str, str], ...]
 
 
 class LocalTypes:
@@ -77,7 +79,7 @@ class LocalTypes:
             mesh = tuple(scope.sizes.items()), scope.platform
             key = key_of(local), at.key, types, mesh
             known = self._known.get(key)
-        except _NOT_COMPARABLE:
+        except NOT_COMPARABLE:
             key = known = None
         if known is None:
             self.found += 1
@@ -88,7 +90,7 @@ class LocalTypes:
                 self._known[key] = known
         else:
             op.moves += known.moves
-            op.kernel, op.needed = known.kernel, known.needed
+            op.kernel, op.needed, op.lacks = known.kernel, known.needed, known.lacks
         return [arrays[r] if isinstance(r, int) else _fresh(r) for r in known.results]
 
 
@@ -115,7 +117,7 @@ def _traced(local: Callable, at: DeviceLoop, arrays: Sequence, op: Op) -> _Known
         made = [jnp.asarray(a) for a in local(at, *arrays)]
     places = {id(a): i for i, a in enumerate(arrays)}
     results = [places.get(id(a), collectives.type_of(a, at.scope.sizes)) for a in made]
-    return _Known(tuple(results), tuple(op.moves[before:]), op.kernel, op.needed)
+    return _Known(tuple(results), tuple(op.moves[before:]), op.kernel, op.needed, op.lacks)
 
 
 def _fresh(t: ArrayType):
@@ -130,6 +132,10 @@ def _type_key(x) -> tuple:
     return x.shape, x.dtype, x.varying, x.weak
 
 
+# Values that are equal only where they do the same, and that are met often.
+_THEIR_OWN_KEYS = frozenset({type(None), str, Dim})
+
+
 class Incomparable(TypeError):
     """Nobody can say at little cost whether two values are equal."""
 
@@ -142,11 +148,17 @@ def key_of(x: Any) -> Any:
     Raises:
       TypeError: it cannot be said, as of a value that has no hash and of a large array of NumPy.
     """
+    kind = type(x)
+    if kind in _THEIR_OWN_KEYS:
+        return x
+    if kind is tuple:
+        return tuple, tuple([y if type(y) in _THEIR_OWN_KEYS else key_of(y) for y in x])
     match x:
         case FunctionType():
             cells = [key_of(c.cell_contents) for c in x.__closure__ or ()]
-            defaults = key_of((x.__defaults__, x.__kwdefaults__))
-            return x.__code__, tuple(cells), defaults
+            defaults = x.__defaults__ and key_of(x.__defaults__)
+            named = x.__kwdefaults__ and key_of(x.__kwdefaults__)
+            return x.__code__, tuple(cells), defaults, named
         case tuple() | list():
             return type(x), tuple([key_of(y) for y in x])
         case dict():

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from meshdsl.array_type import ArrayType, of_types
@@ -25,7 +24,7 @@ from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
 from meshdsl.lowering.local_types import LocalTypes
-from meshdsl.lowering.scope import Scope, TakesParts, check_alike, common
+from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
 from meshdsl.record.program import Program
@@ -53,13 +52,13 @@ class Lowered:
         donate: Iterable[int] = (),
     ):
         layout.check_axes(mesh.shape)
+        _check_types(mesh, f"the mesh of {layout.name}")
         self._optimizer, self._donate = frozenset(optimizer), tuple(donate)
         self.layout, self.mesh = layout, mesh
         self._fn = fn
         self._name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._dims = _names(dims)
         self._scope: Scope | None = None
-        self._takes_parts = False
         self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
 
     def __repr__(self):
@@ -99,15 +98,11 @@ class Lowered:
         Args:
           runs: the function is to be run, so shapes will not do.
         """
+        self._check_free(args)
         try:
             yield
         except jax.errors.UnexpectedTracerError as error:
             raise MeshDSLError(f"{self._name}: {LEAKED}") from error
-        except TakesParts:  # raised here it is of the arguments; inside, `_spmd` sees to it
-            raise MeshDSLError(
-                f"{self._name}: an argument belongs to another lowering; call lowered functions "
-                "from outside of it"
-            ) from None
         except (TypeError, OverflowError):
             for path, x in jax.tree_util.tree_leaves_with_path(args, is_leaf=is_tensor):
                 shape = isinstance(x.stored if is_tensor(x) else x, jax.ShapeDtypeStruct)
@@ -119,6 +114,15 @@ class Lowered:
                 what = f"{self._name}: `{_path('argument', path)}` is {quote(x)}"
                 raise MeshDSLError(f"{what}; {advice}") from None
             raise
+
+    def _check_free(self, args) -> None:
+        """Raise a MeshDSLError for a Tensor of a lowering that JAX has taken no parts of so far."""
+        for x in jax.tree.leaves(args, is_leaf=is_tensor):
+            if is_tensor(x) and x.placement is not None and not x.placement.scope.takes_parts:
+                raise MeshDSLError(
+                    f"{self._name}: an argument belongs to another lowering; call lowered "
+                    "functions from outside of it"
+                )
 
     def program(self, *args) -> Program:
         """The program recorded for these arguments: every op, move and collective."""
@@ -156,13 +160,14 @@ class Lowered:
         return self._scope.recorder.ops
 
     def _spmd(self, *args):
-        if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
+        around = jax.sharding.get_abstract_mesh()
+        _check_types(around, f"{self._name}: the mesh that jax.set_mesh has set")
+        if AxisType.Manual in around.axis_types:
             raise MeshDSLError(
                 f"{self._name}: is called inside of another lowering; call lowered functions "
                 "from outside of it"
             )
-        how = {"parts": self._takes_parts, "platform": platform_of(self.mesh)}
-        scope = Scope(self.layout, self.mesh.shape, self._name, **how)
+        scope = Scope(self.layout, self.mesh.shape, self._name, platform=platform_of(self.mesh))
         self._scope = scope
         given = self._given(args, scope)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in given.leaves]
@@ -181,16 +186,11 @@ class Lowered:
 
         in_specs = tuple(partition_spec(split) for split in given.splits)
         mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
-        if self._takes_parts:
-            closed = jax.make_jaxpr(mapped)(*arrays)
+        inlined = jax.jit(mapped, inline=True)
+        closed = inlined.trace(*arrays).jaxpr  # `jit` keeps it for the call that follows
+        if scope.takes_parts:
             check_parts(closed, self.mesh.shape, self._name)
-            arrays = jaxpr_as_fun(closed)(*arrays)
-        else:
-            try:
-                arrays = mapped(*arrays)
-            except TakesParts:  # from now on its program is read before it is used
-                self._takes_parts = True
-                return self._spmd(*args)
+        arrays = inlined(*arrays)
         out_tree, kinds = result
         outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
         return jax.tree.unflatten(out_tree, outs)
@@ -336,6 +336,17 @@ def _positions(what: str, given: int | Iterable[int]) -> tuple[int, ...]:
         shown = ", ".join(map(quote, found))
         raise MeshDSLError(f"lower: {what} are positions of arguments, from 0, not {shown}")
     return found
+
+
+def _check_types(mesh: Mesh | AbstractMesh, what: str) -> None:
+    """Raise a MeshDSLError for axes along which JAX itself would say how arrays are split."""
+    if AxisType.Explicit in mesh.axis_types:
+        explicit = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        names = ", ".join(f"`{a}`" for a, kind in explicit if kind is AxisType.Explicit)
+        raise MeshDSLError(
+            f"{what} has axes of type Explicit, {names}; the layout says how everything is split, "
+            "so they are of type AxisType.Auto, as md.make_mesh makes them"
+        )
 
 
 def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -> Lowered:

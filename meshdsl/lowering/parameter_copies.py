@@ -14,10 +14,16 @@ each turn of a loop. So no device ever has the whole gradient.
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from meshdsl.lowering import resharding
 from meshdsl.lowering.copies import with_copy
 from meshdsl.splits.changes import Split
-from meshdsl.tensor import Dtypes, Tensor
+from meshdsl.tensor import Dtypes, Tensor, is_tensor
 
 
 def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
@@ -44,6 +50,28 @@ def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
     by = _recorded(by, part, "gradients", "part", "gradients are split so")
     placement = by.placement._replace(dtypes=t.placement.dtypes)
     return with_copy(by.replace(array=by.stored.astype(rest), placement=placement), copy)
+
+
+def for_use(parameters: Any, use: str) -> Any:
+    """A tree of parameters as a function gets them that is not differentiated by these.
+
+    Args:
+      parameters: and arrays, which stay as they are.
+      use: the dtype in which ops take them, and in which they are gathered.
+    """
+    return jax.tree.map(
+        lambda t: _to_use(t, jnp.dtype(use)) if is_tensor(t) else t, parameters, is_leaf=is_tensor
+    )
+
+
+def _to_use(t: Tensor, use: np.dtype) -> Tensor:
+    dtypes = None if t.dtype == use else Dtypes(use, use)
+    t = t.replace(placement=t.placement._replace(dtypes=dtypes))
+    scope, level = t.placement.scope, t.placement.level
+    if level != "parameters" or scope.layout.gather != "step":
+        return t
+    copy = _recorded(t, scope.at_rest(t.dims, "rules"), "rules", "gather", "gathered once per step")
+    return copy.replace(placement=copy.placement._replace(level="gradients"))
 
 
 def _recorded(t: Tensor, split: Split, level: str, name: str, why: str) -> Tensor:

@@ -27,8 +27,8 @@ from meshdsl.dims import Dim, Dims, without
 from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.derivatives import cast_and_moved, own_part, with_derivative_of
-from meshdsl.lowering.legs import Leg, legs_between
-from meshdsl.lowering.turns import needs_all
+from meshdsl.lowering.legs import Leg, away_from_home, legs_between
+from meshdsl.lowering.turns import at_home, needs_all
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Move, Op
 from meshdsl.splits import zigzag as zigzag_order
@@ -61,6 +61,8 @@ def reshard(
       zigzag: the dims whose parts are to be in zigzag order, where those are not the layout's. Only
         who asks knows that then: ops take a Tensor to be in the order of the layout.
     """
+    if scope.turns:
+        x = at_home(x, scope)
     placement = x.placement or whole_placement(x, scope)
     if zigzag is None:
         zigzag = scope.zigzag(x.dims, split)
@@ -189,6 +191,8 @@ def _array(
     moved = cast_and_move if dtypes else move
     copy = copy_of(x)
     if copy is None:
+        if not dtypes and (home := away_from_home(legs, scope)) is not None:
+            scope.turn_of(a for axes in split for a in axes).closures.met(x, home)
         return moved(x.stored, op)
     noted = op.aside()
     if isinstance(x.stored, ArrayType):

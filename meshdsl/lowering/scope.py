@@ -19,10 +19,6 @@ from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
 
 
-class TakesParts(Exception):
-    """Raised where JAX takes an array out of a Tensor in a program that nobody meant to search."""
-
-
 class WrongGuess(Exception):
     """A parameter was made to vary over an axis over which one of its uses does not vary."""
 
@@ -31,10 +27,12 @@ class Scope:
     """The layout, the sizes of the mesh axes (in mesh order), and the recorder of one program.
 
     Args:
-      parts: whether JAX may take arrays out of Tensors. Such a program is searched for what goes
-        wrong with them, see `parts.check_parts`.
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
       types: what is known of local functions, where types take the place of arrays.
+
+    Attributes:
+      takes_parts: whether JAX has taken an array out of a Tensor. Such a program is searched for
+        what goes wrong with them, see `leaf_check.check_parts`.
     """
 
     def __init__(
@@ -43,7 +41,6 @@ class Scope:
         sizes: Mapping[str, int],
         name: str,
         *,
-        parts: bool = True,
         platform: str = "cpu",
         types: LocalTypes | None = None,
     ):
@@ -58,7 +55,7 @@ class Scope:
         self.guesses: dict[int, frozenset[str]] = {}  # see `gradients.traced`
         self.loops: dict = {}  # what the law said of a loop nest, see `law.split`
         self.copies: dict = {}  # see `copies`
-        self._parts_allowed = parts
+        self.takes_parts = False
         self._remembered: dict = {}
         self.asked = 0  # how often it was asked for what it remembers
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
@@ -176,8 +173,7 @@ class Scope:
 
     def leaf(self, x: Tensor) -> Tensor:
         """`x` as JAX gets it for a leaf of a pytree, see `leaves.leaf`."""
-        if not self._parts_allowed:
-            raise TakesParts
+        self.takes_parts = True
         return leaves.leaf(x)
 
     def unleaf(self, x: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class Stages:
       rule: of the layout, which says so.
       schedule: which stage works on what, when.
       size: how many elements each has, with padding.
+      op: of the pipeline, in whose record stands what is moved once.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Stages:
     ):
         self.dim, self.axes, self.rule, self.schedule = dim, axes, rule, schedule
         self.size = scope.part(dim, axes)
-        self._scope, self._op = scope, op
+        self._scope, self.op = scope, op
 
     @property
     def number(self) -> jax.Array:
@@ -88,14 +89,14 @@ class Stages:
         if dtypes is not None:
             x = x.replace(placement=x.placement._replace(dtypes=None))
         why = lambda _: str(self.rule)
-        x = resharding.reshard(x, split, self._scope, self._op, why, varies=self._scope.spent)
+        x = resharding.reshard(x, split, self._scope, self.op, why, varies=self._scope.spent)
         return x.replace(placement=x.placement._replace(dtypes=dtypes))
 
     def _filled(self, array) -> jax.Array:
         """`array` with copies of the first element, on which layers behave, for padding."""
         if not self.padded:
             return array
-        loop = DeviceLoop({self.dim: self.axes}, self._scope, self._op)
+        loop = DeviceLoop({self.dim: self.axes}, self._scope, self.op)
 
         def filled(array):
             first = jnp.where(self.number == 0, lax.stop_gradient(array[:1]), 0).astype(array.dtype)
@@ -132,16 +133,26 @@ class Stages:
 
         def passed(array):
             stages = self.schedule.stages
-            with jax.named_scope(self._op.tag):
+            with jax.named_scope(self.op.tag):
                 return window_arrays.exchanged(array, 0, self.axes, stages, pieces, self.size, send)
 
         return block_order.of_words(passed, traced(array))
 
     def hand_on(self, tree, op: Op):
-        """Every array of `tree`, sent to the next stage; with rounds, by the last to the first."""
+        """Every array of `tree`, sent to the next stage.
+
+        The last one sends its own to the first, with rounds, and where results are handed out.
+        """
         stages = self.schedule.stages
         pairs = [(i, (i + 1) % stages) for i in range(stages)]
-        pairs = pairs if self.schedule.rounds > 1 else pairs[:-1]
+        ring = self.schedule.rounds > 1 or self.schedule.hands_out
+        return self._sent(tree, pairs if ring else pairs[:-1], op)
+
+    def hand_out(self, tree, op: Op):
+        """Every array of `tree`, results on their way from stage 0, sent to the next stage."""
+        return self._sent(tree, [(i, i + 1) for i in range(self.schedule.stages - 2)], op)
+
+    def _sent(self, tree, pairs: list[tuple[int, int]], op: Op):
         across = crossed(pairs, self.axes, self._scope.sizes)
 
         def send(array):
@@ -156,14 +167,14 @@ class Stages:
     def _record(self, operation: str, axes, array, backward: str | None = None) -> None:
         size, why = resharding.nbytes(array), str(self.rule)
         backward = operation if backward is None else backward
-        resharding.record(self._op, self._scope, operation, axes, size, why, backward)
+        resharding.record(self.op, self._scope, operation, axes, size, why, backward)
 
     def gathered(self, array) -> jax.Array:
         """All elements, in front, of an array of which each stage has its own; in their order."""
 
         def gathered(array):
             self._record("all_gather", self.axes, array, "")
-            with jax.named_scope(self._op.tag):
+            with jax.named_scope(self.op.tag):
                 return collectives.all_gather(array, self.axes, 0, varies=False)
 
         return block_order.of_words(gathered, array)[: self.dim.size]
@@ -173,12 +184,22 @@ class Stages:
         last = self.number == self.schedule.stages - 1
         return jnp.where(last, array, jnp.zeros((), array.dtype))
 
+    def outside(self, x: Tensor, at: int) -> Tensor:
+        """`x`, of which each stage has its share of the rows, as it is outside of the pipeline.
+
+        Args:
+          at: the position of the dim of microbatches.
+        """
+        axes = list(x.placement.axes)
+        axes[at] = (*axes[at], *self.axes)
+        return x.replace(placement=x.placement._replace(axes=tuple(axes)))
+
     def from_last(self, array) -> jax.Array:
         """What the last stage has of an array, on all devices."""
 
         def summed(array):
             self._record("psum", self.axes, array, "")
-            with jax.named_scope(self._op.tag):
+            with jax.named_scope(self.op.tag):
                 return collectives.psum(self.of_last(array), self.axes)
 
         return block_order.of_words(summed, array)

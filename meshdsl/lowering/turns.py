@@ -5,7 +5,7 @@ Where such a dim is renamed, or regrouped with others, what comes of it is there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -20,6 +20,40 @@ from meshdsl.tensor import Tensor
 Axes = tuple[str, ...]
 
 
+class Closures:
+    """Tensors from outside of a loop in turns, of which its body takes the parts that are there.
+
+    A tensor that lies in another split than that in which parts are cut is brought to this one
+    first, and in the body that would be done in each turn. So the body is traced to learn which
+    tensors these are, and they are brought before the loop begins.
+
+    Attributes:
+      away: tensors that the body has met in another split, each with the one in which its parts are
+        cut. The body may have made some of them itself.
+    """
+
+    def __init__(self) -> None:
+        self.away: dict[Hashable, tuple[Tensor, Split]] = {}
+        self._home: dict[Hashable, tuple[Tensor, Tensor]] = {}
+
+    def met(self, x: Tensor, home: Split) -> None:
+        """The body has brought `x` to the split `home`, in which its parts are cut."""
+        self.away[_identity(x)] = x, home
+
+    def brought(self, x: Tensor, there: Tensor) -> None:
+        """From now on `there` is what the body uses in the place of `x`."""
+        self._home[_identity(x)] = x, there
+
+    def at_home(self, x: Tensor) -> Tensor:
+        """What was brought in the place of `x`; else `x`."""
+        _, found = self._home.get(_identity(x), (x, x))
+        return found
+
+
+def _identity(x: Tensor) -> Hashable:
+    return id(x.stored), x.dims, x.placement
+
+
 class Turn(NamedTuple):
     """A turn of a loop.
 
@@ -28,11 +62,20 @@ class Turn(NamedTuple):
       count: how many turns there are.
       homes: for each dim of which a part is there, by name, the axes that split it where its parts
         are cut. In each turn there are elements of every one of these parts.
+      closures: what the body takes from outside of the loop.
     """
 
     number: jax.Array
     count: int
     homes: dict[str, Axes]
+    closures: Closures
+
+
+def at_home(x: Tensor, scope) -> Tensor:
+    """What a loop in turns has brought in the place of `x`, see `Closures`; else `x`."""
+    for turn in scope.turns.values():
+        x = turn.closures.at_home(x)
+    return x
 
 
 def needs_all(name: str, rule: str) -> MeshDSLError:

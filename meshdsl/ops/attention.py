@@ -191,8 +191,8 @@ def attention(
         operands = _operands(at, call, (query, key, value), arrays)
         sides = _sides(at, call, options, beside, arrays)
         place = _place(at, call, counted)
-        name = _chosen(implementation, at.platform, options, place, *operands, sides)
-        at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share)
+        name, lacks = _chosen(implementation, at.platform, options, place, *operands, sides)
+        at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share, lacks)
         way = _way(at, call, options, beside)
         made = IMPLEMENTATIONS[name].attend(way, place, *operands, sides)
         order = (*call.shared, *call.own, call.queries, call.features)
@@ -391,6 +391,8 @@ class Implementation(NamedTuple):
 
 
 def _attend_by_blocks(way: Way, _, *arrays) -> jax.Array:
+    if way.ring is None and not way.at.axes(way.memory):
+        return attention_parts.attend_whole(way.options, *arrays)
     return attention_parts.attend(way, *arrays)
 
 
@@ -431,16 +433,22 @@ def _runs(parts: int, size: int, *, zigzag: bool) -> Runs:
     return Runs(tuple(tuple(number * length for number in some) for some in blocks), length)
 
 
-def _chosen(wanted: str | None, platform: str, *arguments) -> str:
-    """The name of the implementation that is asked for, or else of the platform's."""
+def _chosen(wanted: str | None, platform: str, *arguments) -> tuple[str, dict[str, str]]:
+    """The name of the implementation that is asked for, or else of the platform's.
+
+    With it, what each of the platform's that come before it cannot do of the call.
+    """
     if wanted is not None:
         if lacks := IMPLEMENTATIONS[wanted].lacks(*arguments):
             raise MeshDSLError(
                 f"attention: {wanted} cannot serve this call: {lacks}; leave `implementation` "
                 'out, or ask for "blocks"'
             )
-        return wanted
+        return wanted, {}
+    found: dict[str, str] = {}
     for name, way in IMPLEMENTATIONS.items():
-        if way.platform == platform and not way.lacks(*arguments):
-            return name
-    return "blocks"
+        if way.platform == platform:
+            if not (lacks := way.lacks(*arguments)):
+                return name, found
+            found[name] = lacks
+    return "blocks", found

@@ -85,7 +85,9 @@ def visible_share(options: Options, rows: int, columns: int, counted: bool) -> f
     share = 0.5 if options.causal else 1.0
     if options.window is None:
         return share
-    return min(share, options.window * 2 * share / columns)
+    # The mean of how many keys a query sees; at the ends of a sequence there are fewer.
+    before = options.window - options.window * (options.window - 1) / (2 * columns)
+    return min(share, (before if options.causal else 2 * before - 1) / columns)
 
 
 def products_of(query, key, value, share: float) -> tuple[Products, Products]:

@@ -92,7 +92,7 @@ def _forward(options: Options, place: Place, turns: range, query, key, value, si
     rows, features = query.shape[-2], value.shape[-1]
     how = _How(options, place.platform != "gpu")
     products, _ = _products(options, place, turns, query, key, value)
-    run = lambda *given: _output(how, _arrays(options, *given))
+    run = partial(_output, how)
     output, normaliser = _called(place, products, run, query, key, value, _needed(sides), ())
     output = output[..., :rows, :features].reshape(*query.shape[:-1], features)
     return output, normaliser[..., :rows].reshape(query.shape[:-1])
@@ -116,10 +116,8 @@ def _backward(
     how = _How(options, place.platform != "gpu")
     _, (*of_columns, by_query, by_key) = _products(options, place, turns, query, key, value)
     given = query, key, value, _needed(sides), of_rows
-    of_rows_alone = lambda *given: _row_slopes(how, _arrays(options, *given))
-    of_columns_alone = lambda *given: _column_slopes(how, _arrays(options, *given))
-    rest = _called(place, (*of_columns, by_key), of_columns_alone, *given)
-    first = _called(place, (by_query,), of_rows_alone, *given)
+    rest = _called(place, (*of_columns, by_key), partial(_column_slopes, how), *given)
+    first = _called(place, (by_query,), partial(_row_slopes, how), *given)
     some = (
         x[..., : like.shape[-2], : like.shape[-1]].reshape(like.shape)
         for x, like in zip((first, *rest), (query, key, value), strict=True)
@@ -246,8 +244,9 @@ def _first_and_last(options: Options, arrays: _Arrays, blocks: Blocks, of_column
 # -- calls -----------------------------------------------------------------------------------------
 
 
-def _output(how: _How, arrays: _Arrays):
+def _output(how: _How, *given):
     """The output and the log-sum-exp of each row, padded."""
+    arrays = _arrays(how.options, *given)
     leading = arrays.query.shape[:-1]
     arrays = arrays.by_own()
     q, k, v = arrays[:3]
@@ -271,8 +270,9 @@ def _output(how: _How, arrays: _Arrays):
     return output.reshape(*leading, -1), normaliser.reshape(leading)
 
 
-def _column_slopes(how: _How, arrays: _Arrays):
+def _column_slopes(how: _How, *given):
     """The gradients of keys and values, padded."""
+    arrays = _arrays(how.options, *given)
     q, k, v = arrays[:3]
     blocks = _blocks(q, v, backward=True)
     seen = _first_and_last(how.options, arrays, blocks, of_columns=True)
@@ -289,8 +289,9 @@ def _column_slopes(how: _How, arrays: _Arrays):
     )
 
 
-def _row_slopes(how: _How, arrays: _Arrays):
+def _row_slopes(how: _How, *given):
     """The gradients of the queries, padded."""
+    arrays = _arrays(how.options, *given)
     shape, arrays = arrays.query.shape, arrays.by_own()
     q, k, v = arrays[:3]
     blocks = _blocks(q, v, backward=True)

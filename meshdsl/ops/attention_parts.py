@@ -112,6 +112,20 @@ def attend(way: Way, query, key, value, sides: Sides) -> jax.Array:
     return _attend(way._replace(at=way.at.aside), *varying)
 
 
+def attend_whole(options: Options, query, key, value, sides: Sides) -> jax.Array:
+    """As `attend`, by blocks, with all keys at hand."""
+    arrays, tree = jax.tree.flatten((query, key, value, sides))
+    axes = frozenset().union(*map(collectives.varying, arrays))
+    varying = jax.tree.unflatten(tree, [collectives.vary(x, axes) for x in arrays])
+    return _attend_whole(options, *varying)
+
+
+@partial(jax.jit, static_argnums=0)
+def _attend_whole(options: Options, query, key, value, sides: Sides) -> jax.Array:
+    """Under `jit`, so that JAX traces and differentiates layers that are alike only once."""
+    return _attend(whole(options), query, key, value, sides)
+
+
 def merged(one, other):
     """The output and log-sum-exp of the columns of both."""
     top = jnp.maximum(one[1], other[1])

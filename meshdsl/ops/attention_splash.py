@@ -12,16 +12,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from meshdsl.later import imported
 from meshdsl.lowering import kernels
 from meshdsl.ops.attention_blocks import HIDDEN, Options, Sides, Slopes, varying_as
 from meshdsl.ops.attention_kernels import (
@@ -37,12 +35,12 @@ from meshdsl.ops.attention_parts import Kernel, merged
 # Rows and columns of the blocks. The fused backward kernel writes the gradient of the queries once
 # for each block of columns, so these are large there: blocks of 4,096 do not fit the memory that a
 # kernel has on v5p.
-_ROWS, _COLUMNS, _BACKWARD_COLUMNS = 512, 512, 2048
+ROWS, COLUMNS, BACKWARD_COLUMNS = 512, 512, 2048
 # The kernel would add those gradients by a sum that takes the compiler for v5p 2.4 ms of a layer
 # of 4 x 4,096 tokens and 32 heads. Up to so many blocks are kernels of their own instead, whose
 # results are added in 0.3 ms.
 _BACKWARD_KERNELS = 8
-_UNSEEN = -1e37  # below it lies the log-sum-exp of a row that sees no column
+_KERNELS = "meshdsl.ops.attention_splash_kernels"  # the module, which is imported when it is used
 
 
 def kernel(options: Options, place: Place) -> Kernel:
@@ -50,7 +48,7 @@ def kernel(options: Options, place: Place) -> Kernel:
     return Kernel(partial(_forward, options, place), partial(_backward, options, place))
 
 
-class _Arrays(NamedTuple):
+class Arrays(NamedTuple):
     """Local arrays with one dim of heads; the query has those of its own beside the shared ones.
 
     Attributes:
@@ -65,14 +63,14 @@ class _Arrays(NamedTuple):
     segments: Any
     of_rows: tuple = ()
 
-    def cut(self, row: int, rows: int, column: int, columns: int) -> _Arrays:
+    def cut(self, row: int, rows: int, column: int, columns: int) -> Arrays:
         """A run of rows, and of columns, by where it begins and how many there are."""
         of_rows = lambda x, at=2: lax.slice_in_dim(x, row, row + rows, axis=at)
         of_columns = lambda x, at=2: lax.slice_in_dim(x, column, column + columns, axis=at)
         segments = self.segments
         if segments is not None:
             segments = of_rows(segments[0], 1), of_columns(segments[1], 1)
-        return _Arrays(
+        return Arrays(
             of_rows(self.query),
             of_columns(self.key),
             of_columns(self.value),
@@ -80,7 +78,7 @@ class _Arrays(NamedTuple):
             tuple(map(of_rows, self.of_rows)),
         )
 
-    def padded(self) -> _Arrays:
+    def padded(self) -> Arrays:
         """With whole blocks of rows and of columns. No row sees a column that is added."""
         rows, columns = self.query.shape[2], self.key.shape[2]
         to_rows, to_columns = _whole(rows), _whole(columns)
@@ -93,7 +91,7 @@ class _Arrays(NamedTuple):
             segments = _hidden(segments, jnp.arange(to_columns) < columns)
         by_row = lambda x: _longer(x, 2, to_rows)
         by_column = lambda x: _longer(x, 2, to_columns)
-        return _Arrays(
+        return Arrays(
             by_row(self.query),
             by_column(self.key),
             by_column(self.value),
@@ -119,11 +117,11 @@ def _longer(x, at: int, length: int) -> jax.Array:
 
 def _whole(length: int) -> int:
     """The next length of whole blocks. That of many blocks is one of large ones."""
-    unit = _COLUMNS if length >= 4 * _COLUMNS else LANES
+    unit = COLUMNS if length >= 4 * COLUMNS else LANES
     return -(-length // unit) * unit if length % LANES else length
 
 
-def _arrays(options: Options, query, key, value, sides: Sides, *of_rows) -> _Arrays:
+def _arrays(options: Options, query, key, value, sides: Sides, *of_rows) -> Arrays:
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
     group = math.prod(leading[options.shared :])
@@ -140,14 +138,14 @@ def _arrays(options: Options, query, key, value, sides: Sides, *of_rows) -> _Arr
     with_own = lambda x: x.reshape(batch, heads * group, *x.shape[len(leading) :])
     with_shared = lambda x: x.reshape(batch, heads, *x.shape[-2:])
     arrays = with_own(query), with_shared(key), with_shared(value)
-    return _Arrays(*arrays, segments, tuple(map(with_own, of_rows)))
+    return Arrays(*arrays, segments, tuple(map(with_own, of_rows)))
 
 
 def _forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
     """As `attention_blocks.forward`."""
     arrays, leading = _arrays(options, query, key, value, sides), query.shape[:-2]
 
-    def nothing(arrays: _Arrays):
+    def nothing(arrays: Arrays):
         *shape, _ = arrays.query.shape
         zeros = jnp.zeros((*shape, arrays.value.shape[-1]), arrays.query.dtype)
         return varying_as(arrays.query, (zeros, jnp.full(shape, HIDDEN, jnp.float32)))
@@ -212,11 +210,11 @@ def _joined(runs) -> jax.Array:
     return jnp.concatenate(runs, 2) if len(runs) > 1 else runs[0]
 
 
-def _of_all(options: Options, place: Place, arrays: _Arrays, fn: Callable, backward: int) -> list:
+def _of_all(options: Options, place: Place, arrays: Arrays, fn: Callable, backward: int) -> list:
     """`fn` of each run of the rows of this device and all columns."""
     rows, columns = place.rows.size, arrays.key.shape[2]
     share = visible_share(options, rows * place.parts, columns, True)
-    run = _Run(options, place.platform != "tpu", 0, place.parts)
+    run = Run(options, place.platform != "tpu", 0, place.parts)
     numbers = [None] if place.part is None else place.part()
     if run.sees_all(rows, columns):
         # The kernel has no parts of such a mask.
@@ -229,7 +227,7 @@ def _of_runs(
     options: Options,
     place: Place,
     turns: range,
-    arrays: _Arrays,
+    arrays: Arrays,
     sides: Sides,
     row: int,
     column: int,
@@ -257,7 +255,7 @@ def _of_runs(
         share, distance = kind
         if not share:
             return nothing
-        run = _Run(options, place.platform != "tpu", distance, 1)
+        run = Run(options, place.platform != "tpu", distance, 1)
         counted = share * kinds[kind] / pairs
         return lambda arrays: run.of(place, fn, arrays, counted, backward, None)
 
@@ -272,75 +270,7 @@ def _of_runs(
     return lax.switch(number, branches, some)
 
 
-def _mask(
-    options: Options, rows: int, columns: int, distance: int | None, parts: int
-) -> masks.Mask:
-    """What rows see of columns; all where there is no distance that matters.
-
-    Args:
-      rows: of all parts.
-    """
-    shape = (rows, columns)
-    if distance is None or not (options.causal or options.window is not None):
-        return masks.FullMask(shape)
-    mask: Any
-    if options.window is None:
-        mask = _Causal(shape, distance)
-    else:
-        away = options.window - 1
-        mask = _Local(shape, (away, 0 if options.causal else away), distance)
-    mask.options, mask.distance, mask.part_rows = options, distance, rows // parts
-    return mask
-
-
-class _ByBlocks:
-    """A mask that tells without a look at each element which blocks count as a whole, or not.
-
-    The kernel asks for all blocks of a mask while it is traced, and leaves out those that are all
-    False. It cannot be made where that leaves no block for one of the parts of the rows. The first
-    block of such a part therefore says that one element counts. This changes no result: which
-    elements of a block count is computed in the kernel, from their positions.
-    """
-
-    def __getitem__(self: Any, index):
-        rows, columns = (range(n)[some] for n, some in zip(self.shape, index, strict=True))
-        sizes, far = (len(rows), len(columns)), self.distance + rows.start - columns.start
-        share, partly = seen_of(self.options, *sizes, far)
-        if partly is None:
-            if not share and not columns.start and self._first_of_unseeing_part(rows.start):
-                return _one_true(sizes)
-            return _all(sizes, share > 0)
-        return super().__getitem__(index)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _first_of_unseeing_part(self: Any, row: int) -> bool:
-        """Whether `row` is the first one of a part that sees no column."""
-        if row % self.part_rows:
-            return False
-        distance = self.distance + row
-        return not seen_of(self.options, self.part_rows, self.shape[1], distance)[0]
-
-
-@lru_cache(maxsize=8)
-def _all(sizes: tuple[int, int], seen: bool) -> np.ndarray:
-    return np.full(sizes, seen)
-
-
-@lru_cache(maxsize=8)
-def _one_true(sizes: tuple[int, int]) -> np.ndarray:
-    block = np.zeros(sizes, bool)
-    block[0, 0] = True
-    return block
-
-
-class _Causal(_ByBlocks, masks.CausalMask):
-    pass
-
-
-class _Local(_ByBlocks, masks.LocalMask):
-    pass
-
-
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """What is known of a call of the kernel while tracing.
 
     Attributes:
@@ -370,7 +300,7 @@ class _Run(NamedTuple):
         distance = self.distance or 0
         return seen_of(self.options, rows * self.parts, columns, distance) == (1.0, None)
 
-    def of(self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part):
+    def of(self, place: Place, fn: Callable, arrays: Arrays, share: float, backward: int, part):
         """`fn` of local arrays, which are padded for it: `_output`, or `_slopes`."""
         rows, columns = arrays.query.shape[2], arrays.key.shape[2]
         arrays = arrays.padded()
@@ -381,11 +311,11 @@ class _Run(NamedTuple):
         return tuple(lax.slice_in_dim(x, 0, n, axis=2) for x, n in zip(made, lengths, strict=True))
 
     def _of_whole_blocks(
-        self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part
+        self, place: Place, fn: Callable, arrays: Arrays, share: float, backward: int, part
     ):
         """`fn` of one block of columns after the other, where it is `_slopes`."""
         columns = arrays.key.shape[2]
-        size = _block(columns, _BACKWARD_COLUMNS) if backward else columns
+        size = block_size(columns, BACKWARD_COLUMNS) if backward else columns
         if columns > size * _BACKWARD_KERNELS:
             size = columns
         starts = range(0, columns, size)
@@ -407,122 +337,37 @@ class _Run(NamedTuple):
             jnp.concatenate(x, 2) for x in (by_key, by_value)
         )
 
-    def _call(self, place: Place, fn: Callable, arrays: _Arrays, share: float, backward: int, part):
+    def _call(self, place: Place, fn: Callable, arrays: Arrays, share: float, backward: int, part):
         """`fn` of local arrays: in a lowering one operation, and outside of one as it is."""
         products = products_of(arrays.query, arrays.key, arrays.value, share)[backward]
         if place.lowered:
-            return kernels.opaque(partial(fn, self), arrays, part, products=products)
+            how = {"products": products, "results": _RESULTS[fn](arrays)}
+            return kernels.opaque(partial(fn, self), arrays, part, **how)
         return fn(self, arrays, part)
 
 
-def _output(run: _Run, arrays: _Arrays, part):
-    kernel = _splash_kernel(run, arrays, part, save_residuals=True)
-
-    def one(q, k, v, segments):
-        output, (normaliser,) = kernel(_scaled(run, q), k, v, _ids(segments))
-        return output, normaliser
-
-    output, normaliser = jax.vmap(one)(*arrays[:4])
-    if run.all_see and arrays.segments is None:
-        return output, normaliser
-    sees = normaliser > _UNSEEN
-    return jnp.where(sees[..., None], output, 0), jnp.where(sees, normaliser, HIDDEN)
+def _output(run: Run, arrays: Arrays, part):
+    return imported(_KERNELS, "output")(run, arrays, part)
 
 
-def _slopes(run: _Run, arrays: _Arrays, part):
-    kernel = _splash_kernel(run, arrays, part, save_residuals=False)
-    sizes, mask_info = kernel.kwargs["block_sizes"], kernel.dkv_mask_info
-    assert mask_info is not None
-
-    def one(q, k, v, segments, of_rows):
-        normaliser, through, cotangent = of_rows
-        # The kernel's own function for it would run the forward pass again, as it has no way to be
-        # given an output that was kept.
-        by_query, by_key, by_value = splash._splash_attention_bwd_dkv(
-            _scaled(run, q),
-            k,
-            v,
-            _ids(segments),
-            None,
-            normaliser,
-            cotangent,
-            through,
-            bq=sizes.block_q_dkv,
-            bkv=sizes.block_kv_dkv,
-            bkv_compute=sizes.block_kv_dkv_compute,
-            is_mqa=False,
-            mask_info=mask_info,
-            mask_value=kernel.kwargs["mask_value"],
-            attn_logits_soft_cap=run.options.softcap,
-            use_fused_bwd_kernel=True,
-            q_layout=sizes.q_layout,
-            k_layout=sizes.k_layout,
-            v_layout=sizes.v_layout,
-            mask_function=kernel.kwargs["mask_function"],
-            interpret=run.interpreted,
-        )
-        return _scaled(run, by_query).astype(q.dtype), by_key, by_value
-
-    found = jax.vmap(one)(*arrays)
-    return tuple(x.astype(like.dtype) for x, like in zip(found, arrays[:3], strict=True))
+def _slopes(run: Run, arrays: Arrays, part):
+    return imported(_KERNELS, "slopes")(run, arrays, part)
 
 
-def _splash_kernel(run: _Run, arrays: _Arrays, part, save_residuals: bool):
-    """The kernel for the part of the queries that this device has."""
-    heads, rows, columns = arrays.query.shape[1], arrays.query.shape[2], arrays.key.shape[2]
-    mask = _mask(run.options, rows * run.parts, columns, run.distance, run.parts)
-    block, across = _block(rows, _ROWS), _block(columns, _COLUMNS)
-    back = _block(columns, _BACKWARD_COLUMNS)
-    sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=across,
-        block_kv_compute=across,
-        block_q_dkv=block,
-        block_kv_dkv=back,
-        block_kv_dkv_compute=_block(back, _COLUMNS),
-        use_fused_bwd_kernel=True,
-    )
-    kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([mask] * heads),
-        block_sizes=sizes,
-        head_shards=1,
-        q_seq_shards=run.parts,
-        save_residuals=save_residuals,
-        attn_logits_soft_cap=run.options.softcap,
-        interpret=run.interpreted,
-    )
-    if part is None:
-        return kernel
-    forward, backward = (
-        _of_part(info, part, run.parts) for info in (kernel.fwd_mask_info, kernel.dkv_mask_info)
-    )
-    return splash.SplashAttentionKernel(forward, kernel.dq_mask_info, backward, **kernel.kwargs)
+def _types_of_output(arrays: Arrays):
+    *shape, _ = arrays.query.shape
+    output = jax.ShapeDtypeStruct((*shape, arrays.value.shape[-1]), arrays.query.dtype)
+    return output, jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _of_part(info: Any, part, parts: int) -> Any:
-    """What the kernel knows of the mask, for one of the parts of the queries."""
-
-    def taken(x, at):
-        if x is None:
-            return None
-        size = x.shape[at] // parts
-        return lax.dynamic_slice_in_dim(x, part * size, size, at)
-
-    by_rows = {name: taken(getattr(info, name), 1) for name in _BY_ROWS}
-    return info._replace(**by_rows, q_sequence=taken(info.q_sequence, 0))
+def _types_of_slopes(arrays: Arrays):
+    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:3])
 
 
-_BY_ROWS = ("data_next", "mask_next", "block_mask")
+# For each function of a kernel the types of what it returns.
+_RESULTS = {_output: _types_of_output, _slopes: _types_of_slopes}
 
 
-def _block(length: int, most: int) -> int:
+def block_size(length: int, most: int) -> int:
     """The largest block of whole lanes, up to `most`, of which `length` is a multiple."""
     return max(n for n in range(LANES, min(length, most) + 1, LANES) if length % n == 0)
-
-
-def _scaled(run: _Run, x) -> jax.Array:
-    return x * jnp.asarray(run.options.scale, x.dtype)
-
-
-def _ids(segments):
-    return None if segments is None else splash.SegmentIds(*segments)

@@ -26,6 +26,7 @@ from meshdsl.ops.bodies import (
 )
 from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.functions import FUNCTIONS
+from meshdsl.record.branch_shares import shares_scope
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -43,13 +44,21 @@ def _chosen(call: Callable) -> Example:
     computes="one of two functions",
     example=_chosen(lambda cond, x, i: cond(i > 0, FUNCTIONS["sin"], FUNCTIONS["cos"], x)),
 )
-def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
+def cond(
+    predicate: Tensor,
+    if_true: Callable,
+    if_false: Callable,
+    *operands,
+    weights: tuple[int, int] | None = None,
+):
     """`if_true(*operands)` where the predicate is true, else `if_false(*operands)`.
 
     Only the function that is chosen runs.
 
     Args:
       predicate: a Tensor without dims.
+      weights: in which proportion both functions are chosen, where it is known. Figures of a step,
+        as those of `explain`, are counted with it; results do not depend on it.
 
     Raises:
       MeshDSLError: the predicate has dims, or the branches return different structures, dims or
@@ -61,7 +70,14 @@ def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands):
             f"cond: the predicate is a Tensor without dims, not {got}; use md.any, md.all, or "
             "md.where per element"
         )
-    return _choose("cond", predicate, (if_true, if_false), operands)
+    if weights is None:
+        return _choose("cond", predicate, (if_true, if_false), operands)
+    if min(weights) < 0 or not sum(weights):
+        raise MeshDSLError(
+            f"cond: `weights` is {weights}; expected two numbers of at least 0, not both 0"
+        )
+    with jax.named_scope(shares_scope(weights)):
+        return _choose("cond", predicate, (if_true, if_false), operands)
 
 
 @op(

@@ -61,8 +61,10 @@ POLICIES = {
         "everything but what was gathered from other devices",
         (ATTENTION, QKV, HIDDEN),
         # A `linear_call` may be a gather and a cast. A `reshape` may give back to what was gathered
-        # the dims of size 1 that it lacked on the way.
-        lambda prim, *_, **__: prim.name not in ("all_gather", "linear_call", "reshape"),
+        # the dims of size 1 that it lacked on the way. What lets a type vary gives the same array.
+        lambda prim, *_, **__: (
+            prim.name not in ("all_gather", "linear_call", "reshape", "pvary", "pcast")
+        ),
     ),
 }
 _marked: ContextVar[tuple[set[str], ...]] = ContextVar(

@@ -50,7 +50,7 @@ def _cross_entropy_example(cross_entropy: Callable, draw: Draw) -> Case:
 
 @op(
     computes="the logits of its tokens over its part of the vocabulary, chunk by chunk",
-    moves=("pmax", "psum"),
+    moves=("all_gather", "pmax", "psum"),
     example=_cross_entropy_example,
     floats=True,
 )

@@ -27,6 +27,8 @@ from meshdsl.ops import (
     pool,
     reduce,
     reshape,
+    routed,
+    running_count,
     sampling,
     scan,
     scatter,
@@ -39,7 +41,7 @@ from meshdsl.ops.declare import DECLARED, Declaration
 
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "Component-wise": (functions, component),
-    "Contracting": (einsum, dot, attention, cross_entropy),
+    "Contracting": (einsum, dot, attention, cross_entropy, routed),
     "Control flow and calculus": (
         scan,
         loops,
@@ -51,7 +53,7 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
         local,
     ),
     "Convolution and pooling": (conv, pool),
-    "Indexing, cutting and running along a dim": (index, slicing, shift, cumulative),
+    "Indexing, cutting and running along a dim": (index, slicing, shift, cumulative, running_count),
     "Order": (sorting,),
     "Placement": (placement,),
     "Randomness": (distributions, sampling),

@@ -19,8 +19,8 @@ of it is dropped. So nothing that is not a number arises that was not there befo
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile
 
 import jax
 import jax.numpy as jnp
@@ -28,21 +28,21 @@ from jax import ad_checkpoint, lax
 
 from meshdsl.array_type import bodies_traced
 from meshdsl.dims import Dim, distinct
-from meshdsl.errors import MeshDSLError, either
+from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.copies import for_jax
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
-from meshdsl.lowering.turns import Turn
+from meshdsl.lowering.turns import Closures, Turn
 from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
 from meshdsl.ops.checkpoint import policies_within
+from meshdsl.ops.microbatches import brought_home, home_of, is_shared, schedule_of
+from meshdsl.ops.pipeline_memory import CARRY, gathered_at, is_gathered, kept
 from meshdsl.ops.stacking import element, in_front
-from meshdsl.splits.pipeline import Schedule
+from meshdsl.record.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
-
-_CARRY = "pipeline carry"  # what each element of a chunk gets, kept for the backward pass
 
 
 def rule_of(dim: Dim, carry, scope: Scope) -> Rule | None:
@@ -82,7 +82,11 @@ def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
 def pipelined(
     name: str, fn: Callable, carry, xs, dim: Dim, scope: Scope, rule: Rule, *, reverse, unroll
 ):
-    """What `scan` gives, by a pipeline. The last carry is a sum that is pending over the stages."""
+    """What `scan` gives, by a pipeline.
+
+    The last carry is handed out to the stages, where these share its rows outside of the pipeline;
+    else it is a sum that is pending over them.
+    """
     if reverse:
         raise MeshDSLError(
             f"{rule}: a pipeline runs forward, and this {name} over `{dim.name}` has reverse=True"
@@ -90,16 +94,20 @@ def pipelined(
     axes = _axes(dim, scope)
     op = scope.recorder.begin("pipeline", (dim,), (axes,))
     xs = each(lambda x: _noted(in_front(x, dim, name), axes, scope) if is_tensor(x) else x, xs)
+    outside = [(x.dims, scope.split(x.dims)) for x in leaves_of(carry) if is_tensor(x)]
     with scope.spending(axes, dim):
-        home = _home(rule, carry, scope)
-        carry = each(lambda x: _brought(x, rule, home, scope, op), carry)
-        schedule = _schedule(axes, rule, carry, scope)
+        home = home_of(rule, carry, scope)
+        carry = each(lambda x: brought_home(x, rule, home, scope, op), carry)
+        schedule = schedule_of(axes, rule, carry, scope)
+        if schedule.microbatches % schedule.stages == 0:
+            shared = all(is_shared(rule, *x, home, axes, scope) for x in outside)
+            schedule = schedule._replace(hands_out=shared)
         op.schedule = schedule
         stages = Stages(dim, axes, rule, schedule, scope, op)
         entered = lambda x: for_jax(stages.enter(x)) if is_tensor(x) else stages.of_all(x)
         xs = each(entered, xs)
         made, ys = _Pipe(name, fn, stages, home, scope, unroll).run(carry, xs)
-        made = each(lambda x: _of_last(x, stages, scope), made)
+        made = each(lambda x: _of_last(x, stages, scope, rule), made)
     return made, each(lambda y: resharding.settle(y) if is_tensor(y) else y, ys)
 
 
@@ -111,76 +119,8 @@ def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
     return resharding.settle(x)
 
 
-def _home(rule: Rule, carry, scope: Scope) -> tuple[str, ...]:
-    """The axes that split the dim of the microbatches where these are cut from the carry.
-
-    They are those with which the law begins for that dim in every leaf.
-    """
-    assert rule.microbatches is not None
-    name, _ = rule.microbatches
-    splits = [
-        axes
-        for x in leaves_of(carry)
-        if is_tensor(x)
-        for d, axes in zip(x.dims, scope.split(x.dims), strict=True)
-        if d.name == name
-    ]
-    alike = takewhile(lambda axes: len(set(axes)) == 1, zip(*splits, strict=False))
-    return tuple(axes[0] for axes in alike)
-
-
-def _brought(x, rule: Rule, home: tuple[str, ...], scope: Scope, op):
-    """A leaf of the carry as all stages have it: split by the law over what is left of the mesh.
-
-    Args:
-      home: the axes that split the dim of the microbatches.
-    """
-    if not is_tensor(x):
-        return collectives.vary(jnp.asarray(x), scope.in_mesh_order(scope.spent))
-    assert rule.microbatches is not None
-    cut = [d.name == rule.microbatches[0] for d in x.dims]
-    law = zip(cut, scope.split(x.dims), strict=True)
-    split = tuple(home if is_cut else axes for is_cut, axes in law)
-    varies = scope.of_mesh(scope.spent.union(*split))
-    return for_jax(resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies))
-
-
-def _schedule(axes, rule: Rule, carry, scope: Scope) -> Schedule:
-    """Who works on what, when. Where there are fewer rows than microbatches, each is of one row.
-
-    Raises:
-      MeshDSLError: the rows of a device do not divide into microbatches, or these do not go round
-        the stages in groups.
-    """
-    assert rule.microbatches is not None
-    stages, (name, count) = scope.parts(axes), rule.microbatches
-    if rule.rounds > 1 and count % stages:
-        near = max(stages, count // stages * stages)
-        raise MeshDSLError(
-            f"{rule}: with rounds, microbatches are a multiple of the {stages} stages, such as "
-            f"{near} or {near + stages}, not {count}"
-        )
-    leaves = [t for t in leaves_of(carry) if is_tensor(t)]
-    cut = {d: t.placement.axes[i] for t in leaves for i, d in enumerate(t.dims) if d.name == name}
-    if len(cut) > 1:
-        raise MeshDSLError(
-            f"{rule}: the carry has several dims `{name}`, {' and '.join(map(str, cut))}, and "
-            "one is cut into microbatches"
-        )
-    ((batch, split),) = cut.items()
-    rows = scope.part(batch, split)
-    if batch.name in scope.layout.zigzag or rows * scope.parts(split) != batch.size:
-        raise MeshDSLError(
-            f"{rule}: `{name}`={batch.size} is cut into microbatches, so it divides over "
-            f"{' x '.join(f'`{a}`={scope.sizes[a]}' for a in split)}, in natural order"
-        )
-    if rows > count and rows % count:
-        legal = [str(n) for n in range(1, rows + 1) if rows % n == 0]
-        raise MeshDSLError(
-            f"{rule}: a device has {rows} of {batch}, which do not divide into {count} "
-            f"microbatches; use {either(legal[-8:])}, or another batch"
-        )
-    return Schedule(stages, min(count, rows), rule.rounds)
+class _NotAtHome(Exception):
+    """The body of a pipeline takes microbatches of tensors that are to be brought home first."""
 
 
 class _Pipe:
@@ -190,6 +130,7 @@ class _Pipe:
       cut: gives the dim of the microbatches the axis that stands for them.
       home: the axes that split that dim in the carry, from which microbatches are cut.
       summed: for each result of the body whether it is a sum over the rows of a microbatch.
+      recomputed: whether a tick makes what it takes of the parameters again in the backward pass.
     """
 
     def __init__(
@@ -209,56 +150,135 @@ class _Pipe:
         axis = f"{self.count} microbatches"
         self.cut = replace(rule, dim=of_dim, axis=axis, pads=False, microbatches=None, rounds=1)
         self.summed: list[bool] = []
+        self.recomputed = False
+        self._closures, self._learns = Closures(), True
 
     def run(self, carry, xs):
         """The carry as each stage has it in the end, and the results of all elements."""
+        seen, closures = next_op_number(), self._closures
+        with suppress(_NotAtHome):
+            return self._traced(carry, xs)
+        met, closures.away = closures.away, {}
+        with suppress(_NotAtHome):
+            return self._traced(carry, xs)
+        self.scope.recorder.forget(seen)
+        # What the body makes itself is another tensor each time that it is traced.
+        for x, home in (closures.away[key] for key in met if key in closures.away):
+            closures.brought(x, self._brought(x, home))
+        self._learns = False
+        return self._traced(carry, xs)
+
+    def _brought(self, x: Tensor, home) -> Tensor:
+        """What the body closes over, in the split in which microbatches are cut from it."""
+        scope, rule = self.scope, str(self.stages.rule)
+        varies = scope.of_mesh(scope.spent.union(*home))
+        how = {"varies": varies, "pending": x.placement.pending}
+        return for_jax(resharding.reshard(x, home, scope, self.stages.op, lambda _: rule, **how))
+
+    def _traced(self, carry, xs):
+        """What `run` gives.
+
+        Raises:
+          _NotAtHome: in the first two attempts, where the body closes over what is to be brought
+            home before the ticks.
+        """
         schedule, scope = self.stages.schedule, self.scope
         last_stage = self.stages.number == schedule.stages - 1
 
         def tick(state, number):
-            here, rows = (uncarried(tree) for tree in state)
+            here, passing, rows = (uncarried(tree) for tree in state)
             item = number - self.stages.number
             which, in_round = schedule.microbatch_of(item), schedule.round_of(item)
             real = (item >= 0) & (item < schedule.items) & (which < self.count)
             which, in_round = jnp.clip(which, 0, self.count - 1), jnp.where(real, in_round, 0)
-            fresh = self._taken(rows, which)
+            fresh = self._taken(self._not_yet(carry, rows), which, self.count)
             enters = (self.stages.number == 0) & (in_round == 0)
             with scope.taking_turns(self.cut, self._turn(which)):
                 given = _choose(enters | ~real, each(self._value, fresh), here)
-                made, ys = self._chunk(given, xs, in_round, real)
+                made, ys = self._chunk(given, xs, in_round, number)
                 op = scope.recorder.begin("hand_on", *_dims(made))
                 handed = self.stages.hand_on(carried(made), op)
                 made = each(self._at_home, made)
-            done = last_stage & real & (in_round == schedule.rounds - 1)
-            rows = self._put(rows, _choose(done, made, fresh), which)
-            return (handed, carried(rows)), carried(ys)
+                if self._learns and self._closures.away:
+                    raise _NotAtHome
+                done = last_stage & real & (in_round == schedule.rounds - 1)
+                result = _choose(done, made, fresh)
+                if schedule.hands_out:
+                    rows, passing = self._handed_out(rows, number, result, made, here, passing)
+                else:
+                    rows = self._put(rows, result, which)
+            return (handed, carried(passing), carried(rows)), carried(ys)
 
         first = jnp.int32(0)
         with scope.taking_turns(self.cut, self._turn(first)):
-            start = each(self._value, self._taken(carry, first))
+            start = each(self._value, self._taken(carry, first, self.count))
             start = jax.tree.map(_constant, carried(start))
+        passing = start if schedule.hands_out and schedule.stages > 2 else ()
         with scope.recorder.repeated("ticks", schedule.ticks):
             ticks = jnp.arange(schedule.ticks, dtype=jnp.int32)
-            (_, made), ys = lax.scan(tick, (start, carried(carry)), ticks)
+            begin = (start, passing, carried(self._rows(carry)))
+            (_, _, made), ys = lax.scan(tick, begin, ticks)
         leaves, tree = jax.tree.flatten(uncarried(ys), is_leaf=is_tensor)
         ys = [self._collected(y, is_sum) for y, is_sum in zip(leaves, self.summed, strict=True)]
         return uncarried(made), jax.tree.unflatten(tree, ys)
 
     def _turn(self, which) -> Turn:
-        return Turn(which, self.count, {self.cut.dim: self.home})
+        return Turn(which, self.count, {self.cut.dim: self.home}, self._closures)
 
     def _at(self, x) -> int | None:
         """The position of the dim of microbatches; None where `x` has none."""
         dims = x.dims if is_tensor(x) else ()
         return next((i for i, d in enumerate(dims) if d.name == self.cut.dim), None)
 
-    def _taken(self, rows, which):
-        """One microbatch of all rows of a device."""
+    def _rows(self, carry):
+        """Where results are put: the rows of a device, or the share of them that a stage will have.
+
+        What is there in the beginning is real, and nobody looks at it.
+        """
+        if not self.stages.schedule.hands_out:
+            return carry
+
+        def share(x):
+            if (at := self._at(x)) is None:
+                return x
+            size = x.stored.shape[at] // self.stages.schedule.stages
+            return x.replace(array=_constant(lax.slice_in_dim(x.stored, 0, size, axis=at)))
+
+        return each(share, carry)
+
+    def _not_yet(self, carry, rows):
+        """What microbatches are cut from: the carry, of which `rows` may have become results."""
+        if not self.stages.schedule.hands_out:
+            return rows
+        return each(lambda x, row: row if self._at(x) is None else x, carry, rows)
+
+    def _handed_out(self, rows, tick, result, made, here, passing):
+        """`rows` with the result that arrives at this stage, and what is on its way to others.
+
+        Args:
+          result: what the last stage has made of leaves without microbatches.
+          made: what this stage has made.
+          here: what the stage before has made at the last tick; stage 0 has it from the last one.
+          passing: results on their way from stage 0.
+        """
+        stages, schedule = self.stages, self.stages.schedule
+        if schedule.stages > 2:
+            here = _choose(stages.number == 0, here, passing)
+            op = self.scope.recorder.begin("hand_out", *_dims(here))
+            passing = uncarried(stages.hand_out(carried(here), op))
+        place, arrives = schedule.arrives(stages.number, tick)
+        arrived = _choose(stages.number == schedule.stages - 1, made, here)
+        arrived = _choose(arrives, arrived, self._taken(rows, place, schedule.share))
+        put = lambda x, mine, of_all: of_all if self._at(x) is None else mine
+        return self._put(rows, each(put, rows, arrived, result), place), passing
+
+    def _taken(self, rows, which, count: int):
+        """One of `count` microbatches of all rows of a device."""
 
         def taken(x):
             if (at := self._at(x)) is None:
                 return x
-            size, axes = x.stored.shape[at] // self.count, list(x.placement.axes)
+            size, axes = x.stored.shape[at] // count, list(x.placement.axes)
             axes[at] = (*axes[at], self.cut.axis)
             array = lax.dynamic_slice_in_dim(x.stored, which * size, size, at)
             return x.replace(array=array, placement=x.placement._replace(axes=tuple(axes)))
@@ -289,17 +309,17 @@ class _Pipe:
 
         return each(put, rows, microbatch)
 
-    def _chunk(self, given, xs, in_round, real):
+    def _chunk(self, given, xs, in_round, number):
         """The carry after the elements of a stage, in one round, and the results of each.
 
         Args:
-          real: whether the stage does not wait; else nobody looks at what this gives.
+          number: of the tick.
         """
         stages, rounds = self.stages, self.stages.schedule.rounds
         inner: list = []  # the policies of what is recomputed within
 
-        def work(given, in_round):
-            chunk = carried(xs)
+        def work(given, in_round, number):
+            chunk = carried(each(lambda x: gathered_at(number, x, self.scope), xs))
             if rounds > 1:
                 start, size = in_round * stages.chunk, stages.chunk
                 cut = lambda x: lax.dynamic_slice_in_dim(x, start, size)
@@ -309,15 +329,17 @@ class _Pipe:
             with repeated, policies_within(inner):
                 return lax.scan(self._body, given, (numbers, chunk), unroll=self.unroll)
 
-        if rounds > 1:
-            work = jax.checkpoint(work, policy=_kept(inner))
-        made, ys = work(carried(given), in_round)
+        gathers = any(is_gathered(x, self.scope) for x in leaves_of(xs))
+        self.recomputed = gathers or rounds > 1
+        if self.recomputed:
+            work = jax.checkpoint(work, policy=kept(inner))
+        made, ys = work(carried(given), in_round, number)
         return uncarried(made), uncarried(ys)
 
     def _body(self, given, both):
         number, x = both
-        named = lambda a: ad_checkpoint.checkpoint_name(a, _CARRY) if _is_float(a) else a
-        if self.stages.schedule.rounds > 1:
+        named = lambda a: ad_checkpoint.checkpoint_name(a, CARRY) if _is_float(a) else a
+        if self.recomputed:
             given = jax.tree.map(named, given)
         before = uncarried(given)
         made = self.fn(before, each(lambda t: element(t, self.stages.dim), uncarried(x)))
@@ -353,7 +375,8 @@ class _Pipe:
             [schedule.item_of(which, in_round) for which in range(self.count)]
             for in_round in range(schedule.rounds)
         ]
-        array = array[None] if schedule.rounds == 1 else array[jnp.asarray(items)]
+        in_order = items == [list(range(schedule.items))]
+        array = array[None] if in_order else array[jnp.asarray(items)]
         if is_sum:
             array = array.any(1) if array.dtype == bool else array.sum(1, dtype=array.dtype)
         elif at is None:
@@ -370,8 +393,16 @@ class _Pipe:
         return Tensor(array, dims, y.role, placement)
 
 
-def _of_last(x, stages: Stages, scope: Scope):
-    """What the last stage has of a leaf of the carry: a sum that is pending over the stages."""
+def _of_last(x, stages: Stages, scope: Scope, rule: Rule):
+    """A leaf of the carry as it leaves the pipeline.
+
+    It is what the last stage has of it, a sum that is pending over the stages, unless each stage
+    has its share already.
+    """
+    assert rule.microbatches is not None
+    at = [i for i, d in enumerate(x.dims) if d.name == rule.microbatches[0]] if is_tensor(x) else []
+    if at and stages.schedule.hands_out:
+        return stages.outside(x, at[0])
     if not is_tensor(x) or not jnp.issubdtype(x.dtype, jnp.number):
         array = stages.from_last(x.stored if is_tensor(x) else x)
         return x.replace(array=array) if is_tensor(x) else array
@@ -399,24 +430,3 @@ def _is_float(array) -> bool:
 
 def _constant(array):
     return lax.stop_gradient(array) if _is_float(array) else array
-
-
-def _kept(inner: list):
-    """What to keep for the backward pass of a chunk of one of several rounds.
-
-    A chunk of the parameters is cut from those of all rounds again, because otherwise each tick
-    would keep the parameters that it works with. What functions inside keep is kept.
-
-    Args:
-      inner: the policies of functions inside that are recomputed; known after tracing.
-    """
-
-    def policy(primitive, *avals, **params):
-        if primitive.name == "name" and params["name"] == _CARRY:
-            return True
-        if not inner:
-            return primitive.name != "dynamic_slice"
-        found = (kept(primitive, *avals, **params) for kept in inner if kept is not None)
-        return next((answer for answer in found if answer), False)
-
-    return policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,7 @@ class Argument:
       dtype: NumPy's name.
       bytes: on one device.
       role: `parameter`, `optimizer` for the state of an optimizer, or `value` for anything else.
+      frozen: whether it is a parameter that has no gradient.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Argument:
     dtype: str
     bytes: int
     role: str = "value"
+    frozen: bool = False
 
     def __str__(self):
         return self.name + (notation(self.dims, self.axes) if self.dims else "")
@@ -100,6 +102,7 @@ class Program:
         args: tuple = (),
         donated: Collection[int] = (),
         optimizer: Collection[int] = (),
+        frozen: Collection[str] = (),
     ):
         """Makes the record of one trace.
 
@@ -107,6 +110,7 @@ class Program:
           args: what the function was traced with.
           donated: positions of the `args` that are donated.
           optimizer: positions of the `args` that are the state of an optimizer.
+          frozen: the names of parameters that have no gradient.
         """
         self.ops = list(ops)
         self.layout = layout
@@ -116,7 +120,11 @@ class Program:
             arguments_in(arg, f"argument {i}", "optimizer" if i in optimizer else None)
             for i, arg in enumerate(args)
         ]
-        self.arguments = tuple(argument for one in each for argument in one)
+        self.arguments = tuple(
+            replace(argument, frozen=argument.name in frozen) if frozen else argument
+            for one in each
+            for argument in one
+        )
         self.donated = tuple(i in donated for i, one in enumerate(each) for _ in one)
 
     def __repr__(self) -> str:

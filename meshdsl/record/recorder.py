@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -27,6 +28,8 @@ _TAG = re.compile(r"\bmd\.\w+\.\d+\b")
 _USERS = ("meshdsl.layers.", "meshdsl.models.")
 _OUTSIDE = ("meshdsl.train.", "meshdsl.commands.", "meshdsl_cli.")
 _MACHINERY = ("meshdsl.", "jax.", "contextlib.", "functools.", "flax.", "optax.")
+Lines = tuple[tuple[str, int], ...]  # files and lines of the user's code, the innermost first
+_QUOTED: ContextVar[Lines] = ContextVar("quoted", default=())  # see `with_lines`
 _LINES = 2  # how many lines an op has: `linear.py` says little without the layer that calls it
 
 
@@ -80,6 +83,7 @@ class Op:
       kernel: which of several kernels it runs, such as `splash`; empty where it has no choice.
       needed: the share of its FLOPs that the model needs: of causal attention a half is enough,
         and a kernel may compute all of it.
+      lacks: the kernels that it would have preferred, each with what it cannot do of this op.
       schedule: of a pipeline, which stage works on what, when.
       number: counts through the ops of all recorders, in the order in which they were begun.
     """
@@ -88,12 +92,13 @@ class Op:
     name: str
     dims: Dims
     axes: tuple[tuple[str, ...], ...]
-    lines: tuple[tuple[str, int], ...]
+    lines: Lines
     loops: tuple[tuple[str, int], ...]
     waste: float = 0.0
     moves: list[Move] = field(default_factory=list)
     kernel: str = ""
     needed: float = 1.0
+    lacks: tuple[tuple[str, str], ...] = ()
     schedule: Schedule | None = None
     number: int = field(default_factory=next_op_number)
 
@@ -223,11 +228,27 @@ def source_of(op: Op) -> str:
     return " ".join(f"{os.path.basename(file)}:{line}" for file, line in reversed(op.lines))
 
 
-def _user_lines() -> tuple[tuple[str, int], ...]:
+@contextmanager
+def with_lines(lines: Lines):
+    """Ops recorded inside of this `with` come from these lines, and not from those that run.
+
+    For code of the user's that is not running any more, as that of a jaxpr. No lines change
+    nothing.
+    """
+    before = _QUOTED.set(lines or _QUOTED.get())
+    try:
+        yield
+    finally:
+        _QUOTED.reset(before)
+
+
+def _user_lines() -> Lines:
     """File and line of the innermost frames of layers, models and the user's code.
 
     At most `_LINES` of them, the innermost first.
     """
+    if quoted := _QUOTED.get():
+        return quoted
     found = []
     frame = sys._getframe(3)  # beyond this function, `Recorder.begin` and what calls it
     while frame is not None and len(found) < _LINES:

@@ -141,6 +141,7 @@ def _ops(
                 advice=advice(op, idle, program),
                 waste=op.waste,
                 kernel=op.kernel,
+                lacks=op.lacks,
                 pipeline=pipeline.tag if pipeline else "",
             )
         )
@@ -214,8 +215,12 @@ def _axes(
     used = {a for op in program.ops for split in op.axes for a in split}
     for axis, size in program.axis_sizes.items():
         over = [c for c in program.collectives if axis in c.axes]
-        seconds = None
+        seconds = between = None
         if network is not None:
+            if any(level.kind == "scale-out" for level in network.axis(axis).levels):
+                between = sum(
+                    c.count * network.sent_between(c.operation, c.axes, c.bytes) for c in over
+                )
             seconds = sum(c.count * network.seconds(c.operation, c.axes, c.bytes) for c in over)
         views.append(
             AxisView(
@@ -226,6 +231,7 @@ def _axes(
                 lies=network.describe(axis) if network else "",
                 seconds=seconds,
                 idle=size > 1 and axis not in used,
+                between=between,
             )
         )
     return tuple(views)

@@ -70,7 +70,13 @@ def _axes(e: Explanation) -> list[str]:
                 a.lies,
             )
         )
-    return ["axes: collectives of one step on one device", *columns(rows, right=(1, 2, 3, 4))]
+    lines = ["axes: collectives of one step on one device", *columns(rows, right=(1, 2, 3, 4))]
+    return lines + [
+        f"  {a.name}: of these each device sends {byte_words(round(a.between))} to other slices or "
+        "nodes"
+        for a in e.axes
+        if a.between is not None
+    ]
 
 
 # -- ops ---------------------------------------------------------------------------------------
@@ -87,7 +93,10 @@ def _ops(e: Explanation) -> list[str]:
 
 
 def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
-    """A line for each op, and under it one for each of its collectives."""
+    """A line for each op, and under it one for each of its collectives.
+
+    Kernels that cannot serve the op come before these, each with the reason.
+    """
     rows = [
         (
             op.notation
@@ -101,6 +110,7 @@ def _op_lines(ops: Sequence[OpView], layout: str, indent: int) -> Iterator[str]:
     ]
     for op, line in zip(ops, columns(rows, indent=indent), strict=True):
         yield line
+        yield from (" " * (indent + 4) + f"not by {name}: {why}" for name, why in op.lacks)
         cells = [_move(m, op, layout) for m in op.moves]
         yield from columns(cells, right=(2, 3, 4), indent=indent + 4)
 

@@ -12,6 +12,12 @@ With v *rounds* each stage has v shorter chunks of the elements instead of one, 
 goes round the stages v times (circular, or interleaved; Narayanan et al., 2021): chunk c lies on
 stage c mod S and is of round c div S. Item n is microbatch (n div vS) S + n mod S in round
 (n mod vS) div S. So the S - 1 ticks for which a stage waits are ticks of a v-th of the work.
+
+The last stage has all results, and outside of the pipeline the stages may share the rows: stage d
+then has those of the d-th M / S microbatches. Where results are *handed out*, the last stage sends
+each, once it is finished, to stage 0, from which it goes on by one stage a tick. Microbatches take
+their turns in such an order that the last result arrives when the last tick ends: first those of
+stage S - 2, which travel longest, then those of S - 3 and so on, and those of the last stage last.
 """
 
 from __future__ import annotations
@@ -28,11 +34,13 @@ class Schedule(NamedTuple):
       stages: how many there are.
       microbatches: how many there are.
       rounds: how often each microbatch goes round the stages.
+      hands_out: whether results go to the stages that have their rows outside of the pipeline.
     """
 
     stages: int
     microbatches: int
     rounds: int = 1
+    hands_out: bool = False
 
     @property
     def items(self) -> int:
@@ -62,19 +70,50 @@ class Schedule(NamedTuple):
 
     def microbatch_of(self, item) -> Any:
         """The microbatch of an item, or a number that no microbatch has where there is none."""
+        return self._ordered(self._place_of(item))
+
+    def _place_of(self, item) -> Any:
+        """Which place a microbatch has in the order of their turns."""
         return item // (self.rounds * self.stages) * self.stages + item % self.stages
+
+    def _ordered(self, place) -> Any:
+        """The microbatch that takes its turn in a place; also the place of a microbatch."""
+        if not self.hands_out:
+            return place
+        return (self.stages - 2 - place // self.share) % self.stages * self.share + (
+            place % self.share
+        )
+
+    @property
+    def share(self) -> int:
+        """How many microbatches of results each stage has, where they are handed out."""
+        return self.microbatches // self.stages
+
+    def arrives(self, stage, tick) -> tuple[Any, Any]:
+        """Which of the results of a stage arrives there at a tick, and whether one does.
+
+        Args:
+          stage, tick: may be arrays.
+        """
+        item = tick - (stage + 1) % self.stages - (self.stages - 1)
+        which, finished = self.microbatch_of(item), self.round_of(item) == self.rounds - 1
+        inside = (item >= 0) & (item < self.items)
+        return which % self.share, inside & finished & (which // self.share == stage)
 
     def item_of(self, microbatch: int, in_round: int) -> int:
         """The item that a microbatch is in a round: the inverse of the two above."""
-        group, place = divmod(microbatch, self.stages)
+        group, place = divmod(self._ordered(microbatch), self.stages)
         return (group * self.rounds + in_round) * self.stages + place
 
     def at(self, stage: int, tick: int) -> tuple[int, int] | None:
-        """Microbatch and round that a stage works on at a tick; None where it waits."""
+        """Microbatch and round that a stage works on at a tick; None where it waits.
+
+        Microbatches have the numbers of their turns.
+        """
         item = tick - stage
-        if not 0 <= item < self.items or self.microbatch_of(item) >= self.microbatches:
+        if not 0 <= item < self.items or self._place_of(item) >= self.microbatches:
             return None
-        return self.microbatch_of(item), self.round_of(item)
+        return self._place_of(item), self.round_of(item)
 
     def deal(self, chunk: int) -> list[Piece]:
         """The pieces by which parts of consecutive chunks become every S-th chunk of each stage.

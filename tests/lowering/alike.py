@@ -40,7 +40,7 @@ def assert_alike(traced: Sequence[Op], found: Sequence[Op]) -> None:
 def _row(op: Op) -> tuple:
     of_program = tuple(takewhile(lambda line: line[0] != __file__, op.lines))
     loop = op.dims, op.axes, op.loops, op.waste
-    return op.tag, op.name, of_program, *loop, op.kernel, op.needed
+    return op.tag, op.name, of_program, *loop, op.kernel, op.needed, op.lacks
 
 
 def with_gradient(fn, args: Sequence):

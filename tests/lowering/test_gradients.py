@@ -169,6 +169,25 @@ def test_the_function_is_traced_once_unless_a_parameter_meets_no_data(penalty, t
     assert_same(md.value_and_grad(value), W, X, layout=layout, gradients=False, level="optimizer")
 
 
+def test_a_step_that_takes_parts_of_its_gradients_is_traced_once():
+    traces = []
+
+    def value(w, x):
+        traces.append(None)
+        return md.mean(md.square(md.einsum(x, w, out=(BATCH, C))))
+
+    def step(w, x):
+        traces.append(None)
+        loss, grad = md.value_and_grad(value)(w, x)
+        return loss, jax.tree.map(lambda w, g: w - 0.1 * g, w, grad)
+
+    lowered = md.lower(step, md.Layout(["batch -> m"], ["c -> m"], mesh={"m": 2}))
+    lowered.trace(W, X)
+    assert len(traces) == 2
+    lowered(W, X)
+    assert len(traces) == 4
+
+
 def test_ops_of_a_custom_gradient_are_recorded_once():
     """JAX traces the function for its value, and again for its gradient."""
 

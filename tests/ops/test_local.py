@@ -1,5 +1,7 @@
 """`local` runs any JAX function on what each device has, Pallas kernels included."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +9,7 @@ from jax.experimental import pallas as pl
 
 import meshdsl as md
 from meshdsl.compiled.topology import target_devices
+from meshdsl.lowering import kernels
 from meshdsl.machine import find_target
 from tests.helpers import assert_same, data, dims, integers, layout, weight
 
@@ -45,6 +48,34 @@ def test_a_pallas_kernel_and_its_gradient_are_the_same_under_every_layout(layout
         return md.local(product, md.tanh(x), w, out=(A, B))
 
     assert_same(fn, data(A, B), weight(A, B), layout=layout)
+
+
+@pytest.mark.parametrize("few, stated", [(2, False), (4, True)])
+def test_a_kernel_is_traced_once_for_the_same_types(few, stated):
+    """Where the types of its results are stated, only when a program with it is lowered."""
+    TRACES.clear()
+
+    def twice(x, times):
+        results = jax.ShapeDtypeStruct(x.array.shape, x.array.dtype) if stated else None
+        kernel = partial(kernels.opaque, partial(_counted, times), results=results)
+        return md.tensor(kernel(kernel(x.array)), x.dims)
+
+    programs = [
+        md.lower(partial(twice, times=times), layout(mesh={"x": 2})).trace(data(A, B))
+        for times in (few, few + 1, few)
+    ]
+    assert TRACES == ([] if stated else [few, few + 1])
+    for program in programs:
+        program.lower()
+    assert TRACES == [few, few + 1]
+
+
+TRACES = []
+
+
+def _counted(times, x):
+    TRACES.append(times)
+    return x * times
 
 
 def test_the_kernel_of_the_documentation():
@@ -112,3 +143,20 @@ def test_a_kernel_compiles_for_tpu():
     )
     text = lowered.lower(weight(rows, columns), data(rows, columns)).compile().as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 2
+
+
+def _one_part(x, w, start):
+    """The term of a sum over `b`, with each element of `w` multiplied by its index."""
+    return x @ (w * (start + jnp.arange(len(w), dtype=w.dtype)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS[1], md.Layout(["b -> x"], mesh={"x": 3}, uneven="pad")], ids=str
+)
+def test_the_function_gives_a_term_of_a_sum_and_knows_where_its_part_begins(layout):
+    fn = lambda x, w: md.local(_one_part, x, w, out=A, sums=B, starts=B)
+    x, w = data(A, B), data(B, seed=3)
+    expected = x.array @ (w.array * jnp.arange(16))
+    assert jnp.allclose(fn(x, w).array, expected, atol=1e-5)
+    assert_same(fn, x, w, layout=layout, floor=1.0, tolerance=1e-5)

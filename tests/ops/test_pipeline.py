@@ -104,6 +104,12 @@ def test_a_pipeline_is_the_loop(layers, rules):
     assert {op.count for op in hops} == {pipeline.ticks}
 
 
+def gradients_of(run, args, rules):
+    """The program of a loss and its gradients by the weights."""
+    loss = lambda weights, *others: md.sum(run(*weights, *others)[0])
+    return md.lower(md.value_and_grad(loss), rules).program(args[:2], *args[2:])
+
+
 def test_each_tick_hands_one_microbatch_on_and_rounds_shorten_the_bubble():
     run, args = net(8)
     for rounds, ticks in ((1, 4 + 2 - 1), (4, 4 * 4 + 2 - 1)):
@@ -114,6 +120,66 @@ def test_each_tick_hands_one_microbatch_on_and_rounds_shorten_the_bubble():
         assert hops[0].bytes == 1 * 8 * 4  # one row of 8 numbers
 
 
+@pytest.mark.parametrize("count, rounds", only([(2, 1)], [(2, 1), (4, 1), (4, 2)]))
+def test_stages_that_share_the_rows_get_their_results_while_others_are_made(count, rounds):
+    """No sum or gather over `stage` is left: what moves between stages moves at each tick."""
+    run, args = net(2 * count * rounds)
+    rules = stages(*SHARED, mesh={"stage": count, "data": 2}, rounds=rounds)
+    program = gradients_of(run, args, rules)
+    moved = {
+        (program.op_of(c).name, c.operation)
+        for c in program.collectives
+        if c.axes == ("stage",) and program.op_of(c).name != "pipeline"
+    }
+    assert moved == {("hand_on", "ppermute")} | ({("hand_out", "ppermute")} if count > 2 else set())
+
+
+@pytest.mark.parametrize(
+    "microbatches, stages, rounds", [(4, 2, 1), (8, 4, 2), (4, 4, 3), (8, 8, 1)]
+)
+def test_each_result_arrives_once_at_its_stage(microbatches, stages, rounds):
+    schedule = Schedule(stages, microbatches, rounds, hands_out=True)
+    for stage in range(stages):
+        arrivals = [schedule.arrives(stage, tick) for tick in range(schedule.ticks)]
+        assert sorted(which for which, arrives in arrivals if arrives) == [*range(schedule.share)]
+    assert sorted({schedule.microbatch_of(i) for i in range(schedule.items)}) == [
+        *range(microbatches)
+    ]
+
+
+def test_what_a_body_closes_over_is_brought_home_once():
+    run, args = net(4)
+    rules = stages(*SHARED, mesh={"stage": 2, "data": 2})
+    program = gradients_of(run, args, rules)
+    found = [c for c in program.collectives if c.operation == "all_gather" and c.bytes == 8 * 4]
+    assert [(program.op_of(c).name, c.count) for c in found] == [("pipeline", 1)]
+
+
+def test_gathers_of_each_layer_stay_within_the_ticks():
+    run, args = net(4)
+    rules = stages(*SHARED, mesh={"stage": 2, "data": 2}, parameters=["d -> data"])
+    program = gradients_of(run, args, rules)
+    found = [c for c in program.collectives if (c.operation, c.axes) == ("all_gather", ("data",))]
+    layers_and_ticks = 2 * 5
+    assert [c.count for c in found] == [layers_and_ticks] * 4  # two weights, forward and again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers, rounds", [(4, 1), (3, 2)])
+def test_a_maximum_may_be_a_result_of_a_body_that_is_recomputed(layers, rounds):
+    n, b, l, d = dims(layers=layers, batch=16, length=4, d=8)
+
+    def run(w, x):
+        def layer(x, w):
+            return x * w, (md.mean(x), md.max(md.sum(x, l), d), md.max(x * w, l))
+
+        return md.scan(md.checkpoint(layer), x, w, dim=n)
+
+    mesh = {"stage": 2, "data": 2, "model": 2}
+    rules = stages(*SHARED, "length -> model", mesh=mesh, rounds=rounds)
+    assert_same(run, weight(n, d), data(b, l, d), layout=rules)
+
+
 def test_what_waits_spoils_nothing(monkeypatch):
     """What a stage makes while it waits may be anything: neither results nor gradients see it."""
     run, args = net(4)
@@ -121,8 +187,10 @@ def test_what_waits_spoils_nothing(monkeypatch):
     expected, _ = assert_same(run, *args, layout=rules)
     chunk = pipeline._Pipe._chunk
 
-    def spoilt(self, given, xs, in_round, real):
-        made, ys = chunk(self, given, xs, in_round, real)
+    def spoilt(self, given, xs, in_round, number):
+        made, ys = chunk(self, given, xs, in_round, number)
+        item = number - self.stages.number
+        real = (item >= 0) & (item < self.stages.schedule.items)
         nothing = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), carried((made, ys)))
         return pipeline._choose(real, (made, ys), uncarried(nothing))
 

@@ -260,7 +260,8 @@ def _op(panel: Panel, op: OpView) -> Markup:
         _idle(op, panel),
     ]
     if op.kernel:
-        facts.append(tag("span", f"by {op.kernel}", class_="badge"))
+        why = "; ".join(f"not by {name}: {lacks}" for name, lacks in op.lacks)
+        facts.append(tag("span", f"by {op.kernel}", class_="badge", title=why or None))
     if op.waste:
         facts.append(tag("span", f"+{op.waste:.0%} padding", class_="badge"))
     head = tag(

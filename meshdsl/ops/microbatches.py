@@ -1,0 +1,116 @@
+"""The rows of a pipeline: where they are cut into microbatches, and who has them outside of it."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+import jax.numpy as jnp
+
+from meshdsl.dims import Dims
+from meshdsl.errors import MeshDSLError, either
+from meshdsl.layout import Rule
+from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.copies import for_jax
+from meshdsl.lowering.scope import Scope
+from meshdsl.ops.bodies import leaves_of
+from meshdsl.splits.changes import Split
+from meshdsl.splits.pipeline import Schedule
+from meshdsl.tensor import is_tensor
+
+
+def home_of(rule: Rule, carry, scope: Scope) -> tuple[str, ...]:
+    """The axes that split the dim of the microbatches where these are cut from the carry.
+
+    They are those with which the law begins for that dim in every leaf.
+    """
+    assert rule.microbatches is not None
+    name, _ = rule.microbatches
+    splits = [
+        axes
+        for x in leaves_of(carry)
+        if is_tensor(x)
+        for d, axes in zip(x.dims, scope.split(x.dims), strict=True)
+        if d.name == name
+    ]
+    alike = takewhile(lambda axes: len(set(axes)) == 1, zip(*splits, strict=False))
+    return tuple(axes[0] for axes in alike)
+
+
+def brought_home(x, rule: Rule, home: tuple[str, ...], scope: Scope, op):
+    """A leaf of the carry as all stages have it: split by the law over what is left of the mesh.
+
+    Args:
+      home: the axes that split the dim of the microbatches.
+    """
+    if not is_tensor(x):
+        return collectives.vary(jnp.asarray(x), scope.in_mesh_order(scope.spent))
+    assert rule.microbatches is not None
+    cut = [d.name == rule.microbatches[0] for d in x.dims]
+    law = zip(cut, scope.split(x.dims), strict=True)
+    split = tuple(home if is_cut else axes for is_cut, axes in law)
+    varies = scope.of_mesh(scope.spent.union(*split))
+    return for_jax(resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies))
+
+
+def schedule_of(axes, rule: Rule, carry, scope: Scope) -> Schedule:
+    """Who works on what, when. Where there are fewer rows than microbatches, each is of one row.
+
+    Raises:
+      MeshDSLError: the rows of a device do not divide into microbatches, or these do not go round
+        the stages in groups.
+    """
+    assert rule.microbatches is not None
+    stages, (name, count) = scope.parts(axes), rule.microbatches
+    if rule.rounds > 1 and count % stages:
+        near = max(stages, count // stages * stages)
+        raise MeshDSLError(
+            f"{rule}: with rounds, microbatches are a multiple of the {stages} stages, such as "
+            f"{near} or {near + stages}, not {count}"
+        )
+    leaves = [t for t in leaves_of(carry) if is_tensor(t)]
+    cut = {d: t.placement.axes[i] for t in leaves for i, d in enumerate(t.dims) if d.name == name}
+    if len(cut) > 1:
+        raise MeshDSLError(
+            f"{rule}: the carry has several dims `{name}`, {' and '.join(map(str, cut))}, and "
+            "one is cut into microbatches"
+        )
+    ((batch, split),) = cut.items()
+    rows = scope.part(batch, split)
+    if batch.name in scope.layout.zigzag or rows * scope.parts(split) != batch.size:
+        raise MeshDSLError(
+            f"{rule}: `{name}`={batch.size} is cut into microbatches, so it divides over "
+            f"{' x '.join(f'`{a}`={scope.sizes[a]}' for a in split)}, in natural order"
+        )
+    if rows > count and rows % count:
+        legal = [str(n) for n in range(1, rows + 1) if rows % n == 0]
+        raise MeshDSLError(
+            f"{rule}: a device has {rows} of {batch}, which do not divide into {count} "
+            f"microbatches; use {either(legal[-8:])}, or another batch"
+        )
+    return Schedule(stages, min(count, rows), rule.rounds)
+
+
+def is_shared(
+    rule: Rule,
+    dims: Dims,
+    outside: Split,
+    home: tuple[str, ...],
+    axes: tuple[str, ...],
+    scope: Scope,
+) -> bool:
+    """Whether the stages share the rows of a leaf of the carry, outside of the pipeline.
+
+    A leaf without rows is no reason against it.
+
+    Args:
+      outside: how the law splits `dims` there.
+      home: the axes that split the rows where they are cut.
+      axes: over which the stages lie.
+    """
+    assert rule.microbatches is not None
+    name, _ = rule.microbatches
+    if all(d.name != name for d in dims):
+        return True
+    inside = dict(zip(dims, scope.split(dims), strict=True))
+    handed_out = tuple((*a, *axes) if d.name == name else a for d, a in inside.items())
+    return outside == handed_out and all(inside[d] == home for d in dims if d.name == name)

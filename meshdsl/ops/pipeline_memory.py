@@ -1,0 +1,70 @@
+"""What a tick of a pipeline keeps for the backward pass, and what it makes again there."""
+
+from __future__ import annotations
+
+import jax
+from jax import lax
+
+from meshdsl.lowering.copies import copy_of
+from meshdsl.lowering.scope import Scope
+from meshdsl.tensor import is_tensor
+
+CARRY = "pipeline carry"  # what each element of a chunk gets, kept for the backward pass
+
+
+def is_gathered(x, scope: Scope) -> bool:
+    """Whether what uses a leaf of `xs` gathers it, because it is split further at rest."""
+    if not is_tensor(x) or x.placement is None or copy_of(x) is not None:
+        return False
+    by_rules = scope.split(x.dims[1:])
+    return x.placement.level != "rules" and x.placement.axes[1:] != by_rules
+
+
+def gathered_at(tick, x, scope: Scope):
+    """A leaf of `xs` for one tick.
+
+    Where it is gathered, it depends on the number of the tick, as far as JAX can see. Otherwise JAX
+    would take the gathers of all layers out of the loop of ticks, and hold their results until the
+    last one.
+    """
+    return x.replace(array=_at(tick, x.stored)) if is_gathered(x, scope) else x
+
+
+@jax.custom_jvp
+def _at(tick, array):
+    return lax.optimization_barrier((tick, array))[1]
+
+
+@_at.defjvp
+def _at_jvp(primals, tangents):
+    return _at(*primals), tangents[1]
+
+
+# What leads from the parameters of a stage to those of a tick, and on to those that a layer uses.
+_OF_A_TICK = frozenset(["dynamic_slice", "optimization_barrier", "pcast", "pvary"])
+_OF_A_LAYER = frozenset(
+    ["convert_element_type", "all_gather", "linear_call", "reshape", "transpose"]
+)
+
+
+def kept(inner: list):
+    """What to keep for the backward pass of a chunk that each tick takes of the parameters anew.
+
+    It is taken again, because otherwise each tick would keep the parameters that it works with.
+    What functions inside keep is kept.
+
+    Args:
+      inner: the policies of functions inside that are recomputed; known after tracing.
+    """
+
+    def policy(primitive, *avals, **params):
+        if primitive.name == "name" and params["name"] == CARRY:
+            return True
+        if primitive.name in _OF_A_TICK:
+            return False
+        if not inner:
+            return primitive.name not in _OF_A_LAYER
+        found = (one(primitive, *avals, **params) for one in inner if one is not None)
+        return next((answer for answer in found if answer), False)
+
+    return policy
