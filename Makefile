@@ -34,7 +34,7 @@ test-slow: $(VENV)/.installed-test
 
 test-all: test test-slow
 
-.PHONY: check types docs links
+.PHONY: check types docs links lock
 
 check: $(VENV)/.installed-check
 	$(VENV)/bin/ruff format --check .
@@ -52,6 +52,15 @@ docs: $(VENV)/.installed-docs links
 links:
 	@rm -rf build/links && mkdir -p build/links/meshdsl
 	@ln -s $(addprefix ../../../,$(wildcard meshdsl/*) layers layouts models) build/links/meshdsl
+
+# The versions that `pip install .[train]` takes with this Python, for installs that repeat.
+lock:
+	mkdir -p build
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed \
+	  --report build/lock.json '.[train]'
+	$(PYTHON) .ci/lock.py build/lock.json > build/lock.txt
+	mv build/lock.txt requirements/python$$($(PYTHON) -c \
+	  'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -36,7 +36,12 @@ def _stack(case: Case) -> Stack:
 def _loss(stack: Stack, x: md.Tensor) -> md.Tensor:
     length = x.dim("length")
     turn = angles(md.iota(length), stack.layer.attention.head_dim)
-    y, _ = stack.scan(lambda block, x, _: (block(x, length, turn, lambda y, place: y)[0], ()), x)
+
+    def block(layer: Block, x, _):
+        x, *_ = layer(x, length, lambda y, place: y, rotary=turn)
+        return x, ()
+
+    y, _ = stack.scan(block, x)
     return md.mean(md.square(md.cast(y, "float32")))
 
 

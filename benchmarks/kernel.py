@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from meshdsl.ops import attention_blocks
+from meshdsl.ops import attention_parts
 from meshdsl.ops.attention_blocks import Options, Sides
-from meshdsl.ops.attention_kernels import Place, attend_by_splash
+from meshdsl.ops.attention_kernels import Place, Runs, attend_by_splash
 
 
 def attend(q, k, v, platform: str = "cpu", *, mapped: bool = False):
@@ -31,16 +31,26 @@ def attend(q, k, v, platform: str = "cpu", *, mapped: bool = False):
     """
     options = Options(shared=2, causal=True, window=None, softcap=None, scale=q.shape[-1] ** -0.5)
     q, k, v = jnp.moveaxis(q, 1, -2), jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+    way, every = attention_parts.whole(options), Runs(((0,),), q.shape[-2])
     if platform == "tpu":
         place = Place(
-            part=None, parts=1, padded=False, counted=True, platform="tpu", lowered=mapped
+            part=None,
+            parts=1,
+            padded=False,
+            counted=True,
+            platform="tpu",
+            lowered=mapped,
+            whole=True,
+            rows=every,
+            columns=every,
+            aligned=False,
         )
-        found = attend_by_splash(options, place, q, k, v, Sides())
+        found = attend_by_splash(way, place, q, k, v, Sides())
     else:
         positions = jnp.arange(q.shape[-2])
         ones = (1,) * (q.ndim - 2)
         sides = Sides(rows=positions.reshape(*ones, -1, 1), columns=positions.reshape(*ones, 1, -1))
-        found = attention_blocks.attend(options, q, k, v, sides)
+        found = attention_parts.attend(way, q, k, v, sides)
     return jnp.moveaxis(found, -2, 1)
 
 

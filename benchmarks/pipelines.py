@@ -2,9 +2,10 @@
 
     python -m benchmarks.pipelines --rows fsdp-sequence "4 stages" "4 stages, 4 rounds"
 
-Each row is a training step of llama3-8b: memory by the compiler, and the time of its schedule,
-replayed. With `--slices 2` two such slices are joined by the data centre's network: `stage` goes
-across it, or `replica` where there are no stages, and the batch is twice as large.
+Each row is a training step of llama3-8b, or of another `--model`: memory by the compiler, and the
+time of its schedule, replayed. With `--slices 2` two such slices are joined by the data centre's
+network: `stage` goes across it, or `replica` where there are no stages, and the batch is twice as
+large.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ ROWS = {"fsdp-sequence": Layout.load("fsdp-sequence")}
 for stages in (4, 8):
     ROWS |= {f"{stages} stages, rounds {rounds}": pipeline(stages, rounds) for rounds in (1, 2, 4)}
 ROWS["4 stages, FSDP"] = pipeline(4, parameters=["d_model -> data"], gather="step")
+ROWS["4 stages, FSDP per layer"] = pipeline(4, parameters=["d_model -> data"], gather="layer")
 ACROSS = {
     "fsdp-sequence, replicas": replicas(ROWS["fsdp-sequence"]),
     "2 stages": replace(pipeline(2), dcn=("stage",)),
@@ -51,11 +53,11 @@ ACROSS = {
 }
 
 
-def row(name: str, layout: Layout, slices: int) -> list[str]:
+def row(model: str, name: str, layout: Layout, slices: int) -> list[str]:
     """The cells of one layout."""
     target = find_target(TARGET, slices=slices)
     sizes = axis_sizes(layout.mesh, target.devices)
-    case = Case("llama3-8b", "pipeline-tensor", TARGET, sizes, BATCH * slices, LENGTH)
+    case = Case(model, "pipeline-tensor", TARGET, sizes, BATCH * slices, LENGTH)
     analysis = replace(case.analysis(), name=name, layout=layout, target=target)
     estimated = analysis.explain()
     assert estimated.time is not None
@@ -82,6 +84,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", nargs="+", help="by default all")
+    parser.add_argument("--model", default="llama3-8b", help="a published model")
     parser.add_argument("--slices", type=int, default=1, choices=(1, 2))
     given = parser.parse_args()
     layouts = ROWS if given.slices == 1 else ACROSS
@@ -89,7 +92,7 @@ def main() -> None:
     head = ["layout", "mesh", "temporaries", "peak", "estimated", "step s", "estimated", "waits"]
     rows = [[*head, "MFU"]]
     for name in given.rows or layouts:
-        rows.append(row(name, layouts[name], given.slices))
+        rows.append(row(given.model, name, layouts[name], given.slices))
         print("; ".join(rows[-1]), flush=True)
     print(f"\n{table(rows)}")
 

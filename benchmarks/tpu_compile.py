@@ -2,9 +2,9 @@
 
     python -m benchmarks.tpu_compile --layouts fsdp-sequence --topology v5p:4x4x4
 
-The table has memory per chip, collectives and the time of compiling. It needs libtpu
-(`pip install "jax[tpu]"`) and no TPU: the compiler is told of a topology. Bytes of collectives are
-those of the compiled program, on one chip, in one step.
+The table has memory per chip, the step as replayed from the compiler's schedule, collectives and
+the time of compiling. It needs libtpu (`pip install "jax[tpu]"`) and no TPU: the compiler is told
+of a topology. Bytes of collectives are those of the compiled program, on one chip, in one step.
 """
 
 import argparse
@@ -20,6 +20,8 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 import jax
 from jax.experimental import topologies
 
+from meshdsl.compiled.replay import replay
+from meshdsl.machine import Network, Target, find_target
 from meshdsl.record import summary
 
 from . import cases, measure
@@ -48,8 +50,11 @@ def memory(compiled) -> list[float]:
     return [size / GIB for size in sizes]
 
 
-def compare(layout: str, case: cases.Case, mesh: jax.sharding.Mesh, names, options) -> None:
+def compare(
+    layout: str, case: cases.Case, mesh: jax.sharding.Mesh, target: Target, names, options
+) -> None:
     """Compiles all implementations under one layout, and prints their tables."""
+    sizes = dict(mesh.shape)
     rows = [
         [
             "implementation",
@@ -58,6 +63,9 @@ def compare(layout: str, case: cases.Case, mesh: jax.sharding.Mesh, names, optio
             "temporaries GiB",
             "peak GiB",
             "moved GiB",
+            "step ms",
+            "kernels ms",
+            "exposed ms",
             "compile s",
         ]
     ]
@@ -68,20 +76,22 @@ def compare(layout: str, case: cases.Case, mesh: jax.sharding.Mesh, names, optio
             programs = {name: (program, program.arguments(*shapes(case)))}
             built = measure.build(programs, compiler_options=options)[name]
         except jax.errors.JaxRuntimeError as error:  # a program that doesn't fit is refused
-            rows.append([name, *["-"] * 5, str(error).splitlines()[0][:60]])
+            rows.append([name, *["-"] * 8, str(error).splitlines()[0][:60]])
             continue
         found = measure.collectives(built.compiled, mesh)
         moved[name] = summary(found)
         total = sum(c.total_bytes for c in found) / GIB
+        time = replay(built.compiled.as_text(), target.chip, Network(target, sizes), sizes)
         rows.append(
             [
                 name,
                 *(f"{size:.3f}" for size in memory(built.compiled)),
                 f"{total:.3f}",
+                *(f"{1000 * took:.1f}" for took in (time.step, time.fused, time.exposed)),
                 f"{built.compile:.1f}",
             ]
         )
-    print(f"\n{layout} on {dict(mesh.shape)}\n\n{measure.table(rows)}\n")
+    print(f"\n{layout} on {sizes}\n\n{measure.table(rows)}\n")
     keys = sorted({key for collectives in moved.values() for key in collectives})
     rows = [["collective: count, GiB", *moved]]
     for operation, axes in keys:
@@ -117,12 +127,13 @@ def main() -> None:
         f"jax {jax.__version__}, {given.topology}, {cases.POD}, options {given.option}", flush=True
     )
     options = dict(option.split("=", 1) for option in given.option)
+    target = find_target(given.topology)
     for layout in given.layouts:
         axis_types = (jax.sharding.AxisType.Auto,) * 2
         mesh = jax.make_mesh(
             cases.POD_MESHES[layout], ("data", "model"), axis_types=axis_types, devices=devices
         )
-        compare(layout, cases.POD, mesh, given.implementations, options)
+        compare(layout, cases.POD, mesh, target, given.implementations, options)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "index.md": "README.md",
     "results.md": "benchmarks/RESULTS.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
 # Packages whose public names are documented on a page each.

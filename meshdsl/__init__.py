@@ -73,5 +73,6 @@ def __getattr__(name: str):
     """What is imported when it is first asked for, such as `md.explain`."""
     if name not in _LATER:
         raise AttributeError(f"module 'meshdsl' has no attribute {name!r}")
-    found = globals()[name] = _checked(_imported(_LATER[name], name))
+    found = _imported(_LATER[name], name)
+    found = globals()[name] = found if isinstance(found, type) else _checked(found)
     return found

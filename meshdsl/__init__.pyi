@@ -12,6 +12,7 @@ from meshdsl._overloads import *
 from meshdsl.analysis.from_python import compare as compare
 from meshdsl.analysis.from_python import compile as compile
 from meshdsl.analysis.from_python import explain as explain
+from meshdsl.analysis.search import search as search
 from meshdsl.dims import Dim as Dim
 from meshdsl.errors import MeshDSLError as MeshDSLError
 from meshdsl.family import Average as Average
@@ -29,6 +30,8 @@ from meshdsl.parameters import ones as ones
 from meshdsl.parameters import truncated_normal as truncated_normal
 from meshdsl.parameters import uniform as uniform
 from meshdsl.parameters import zeros as zeros
+from meshdsl.plain_jax import JaxFamily as JaxFamily
+from meshdsl.plain_jax import from_jax as from_jax
 from meshdsl.report.show import show as show
 from meshdsl.stages.stages import Stages as Stages
 from meshdsl.stages.transfer import transfer as transfer

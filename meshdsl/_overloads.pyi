@@ -510,11 +510,19 @@ def scan(
 ) -> tuple[Any, Any]: ...
 @overload
 def cond(
-    predicate: Tensor[()], if_true: Callable[..., T], if_false: Callable[..., Any], *operands: Any
+    predicate: Tensor[()],
+    if_true: Callable[..., T],
+    if_false: Callable[..., Any],
+    *operands: Any,
+    weights: tuple[int, int] | None = None,
 ) -> T: ...
 @overload
 def cond(
-    predicate: Tensor[()], if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any
+    predicate: Tensor[()],
+    if_true: Callable[..., Any],
+    if_false: Callable[..., Any],
+    *operands: Any,
+    weights: tuple[int, int] | None = None,
 ) -> Any: ...
 @overload
 def switch(index: Tensor[()], branches: Sequence[Callable[..., T]], *operands: Any) -> T: ...
@@ -589,6 +597,8 @@ def local(
     *tensors: Tensor,
     out: UnsureNames,
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor: ...
 @overload
@@ -597,6 +607,8 @@ def local(
     *tensors: Tensor,
     out: tuple[()],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor[()]: ...
 @overload
@@ -605,6 +617,8 @@ def local(
     *tensors: Tensor,
     out: Dim[A] | Dims1[A],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor[A]: ...
 @overload
@@ -613,6 +627,8 @@ def local(
     *tensors: Tensor,
     out: Dims2[A, B],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor[A, B]: ...
 @overload
@@ -621,6 +637,8 @@ def local(
     *tensors: Tensor,
     out: Dims3[A, B, C],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor[A, B, C]: ...
 @overload
@@ -629,6 +647,8 @@ def local(
     *tensors: Tensor,
     out: Dims4[A, B, C, D],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor[A, B, C, D]: ...
 @overload
@@ -637,6 +657,8 @@ def local(
     *tensors: Tensor,
     out: Dims5[A, B, C, D, E],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor[A, B, C, D, E]: ...
 @overload
@@ -645,6 +667,8 @@ def local(
     *tensors: Tensor,
     out: Dims6[A, B, C, D, E, F],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor[A, B, C, D, E, F]: ...
 @overload
@@ -653,5 +677,7 @@ def local(
     *tensors: Tensor,
     out: str | Iterable[Dim | str],
     whole: Which[Tensor] = (),
+    sums: Which[Tensor] = (),
+    starts: Which[Tensor] = (),
     name: str | None = None,
 ) -> Tensor: ...

@@ -37,6 +37,9 @@ class Dim:
             self, "size", whole_number(f"Dim: the size of `{self.name}`", self.size, 0)
         )
 
+    def __hash__(self):
+        return hash(self.name)  # no set or dict has many dims of one name, and some ask often
+
     def __repr__(self):
         return f"{self.name}={self.size}"
 

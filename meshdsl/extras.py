@@ -24,6 +24,11 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),
+    "chat": ("jinja2",),
+    "eval": ("lm_eval",),
+    "remote": ("fsspec",),
+    "zst": ("zstandard",),
+    "hub": ("huggingface_hub",),
 }
 """The packages of each extra that are imported in this way."""
 

@@ -99,15 +99,19 @@ def summary(config: type) -> str:
 
 
 def descriptions(config: type) -> dict[str, str]:
-    """The entry of each field in the docstring of a configuration, in one line."""
+    """The entry of each field in the docstring of a configuration, in one line.
+
+    Fields that it inherits are described by the class that declares them.
+    """
     found: dict[str, str] = {}
-    name = ""
-    for line in _sections(config)[1].splitlines():
-        entry = _ENTRY.match(line)  # an entry's first line; what goes on below it is indented
-        if entry:
-            name, found[entry[1]] = entry[1], entry[2]
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
+    for declaring in reversed([each for each in config.__mro__ if dataclasses.is_dataclass(each)]):
+        name = ""
+        for line in _sections(declaring)[1].splitlines():
+            entry = _ENTRY.match(line)  # an entry's first line; what goes on below it is indented
+            if entry:
+                name, found[entry[1]] = entry[1], entry[2]
+            elif name and line.strip():
+                found[name] += f" {line.strip()}"
     return found
 
 

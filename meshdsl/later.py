@@ -17,6 +17,9 @@ LATER = {
     "compare": "meshdsl.analysis.from_python",
     "compile": "meshdsl.analysis.from_python",
     "explain": "meshdsl.analysis.from_python",
+    "JaxFamily": "meshdsl.plain_jax.family",
+    "from_jax": "meshdsl.plain_jax.public",
+    "search": "meshdsl.analysis.search",
     "show": "meshdsl.report.show",
 }
 

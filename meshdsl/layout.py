@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from typing import Any
 import meshdsl.layouts as layouts
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, either, nearest, quote
+from meshdsl.parsing import parse_toml
 
 LEVELS = ("rules", "parameters", "gradients", "optimizer")
 UNEVEN = ("error", "pad")
@@ -145,12 +145,12 @@ class Layout:
         """
         path = _found(path)
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = parse_toml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as e:
             raise MeshDSLError(
                 f"layout {path}: cannot be read: {getattr(e, 'strerror', None) or e}"
             ) from None
-        except tomllib.TOMLDecodeError as e:
+        except ValueError as e:
             raise MeshDSLError(f"layout {path}: not valid TOML: {e}") from None
         return cls.from_dict(data, name=f"layout {path.name}")
 

@@ -38,10 +38,16 @@ class Parameter(NamedTuple):
 
     A parameter with `ins` is a matrix (weight decay and muon ask); a scale or a bias has none.
     Dims in neither (the `layers` of a stack) only count copies.
+
+    Attributes:
+      ins, outs: the names of the dims that it contracts, and of those that it makes.
+      signs: the size of the step that training takes against the sign of the gradient, whatever
+        the optimizer; 0: the optimizer moves it. Such a parameter is state rather than weight.
     """
 
     ins: tuple[str, ...] = ()
     outs: tuple[str, ...] = ()
+    signs: float = 0.0
 
 
 class Dtypes(NamedTuple):

@@ -59,6 +59,7 @@ Es = TypeVarTuple("Es")
 class Parameter(NamedTuple):
     ins: tuple[str, ...] = ()
     outs: tuple[str, ...] = ()
+    signs: float = 0.0
 
 class Dtypes(NamedTuple):
     use: np.dtype[Any]

@@ -40,15 +40,25 @@ settings.load_profile("nightly" if NIGHTLY else "quick")
 def cache_of_tests(tmp_path_factory):
     """Tokenized text goes to a folder of the tests, not to the user's cache.
 
-    Processes that tests start inherit it.
+    Programs that take long to compile are kept in another one, because several tests compile the
+    same. Processes that tests start inherit both.
     """
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    compiled = str(tmp_path_factory.mktemp("compiled"))
+    mine = {
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+        "JAX_COMPILATION_CACHE_DIR": compiled,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
+    before = {name: os.environ.get(name) for name in mine}
+    os.environ.update(mine)
+    jax.config.update("jax_compilation_cache_dir", compiled)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     yield
-    if before is None:
-        del os.environ["XDG_CACHE_HOME"]
-    else:
-        os.environ["XDG_CACHE_HOME"] = before
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 _MODULES = itertools.count(1)

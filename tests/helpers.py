@@ -200,7 +200,8 @@ def _key(x):
     Tensors are equal where their dims and elements are.
     """
     if isinstance(x, FunctionType):
-        seen = [c.cell_contents for c in x.__closure__ or ()]
+        cells = [c.cell_contents for c in x.__closure__ or ()]
+        seen = [each for each in cells if each is not x]  # what is recursive sees itself
         return x.__code__, *map(_key, [*seen, *(x.__defaults__ or ())])
     if is_tensor(x) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x.dims, x.role, str(x.dtype), np.asarray(x.array).tobytes()

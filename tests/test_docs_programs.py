@@ -19,9 +19,12 @@ PAGES = {
         "compiles: needs",
         *("step 20: loss", "step 40: loss", "step 60: loss"),
     ],
+    "from-jax.md": ["[d_model=32, (qkv=3 heads=4 head_dim=8)]", "renamed: `length`", "loss"],
     "explain.md": ["fsdp, mesh data=8, 8 devices on v5e:2x4", "layout  mesh"],
+    "search.md": ["value_and_gradients, on v5e:2x2", "the best layout", "batch -> data"],
     "compile.md": ["compiled for cpu:8", "no surprises"],
     "checkpoints.md": [],
+    "experts.md": ["all_to_all"],
     "layouts.md": ["ppermute", "2 rounds; a stage waits for 1 of 33 ticks"],
 }
 

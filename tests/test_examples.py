@@ -126,3 +126,10 @@ def test_labels_that_fill_up_a_batch_do_not_count(vit):
     for a, b in ((found[0], expected[0]), (found[1]["accuracy"], expected[1]["accuracy"])):
         assert a.count.item() == b.count.item() == 4
         np.testing.assert_allclose(a.value.item(), b.value.item(), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_module_of_flax_has_the_loss_of_plain_jax(capsys):
+    example("from_flax")["main"]()
+    ours, plain = re.findall(r"loss ([\d.]+), in plain JAX ([\d.]+)", capsys.readouterr().out)[0]
+    assert abs(float(ours) - float(plain)) < 2e-4

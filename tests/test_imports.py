@@ -33,7 +33,7 @@ ROOMS = (
     *("user_code", "parameters", "checked", "later", "hosts", "record", "splits"),
     *("lowering", "ops", "stages", "family", "meshdsl"),
     *("layers", "models", "machine", "estimate", "compiled", "report"),
-    *("analysis", "train", "commands", "cli"),
+    *("analysis", "train", "layout_search", "commands", "cli"),
 )
 # What a room may not import although it is below. Estimates and reports are made from a record.
 APART = {

@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email import message_from_string
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytest.importorskip("setuptools", minversion="70.1")  # which builds wheels by itself
 
@@ -81,3 +84,16 @@ def test_a_wheel_from_the_source_distribution_works_and_nothing_is_missing(tmp_p
     assert not found.returncode, found.stderr
     assert found.stdout.startswith(str(site))
     assert all(path.stem in found.stdout for path in (ROOT / "layouts").glob("*.toml"))
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("requirements/*.txt")), ids=lambda path: path.stem
+)
+def test_locked_versions_are_of_all_that_is_required(path):
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    locked = {canonicalize_name(name): version for name, version in (x.split("==") for x in lines)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"] + project["optional-dependencies"]["train"]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), text
+    assert "meshdsl" not in locked and len(locked) > 30

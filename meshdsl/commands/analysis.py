@@ -34,6 +34,7 @@ from meshdsl.train.auto_remat import choose_remat
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
+from meshdsl.train.optimizer import TABLE
 from meshdsl.train.remedies import settings_that_save_memory
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
@@ -119,6 +120,12 @@ class Analysis:
         if explanation.memory.fits is False:
             remedies = (*explanation.remedies, *self._remedies())
         notes, optimizer = explanation.notes, self.config.optimizer.name
+        if optimizer not in TABLE:
+            notes = (
+                *notes,
+                f"{optimizer} may sum over whole parameters: collectives that XLA places for that "
+                "are not in this list",
+            )
         if optimizer in _UNRECORDED_OPTIMIZERS:
             notes = (
                 *notes,
@@ -176,6 +183,18 @@ def configured(arguments: argparse.Namespace) -> Config:
     return override(Config(), arguments.settings, **flags)
 
 
+def target_of(arguments: argparse.Namespace) -> Target:
+    """The machine that a command line names.
+
+    Raises:
+      MeshDSLError: see `find_target`.
+    """
+    how: dict[str, Any] = {"slices": arguments.slices, "hardware": arguments.hardware}
+    if "imbalance" in arguments:
+        how["imbalance"] = arguments.imbalance
+    return find_target(arguments.target, **how)
+
+
 def analysis_of(
     arguments: argparse.Namespace, layout_name: str, mesh: str | None, devices: int | None = None
 ) -> Analysis:
@@ -194,7 +213,7 @@ def analysis_of(
     config = replace(configured(arguments), layout=layout_name)
     layout = find_layout(config.layout)
     if mesh is not None:
-        layout = layout.with_mesh(_parse_mesh(mesh))
+        layout = layout.with_mesh(parse_mesh(mesh))
         layout.check_axes(layout.mesh)
     devices = devices or config.devices
     if arguments.target is None:
@@ -205,16 +224,23 @@ def analysis_of(
         )
     else:
         target, sizes = _mesh_of_target(arguments, layout)
-    if not arguments.batch and not any(text.startswith("batch=") for text in arguments.settings):
-        # A sequence for each device, so that every shipped layout has something to split.
-        least = prod(sizes.values()) * config.microbatches
-        config = override(config, batch=max(config.batch, least))
+    config = with_rows(arguments, config, prod(sizes.values()))
     choice = choose_remat(config, layout, sizes, target)
-    title = _title(arguments, config)
+    title = title_of(arguments, config)
     return Analysis(title, choice.config, layout, sizes, target, choice.remat, choice.line)
 
 
-def _title(arguments: argparse.Namespace, config: Config) -> str:
+def with_rows(arguments: argparse.Namespace, config: Config, devices: int) -> Config:
+    """The configuration with a row for each device at least, where the user has not said how many.
+
+    So every shipped layout has something to split.
+    """
+    if arguments.batch or any(text.startswith("batch=") for text in arguments.settings):
+        return config
+    return override(config, batch=max(config.batch, devices * config.microbatches))
+
+
+def title_of(arguments: argparse.Namespace, config: Config) -> str:
     """What is analysed, in words: `llama3-8b, batch 64 of length 8192`."""
     fields = batch_fields(config.model, Dim("batch", config.batch)).values()
     dims = dict.fromkeys(dim for field in fields for dim in field.dims[1:])
@@ -225,26 +251,35 @@ def _title(arguments: argparse.Namespace, config: Config) -> str:
 
 def _mesh_of_target(arguments: argparse.Namespace, layout: Layout) -> tuple[Target, dict[str, int]]:
     """The target that the flags name, and the sizes of the layout's mesh on it."""
-    target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
+    target = target_of(arguments)
     return target, mesh_on(target, layout)
 
 
 def _mesh_of_devices(arguments: argparse.Namespace, layout: Layout, devices: int) -> dict[str, int]:
     """The sizes of the layout's mesh on so many devices; for 0, on as many as it asks for."""
-    if arguments.hardware or arguments.slices > 1:
-        flag = "--hardware" if arguments.hardware else "--slices"
-        raise MeshDSLError(f"{flag}: needs a --target")
+    of_target = {
+        "--hardware": arguments.hardware,
+        "--slices": arguments.slices > 1,
+        "--imbalance": getattr(arguments, "imbalance", 1.0) > 1,
+    }
+    for flag, given in of_target.items():
+        if given:
+            raise MeshDSLError(f"{flag}: needs a --target")
     return axis_sizes(layout.mesh, devices or devices_of_mesh(layout), layout.name)
 
 
-def _parse_mesh(text: str) -> dict[str, int | str]:
-    """The sizes in `data=16,model=4`; a size may be `rest`."""
+def parse_mesh(text: str, flag: str = "--mesh") -> dict[str, int | str]:
+    """The sizes in `data=16,model=4`; a size may be `rest`.
+
+    Raises:
+      MeshDSLError: it is not of that form; the error names the `flag`.
+    """
     sizes: dict[str, int | str] = {}
     for part in text.split(","):
         axis, equals, size = part.strip().partition("=")
         if not equals or not axis or not (size == "rest" or size.isdecimal()):
-            raise MeshDSLError(f"--mesh {text}: expected sizes of axes such as data=16,model=4")
+            raise MeshDSLError(f"{flag} {text}: expected sizes of axes such as data=16,model=4")
         if axis in sizes:
-            raise MeshDSLError(f"--mesh {text}: axis `{axis}` is named twice")
+            raise MeshDSLError(f"{flag} {text}: axis `{axis}` is named twice")
         sizes[axis] = size if size == "rest" else int(size)
     return sizes

@@ -30,7 +30,7 @@ from meshdsl.train.settings import read, to_toml
 
 def list_checkpoints(arguments: argparse.Namespace) -> int:
     """`ls`: print step, size and time of each checkpoint, and whether its files are all there."""
-    folder = _checkpoints(arguments.run)
+    folder = checkpoints_of(arguments.run)
     head = ("step", "size", "written", "whole")
     rows = [head, *(_row(folder, step) for step in folders.saved_steps(folder))]
     print("\n".join(columns(rows, right=(0, 1), indent=0)))
@@ -41,8 +41,8 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
 
 def show_checkpoint(arguments: argparse.Namespace) -> int:
     """`show`: print the arrays of a checkpoint, with dims, dtype and size."""
-    folder = _checkpoints(arguments.run)
-    step = _step(folder, arguments.step)
+    folder = checkpoints_of(arguments.run)
+    step = saved_step(folder, arguments.step)
     try:
         found = manifest.read(folder / str(step))
     except manifest.Damaged as damage:
@@ -67,7 +67,7 @@ def verify_checkpoints(arguments: argparse.Namespace) -> int:
 
     The exit code is 1 where something is.
     """
-    folder, damaged = _checkpoints(arguments.run), False
+    folder, damaged = checkpoints_of(arguments.run), False
     for step in folders.saved_steps(folder):
         damage = verify(folder / str(step))
         if damage and not (folder / str(step)).is_dir():
@@ -79,14 +79,15 @@ def verify_checkpoints(arguments: argparse.Namespace) -> int:
 
 def export_safetensors(arguments: argparse.Namespace) -> int:
     """`export`: write the parameters of a checkpoint as safetensors, each tensor unsplit."""
-    folder = _checkpoints(arguments.run)
+    folder = checkpoints_of(arguments.run)
     if arguments.out.suffix != ".safetensors":
         raise MeshDSLError(f"--out {arguments.out}: expected a name that ends with .safetensors")
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
-    config, limit = to_toml(_stored_config(arguments.run)), int(arguments.limit * 1e9)
+    config, limit = to_toml(stored_config(arguments.run)), int(arguments.limit * 1e9)
+    step = saved_step(folder, arguments.step)
     for file in export_parameters(
-        folder, _step(folder, arguments.step), arguments.out, config, limit
+        folder, step, arguments.out, config, limit, average=arguments.average
     ):
         print(f"wrote {file}")
     return 0
@@ -96,12 +97,12 @@ def import_safetensors(arguments: argparse.Namespace) -> int:
     """`import`: make a run of safetensors, with which another can begin by `warm_start=RUN`."""
     compile_only()
     like = arguments.like
-    config = _stored_config(like) if like.is_dir() else read(like, Config())
+    config = stored_config(like) if like.is_dir() else read(like, Config())
     files, out = TensorFiles(arguments.file), RunFolder(arguments.out)
     out.refuse_used()
     try:
         with making(out.checkpoints):
-            unused = import_parameters(files, _parameters(config), out.checkpoints)
+            unused = import_parameters(files, described_parameters(config), out.checkpoints)
             out.write_config(config)
     except OSError as error:
         raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
@@ -125,7 +126,7 @@ def _row(folder: Path, step: int) -> tuple[str, str, str, str]:
     return *about, "yes" if found["whole_state"] else "yes, parameters only"
 
 
-def _parameters(config: Config) -> dict[str, Any]:
+def described_parameters(config: Config) -> dict[str, Any]:
     """The parameters of the configured model, as the manifest of a checkpoint describes them."""
 
     def init() -> Any:
@@ -134,7 +135,7 @@ def _parameters(config: Config) -> dict[str, Any]:
     return describe(jax.eval_shape(init))
 
 
-def _checkpoints(run: Path) -> Path:
+def checkpoints_of(run: Path) -> Path:
     """The folder with the checkpoints of a run."""
     folder = checkpoints_folder(run)
     if folder is None:
@@ -142,14 +143,14 @@ def _checkpoints(run: Path) -> Path:
     return folder
 
 
-def _stored_config(run: Path) -> Config:
+def stored_config(run: Path) -> Config:
     """The configuration of a run, which its checkpoints' folder stands for as well."""
     above = RunFolder(run.absolute().parent)
     inside = run.absolute() == above.checkpoints and not RunFolder(run).config.is_file()
     return (above if inside else RunFolder(run)).stored_config()
 
 
-def _step(folder: Path, step: int | None) -> int:
+def saved_step(folder: Path, step: int | None) -> int:
     """The step of the checkpoint that the user asks for, by default the newest."""
     known = folders.saved_steps(folder)
     if step is not None and step not in known:

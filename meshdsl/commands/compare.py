@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from meshdsl.analysis.side_by_side import Case, side_by_side
-from meshdsl.commands.analysis import analysis_of, configured
+from meshdsl.commands.analysis import analysis_of, configured, target_of
 from meshdsl.compiled.topology import compile_only, target_devices
-from meshdsl.machine import find_target
 from meshdsl.report.compare import table
 from meshdsl.train.stored_layout import find_layout
 
@@ -31,7 +30,7 @@ def compare_layouts(arguments: argparse.Namespace) -> int:
         find_layout(name)
     # What is wrong under every layout is one error, not a table of them.
     configured(arguments)
-    target = find_target(arguments.target, slices=arguments.slices, hardware=arguments.hardware)
+    target = target_of(arguments)
     if arguments.compile:
         # A missing compiler is an error at once, and virtual devices can be made only before JAX
         # computes anything.

@@ -14,6 +14,7 @@ from meshdsl.commands.printed_texts import print_as_it_comes, print_json
 from meshdsl.errors import MeshDSLError
 from meshdsl.mesh import make_mesh
 from meshdsl.models.generate import Sampling
+from meshdsl.train.chat import published_texts
 from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
 from meshdsl.train.folder import RunFolder
@@ -22,7 +23,7 @@ from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli.commands.generate import USUAL_TOKENS
 
 # Flags that all processes must have alike, beside the prompts.
-_ALIKE = ("tokens", "temperature", "top_k", "top_p", "seed", "layout", "step")
+_ALIKE = ("tokens", "chat", "temperature", "top_k", "top_p", "seed", "layout", "step")
 
 
 def generate_texts(arguments: argparse.Namespace) -> int:
@@ -37,17 +38,25 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     folder = RunFolder(arguments.run)
     config = folder.stored_config()
     check_generates(config)
-    tokenizer = _tokenizer(config)
-    prompts = [
-        [int(token) for token in tokenizer.encode(text)] or [tokenizer.separator] for text in texts
-    ]
+    tokenizer = tokenizer_of(config)
+    published = published_texts(config.data.tokenizer)
+    if arguments.chat and published is None:
+        raise MeshDSLError(
+            f"--chat: {arguments.run} has no tokenizer of a published model, whose chat template "
+            "it takes"
+        )
+    encode = tokenizer.encode
+    if published is not None:
+        encode = published.chat if arguments.chat else published.tokens
+    prompts = [[int(token) for token in encode(text)] or [tokenizer.separator] for text in texts]
     count = _tokens_to_write(prompts, arguments.tokens, text_length(config))
     _meet(arguments, texts)
     layout = find_layout(arguments.layout or config.layout)
     devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)
     mesh = make_mesh(layout, devices)
     step, model = open_model(folder, config, layout, mesh, arguments.step, report=_warn)
-    how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, tokenizer.separator)
+    ends = (tokenizer.separator, *(() if published is None else published.ends))
+    how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, ends)
     rows = continuations(
         config.model, model, prompts, count, jax.random.key(arguments.seed), how, layout, mesh
     )
@@ -55,9 +64,9 @@ def generate_texts(arguments: argparse.Namespace) -> int:
         for _ in rows:  # the other processes compute, and say nothing
             pass
     elif arguments.json:
-        print_json(rows, texts, tokenizer, {"step": step, "seed": arguments.seed})
+        print_json(rows, texts, tokenizer, {"step": step, "seed": arguments.seed}, ends)
     else:
-        print_as_it_comes(rows, texts, tokenizer)
+        print_as_it_comes(rows, texts, tokenizer, ends)
     return 0
 
 
@@ -95,7 +104,7 @@ def _prompt_texts(arguments: argparse.Namespace) -> list[str]:
     return [sys.stdin.read().removesuffix("\n")]
 
 
-def _tokenizer(config: Config) -> Tokenizer:
+def tokenizer_of(config: Config) -> Tokenizer:
     """The tokenizer that the run was trained with."""
     tokenizer = load_tokenizer(config.data.tokenizer)
     known = getattr(config.model, "vocab", tokenizer.vocab)

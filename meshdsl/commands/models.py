@@ -12,5 +12,5 @@ def list_models(arguments: argparse.Namespace) -> int:
     for _, name, settings in sizes():
         numbers = [f"{key}={value}" for key, value in settings.items() if isinstance(value, int)]
         if numbers:
-            print(f"{name:12}  {' '.join(numbers)}")
+            print(f"{name:16}  {' '.join(numbers)}")
     return 0

@@ -10,7 +10,10 @@ from meshdsl.train.sample import printable
 
 
 def print_as_it_comes(
-    rows: Iterable[Iterable[int]], texts: Sequence[str], tokenizer: Tokenizer
+    rows: Iterable[Iterable[int]],
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    ends: Sequence[int] = (),
 ) -> None:
     """Print the texts one after another, each with its prompt.
 
@@ -20,7 +23,9 @@ def print_as_it_comes(
     Args:
       rows: the next token of every text, until all have ended.
       texts: the prompts.
+      ends: the tokens after which a text is done; by default that which ends a document.
     """
+    ends = ends or (tokenizer.separator,)
     header = "--- {} of {} ---\n" if len(texts) > 1 else ""
     waiting = [header.format(i, len(texts)) + text for i, text in enumerate(texts, 1)]
     streams, is_open = [tokenizer.stream() for _ in texts], [True] * len(texts)
@@ -40,7 +45,7 @@ def print_as_it_comes(
     for row in rows:
         for i, token in enumerate(map(int, row)):
             if is_open[i]:
-                is_open[i] = token != tokenizer.separator
+                is_open[i] = token not in ends
                 waiting[i] += streams[i](token) if is_open[i] else streams[i].rest()
         turn = show(turn)
     for i, stream in enumerate(streams):
@@ -55,6 +60,7 @@ def print_json(
     texts: Sequence[str],
     tokenizer: Tokenizer,
     about: dict[str, int],
+    ends: Sequence[int] = (),
 ) -> None:
     """Print a line of JSON for each text, with its prompt, its tokens and whether it ended.
 
@@ -62,13 +68,15 @@ def print_json(
       rows: the next token of every text, until all have ended.
       texts: the prompts.
       about: what else each line says.
+      ends: as for `print_as_it_comes`.
     """
+    ends = ends or (tokenizer.separator,)
     written: list[list[int]] = [[] for _ in texts]
     for row in rows:
         for tokens, token in zip(written, map(int, row), strict=True):
             tokens.append(token)
     for text, tokens in zip(texts, written, strict=True):
-        ended = tokenizer.separator in tokens
-        tokens = tokens[: tokens.index(tokenizer.separator)] if ended else tokens
+        size = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+        ended, tokens = size < len(tokens), tokens[:size]
         said = {"prompt": text, "text": tokenizer.decode(tokens), "tokens": tokens, "ended": ended}
         print(json.dumps(said | about, ensure_ascii=False))

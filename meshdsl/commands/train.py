@@ -12,10 +12,14 @@ from meshdsl.commands.lookup import pick_devices
 from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import REASONS, heard
+from meshdsl.train.checkpoints.parameters import is_published
 from meshdsl.train.commented_toml import commented_toml
 from meshdsl.train.config import Config
+from meshdsl.train.deterministic import ask_for_determinism
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.published import published_settings
 from meshdsl.train.settings import override, read
+from meshdsl.train.startup import Startup, process_age
 from meshdsl.train.stored_layout import as_table, find_layout
 from meshdsl.train.training_run import run
 from meshdsl.user_code import is_named
@@ -26,6 +30,7 @@ _SET_BY_FLAG = {
     "steps": "steps",
     "warm_start": "warm_start",
     "profile": "log.profile",
+    "deterministic": "deterministic",
 }
 _FAMILY = "model.family"
 
@@ -37,6 +42,8 @@ def train_model(arguments: argparse.Namespace) -> int:
       MeshDSLError: flags and settings contradict each other or the run that goes on, there is no
         such layout or data, or there are fewer devices than wanted.
     """
+    startup = Startup(process_age())
+    startup.done("import")
     folder, goes_on = _run_folder(arguments)
     if arguments.resume == "yes" and (
         arguments.warm_start or any(text.startswith("warm_start=") for text in arguments.settings)
@@ -50,8 +57,12 @@ def train_model(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(commented_toml(config), end="")
         return 0
+    if config.deterministic:
+        ask_for_determinism()
     with heard(*REASONS):
+        startup.done("prepare")
         hosts.join(arguments.coordinator, arguments.processes, arguments.process_id)
+        startup.done("join")
         if folder is None:
             if hosts.count() > 1:
                 raise MeshDSLError(
@@ -68,6 +79,8 @@ def train_model(arguments: argparse.Namespace) -> int:
             resume=goes_on,
             again=arguments.resume == "auto",
             executable=arguments.executable,
+            trust_executable=arguments.trust_executable,
+            startup=startup,
         ).exit_code
 
 
@@ -91,7 +104,7 @@ def _configured(arguments: argparse.Namespace, goes_on: RunFolder | None) -> Con
 
     It is that of the given file, or else of the run that goes on, with what flags and settings say.
     """
-    config, model = Config(), model_values(arguments.model)
+    config, model = _begun(arguments), model_values(arguments.model)
     named = {key: name for key, name in model.items() if key == _FAMILY}
     named |= dict(
         text.split("=", 1) for text in arguments.settings if text.startswith(f"{_FAMILY}=")
@@ -109,6 +122,19 @@ def _configured(arguments: argparse.Namespace, goes_on: RunFolder | None) -> Con
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, sources={}))
         flags |= _data_values(arguments.data)
     return override(config, arguments.settings, **model, **flags)
+
+
+def _begun(arguments: argparse.Namespace) -> Config:
+    """The default settings: of a run that begins with a folder of Hugging Face those of its model.
+
+    Raises:
+      MeshDSLError: the model of the folder is not known here.
+    """
+    said = [text for text in arguments.settings if text.startswith("warm_start=")]
+    start = arguments.warm_start or (said[-1].partition("=")[2] if said else "")
+    if not start or not is_published(Path(start)):
+        return Config()
+    return override(Config(), (), **published_settings(Path(start)))
 
 
 def _data_values(data: list[str]) -> dict[str, Any]:

@@ -13,10 +13,13 @@ from meshdsl.family.base import Family
 
 SHIPPED = {
     "transformer": "meshdsl.models.transformer:Config",
+    "bert": "meshdsl.models.bert:Config",
+    "vit": "meshdsl.models.vit:Config",
+    "t5": "meshdsl.models.t5:Config",
     "unet": "meshdsl.models.unet:Config",
 }
 DEFAULT = "transformer"
-_TYPES = (str, int, float, bool)  # of settings; and a tuple of texts
+_TYPES = (str, int, float, bool, tuple[str, ...], tuple[float, ...])  # of settings
 
 
 def find_family(name: str) -> type[Family]:
@@ -63,8 +66,9 @@ def _check_family(name: str, found: Any) -> None:
     for field in dataclasses.fields(found):  # pyright: ignore[reportArgumentType]
         if field.name == "family":
             raise refuse("a setting cannot be called `family`, which names the class")
-        kind, wanted = kinds[field.name], "text, a number, true or false, or a tuple of texts"
-        if kind not in _TYPES and kind != tuple[str, ...]:
+        kind = kinds[field.name]
+        wanted = "text, a number, true or false, or a tuple of texts or numbers"
+        if kind not in _TYPES:
             raise refuse(f"the setting `{field.name}` is to be {wanted}, not {kind}")
         if field.default is field.default_factory is dataclasses.MISSING:
             raise refuse(f"the setting `{field.name}` needs a default")

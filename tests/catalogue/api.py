@@ -39,6 +39,7 @@ TYPES = {
     "Tensor": md.Tensor,
     "Layout": md.Layout,
     "Family": md.Family,
+    "JaxFamily": md.JaxFamily,
     "Average": md.Average,
     "Stages": md.Stages,
     "Transfers": md.Transfers,

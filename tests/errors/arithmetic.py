@@ -30,6 +30,20 @@ def cudnn_of_another_jax():
         md.attention(query, key, key, implementation="cudnn")
 
 
+EXPERTS = data(C, B, md.Dim("n", 8))
+
+
+def _routed(
+    fn=lambda groups, rows, w: groups.dot(rows, w),
+    x=X,
+    ids=IDS,
+    weights=data(A),
+    parameters=(EXPERTS,),
+    **how,
+):
+    return md.routed(fn, x, ids, weights, parameters, C, **how)
+
+
 ERRORS = {
     # Component-wise ops.
     "unequal sizes": (
@@ -265,5 +279,62 @@ ERRORS = {
     "local, another shape": (
         lambda: md.local(lambda x: x.T, X, out=(A, B)),
         ["(8, 4)", "[a=4, b=8]", "(4, 8)"],
+    ),
+    "local, a sum over a dim of the result": (
+        lambda: md.local(jnp.sin, X, out=(A, B), sums=A),
+        ["local, sums: no sum over a=4, because the result has it"],
+    ),
+    "local, a sum over what is whole": (
+        lambda: md.local(jnp.sum, X, out=(), sums=A, whole=A),
+        ["local, sums: no sum over a=4, because it is to be whole"],
+    ),
+    # Mixtures of experts.
+    "cumcount of fractions": (
+        lambda: md.cumcount(X, A, C),
+        ["cumcount: the indices [a=4, b=8] are float32, not whole numbers"],
+    ),
+    "cumcount with the bins": (
+        lambda: md.cumcount(IDS, A, A),
+        ["cumcount: [a=4] has a dim `a` already"],
+    ),
+    "routed by fractions": (
+        lambda: _routed(ids=md.tensor(jnp.zeros(4), A)),
+        ["routed: the indices [a=4] are float32, not whole numbers"],
+    ),
+    "routed, whole numbers": (
+        lambda: _routed(weights=IDS),
+        ["routed: takes real floating-point numbers, and [a=4] is int32"],
+    ),
+    "routed, two features": (
+        lambda: _routed(x=data(A, B, T)),
+        ["[a=4, b=8, t=2] has one dim of features", "the indices [a=4] lack, not 2"],
+    ),
+    "routed, other weights": (
+        lambda: _routed(weights=X),
+        ["routed: the weights [a=4, b=8] have not the dims of the indices [a=4]"],
+    ),
+    "routed, a parameter of none": (
+        lambda: _routed(parameters=(EXPERTS, data(B, T))),
+        ["routed: a parameter [b=8, t=2] has not c=3"],
+    ),
+    "routed, experts of the elements": (
+        lambda: _routed(x=data(A, C), parameters=(data(C, B),)),
+        ["routed: [a=4, c=3] has the dim c=3 of the parameters"],
+    ),
+    "routed, parameters of an element": (
+        lambda: _routed(parameters=(data(C, A, B),)),
+        ["routed: the parameters and the indices [a=4] share a=4"],
+    ),
+    "routed, another shape": (
+        lambda: _routed(fn=lambda groups, rows, w: rows[:, :2]),
+        ["routed: the function gives an array of shape (4, 2) for rows of (4, 8)"],
+    ),
+    "routed by a kernel for more": (
+        lambda: _routed(implementation="megablox"),
+        ["megablox cannot serve this call: it takes 128 rows and features or more, not 4 and 8"],
+    ),
+    "routed, no such implementation": (
+        lambda: _routed(implementation="block"),
+        ["routed: `implementation` is one of 'megablox', 'blocks'", "did you mean `blocks`"],
     ),
 }

@@ -123,6 +123,10 @@ ERRORS = {
         lambda: md.cond(SCALAR > 0, lambda x: x, lambda x: md.sum(x, A), X),
         ["cond", "[a=4, b=8] of float32 and [b=8] of float32"],
     ),
+    "cond, no weights": (
+        lambda: md.cond(SCALAR > 0, md.sin, md.cos, X, weights=(0, 0)),
+        ["cond: `weights` is (0, 0); expected two numbers of at least 0, not both 0"],
+    ),
     "a branch of words": (
         lambda: md.cond(md.tensor(True, ()), lambda: "y", lambda: "n"),
         ["cond: the result of a branch", "one leaf 'y'"],

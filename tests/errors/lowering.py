@@ -25,6 +25,11 @@ def leaked():
     return found[0]
 
 
+def explicit_mesh():
+    kinds = (jax.sharding.AxisType.Explicit,) * len(MESH)
+    return jax.make_mesh(tuple(MESH.values()), tuple(MESH), axis_types=kinds)
+
+
 def twice(x):
     return x * 2
 
@@ -38,6 +43,10 @@ ERRORS = {
     "lower with a path": (
         lambda: md.lower(twice, "fsdp"),
         ["lower: `layout` is a Layout, not 'fsdp'", "md.Layout.load(file)"],
+    ),
+    "lower for a mesh that says itself how arrays are split": (
+        lambda: md.lower(twice, LAYOUT, explicit_mesh()),
+        ["mesh of", "axes of type Explicit, `", "AxisType.Auto"],
     ),
     "lower a number": (lambda: md.lower(3, LAYOUT), ["lower: `fn` is a function, not 3"]),
     "lower on a dict": (
