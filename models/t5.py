@@ -276,51 +276,50 @@ class T5(PyTreeNode):
             x = x * self.config.d_model**-0.5
         return self.embedding.logits(x) if self.head is None else self.head(x)
 
+    def answer(
+        self,
+        source: md.Tensor,
+        count: int,
+        key,
+        how: Sampling = ANY,
+        seen: md.Tensor | None = None,
+    ) -> md.Tensor:
+        """The `count` tokens that the model writes after each first text, all in one program.
 
-def answer(
-    model: T5,
-    source: md.Tensor,
-    count: int,
-    key,
-    how: Sampling = ANY,
-    seen: md.Tensor | None = None,
-) -> md.Tensor:
-    """The `count` tokens that the model writes after each first text, all in one program.
+        The first text is read once; the second one, so far, for each of its tokens.
 
-    The first text is read once; the second one, so far, for each of its tokens.
+        Args:
+          source: the first texts (batch, source; int32).
+          key: a JAX PRNG key, the same for all tokens.
+          how: which tokens are drawn, and which of them end a text.
+          seen: bools, False where a first text has no token (batch, source).
 
-    Args:
-      source: the first texts (batch, source; int32).
-      key: a JAX PRNG key, the same for all tokens.
-      how: which tokens are drawn, and which of them end a text.
-      seen: bools, False where a first text has no token (batch, source).
+        Returns:
+          Tokens (batch, written), `written` of size `count`.
 
-    Returns:
-      Tokens (batch, written), `written` of size `count`.
+        Raises:
+          MeshDSLError: more tokens are asked for than the second text can have.
+        """
+        if not 0 < count <= self.config.length:
+            raise md.MeshDSLError(
+                f"answer: {count} tokens of a model whose second texts have at most "
+                f"length={self.config.length}"
+            )
+        batch, length = source.dim("batch"), md.Dim("length", count)
+        encoded, place = self.encode(source, seen=seen), md.iota(length)
 
-    Raises:
-      MeshDSLError: more tokens are asked for than the second text can have.
-    """
-    if not 0 < count <= model.config.length:
-        raise md.MeshDSLError(
-            f"answer: {count} tokens of a model whose second texts have at most "
-            f"length={model.config.length}"
-        )
-    batch, length = source.dim("batch"), md.Dim("length", count)
-    encoded, place = model.encode(source, seen=seen), md.iota(length)
+        def step(carry, number: md.Tensor):
+            given, done = carry  # the start, and what is written so far
+            logits = self.decode(encoded, given, seen)
+            token = how.choose(md.take(logits, number, length), key, number.array)
+            token = md.where(done, how.ends[0], token)
+            given = md.where(place == number + 1, token, given)
+            return (given, done | how.ended(token)), token
 
-    def step(carry, number: md.Tensor):
-        given, done = carry  # the start, and what is written so far
-        logits = model.decode(encoded, given, seen)
-        token = how.choose(md.take(logits, number, length), key, number.array)
-        token = md.where(done, how.ends[0], token)
-        given = md.where(place == number + 1, token, given)
-        return (given, done | how.ended(token)), token
-
-    start = md.tensor(jnp.full((batch.size, count), model.config.start_token), (batch, length))
-    none = md.tensor(jnp.zeros(batch.size, bool), (batch,))
-    _, tokens = md.scan(step, (start, none), md.iota(md.Dim("written", count)), dim="written")
-    return md.transpose(tokens, (batch, "written"))
+        start = md.tensor(jnp.full((batch.size, count), self.config.start_token), (batch, length))
+        none = md.tensor(jnp.zeros(batch.size, bool), (batch,))
+        _, tokens = md.scan(step, (start, none), md.iota(md.Dim("written", count)), dim="written")
+        return md.transpose(tokens, (batch, "written"))
 
 
 def _dropped(x: md.Tensor, rate: float, key) -> md.Tensor:

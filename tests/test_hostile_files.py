@@ -6,6 +6,7 @@ comes of it, the reader gives a value or raises a MeshDSLError in one line, soon
 memory. 300 changes by default, 10,000 with HYPOTHESIS_PROFILE=nightly.
 """
 
+import gzip
 import json
 import os
 import random
@@ -32,10 +33,17 @@ from meshdsl.train.config import Config
 from meshdsl.train.data.conversations import _lines, _messages
 from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import find_files
+from meshdsl.train.data.image_arrays import ArrayImages
+from meshdsl.train.data.pixels import decoded
+from meshdsl.train.data.remote import with_files_here
 from meshdsl.train.data.tokenizer import load_tokenizer
+from meshdsl.train.data.tokens import Tokens, token_file_ranges
 from meshdsl.train.published import published_settings
+from meshdsl.train.settings import override
 from meshdsl.train.settings import read as read_settings
 from meshdsl.train.watch.curves import panels, read_runs
+from tests.train.checkpoints.states import ONE, make_state, opened
+from tests.train.checkpoints.states import saved as saved_states
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 CHANGES = 10_000 if NIGHTLY else 300
@@ -179,6 +187,71 @@ def executable(folder):
     return path
 
 
+def token_file(folder):
+    path = folder / "a.bin"
+    np.arange(40, dtype=np.uint16).tofile(path)
+    return path
+
+
+def read_token_file(path):
+    ranges = token_file_ranges(find_files([str(path)]), "uint16", 0.2)[0]
+    tokens = Tokens(ranges, below=50)
+    if len(tokens):
+        tokens.read(0, len(tokens))
+
+
+def image(folder):
+    from PIL import Image
+
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(folder / "a.png")
+    return folder / "a.png"
+
+
+def npy(folder):
+    np.save(folder / "a.npy", np.arange(12.0).reshape(3, 4))
+    return folder / "a.npy"
+
+
+def read_image(path):
+    decoded(path.read_bytes(), f"`{path}`")
+
+
+def npz(folder):
+    np.savez(folder / "a.npz", image=np.zeros((4, 2, 2)), label=np.arange(4))
+    return folder / "a.npz"
+
+
+def read_npz(path):
+    found = ArrayImages([str(path)], "image", "label")
+    found.read(0)
+
+
+def orbax(folder):
+    saved_states(folder, {1: make_state(ONE)})
+    return max((folder / "checkpoints/1").rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def read_orbax(path):
+    """With a manifest that fits the files, as whoever changes one on purpose would write it."""
+    there = next(each for each in path.parents if each.name == "1")
+    about = there / manifest.FILE
+    found = json.loads(about.read_text().partition("\n")[2])
+    text = json.dumps(found | {"files": manifest._files(there)}).encode()
+    about.write_bytes(b"%08x\n%s\n" % (zlib.crc32(text), text))
+    opened(there.parents[1], lambda text: None).restore(make_state(ONE))
+
+
+def gzipped(folder):
+    path = folder / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"one two three " * 9))
+    return path
+
+
+def read_gzipped(path):
+    settings = {"data.cache": str(path.parent / "cache"), "data.sources.a.paths": (str(path),)}
+    with_files_here(override(Config(), **settings))
+
+
 READERS = {
     safetensors: read_safetensors,
     safetensors_index: read_safetensors,
@@ -193,6 +266,12 @@ READERS = {
     parquet: read_documents,
     hardware: chips,
     executable: lambda path: saved._read(path, trusted=False),
+    token_file: read_token_file,
+    image: read_image,
+    npy: read_image,
+    npz: read_npz,
+    orbax: read_orbax,
+    gzipped: read_gzipped,
 }
 TOKENS = [
     b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"99999999999999999999", b"9" * 5000, b'""',
@@ -254,3 +333,37 @@ def test_an_index_leads_to_no_file_outside_of_its_folder(tmp_path):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(MeshDSLError, match="expected one beside it"):
             TensorFiles(index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        (jsonl, lambda path: find_files([str(path.parent)])),
+        (safetensors, lambda path: TensorFiles(path.parent)),
+        (lambda folder: npy(folder), lambda path: ArrayImages([str(path.parent)], "a", None)),
+    ],
+    ids=["text", "weights", "array"],
+)
+def test_a_link_out_of_a_folder_is_refused(kind, read, tmp_path):
+    (tmp_path / "in").mkdir()
+    file = kind(tmp_path)
+    (tmp_path / "in" / file.name).symlink_to(file)
+    with pytest.raises(MeshDSLError, match=f"is a link to `.*{file.name}`, outside of `.*in`"):
+        read(tmp_path / "in" / file.name)
+
+
+def test_a_cache_of_hugging_face_has_links(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshots/1a").mkdir(parents=True)
+    file = safetensors(tmp_path / "blobs").rename(tmp_path / "blobs/5f")
+    (tmp_path / "snapshots/1a/model.safetensors").symlink_to("../../blobs/5f")
+    assert file.exists() and set(TensorFiles(tmp_path / "snapshots/1a").leaves) == {"a", "b"}
+
+
+def test_a_checkpoint_with_a_link_out_of_it_is_damaged(tmp_path):
+    data = orbax(tmp_path)
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    assert f"is a link to {tmp_path / 'elsewhere'}, outside of the checkpoint" in verify(
+        tmp_path / "checkpoints/1"
+    )

@@ -40,7 +40,7 @@ from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 
 # They sum over whole parameters, by collectives that XLA places and the record does not list.
-_UNRECORDED_OPTIMIZERS = ("adafactor", "muon")
+_UNRECORDED_OPTIMIZERS = ("adafactor",)
 
 
 class CompiledStep(NamedTuple):

@@ -14,6 +14,7 @@ from meshdsl.commands.printed_texts import print_as_it_comes, print_json
 from meshdsl.errors import MeshDSLError
 from meshdsl.mesh import make_mesh
 from meshdsl.models.generate import Sampling
+from meshdsl.train.answers import answers, answers_prompts, lengths
 from meshdsl.train.chat import published_texts
 from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -27,7 +28,7 @@ _ALIKE = ("tokens", "chat", "temperature", "top_k", "top_p", "seed", "layout", "
 
 
 def generate_texts(arguments: argparse.Namespace) -> int:
-    """Continue prompts with the model of a run, and print the texts.
+    """Continue prompts with the model of a run, or answer them, and print the texts.
 
     Raises:
       MeshDSLError: a flag has no legal value, a prompt is too long, there is no such run,
@@ -37,7 +38,8 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     texts = _prompt_texts(arguments)
     folder = RunFolder(arguments.run)
     config = folder.stored_config()
-    check_generates(config)
+    if not (does_answer := answers_prompts(config)):
+        check_generates(config)
     tokenizer = tokenizer_of(config)
     published = published_texts(config.data.tokenizer)
     if arguments.chat and published is None:
@@ -49,7 +51,10 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     if published is not None:
         encode = published.chat if arguments.chat else published.tokens
     prompts = [[int(token) for token in encode(text)] or [tokenizer.separator] for text in texts]
-    count = _tokens_to_write(prompts, arguments.tokens, text_length(config))
+    if does_answer:
+        count = _tokens_to_answer(prompts, arguments.tokens, *lengths(config))
+    else:
+        count = _tokens_to_write(prompts, arguments.tokens, text_length(config))
     _meet(arguments, texts)
     layout = find_layout(arguments.layout or config.layout)
     devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)
@@ -57,7 +62,7 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     step, model = open_model(folder, config, layout, mesh, arguments.step, report=_warn)
     ends = (tokenizer.separator, *(() if published is None else published.ends))
     how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, ends)
-    rows = continuations(
+    rows = (answers if does_answer else continuations)(
         config.model, model, prompts, count, jax.random.key(arguments.seed), how, layout, mesh
     )
     if not hosts.first():
@@ -66,7 +71,7 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     elif arguments.json:
         print_json(rows, texts, tokenizer, {"step": step, "seed": arguments.seed}, ends)
     else:
-        print_as_it_comes(rows, texts, tokenizer, ends)
+        print_as_it_comes(rows, [""] * len(texts) if does_answer else texts, tokenizer, ends)
     return 0
 
 
@@ -136,6 +141,29 @@ def _tokens_to_write(prompts: Sequence[Sequence[int]], wanted: int | None, lengt
     if wanted and size + wanted > length:
         raise MeshDSLError(f"--tokens {wanted}: {said}; at most {length - size} more fit")
     return wanted or min(USUAL_TOKENS, length - size)
+
+
+def _tokens_to_answer(
+    prompts: Sequence[Sequence[int]], wanted: int | None, source: int, length: int
+) -> int:
+    """How many tokens an answer has at most.
+
+    Args:
+      prompts, wanted: as of `_tokens_to_write`.
+      source: the most tokens of a prompt.
+      length: those of an answer.
+
+    Raises:
+      MeshDSLError: a prompt is too long, or more tokens are wanted than an answer can have.
+    """
+    for number, prompt in enumerate(prompts, 1):
+        if len(prompt) > source:
+            raise MeshDSLError(
+                f"prompt {number} has {len(prompt)} tokens, and the model reads at most {source}"
+            )
+    if wanted and wanted > length:
+        raise MeshDSLError(f"--tokens {wanted}: an answer of the model has at most {length}")
+    return wanted or min(USUAL_TOKENS, length)
 
 
 def _meet(arguments: argparse.Namespace, texts: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
 from meshdsl.models.published import config_of, family_of, form_of
 from meshdsl.parsing import parse_json
+from meshdsl.train.answers import answers_prompts
 from meshdsl.train.checkpoints.folders import making
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors, export_published, own_names
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
@@ -29,6 +30,7 @@ from meshdsl.train.checkpoints.transfer import import_parameters
 from meshdsl.train.config import FLOATS, Config
 from meshdsl.train.data.tokenizer import load_tokenizer
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.sample import generates
 from meshdsl.train.settings import override
 
 KEPT = "hugging_face"  # the folder in a run's with the small files of the import
@@ -74,11 +76,9 @@ def import_folder(arguments: argparse.Namespace) -> int:
             out.write_config(config)
     except OSError as error:
         raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
-    writes = f"`meshdsl generate {out.path}` continues a text with it, and "
-    print(
-        f"wrote {out.path}; {writes if family == 'transformer' else ''}a run begins with it by "
-        f"warm_start={out.path}"
-    )
+    does = "continues" if generates(config) else "answers" if answers_prompts(config) else ""
+    writes = f"`meshdsl generate {out.path}` {does} a text with it, and " if does else ""
+    print(f"wrote {out.path}; {writes}a run begins with it by warm_start={out.path}")
     return 0
 
 

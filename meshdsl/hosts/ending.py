@@ -66,6 +66,13 @@ def report_and_end(text: str, code: int) -> int:
     _leave(code)
 
 
+def end_alone(text: str, code: int) -> NoReturn:
+    """Print `text` to stderr and end this process, where the store can tell nobody any more."""
+    _ending.acquire()
+    _report(f"process {store.index()}: {text}")
+    _exit(code)
+
+
 def end_together(find_missed: Callable[[], None]) -> None:
     """End this process when another one fails, and the others when an exception ends this one.
 

@@ -22,8 +22,9 @@ from meshdsl.hosts.ending import end_together, follow_launcher
 from meshdsl.hosts.heartbeat import Heartbeat, end_where_one_is_missed
 from meshdsl.hosts.signals import heard
 
-# Seconds without a sign of life after which JAX aborts the others. `heartbeat` is faster.
-HEARTBEAT = 60
+# Seconds without a sign of life after which JAX aborts the others. It gives and counts signs at
+# half of them, so it may be as early as after half of them. `heartbeat` is faster.
+HEARTBEAT = 150
 PATIENCE = 300  # seconds in which all processes must have come
 # Variables of the environment that say what the flags and the arguments of `join` say.
 VARIABLES = ("MESHDSL_COORDINATOR", "MESHDSL_PROCESSES", "MESHDSL_PROCESS_ID")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 _GRADIENT = re.compile(r"(^|/)gradient/")
+_OPTIMIZER = re.compile(r"(^|/)optimizer/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Collective:
 
     @property
     def phase(self) -> str:
-        """`forward`, `recompute` or `backward`, see `phase_of`."""
+        """`forward`, `recompute`, `backward` or `optimizer`, see `phase_of`."""
         return phase_of(self.scope)
 
     @property
@@ -46,12 +47,15 @@ class Collective:
 
 
 def phase_of(scope: str) -> str:
-    """The pass that the code under a name stack belongs to: `forward`, `recompute` or `backward`.
+    """What the code under a name stack belongs to: `forward`, `recompute`, `backward`, `optimizer`.
 
     `recompute` is a part of the forward pass that `jax.checkpoint` runs again. JAX names transposed
-    code `transpose(...)`; the sums of whole gradients over devices are named `gradient` here. What
-    `jax.checkpoint` runs again is named `rematted_computation`, inside the transposed scope.
+    code `transpose(...)`; the sums of whole gradients over devices are named `gradient` here, and
+    what an optimizer lowers is named `optimizer`. What `jax.checkpoint` runs again is named
+    `rematted_computation`, inside the transposed scope.
     """
+    if _OPTIMIZER.search(scope):
+        return "optimizer"
     if "rematted_computation" in scope:
         return "recompute"
     return "backward" if "transpose(" in scope or _GRADIENT.search(scope) else "forward"

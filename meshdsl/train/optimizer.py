@@ -1,9 +1,6 @@
 """Optax optimizers by name, with the schedule of the learning rate, and weight decay of matrices.
 
-Other parameters do not decay. Which parameters are matrices is not guessed from their ranks: a
-parameter Tensor says which of its dims it contracts (`role.ins`), so a weight that is stacked over
-a `layers` dim is still known to be a matrix. Optax's own rule for muon (rank 2) would leave every
-stacked weight to adam.
+Other parameters do not decay.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers
 
 from meshdsl import user_code
 from meshdsl.dims import Dim
@@ -24,39 +20,12 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.tensor import Tensor, parameter
 from meshdsl.train.config import Group, Optimizer
 from meshdsl.train.config import Schedule as ScheduleSettings
+from meshdsl.train.matrices import matrices
+from meshdsl.train.muon import Lowering, muon
 from meshdsl.train.trained import matched, name_at
 
 # Called with the number of a step, counted from 0; returns the learning rate.
 Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
-
-
-def is_matrix(parameter: Tensor) -> bool:
-    """Whether the parameter is one that an einsum contracts with its input."""
-    return bool(parameter.role and parameter.role.ins)
-
-
-def matrices(parameters: Any) -> Any:
-    """A tree prefix of `parameters`: whether each Tensor is a matrix."""
-    return jax.tree.map(is_matrix, parameters, is_leaf=_is_tensor)
-
-
-def dimension_numbers(parameters: Any) -> Any:
-    """A tree prefix of `parameters`: muon's dimension numbers of each matrix, else None.
-
-    The dims that a weight contracts are its rows, the dims that it makes are its columns, and all
-    others are batch dims.
-    """
-
-    def numbers(parameter: Tensor) -> MuonDimensionNumbers | None:
-        if not is_matrix(parameter):
-            return None
-        position = {dim.name: index for index, dim in enumerate(parameter.dims)}
-        role = parameter.role
-        return MuonDimensionNumbers(
-            tuple(position[name] for name in role.ins), tuple(position[name] for name in role.outs)
-        )
-
-    return jax.tree.map(numbers, parameters, is_leaf=_is_tensor)
 
 
 def _is_tensor(node: Any) -> bool:
@@ -94,14 +63,8 @@ def _lion(rate: Schedule, decay: float, **settings: Any) -> optax.GradientTransf
 
 
 def _muon(rate: Schedule, decay: float, **settings: Any) -> optax.GradientTransformation:
-    usual = {
-        "weight_decay": decay,
-        "adam_weight_decay": 0.0,
-        "muon_weight_dimension_numbers": dimension_numbers,
-        # Updates have the size of adamw's, so both kinds of parameters share one learning rate.
-        "consistent_rms": 0.2,
-    }
-    return optax.contrib.muon(rate, **{**usual, **settings})
+    # Updates have the size of adamw's, so both kinds of parameters share one learning rate.
+    return muon(rate, decay, matrices, **{"consistent_rms": 0.2, **settings})
 
 
 # By name: the usual peak learning rate, what makes the transformation from a schedule and a weight
@@ -276,7 +239,8 @@ def make_optimizer(
     """
     others = _one_optimizer(settings, schedule, steps)
     if not groups:
-        return _with_average(by_signs(others), settings.average)
+        made = _with_average(by_signs(others), settings.average)
+        return Lowering(*made) if isinstance(others, Lowering) else made
     by_group = {
         name: _one_optimizer(_of_group(settings, group), schedule, steps)
         for name, group in settings.groups.items()
@@ -288,7 +252,9 @@ def make_optimizer(
         )
 
     grouped = optax.multi_transform({**by_group, _OTHERS: others}, labels)
-    return _with_average(by_signs(grouped), settings.average)
+    made = _with_average(by_signs(grouped), settings.average)
+    lowers = any(isinstance(tx, Lowering) for tx in (others, *by_group.values()))
+    return Lowering(*made) if lowers else made
 
 
 def by_signs(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -43,7 +43,8 @@ def check_generates(config: Config) -> None:
     if not generates(config):
         raise md.MeshDSLError(
             f"model.family={family_name(config.model)} writes no text: that takes the task text, "
-            "and a model with `prefill` and `step`, as meshdsl.models.transformer has"
+            "and a model with `prefill` and `step`, as meshdsl.models.transformer has, or the task "
+            "pairs, and a model with `answer`, as meshdsl.models.t5 has"
         )
 
 

@@ -2,7 +2,8 @@
 
 The gradients are lowered. Optax runs outside of the lowering, on global arrays that are split as
 the layout splits optimizer state: inside, its sums over a parameter would be sums over one device's
-part of it. What it computes for each element needs no communication. Where the layout splits
+part of it. What it computes for each element needs no communication, and an optimizer may lower
+what needs some (see `meshdsl.train.muon`). Where the layout splits
 optimizer state further than parameters (ZeRO-1), each updated parameter is gathered once, by the
 law. The global norms of gradients and parameters are taken inside the lowering, where their sums
 are collectives that are recorded.
@@ -27,7 +28,7 @@ from meshdsl.compiled.options import default_options
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering.local_types import LocalTypes
-from meshdsl.lowering.lower import gather_updated
+from meshdsl.lowering.lower import Lowered, gather_updated
 from meshdsl.lowering.parameter_copies import for_use
 from meshdsl.lowering.shardings import shardings
 from meshdsl.ops.global_norm import global_norms
@@ -36,6 +37,7 @@ from meshdsl.record.recorder import Op
 from meshdsl.tensor import Tensor, abstract, is_tensor
 from meshdsl.train.adapters import adapted
 from meshdsl.train.config import Precision
+from meshdsl.train.muon import InStacks, Lowering
 from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
 from meshdsl.train.optimizer import average_of
 from meshdsl.train.precision import LossScale, cast, round_at_random
@@ -164,9 +166,10 @@ class TrainStep:
         self._updating = shardings(trained, layout, mesh, "optimizer")
         parameters = jax.tree.leaves(trained, is_leaf=is_tensor)
         known = {dim.name for parameter in parameters for dim in parameter.dims}
-        self._to_rest = gather_updated(
-            layout, mesh, [*dims, *known, *(rule.dim for rule in layout.parsed)]
-        )
+        self._dims = [*dims, *known, *(rule.dim for rule in layout.parsed)]
+        self._to_rest = gather_updated(layout, mesh, self._dims)
+        self._lowers = isinstance(tx, Lowering)
+        self._in_update: list[Lowered] = []  # what the latest trace of an update lowered
         self.compiler_options = (
             default_options(mesh) if compiler_options is None else dict(compiler_options)
         )
@@ -236,8 +239,9 @@ class TrainStep:
     def program(self, state: State, batch: dict[str, Tensor]) -> Program:
         """The recorded program of the step: every op with its split, and every collective."""
         traced = jax.jit(lambda *args: self._one_step(*args)).trace(state, batch)
+        parts = (self._gradients, *self._in_update, self._to_rest)
         return Program(
-            [*self._gradients.record, *self._to_rest.record],
+            [op for part in parts for op in part.record],
             traced.jaxpr,
             self.layout,
             dict(self.mesh.shape),
@@ -257,7 +261,32 @@ class TrainStep:
         of_gradients = self._gradients.record_from_types(
             types, trained, batch, key, *scale, *frozen
         )
-        return [*of_gradients, *self._to_rest.record_from_types(types, trained)]
+        in_update: list[Op] = []
+
+        def lowered(in_stacks: InStacks, tree: Any) -> Any:
+            given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+            part = self._lowered(in_stacks, given)
+            in_update.extend(part.record_from_types(types, given))
+            return tree
+
+        if self._lowers:
+            update = lambda tree, kept: self._tx.update(tree, kept, tree, lowered=lowered)
+            jax.eval_shape(update, cast(trained, jnp.float32), cast(state.opt_state, jnp.float32))
+        return [*of_gradients, *in_update, *self._to_rest.record_from_types(types, trained)]
+
+    def _lowered(self, in_stacks: InStacks, tree: Any) -> Lowered:
+        """A part of the optimizer's update, lowered for such a tree of parameters."""
+        sizes = dict(self.mesh.shape)
+        layout = in_stacks.layout(tree, self.layout, sizes)
+        # JAX keeps the traces of a function, and each of these is for a tree of its own.
+        muon = lambda tree: in_stacks(tree, self.layout, sizes)
+        muon.__name__ = "optimizer"
+        return Lowered(muon, layout, self.mesh, self._dims, optimizer=(0,))
+
+    def _run_lowered(self, in_stacks: InStacks, tree: Any) -> Any:
+        """Run a part of the optimizer's update, which is recorded."""
+        self._in_update.append(self._lowered(in_stacks, tree))
+        return self._in_update[-1](tree)
 
     def gradients(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The gradients of a step, split as optimizer state is; to be compiled by the caller."""
@@ -356,7 +385,9 @@ class TrainStep:
         before = jax.lax.with_sharding_constraint(old[0], self._updating)
         kept = jax.device_put(old[1], self._fetched) if self._fetched else old[1]
         full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
-        updates, opt_state = self._tx.update(*full, value=metrics["loss"])
+        self._in_update.clear()
+        how = {"lowered": self._run_lowered} if self._lowers else {}
+        updates, opt_state = self._tx.update(*full, value=metrics["loss"], **how)
         params = optax.apply_updates(full[2], updates)
         opt_state = cast(opt_state, self._precision.optimizer)
         if self._precision.stochastic_rounding:

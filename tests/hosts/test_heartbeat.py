@@ -13,7 +13,7 @@ FAST = """
     heartbeat._BEAT = 0.2
 """
 SAYS = (
-    "process 1 has died or cannot be reached: no sign of life for {} s; the run ends with exit "
+    "process {} has died or cannot be reached: no sign of life for {} s; the run ends with exit "
     "code 75, and can be resumed"
 )
 
@@ -25,8 +25,19 @@ def test_a_process_that_stands_still_is_missed():
     both[1].send_signal(signal.SIGSTOP)
     began = time.monotonic()
     assert both[0].wait(60) == 75 and time.monotonic() - began < 20
-    assert both[0].stderr.read() == f"process 0: {SAYS.format(1.8)}\n"
+    assert both[0].stderr.read() == f"process 0: {SAYS.format(1, 1.8)}\n"
     both[1].kill()
+
+
+@pytest.mark.slow
+def test_process_0_that_stands_still_is_missed_by_the_others():
+    both = begin(FAST, JOINED, "print('here', flush=True); time.sleep(60)")
+    assert [process.stdout.readline() for process in both] == ["here\n"] * 2
+    both[0].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert both[1].wait(60) == 75 and time.monotonic() - began < 20
+    assert both[1].stderr.read() == f"process 1: {SAYS.format(0, 1.8)}\n"
+    both[0].kill()
 
 
 @pytest.mark.slow
@@ -42,7 +53,7 @@ def test_an_error_that_comes_of_the_death_of_another_process_names_it():
     """
     found = finish(begin(FAST, JOINED, COLLECTIVE, dies))
     assert [code for code, _, _ in found] == [75, -signal.SIGKILL], found
-    assert "Traceback" not in found[0][2] and SAYS.format(0.6) in found[0][2], found[0][2]
+    assert "Traceback" not in found[0][2] and SAYS.format(1, 0.6) in found[0][2], found[0][2]
 
 
 @pytest.mark.slow

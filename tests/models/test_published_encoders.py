@@ -167,8 +167,8 @@ def test_a_t5_answers_as_theirs(name, tmp_path):
     how |= {"eos_token_id": None, "pad_token_id": 0, "use_cache": False}
     given = {each: torch.tensor(given[each]) for each in ("input_ids", "attention_mask")}
     wanted = there.generate(**given, **how)[:, 1:].numpy()
-    write = lambda model, source, seen: t5.answer(
-        model, source, 32, jax.random.key(0), Sampling(temperature=0.0), seen
+    write = lambda model, source, seen: model.answer(
+        source, 32, jax.random.key(0), Sampling(temperature=0.0), seen
     )
     for layout in ("single", "tensor"):
         layout = common.on(common.load(layout), 2) if layout != "single" else common.load(layout)

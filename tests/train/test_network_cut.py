@@ -97,9 +97,9 @@ def test_a_run_whose_network_is_cut_ends_and_goes_on(two_networks, tmp_path, tex
     finally:
         for process in both:
             process.kill()
-    assert took < 120 and both[0].returncode == MISSED, said
+    assert took < 120 and [process.returncode for process in both] == [MISSED] * 2, said
     assert "process 0: process 1 has died or cannot be reached" in said[0]
-    assert both[1].returncode != 0
+    assert "process 1: process 0 has died or cannot be reached" in said[1]
 
     done = max(saved_steps(cut / "checkpoints"))
     go_on = ["--devices", "2", f"steps={done + 2}", "schedule.shape=constant"]

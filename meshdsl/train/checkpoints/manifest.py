@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from meshdsl.links import leads_out
 from meshdsl.parsing import parse_json
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
@@ -150,6 +151,9 @@ def check_files(folder: Path, manifest: Manifest) -> None:
       Damaged: a file is missing or differs.
     """
     present = _files(folder)
+    for name in present:
+        if real := leads_out(folder / name, folder):
+            raise Damaged(f"{name} is a link to {real}, outside of the checkpoint")
     for name, expected in manifest["files"].items():
         file = present.get(name)
         if file is None:

@@ -22,6 +22,7 @@ import numpy as np
 from meshdsl.dims import Dim, show
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.extras import extra
+from meshdsl.links import check_stays
 from meshdsl.parsing import parse_json
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
@@ -193,6 +194,8 @@ class _OpenFile:
 def _file_of_each(path: Path, safe_open: Callable[..., Any]) -> dict[str, Path]:
     """The file that each tensor is in, by the tensor's name."""
     if path.is_dir():
+        for file in path.iterdir():
+            check_stays(file, path)
         found = sorted(path.glob(f"*.safetensors{_INDEX}")) or sorted(path.glob("*.safetensors"))
         usual = [file for file in found if file.name.partition(".")[0] == "model"]
         found = usual if len(usual) == 1 else found  # others may be of another format

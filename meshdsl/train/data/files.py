@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.links import check_stays
 
 # The format of a file by its ending. Any other ending is text, unless it is in UNREADABLE.
 ENDINGS = {
@@ -56,8 +57,8 @@ def find_files(paths: Sequence[str], format: str = "auto", *, suffix: str = "") 
       suffix: the only ending that is taken from folders, whatever the format.
 
     Raises:
-      MeshDSLError: a path does not exist or cannot be read, or the ending of a file says that it is
-        of a format that cannot be read.
+      MeshDSLError: a path does not exist or cannot be read, a file in a folder is a link to one
+        outside, or the ending of a file says that it is of a format that cannot be read.
     """
     formats = ("jsonl", "parquet", "arrow") if format == "chat" else (format,)
     suffixes = (
@@ -74,6 +75,8 @@ def find_files(paths: Sequence[str], format: str = "auto", *, suffix: str = "") 
             if root.is_file()
             else sorted(_files_in(root, suffixes), key=lambda path: path.parts)
         ):
+            if path != root:
+                check_stays(path, root)
             status = path.stat()
             found.setdefault(
                 os.path.realpath(path),

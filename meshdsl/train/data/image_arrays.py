@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.links import check_stays
 from meshdsl.train.data.files import find_files
 from meshdsl.train.data.held_out import hashes_of_numbers
 from meshdsl.train.data.image_sets import sample_digest
-from meshdsl.train.data.pixels import ARRAY
+from meshdsl.train.data.pixels import ARRAY, DAMAGED_ARRAY, said_of
 
 
 class ArrayImages:
@@ -95,16 +96,19 @@ def _array_in(path: Path, name: str) -> np.ndarray:
         if path.is_dir():
             known = [file.stem for file in sorted(path.glob(f"*{ARRAY}"))]
             if name in known:
+                check_stays(path / f"{name}{ARRAY}", path)
                 return np.asarray(np.load(path / f"{name}{ARRAY}", "r", allow_pickle=False))
         else:
             with zipfile.ZipFile(path) as archive:
                 known = [Path(each.filename).stem for each in archive.infolist()]
                 if name in known:
                     return _array_of_archive(path, archive.getinfo(f"{name}{ARRAY}"), name)
+    except MeshDSLError:
+        raise
     except OSError as error:
         raise MeshDSLError(f"`{path}` cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise MeshDSLError(f"`{path}`: no arrays, or damaged: {error}") from None
+    except DAMAGED_ARRAY as error:
+        raise MeshDSLError(f"`{path}`: no arrays, or damaged: {said_of(error)}") from None
     raise MeshDSLError(f"`{path}`: no array `{name}`{nearest(name, known)}")
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import struct
+import tokenize
+import zipfile
+import zlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +24,18 @@ PICTURES = (
 )  # fmt: skip
 ARRAY = ".npy"
 _ARRAY_MAGIC = b"\x93NUMPY"
+# What NumPy raises for an array that is not what a file of its own holds. The header is Python.
+DAMAGED_ARRAY = (
+    *(ValueError, TypeError, KeyError, EOFError, OSError, OverflowError, MemoryError),
+    *(
+        SyntaxError,
+        tokenize.TokenError,
+        RecursionError,
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+    ),
+)
 # How a picture with a palette, or in the colors of printers, is read. Others are read as they are.
 _READ_AS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB"}
 
@@ -37,8 +53,8 @@ def decoded(content: bytes, where: str) -> np.ndarray:
     if content.startswith(_ARRAY_MAGIC):
         try:
             return np.load(io.BytesIO(content), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise MeshDSLError(f"{where}: no array, or damaged: {error}") from None
+        except DAMAGED_ARRAY as error:
+            raise MeshDSLError(f"{where}: no array, or damaged: {said_of(error)}") from None
     with extra("images", where):
         from PIL import Image
     try:
@@ -49,6 +65,12 @@ def decoded(content: bytes, where: str) -> np.ndarray:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         said = "not a picture that Pillow can read" if "cannot identify" in str(error) else error
         raise MeshDSLError(f"{where}: no image, or damaged: {said}") from None
+
+
+def said_of(error: BaseException) -> str:
+    """The first line of an error's text, cut off where it quotes the file at length."""
+    text = (getattr(error, "strerror", None) or str(error) or type(error).__name__).split("\n")[0]
+    return text if len(text) < 200 else f"{text[:200]}..."
 
 
 def fitted_image(image: np.ndarray, field: Tensor, where: str) -> np.ndarray:

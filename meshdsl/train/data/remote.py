@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,17 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
+from meshdsl.links import check_stays
 from meshdsl.train.config import Config
 from meshdsl.train.data.cache_entry import cache_folder, made_once
 from meshdsl.train.data.sources import errors_say
 
 Report = Callable[[str], None]
+
+# A file that claims to unpack to more than this fills disks, on purpose or by damage. Text is
+# packed to a third or a tenth of its size; gzip reaches 1,032 times at most, zstandard any number.
+_MOST_TIMES = 200
+_ANY_SIZE = 1 << 30  # bytes, which any file may unpack to
 
 
 def with_files_here(config: Config, report: Report = lambda text: None) -> Config:
@@ -59,6 +66,8 @@ def _here(path: str, config: Config, report: Report) -> str:
         if found.is_dir():
             files = [each for each in sorted(found.rglob("*")) if each.is_file()]
             if any(each.suffix in _UNPACK for each in files):
+                for each in files:
+                    check_stays(each, found)
                 listed = [(each.relative_to(found), each) for each in files]
                 return str(_gathered(path, listed, cache, report))
         elif found.suffix in _UNPACK:
@@ -97,6 +106,8 @@ def _fetched(path: str, cache: Path, report: Report) -> str:
         for name in sorted(listed):
             within = name[len(root) :].lstrip("/") if is_folder else name.rsplit("/", 1)[-1]
             target = folder / within
+            if ".." in Path(within).parts:
+                raise MeshDSLError(f"{path}: a file is called `{within}`, which leads out of it")
             target.parent.mkdir(parents=True, exist_ok=True)
             with _failures_say(f"{path}, {within}" if is_folder else path):
                 system.get_file(name, str(target))
@@ -118,7 +129,7 @@ def _state(about: dict[str, Any]) -> tuple:
 
 
 def _gathered(path: str, listed: list[tuple[Path, Path]], cache: Path, report: Report) -> Path:
-    """A folder of the cache with these files: unpacked, or links to those that are plain.
+    """A folder of the cache with these files: unpacked, or as they are where they are plain.
 
     Args:
       listed: of each file its path in the folder, and where it is.
@@ -135,9 +146,17 @@ def _gathered(path: str, listed: list[tuple[Path, Path]], cache: Path, report: R
             if file.suffix in _UNPACK:
                 _unpack(file, target.with_suffix(""))
             else:
-                target.symlink_to(file.resolve())
+                _copy(file.resolve(), target)
 
     return made_once(entry, lambda: entry if entry.is_dir() else None, write)
+
+
+def _copy(file: Path, target: Path) -> None:
+    """Put a file into the cache, without a second copy of its bytes where that can be."""
+    try:
+        os.link(file, target)
+    except OSError:  # on another disk, say
+        shutil.copyfile(file, target)
 
 
 def _name(path: str, which: list[list[str]]) -> str:
@@ -147,8 +166,15 @@ def _name(path: str, which: list[list[str]]) -> str:
 def _unpack(file: Path, target: Path) -> None:
     if target.exists():
         raise MeshDSLError(f"`{file}` is unpacked into {target.name}, which is there as well")
+    most = max(_ANY_SIZE, _MOST_TIMES * file.stat().st_size)
     with _failures_say(str(file)), _UNPACK[file.suffix](file) as packed, target.open("wb") as out:
-        shutil.copyfileobj(packed, out, 1 << 20)
+        while piece := packed.read(1 << 20):
+            if out.tell() + len(piece) > most:
+                raise MeshDSLError(
+                    f"`{file}` has {file.stat().st_size:,} bytes and unpacks to more than "
+                    f"{most:,}; if that is right, unpack it yourself and name the plain file"
+                )
+            out.write(piece)
 
 
 @contextmanager

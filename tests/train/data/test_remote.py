@@ -7,6 +7,7 @@ import pytest
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
+from meshdsl.train.data import remote
 from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import find_files
 from meshdsl.train.data.remote import with_files_here
@@ -47,6 +48,32 @@ def test_a_folder_may_have_both(tmp_path):
     (folder / "in" / "a.jsonl").write_bytes(JSONL)
     with pytest.raises(MeshDSLError, match="which is there as well"):
         read(tmp_path, folder)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_file_that_unpacks_to_too_much_is_refused(ending, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_ANY_SIZE", 1 << 20)
+    packed = gzip.compress(b"a" * (8 << 20))
+    if ending == ".zst":
+        zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
+        packed = zstandard.ZstdCompressor().compress(b"a" * (8 << 20))
+    (tmp_path / f"b.txt{ending}").write_bytes(packed)
+    with pytest.raises(MeshDSLError, match=r"unpacks to more than 1,[0-9,]+; if that is right, un"):
+        read(tmp_path, tmp_path / f"b.txt{ending}")
+    assert not [each for each in (tmp_path / "cache").rglob("b.txt*") if each.is_file()]
+
+
+def test_a_plain_file_beside_a_compressed_one_is_read(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(JSONL))
+    (folder / "b.txt").symlink_to(tmp_path / "b.txt")
+    (tmp_path / "b.txt").write_text("plain")
+    with pytest.raises(MeshDSLError, match="outside of"):
+        read(tmp_path, folder)
+    (folder / "b.txt").unlink()
+    (tmp_path / "b.txt").rename(folder / "b.txt")
+    assert read(tmp_path, folder) == [*TEXTS, "plain"]
 
 
 def test_zstandard(tmp_path):

@@ -1,0 +1,76 @@
+"""Answering: what a model of pairs of texts writes when it is given the first, under any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import meshdsl as md
+from meshdsl.family import Family
+from meshdsl.family.calls import names_in
+from meshdsl.models.generate import Sampling
+from meshdsl.train.config import Config
+from meshdsl.train.data import task_of
+from meshdsl.train.sample import divisible, placed
+
+
+def answers_prompts(config: Config) -> bool:
+    """Whether the model of a run answers texts: its task is pairs of texts, and it has `answer`."""
+    if task_of(config).name != "pairs":
+        return False
+    model = jax.eval_shape(lambda: config.model.init(jax.random.key(0)))
+    return hasattr(model, "answer")
+
+
+def lengths(config: Config) -> tuple[int, int]:
+    """The most tokens of a first text and of a second one."""
+    fields = task_of(config).fields(config, md.Dim("batch", 1))
+    second = fields.get("tokens", fields.get("target"))
+    first = fields["source"].dims[-1].size
+    return first, first if second is None else second.dims[-1].size
+
+
+def answers(
+    family: Family,
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    key: jax.Array,
+    how: Sampling,
+    layout: md.Layout,
+    mesh: Mesh,
+) -> Iterator[np.ndarray]:
+    """Answer the prompts: yields the next token of each answer, int32 [prompts], `count` times.
+
+    It ends earlier where all answers have ended. With several processes, each calls this with the
+    same prompts, and gets all tokens. The arguments are those of `sample.continuations`.
+    """
+    longest = max(map(len, prompts))
+    batch = md.Dim("batch", divisible(len(prompts), "batch", layout, mesh))
+    source = md.Dim("source", divisible(longest, "source", layout, mesh))
+    tokens, sizes = np.zeros((batch.size, source.size), np.int32), np.ones(batch.size, np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)], sizes[row] = prompt, len(prompt)
+
+    def write(model: Any, texts: md.Tensor, sizes: md.Tensor, key) -> md.Tensor:
+        seen = md.broadcast(md.iota(source), texts.dims) < sizes
+        return model.answer(texts, count, key, how, seen)
+
+    lowered = md.lower(write, layout, mesh, dims=[*names_in(family.dims), "batch"])
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def whole(*given: Any) -> jax.Array:
+        return jax.lax.with_sharding_constraint(lowered(*given).array, everywhere)
+
+    texts = placed(tokens, (batch, source), layout, mesh)
+    found = np.asarray(jax.jit(whole)(model, texts, placed(sizes, (batch,), layout, mesh), key))
+    ended = np.zeros(len(prompts), bool)
+    for row in found.T[:, : len(prompts)]:
+        yield row
+        ended |= np.isin(row, how.ends)
+        if ended.all():
+            return
