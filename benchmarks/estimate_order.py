@@ -513,9 +513,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="where compiled programs are kept"
     )
-    parser.add_argument(
-        "--compiled", action="store_true", help="only what was compiled before"
-    )
+    parser.add_argument("--compiled", action="store_true", help="only what was compiled before")
     given = parser.parse_args()
     compile_only()
     summary = [["workload", "target", "layouts", "with a time", "Spearman", "regret", "refused"]]
