@@ -1,12 +1,16 @@
 """Whether the estimate puts the layouts of one workload into the order that the compiler does.
 
-    python -m benchmarks.estimate_order --workloads "8b 8k" "8b 2k" --keep texts
+    python -m benchmarks.estimate_order --workloads "8b 8k" "8b 2k"
 
 Each workload is one step of training on one target, under many layouts, meshes and policies of
 rematerialisation. Each is estimated, and compiled with the options that training uses; the
 compiler's schedule is replayed. What does not fit by the compiler has no time, and leaves the
-order. With `--keep` compiled programs stay in a folder and are not compiled again; `--compiled`
-leaves out what is not there.
+order.
+
+A compilation takes a minute or two, so what the compiler said is written into
+`estimate_order.json` beside this file, and is read from there the next time; `--compiled` leaves
+out what is not there, and takes seconds. After a change of the replay, or with another compiler,
+delete that file and compile anew. With `--keep` the compiled programs stay in a folder as well.
 
 Spearman's rank correlation is 1 where both put the layouts into the same order. Regret is how much
 longer the layout takes that the estimate takes for the fastest of those that fit by the estimate,
@@ -16,6 +20,7 @@ than the fastest of all that fit by the compiler.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +46,7 @@ from .kept import compiled
 from .measure import table
 
 GIB = 2**30
+SAID = Path(__file__).with_suffix(".json")  # what the compiler said, by workload and way
 
 
 @dataclass(frozen=True)
@@ -225,6 +231,27 @@ _MORE_ON_64 = (
     "zero2-sequence data=16,model=4 full",
     "hybrid-zero1 replica=4,data=16 full",
 )
+_EXPERTS_ON_64 = (
+    "fsdp data=64",
+    "hybrid-fsdp replica=4,data=16",
+    "fsdp-tensor data=16,model=4",
+    "fsdp-sequence data=16,model=4",
+    "experts data=32,expert=2",
+    "experts data=16,expert=4",
+    "experts data=8,expert=8",
+    "experts data=4,expert=16",
+    "experts-fsdp data=16,expert=4",
+    "experts-fsdp data=8,expert=8",
+    "experts-fsdp data=4,expert=16",
+    "experts-data data=64",
+    "experts-tensor data=8,expert=4,model=2",
+)
+_MORE_EXPERTS_ON_64 = (
+    "fsdp data=64 hidden",
+    "experts-fsdp data=8,expert=8 hidden",
+    "experts-fsdp data=32,expert=2 none",
+    "experts-tensor data=4,expert=8,model=2 none",
+)
 _ON_16 = (
     "data data=16",
     "zero1 data=16",
@@ -242,7 +269,6 @@ _ON_16 = (
     "ulysses data=8,context=2",
     "context data=8,context=2",
 )
-_LLAMA = {"precision.compute": "bfloat16"}
 _SMALL = {
     "precision.compute": "bfloat16",
     "model.family": "transformer",
@@ -306,6 +332,12 @@ WORKLOADS = {
             ("none", "full"),
         ),
     ),
+    "experts": Workload(
+        "v5p:4x4x4",
+        {"batch": 64, "model.length": 4096, "model.capacity": 1.25},
+        _crossed(_EXPERTS_ON_64, ("none", "full")) + _MORE_EXPERTS_ON_64,
+        "olmoe-1b-7b",
+    ),
     "gpt2 v5e": Workload(
         "v5e:4x4",
         {"batch": 64, "model.length": 1024},
@@ -323,6 +355,7 @@ class Found:
     """What came of one way; times in seconds, memory in bytes.
 
     Attributes:
+      replayed_exposed: waiting for collectives, and copies.
       error: why there is no compiled program.
     """
 
@@ -334,9 +367,8 @@ class Found:
     fits: bool | None
     seconds: float
     replayed: float = 0.0
-    replayed_compute: float = 0.0
-    replayed_exposed: float = 0.0
-    replayed_copies: float = 0.0
+    replayed_compute: float | None = None
+    replayed_exposed: float | None = None
     needed: int = 0
     error: str = ""
 
@@ -382,40 +414,48 @@ def find(name: str, way: str, keep: Path | None, compiled_only: bool = False) ->
     Raises:
       MeshDSLError: the layout or mesh does not suit the model or the target.
     """
-    kept = keep and keep / f"order-{name} {way}".replace(" ", "-")
-    if compiled_only and not (kept and kept.with_suffix(".json").exists()):
+    said = json.loads(SAID.read_text()).get(name, {}).get(way) if SAID.exists() else None
+    if said is None and compiled_only:
         return None
     analysis = WORKLOADS[name].analysis(way)
     start = time.perf_counter()
     explanation = analysis.explain()
     seconds = time.perf_counter() - start
     estimated, memory = explanation.time, explanation.memory
-    assert estimated is not None and analysis.target is not None
+    assert estimated is not None
+    if said is None:
+        said = _compile(analysis, keep and keep / f"order-{name} {way}".replace(" ", "-"))
+        everything = json.loads(SAID.read_text()) if SAID.exists() else {}
+        everything.setdefault(name, {})[way] = said
+        SAID.write_text(json.dumps(everything, indent=1) + "\n")
+    return Found(
+        way=way,
+        estimated=estimated.step,
+        compute=estimated.compute,
+        exposed=estimated.exposed,
+        peak=memory.peak,
+        fits=memory.fits,
+        seconds=seconds,
+        **said,
+    )
+
+
+def _compile(analysis: Analysis, kept: Path | None) -> dict[str, Any]:
+    """What the compiler says of one way, as fields of `Found`."""
+    assert analysis.target is not None
     mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
     got = compiled(kept, lambda: analysis.job(mesh).lowered, {})
-    figures: dict[str, Any] = {
-        "way": way,
-        "estimated": estimated.step,
-        "compute": estimated.compute,
-        "exposed": estimated.exposed,
-        "peak": memory.peak,
-        "fits": memory.fits,
-        "seconds": seconds,
-    }
     if "error" in got:
         verdict = parse_oom(got["error"])
-        needed = verdict.needed if verdict else 0
-        return Found(**figures, needed=needed, error=got["error"][:90])
+        return {"needed": verdict.needed if verdict else 0, "error": got["error"][:90]}
     network = Network(analysis.target, analysis.sizes)
     run = replay(got["text"], analysis.target.chip, network, analysis.sizes)
-    return Found(
-        **figures,
-        replayed=run.step,
-        replayed_compute=run.compute,
-        replayed_exposed=run.exposed,
-        replayed_copies=run.copies,
-        needed=got["peak"],
-    )
+    return {
+        "replayed": run.step,
+        "replayed_compute": run.compute,
+        "replayed_exposed": run.exposed + run.copies,
+        "needed": got["peak"],
+    }
 
 
 _HEAD = (
@@ -438,12 +478,12 @@ def row(f: Found) -> list[str]:
     if f.error:
         return [f.way, _ms(f.estimated), "refused", *["-"] * 5, *peaks]
     times = [_ms(f.estimated), _ms(f.replayed), f"{f.estimated / f.replayed - 1:+.1%}"]
-    parts = [f.compute, f.replayed_compute, f.exposed, f.replayed_exposed + f.replayed_copies]
+    parts = [f.compute, f.replayed_compute, f.exposed, f.replayed_exposed]
     return [f.way, *times, *map(_ms, parts), *peaks]
 
 
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.1f}"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"
 
 
 def _all(name: str, keep: Path | None, compiled_only: bool) -> Iterator[Found]:
@@ -473,9 +513,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="where compiled programs are kept"
     )
-    parser.add_argument(
-        "--compiled", action="store_true", help="only what is compiled in that folder already"
-    )
+    parser.add_argument("--compiled", action="store_true", help="only what was compiled before")
     given = parser.parse_args()
     compile_only()
     summary = [["workload", "target", "layouts", "with a time", "Spearman", "regret", "refused"]]

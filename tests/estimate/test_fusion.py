@@ -225,6 +225,42 @@ def test_shapes_are_local_inside_and_outside_of_shard_map():
     )
 
 
+@pytest.mark.parametrize(
+    ("width", "dims", "kernels"),
+    [
+        # The parts of 64 elements fill no lanes of 128, and experts are a batch of products.
+        (64, "ebd,edf->ebf", ["all_gather", "reorder", "dot_general"]),
+        (128, "ebd,edf->ebf", ["all_gather", "dot_general"]),
+        (64, "bd,df->bf", ["all_gather", "dot_general"]),
+    ],
+)
+def test_a_batch_of_products_copies_what_was_gathered_over_lanes(width, dims, kernels):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    experts = (4,) if dims.startswith("e") else ()
+
+    def function(x, weight):
+        whole = lax.all_gather(weight, "data", axis=len(experts) + 1, tiled=True)
+        return jnp.sum(jnp.einsum(dims, x, whole))[None]
+
+    split = P(*([None] * (len(experts) + 1)), "data")
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(), split), out_specs=P("data"))
+    made = graph(mapped, array(*experts, 8, 16), array(*experts, 16, 2 * width), mesh=mesh)
+    assert names(made) == kernels
+
+
+def test_a_scatter_over_lanes_copies_what_a_batch_of_products_made():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def gradient(x, y):
+        whole = jnp.einsum("ebd,ebf->edf", x, y)
+        return lax.psum_scatter(whole, "data", scatter_dimension=2, tiled=True)
+
+    out = P(None, None, "data")
+    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(P(None, "data"),) * 2, out_specs=out)
+    made = graph(mapped, array(4, 8, 16), array(4, 8, 128), mesh=mesh)
+    assert names(made) == ["dot_general", "reorder", "reduce_scatter"]
+
+
 @pytest.mark.parametrize("name", common.LAYOUTS)
 def test_a_train_step_has_its_collectives_as_kernels_and_its_flops_by_op(name):
     step, _, args = train_step(name)

@@ -37,6 +37,7 @@ from meshdsl.estimate.fusion.primitives import (
     PRODUCTS,
     REDUCTIONS,
 )
+from meshdsl.estimate.fusion.reordered import REORDER, is_batch, reorders
 from meshdsl.estimate.fusion.value_table import ValueTable
 from meshdsl.estimate.fusion.written_values import written_values
 from meshdsl.estimate.kernels import Buffer, Kernel, Loop
@@ -75,6 +76,7 @@ class KernelBuilder:
         # Of kernels: the elements of element-wise ones, and the equations that they compute.
         self._elements: dict[int, int] = {}
         self._computes: dict[int, set[Equation]] = defaultdict(set)
+        self._batches: set[int] = set()  # kernels of batches of products
         equations = needed(updated_in_place(block.equations), block.outputs)
         equations = scalars_early(convert_stacks(equations))
         self._written = written_values(equations, block.outputs, table.sources)
@@ -171,15 +173,20 @@ class KernelBuilder:
                 self._extend(index, equation, sources, [result])
             return
         copies = self._copied_slices(equation) if equation.primitive == FUSED else {}
+        copies |= self._reordered(equation)
         index = self._new(equation)
         kernel = self.kernels[index]
         kernel.dots = dots(equation)
         if moved:
             kernel.collective, kernel.scope = moved[0], moved[0].scope
+            if reorders(equation) == "all_gather":
+                self.table.reordered.update(equation.outputs)
         self._extend(index, equation, self.table.sources_of(equation.operands), equation.outputs)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
         if equation.primitive in PRODUCTS:
             self._joinable[equation.outputs[0]] = equation.outputs[0].size
+        if is_batch(equation):
+            self._batches.add(index)
         if equation.primitive in IN_PLACE and equation.inputs[0] is not None:
             operand = self.table.buffer(equation.inputs[0], equation.scope)
             kernel.in_place.append(
@@ -195,6 +202,22 @@ class KernelBuilder:
                 copy = Buffer(slice_.shape, slice_.dtype, slice_.bytes, scope=equation.scope)
                 self.kernels.append(_copy(slice_, copy, equation.scope))
                 copies[id(slice_)] = copy
+        return copies
+
+    def _reordered(self, equation: Equation) -> dict[int, Buffer]:
+        """Copies, in the order that an equation needs, of what stands in another; by its id."""
+        sources: Iterable[Value] = ()
+        if is_batch(equation):
+            sources = self.table.reordered & self.table.sources_of(equation.operands)
+        elif reorders(equation) == "reduce_scatter":
+            made = self.table.sources_of(equation.operands)
+            sources = [v for v in made if self._made_by.get(v) in self._batches]
+        copies: dict[int, Buffer] = {}
+        for value in _by_number(sources):
+            buffer = self.table.buffer(value, equation.scope)
+            copy = Buffer(buffer.shape, buffer.dtype, buffer.bytes, scope=equation.scope)
+            self.kernels.append(_copy(buffer, copy, equation.scope, REORDER))
+            copies[id(buffer)] = copy
         return copies
 
     def _note_in_place(self, equation: Equation, value: Value) -> None:
@@ -308,6 +331,8 @@ class KernelBuilder:
         for inner, stack in zip(block.inputs[stacked:], given[stacked:], strict=True):
             within = None if stack is None else self.table.buffer(stack, scope)
             self.table.buffer(inner, scope, within)
+            if stack is not None and original(stack) in self.table.reordered:
+                self.table.reordered.add(original(inner))
             stacks |= set() if within is None else {id(within)}
         results = [self.table.buffer(v, scope) for v in equation.outputs]
         for result, value in zip(results, block.outputs, strict=True):
@@ -315,6 +340,9 @@ class KernelBuilder:
         copied = self._place(block, results, range(carried, len(results)), within=True)
         times = self.times * length
         kernels = KernelBuilder(block, self.table, self.flops, times, self.share).kernels
+        for result, value in zip(equation.outputs[carried:], block.outputs[carried:], strict=True):
+            if value is not None and original(value) in self.table.reordered:
+                self.table.reordered.add(original(result))
         copies = (self._copy(value, to, scope) for value, to in copied)
         kernels += [_from_stack_to_stack(copy, stacks, length) for copy in copies]
         for condition in equation.blocks[1:]:
@@ -378,8 +406,8 @@ def _read(kernel: Kernel, buffer: Buffer) -> None:
         kernel.reads.append(buffer)
 
 
-def _copy(buffer: Buffer, to: Buffer, scope: str) -> Kernel:
-    return Kernel("copy", scope, [buffer], [to], traffic=buffer.bytes + to.bytes)
+def _copy(buffer: Buffer, to: Buffer, scope: str, primitive: str = "copy") -> Kernel:
+    return Kernel(primitive, scope, [buffer], [to], traffic=buffer.bytes + to.bytes)
 
 
 def _from_stack_to_stack(copy: Kernel, stacks: set[int], length: int) -> Kernel:

@@ -16,10 +16,12 @@ class ValueTable:
 
     Attributes:
       axis_sizes: the mesh.
+      reordered: values that a collective has left in another order, see `reordered`.
     """
 
     def __init__(self, axis_sizes: Mapping[str, int]):
         self.axis_sizes = axis_sizes
+        self.reordered: set[Value] = set()
         self._buffers: dict[Value, Buffer] = {}
         # Of values that are not written: the written ones that they are computed from; those of
         # them that are aligned with the value; the equations that compute it.

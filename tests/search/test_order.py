@@ -1,0 +1,20 @@
+"""The estimate puts layouts into the order of the TPU compiler, as far as that was asked."""
+
+import json
+
+import pytest
+
+from benchmarks.estimate_order import SAID, WORKLOADS, Order, find
+
+pytestmark = pytest.mark.slow
+COMPILED = json.loads(SAID.read_text())
+ENOUGH = 24
+
+
+@pytest.mark.parametrize("name", [name for name, ways in COMPILED.items() if len(ways) >= ENOUGH])
+def test_the_order_is_that_of_the_compiler(name):
+    ways = [way for way in WORKLOADS[name].ways if way in COMPILED[name]]
+    found = [find(name, way, None, compiled_only=True) for way in ways]
+    order = Order([each for each in found if each is not None])
+    assert len(order.found) >= ENOUGH
+    assert order.spearman >= 0.9 and order.regret <= 0.05 and not order.wrongly_fit
