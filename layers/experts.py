@@ -26,6 +26,7 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
+from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import SwiGLU
 from meshdsl.ops.checkpoint import HIDDEN
 
@@ -211,6 +212,7 @@ class Experts(PyTreeNode):
       down: dims experts, d_ff and d_model.
       biases: of gate, up and down, each with experts and what comes out; None for none.
       shared: what every token goes through beside its experts; None for none.
+      shared_gate: of which the sigmoid multiplies what `shared` gives, as in Qwen2-MoE; None: 1.
       capacity: an expert has room for so many times the tokens of a sequence that it would have if
         all had the same; 0: no token is dropped.
       along: the dim that a sequence is. Room is counted in each sequence by itself, and tokens are
@@ -225,6 +227,7 @@ class Experts(PyTreeNode):
     down: md.Tensor
     biases: tuple[md.Tensor, md.Tensor, md.Tensor] | None = None
     shared: SwiGLU | None = None
+    shared_gate: Linear | None = None
     capacity: float = struct.field(pytree_node=False, default=0.0)
     along: str = struct.field(pytree_node=False, default="length")
     activation: Callable[[Any, Any], Any] = struct.field(pytree_node=False, default=swiglu)
@@ -241,6 +244,7 @@ class Experts(PyTreeNode):
         bias: bool = False,
         out_std: float | None = None,
         shared: int = 0,
+        shared_gate: bool = False,
         capacity: float = 0.0,
         along: str = "length",
         activation: Callable[[Any, Any], Any] = swiglu,
@@ -252,14 +256,18 @@ class Experts(PyTreeNode):
           bias: all three matrices have biases, which begin with zeros.
           out_std: the standard deviation of the weights of `down`.
           shared: the d_ff of what all tokens go through; 0 for none.
+          shared_gate: whether each token has a factor of what that gives.
           router: further arguments of `Router.init`.
 
         Raises:
-          MeshDSLError: as `Router.init`; a negative capacity.
+          MeshDSLError: as `Router.init`; a negative capacity; a gate of nothing.
         """
         if capacity < 0:
             raise md.MeshDSLError(f"Experts: capacity={capacity} is negative")
+        if shared_gate and not shared:
+            raise md.MeshDSLError("Experts: shared_gate is of `shared`, which is 0")
         for_router, gate, up, down, for_shared = jax.random.split(key, 5)
+        for_gate = jax.random.fold_in(for_shared, 0)
         into = lambda k: md.normal(k, (experts, d_model, d_ff), ins=d_model)
         biases = [md.zeros((experts, d)) for d in (d_ff, d_ff, d_model)]
         made = SwiGLU.init(for_shared, d_model, md.Dim(d_ff.name, shared)) if shared else None
@@ -270,6 +278,7 @@ class Experts(PyTreeNode):
             down=md.normal(down, (experts, d_ff, d_model), ins=d_ff, std=out_std),
             biases=(biases[0], biases[1], biases[2]) if bias else None,
             shared=made,
+            shared_gate=Linear.init(for_gate, d_model, ()) if shared_gate else None,
             capacity=capacity,
             along=along,
             activation=activation,
@@ -291,7 +300,12 @@ class Experts(PyTreeNode):
             y, kept = self._with_room(x, choice)
         else:
             y, kept = self._without_drops(x, choice), None
-        return (y if self.shared is None else y + self.shared(x)), kept
+        if self.shared is None:
+            return y, kept
+        of_all = self.shared(x)
+        if self.shared_gate is not None:
+            of_all = of_all * md.sigmoid(self.shared_gate(x))
+        return y + of_all, kept
 
     def _without_drops(self, x: md.Tensor, choice: Choice) -> md.Tensor:
         experts, _, d_ff = self.gate.dims

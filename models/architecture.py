@@ -77,6 +77,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
     "gemma3": {**_GEMMA, "query_norm": "head"},
     "olmo2": {"norm_place": "after", "query_norm": "heads"},
     "mixtral": {},
+    "qwen2_moe": {"biases": ("query", "key", "value")},
     "qwen3_moe": {"query_norm": "head"},
     "olmoe": {"query_norm": "heads"},
 }
@@ -147,6 +148,8 @@ class Architecture(md.Family):
         each token uses a few; 0: there is one, for all tokens.
       experts_used: how many experts a token uses.
       experts_shared: the size between the matrices of a further one that all tokens use; 0: none.
+      experts_shared_gate: the sigmoid of a product with the token multiplies what the further one
+        gives, as in Qwen2-MoE.
       capacity: each expert has room for so many times its fair share of the tokens of a sequence,
         and what finds no room is left out; 0: nothing is left out.
       router_scores: what the router ranks experts by: a `softmax` over all of them, or a `sigmoid`
@@ -201,6 +204,7 @@ class Architecture(md.Family):
     experts: int = bounded(0, least=0)
     experts_used: int = bounded(2, least=1)
     experts_shared: int = bounded(0, least=0)
+    experts_shared_gate: bool = False
     capacity: float = bounded(0.0, least=0)
     router_scores: str = chosen("softmax", SCORES)
     router_normalise: bool = True
@@ -266,6 +270,8 @@ class Architecture(md.Family):
             raise md.MeshDSLError("model: experts need mlp=gated and activation=silu")
         if "mlp" in self.choice("biases"):
             raise md.MeshDSLError("model: experts have no biases; leave mlp out of biases")
+        if self.experts_shared_gate and not self.experts_shared:
+            raise md.MeshDSLError("model: experts_shared_gate needs experts_shared")
         members, odd = divmod(self.experts, self.router_groups)
         used = self.router_groups_used or self.router_groups
         if odd or used > self.router_groups or self.experts_used > members * used:
@@ -372,7 +378,7 @@ class Architecture(md.Family):
         mlp = (3 if self.gated else 2) * d["d_model"] * d["d_ff"]
         if self.experts:  # those that a token uses, and its router
             widths = 3 * (d["d_ff"] * self.experts_used + self.experts_shared)
-            mlp = d["d_model"] * (widths + self.experts)
+            mlp = d["d_model"] * (widths + self.experts + self.experts_shared_gate)
         layer = d["d_model"] * (2 * queries + 2 * kv) + mlp
         matrices = self.layers * layer + d["d_model"] * d["vocab"]
         near = min(self.window, self.length)
@@ -426,6 +432,7 @@ class Architecture(md.Family):
                 self.experts_used,
                 out_std=self._shrink * self.dims["d_ff"].size ** -0.5,
                 shared=self.experts_shared,
+                shared_gate=self.experts_shared_gate,
                 capacity=self.capacity,
                 scores=self.router_scores,
                 normalise=self.router_normalise,

@@ -49,6 +49,7 @@ _EXPERTS = {
     "mlp.experts.{}.down_proj.weight": "mlp.down",
 }
 _ROUTER = {"mlp.gate": ("mlp.router",)}
+_SHARED = "shared_expert_intermediate_size"
 _NAMES = {
     "vocab": "vocab_size",
     "d_model": "hidden_size",
@@ -252,6 +253,28 @@ FORMATS = {
         },
         counts=("num_local_experts",),
     ),
+    "qwen2_moe": Format(
+        "Qwen2MoeForCausalLM",
+        {
+            **_ATTENTION,
+            **_ROUTER,
+            **_BEFORE,
+            "mlp.shared_expert.gate_proj": ("mlp.shared.gate",),
+            "mlp.shared_expert.up_proj": ("mlp.shared.up",),
+            "mlp.shared_expert.down_proj": ("mlp.shared.down",),
+            "mlp.shared_expert_gate": ("mlp.shared_gate",),
+        },
+        names={
+            **{key: name for key, name in _NAMES.items() if key != "head_dim"},
+            "d_ff": "moe_intermediate_size",
+            "experts_shared": _SHARED,
+        },
+        absent={"moe_intermediate_size": 1408, "num_experts_per_tok": 4, _SHARED: 5632},
+        windows="layers, if switched on",
+        experts=_EXPERTS,
+        counts=("num_experts",),
+        normalises=True,
+    ),
     "qwen3_moe": Format(
         "Qwen3MoeForCausalLM",
         {**_ATTENTION, **_QUERY_NORM, **_ROUTER, **_BEFORE},
@@ -398,12 +421,13 @@ def _experts(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
     return {
         "experts": counts.pop(),
         "experts_used": said["num_experts_per_tok"],
+        "experts_shared_gate": _SHARED in form.names.values(),
         "router_normalise": normalised,
     }
 
 
 def _biases(said: Mapping[str, Any], style: str) -> tuple[str, ...]:
-    if style in ("gpt2", "qwen2"):
+    if style in ("gpt2", "qwen2", "qwen2_moe"):
         return STYLES[style]["biases"]
     known = {"attention_bias": BIASES[:4], "mlp_bias": ("mlp",)}
     return tuple(bias for name in FORMATS[style].biases if said.get(name) for bias in known[name])
@@ -527,6 +551,7 @@ def config_of(model: Architecture) -> dict[str, Any]:
         "vocab": model.vocab,
         "d_model": model.d_model,
         "d_ff": dims["d_ff"].size,
+        "experts_shared": model.experts_shared,
         "layers": model.layers,
         "heads": heads,
         "kv_heads": model.kv_heads or heads,
@@ -729,6 +754,6 @@ def _sides(name: str, kind: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...
     """The dims that a parameter of one layer contracts, and its others."""
     if kind in ("scale", "bias"):
         return (), shape
-    back = name.endswith(("attention.out.weight", "mlp.down.weight", "source.out.weight"))
+    back = name.endswith(("attention.out.weight", ".down.weight", "source.out.weight"))
     back = back or name == "patches.weight"
     return (shape[:-1], shape[-1:]) if back else (shape[:1], shape[1:])

@@ -68,10 +68,13 @@ _ROWS = {
     "olmo2-13b": ("olmo2", 40, 5120, 40, 0, 13824, 100352, 4096, 5e5, 1e-6, 0),
     "olmo2-32b": ("olmo2", 64, 5120, 40, 8, 27648, 100352, 4096, 5e5, 1e-6, 0),
     "mixtral-8x7b": ("mixtral", 32, 4096, 32, 8, 14336, 32000, 32768, 1e6, 1e-5, 0),
+    "qwen1.5-moe-a2.7b": ("qwen2_moe", 24, 2048, 16, 0, 1408, 151936, 8192, 1e6, 1e-6, 0),
+    "qwen2-57b-a14b": ("qwen2_moe", 28, 3584, 28, 4, 2560, 151936, 131072, 1e6, 1e-6, 0),
     "qwen3-30b-a3b": ("qwen3_moe", 48, 2048, 32, 4, 768, 151936, 40960, 1e6, 1e-6, 128),
     "qwen3-235b-a22b": ("qwen3_moe", 94, 4096, 64, 4, 1536, 151936, 40960, 1e6, 1e-6, 128),
     "olmoe-1b-7b": ("olmoe", 16, 2048, 16, 0, 1024, 50304, 4096, 1e4, 1e-5, 0),
 }
+_QWEN2_MOE = {"experts_shared_gate": True, "router_normalise": False}
 _QWEN3_MOE = {"experts": 128, "experts_used": 8}
 _LLAMA31 = {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_length": 8192}
 _LLAMA32 = {**_LLAMA31, "rotary_factor": 32.0, "tied": "yes"}
@@ -118,6 +121,8 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "gemma3-27b": {**_LONG_GEMMA3, "query_scale": 168.0},
     "phi3-": {"window": 2047},
     "mixtral-": {"experts": 8, "experts_used": 2},
+    "qwen1.5-moe-a2.7b": {**_QWEN2_MOE, "experts": 60, "experts_used": 4, "experts_shared": 5632},
+    "qwen2-57b-a14b": {**_QWEN2_MOE, "experts": 64, "experts_used": 8, "experts_shared": 20480},
     "qwen3-30b-a3b": _QWEN3_MOE,
     "qwen3-235b-a22b": _QWEN3_MOE,
     "olmoe-": {"experts": 64, "experts_used": 8, "router_normalise": False},

@@ -50,7 +50,7 @@ KINDS = {
         "groups_used": 2,
         "scale": 2.5,
     },
-    "biases": {"bias": True},
+    "biases": {"bias": True, "shared": 10, "shared_gate": True},
 }
 
 
@@ -111,6 +111,7 @@ PAIRS = [
     *((name, "capacity") for name in LAYOUTS if name != "experts"),
     *((name, "deepseek") for name in ("sequence", "uneven")),
     *((name, "dropless") for name in ("tensor", "sequence")),
+    ("tensor", "biases"),
 ]
 
 
@@ -118,6 +119,16 @@ PAIRS = [
 @pytest.mark.parametrize("name, kind", PAIRS)
 def test_experts_and_gradients_are_the_same_under_every_layout(name, kind):
     assert_same(use, made(**KINDS[kind]), X, layout=LAYOUTS[name], floor=1.0)
+
+
+def test_a_shared_gate_is_a_factor_of_each_token():
+    experts = made(shared=10, shared_gate=True)
+    alone, gate = experts.replace(shared=None)(X), experts.shared_gate
+    factor = 1 / (1 + np.exp(-np.asarray(X.array) @ np.asarray(gate.weight.array)))
+    expected = alone.array + factor[..., None] * experts.shared(X).array
+    np.testing.assert_allclose(experts(X).array, expected, atol=1e-5)
+    with pytest.raises(md.MeshDSLError, match="Experts: shared_gate is of `shared`, which is 0"):
+        made(shared_gate=True)
 
 
 def test_capacity_takes_two_exchanges_forward_and_two_backward():

@@ -21,7 +21,12 @@ LAYOUTS = {
 }
 KINDS = {
     "capacity": {"capacity": 1.0},
-    "dropless": {"experts_shared": 8, "router_scores": "sigmoid", "router_offset": True},
+    "dropless": {
+        "experts_shared": 8,
+        "experts_shared_gate": True,
+        "router_scores": "sigmoid",
+        "router_offset": True,
+    },
 }
 BATCHES = {
     name: integers(BATCH, LENGTH, below=32, seed=i) for i, name in enumerate(("tokens", "targets"))
@@ -75,6 +80,7 @@ def test_flops_are_of_the_experts_that_a_token_uses():
         ({"biases": ("mlp",)}, "experts have no biases"),
         ({"experts_used": 9}, "experts=8 in router_groups=1, of which 1 are used"),
         ({"router_groups": 3}, "do not give each token experts_used=2"),
+        ({"experts_shared_gate": True}, "experts_shared_gate needs experts_shared"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(how, said):

@@ -162,6 +162,17 @@ CASES = {
         "MixtralConfig",
         {**PLAIN, "num_local_experts": 3, "num_experts_per_tok": 1, "tie_word_embeddings": True},
     ),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**SIZES, "moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
+        | {"shared_expert_intermediate_size": 24},
+    ),
+    "qwen2_moe, plain": (
+        "Qwen2MoeConfig",
+        {**PLAIN, "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 1}
+        | {"shared_expert_intermediate_size": 56, "norm_topk_prob": True}
+        | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
     "qwen3_moe": (
         "Qwen3MoeConfig",
         {**SIZES, "moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}

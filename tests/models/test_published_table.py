@@ -16,6 +16,7 @@ NAMES = {
     "phi3": "Phi-3",
     "olmo2": "OLMo 2",
     "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2-MoE",
     "qwen3_moe": "Qwen3-MoE",
     "olmoe": "OLMoE",
     "bert": "BERT",
