@@ -70,13 +70,13 @@ def start(tmp_path_factory):
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
 
-    def run(out, processes, steps):
+    def run(out, processes, steps, layout="fsdp"):
         words = [
             "train",
             "--data",
             str(shared / "text.txt"),
             "--layout",
-            "fsdp",
+            layout,
             "--resume",
             "auto",
             "--out",
@@ -168,3 +168,19 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start,
     assert start(out, 1, steps).wait() == 0, start.printed.read_text()
     assert len(losses(out)) == steps
     assert losses(out) == losses(whole)
+
+
+@pytest.mark.slow
+def test_each_kill_is_followed_by_another_layout_and_number_of_processes(start, tmp_path):
+    layouts, steps = ("fsdp", "tensor", "zero1", "data", "sequence"), 24
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole, 1, steps).wait() == 0, start.printed.read_text()
+    for number, layout in enumerate(layouts[:-1]):
+        before = max(folders.saved_steps(out / "checkpoints"), default=0)
+        process = start(out, 1 + number % 2, steps, layout)
+        moment = ("writing", "step", "removing", "step")[number]
+        while process.poll() is None and not came(out, moment, before + 1):
+            time.sleep(0.0005)
+        assert kill(process, number), start.printed.read_text()
+    assert start(out, 2, steps, layouts[-1]).wait() == 0, start.printed.read_text()
+    assert losses(out) == pytest.approx(losses(whole), rel=1e-5)
