@@ -25,8 +25,8 @@ from meshdsl import MeshDSLError
 from meshdsl.compiled import saved
 from meshdsl.machine.chips import chips
 from meshdsl.train.checkpoints import manifest
+from meshdsl.train.checkpoints.named_parameters import adapters_of, averages_of, parameters_of
 from meshdsl.train.checkpoints.newest import newest_complete
-from meshdsl.train.checkpoints.parameters import adapters_of, averages_of, parameters_of
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl.train.config import Config

@@ -18,7 +18,7 @@ from meshdsl.models.published import FORMATS, Place, places
 from meshdsl.train.checkpoints import manifest, safetensors_files
 from meshdsl.train.checkpoints.manifest import Damaged
 from meshdsl.train.checkpoints.merged_arrays import MergedArrays
-from meshdsl.train.checkpoints.parameters import PREFIX, parameters_of
+from meshdsl.train.checkpoints.named_parameters import PREFIX, parameters_of
 from meshdsl.train.checkpoints.safetensors_files import Chunks, TensorFiles
 from meshdsl.train.checkpoints.saved_arrays import SavedArrays, verify
 from meshdsl.train.checkpoints.tree_leaves import Leaf

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.checkpoints.manifest import Manifest
-from meshdsl.train.checkpoints.parameters import PREFIX, SCALE, A, B, adapters_of, averages_of
+from meshdsl.train.checkpoints.named_parameters import PREFIX, SCALE, A, B, adapters_of, averages_of
 from meshdsl.train.checkpoints.safetensors_files import numpy_dtype
 from meshdsl.train.checkpoints.saved_arrays import Index, SavedArrays
 

@@ -19,7 +19,7 @@ from meshdsl.train.checkpoints.digest import chunk_digest
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors
 from meshdsl.train.checkpoints.manifest import Damaged
 from meshdsl.train.checkpoints.merged_arrays import MergedArrays
-from meshdsl.train.checkpoints.parameters import PREFIX, differences, matching, parameters_of
+from meshdsl.train.checkpoints.named_parameters import PREFIX, differences, matching, parameters_of
 from meshdsl.train.checkpoints.saved_arrays import Index, chunk_indices, location
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
