@@ -90,19 +90,19 @@ class _Adapter:
 class _Merged:
     """A weight with an adapter, read as tensorstore's arrays are: `weight[2].read().result()`."""
 
-    def __init__(self, stored: Any, adapter: _Adapter, layer: int | None = None):
-        self._stored, self._adapter, self._layer = stored, adapter, layer
+    def __init__(self, stored: Any, adapter: _Adapter, first: tuple[int, ...] = ()):
+        self._stored, self._adapter, self._first = stored, adapter, first
 
-    def __getitem__(self, layer: int) -> _Merged:
-        return _Merged(self._stored, self._adapter, layer)
+    def __getitem__(self, first: int | tuple[int, ...]) -> _Merged:
+        """A part of the weight, by its places along the first dims, as layers and experts."""
+        return _Merged(self._stored, self._adapter, first if isinstance(first, tuple) else (first,))
 
     def read(self) -> _Merged:
         return self
 
     def result(self) -> np.ndarray:
-        whole = tuple(slice(0, size) for size in self._stored.shape)
-        if self._layer is None:
-            return self._adapter.added(whole, np.asarray(self._stored.read().result()))
-        rows = slice(self._layer, self._layer + 1)
-        part = np.asarray(self._stored[self._layer].read().result())
-        return self._adapter.added((rows, *whole[1:]), part[None])[0]
+        count = len(self._first)
+        index = (*(slice(i, i + 1) for i in self._first), *map(slice, self._stored.shape[count:]))
+        part = np.asarray((self._stored[self._first] if count else self._stored).read().result())
+        found = self._adapter.added(index, part[(None,) * count])
+        return found[(0,) * count]
