@@ -15,7 +15,7 @@ from meshdsl.family.calls import names_in
 from meshdsl.models.generate import Sampling
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
-from meshdsl.train.sample import divisible, placed
+from meshdsl.train.sample import placed_texts
 
 
 def answers_prompts(config: Config) -> bool:
@@ -49,15 +49,10 @@ def answers(
     It ends earlier where all answers have ended. With several processes, each calls this with the
     same prompts, and gets all tokens. The arguments are those of `sample.continuations`.
     """
-    longest = max(map(len, prompts))
-    batch = md.Dim("batch", divisible(len(prompts), "batch", layout, mesh))
-    source = md.Dim("source", divisible(longest, "source", layout, mesh))
-    tokens, sizes = np.zeros((batch.size, source.size), np.int32), np.ones(batch.size, np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)], sizes[row] = prompt, len(prompt)
+    tokens, sizes = placed_texts(prompts, "source", layout, mesh)
 
     def write(model: Any, texts: md.Tensor, sizes: md.Tensor, key) -> md.Tensor:
-        seen = md.broadcast(md.iota(source), texts.dims) < sizes
+        seen = md.broadcast(md.iota(texts.dim("source")), texts.dims) < sizes
         return model.answer(texts, count, key, how, seen)
 
     lowered = md.lower(write, layout, mesh, dims=[*names_in(family.dims), "batch"])
@@ -66,8 +61,7 @@ def answers(
     def whole(*given: Any) -> jax.Array:
         return jax.lax.with_sharding_constraint(lowered(*given).array, everywhere)
 
-    texts = placed(tokens, (batch, source), layout, mesh)
-    found = np.asarray(jax.jit(whole)(model, texts, placed(sizes, (batch,), layout, mesh), key))
+    found = np.asarray(jax.jit(whole)(model, tokens, sizes, key))
     ended = np.zeros(len(prompts), bool)
     for row in found.T[:, : len(prompts)]:
         yield row

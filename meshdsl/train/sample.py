@@ -188,17 +188,26 @@ def _placed_prompts(
       filled up to sizes that divide over the mesh; and the dim of a cache for the prompts and
       `count` tokens more.
     """
-    longest = max(map(len, prompts))
-    batch = md.Dim("batch", divisible(len(prompts), "batch", layout, mesh))
-    length = md.Dim("length", divisible(longest, "length", layout, mesh))
-    memory = md.Dim("memory", divisible(max(longest + count, length.size), "memory", layout, mesh))
-    tokens, sizes = np.zeros((batch.size, length.size), np.int32), np.ones(batch.size, np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)], sizes[row] = prompt, len(prompt)
+    tokens, sizes = placed_texts(prompts, "length", layout, mesh)
+    most = max(max(map(len, prompts)) + count, tokens.dim("length").size)
+    return tokens, sizes, md.Dim("memory", divisible(most, "memory", layout, mesh))
+
+
+def placed_texts(
+    texts: Sequence[Sequence[int]], length: str, layout: md.Layout, mesh: Mesh
+) -> tuple[md.Tensor, md.Tensor]:
+    """The tokens of texts on the devices, [batch, `length`], and how many each has, [batch].
+
+    Both dims are filled up to sizes that divide over the mesh.
+    """
+    batch = md.Dim("batch", divisible(len(texts), "batch", layout, mesh))
+    along = md.Dim(length, divisible(max(map(len, texts)), length, layout, mesh))
+    tokens, sizes = np.zeros((batch.size, along.size), np.int32), np.ones(batch.size, np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)], sizes[row] = text, len(text)
     return (
-        placed(tokens, (batch, length), layout, mesh),
+        placed(tokens, (batch, along), layout, mesh),
         placed(sizes, (batch,), layout, mesh),
-        memory,
     )
 
 

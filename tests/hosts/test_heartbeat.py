@@ -19,25 +19,15 @@ SAYS = (
 
 
 @pytest.mark.slow
-def test_a_process_that_stands_still_is_missed():
-    both = begin(FAST, JOINED, "print('here', flush=True); time.sleep(60)")
+@pytest.mark.parametrize("still", [1, 0])
+def test_a_process_that_stands_still_is_missed(still):
+    both, other = begin(FAST, JOINED, "print('here', flush=True); time.sleep(60)"), 1 - still
     assert [process.stdout.readline() for process in both] == ["here\n"] * 2
-    both[1].send_signal(signal.SIGSTOP)
+    both[still].send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    assert both[0].wait(60) == 75 and time.monotonic() - began < 20
-    assert both[0].stderr.read() == f"process 0: {SAYS.format(1, 1.8)}\n"
-    both[1].kill()
-
-
-@pytest.mark.slow
-def test_process_0_that_stands_still_is_missed_by_the_others():
-    both = begin(FAST, JOINED, "print('here', flush=True); time.sleep(60)")
-    assert [process.stdout.readline() for process in both] == ["here\n"] * 2
-    both[0].send_signal(signal.SIGSTOP)
-    began = time.monotonic()
-    assert both[1].wait(60) == 75 and time.monotonic() - began < 20
-    assert both[1].stderr.read() == f"process 1: {SAYS.format(0, 1.8)}\n"
-    both[0].kill()
+    assert both[other].wait(60) == 75 and time.monotonic() - began < 20
+    assert both[other].stderr.read() == f"process {other}: {SAYS.format(still, 1.8)}\n"
+    both[still].kill()
 
 
 @pytest.mark.slow

@@ -50,6 +50,18 @@ def test_a_folder_may_have_both(tmp_path):
         read(tmp_path, folder)
 
 
+def test_a_remote_name_that_leads_out_of_the_cache_is_refused(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+    class Hostile:
+        exists = isdir = staticmethod(lambda path: True)
+        find = staticmethod(lambda path, detail: {f"{path}/../../evil.txt": {"size": 3}})
+
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda path: (Hostile(), "bucket"))
+    with pytest.raises(MeshDSLError, match=r"called `\.\./\.\./evil\.txt`, which leads out of it"):
+        read(tmp_path, "s3://bucket")
+
+
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_a_file_that_unpacks_to_too_much_is_refused(ending, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "_ANY_SIZE", 1 << 20)
