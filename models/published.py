@@ -18,7 +18,8 @@ import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.models import bert, hugging_face, t5, vit
 from meshdsl.models.architecture import Architecture
-from meshdsl.models.hugging_face import ACTIVATIONS, FORMATS, TYPES, Format, Place, places
+from meshdsl.models.formats import ACTIVATIONS, FORMATS, TYPES, Format
+from meshdsl.models.places import Place, places
 
 __all__ = [
     "FORMATS",

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import meshdsl as md
 from meshdsl.commands.checkpoint import described_parameters
-from meshdsl.models.hugging_face import config_of, places, settings_of
+from meshdsl.models.hugging_face import config_of, settings_of
+from meshdsl.models.places import places
 from meshdsl.models.sizes import SIZES
 from meshdsl.models.transformer import Config
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors
