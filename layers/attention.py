@@ -126,6 +126,8 @@ class Attention(PyTreeNode):
       key_norm: the same of the keys.
       scale: of the products of queries and keys; None for one over the square root of head_dim.
       softcap: scores are bounded to it by a tanh; None for unbounded ones.
+      sinks: one more score for each head, without a value, so that a head may attend to nothing
+        (Xiao et al., 2023; gpt-oss); the dims heads and group. None for none.
     """
 
     query: Linear
@@ -137,6 +139,7 @@ class Attention(PyTreeNode):
     key_norm: Norm | None = None
     scale: float | None = struct.field(pytree_node=False, default=None)
     softcap: float | None = struct.field(pytree_node=False, default=None)
+    sinks: md.Tensor | None = None
 
     @classmethod
     def init(
@@ -154,6 +157,7 @@ class Attention(PyTreeNode):
         key_norm: Norm | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        sinks: bool = False,
     ):
         """Weights as those of `Linear`.
 
@@ -163,6 +167,7 @@ class Attention(PyTreeNode):
             `value` and `out`.
           out_std: the standard deviation of the weights of `out`.
           query_norm, key_norm, scale, softcap: see the attributes.
+          sinks: whether there are sinks, which begin with zeros.
         """
         q, k, v, o = jax.random.split(key, 4)
         queries = (heads, head_dim) if group is None else (heads, group, head_dim)
@@ -180,6 +185,7 @@ class Attention(PyTreeNode):
             key_norm=key_norm,
             scale=scale,
             softcap=softcap,
+            sinks=md.zeros(queries[:-1]) if sinks else None,
         )
 
     def __call__(
@@ -381,7 +387,7 @@ class Attention(PyTreeNode):
         if documents is not None:
             how["segments"] = documents.query, documents.key
         how |= {"queries": queries, "memory": memory, "head_dim": self.head_dim}
-        own = {"scale": self.scale, "softcap": self.softcap}
+        own = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
         how |= {name: value for name, value in own.items() if value is not None}
         everywhere = partial(md.attention, **how)
         if window is None:

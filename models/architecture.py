@@ -18,7 +18,7 @@ import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.fields import bounded, chosen, listed
 from meshdsl.layers.attention import Attention
-from meshdsl.layers.experts import SCORES, Experts
+from meshdsl.layers.experts import SCORES, Experts, clamped_swiglu, swiglu
 from meshdsl.layers.mlp import MLP, SwiGLU
 from meshdsl.layers.norm import EPSILON, LayerNorm, Norm, RMSNorm
 from meshdsl.layers.rotary import (
@@ -39,6 +39,7 @@ ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "silu": md.silu,
     "relu": md.relu,
 }
+CLAMPED = "clamped"  # an activation of the gate and of what it multiplies, of experts alone
 LLAMA: dict[str, Any] = {
     "norm": "rms",
     "norm_from_one": "no",
@@ -50,6 +51,8 @@ LLAMA: dict[str, Any] = {
     "biases": (),
     "tied": "no",
     "embedding_scale": "one",
+    "sinks": "no",
+    "router_bias": "no",
 }
 _GEMMA = {
     "norm_from_one": "yes",
@@ -80,6 +83,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"biases": ("query", "key", "value")},
     "qwen3_moe": {"query_norm": "head"},
     "olmoe": {"query_norm": "heads"},
+    "gpt_oss": {"biases": BIASES, "activation": CLAMPED, "sinks": "yes", "router_bias": "yes"},
 }
 STYLES = {name: {**LLAMA, **other} for name, other in _OTHERWISE.items()}
 
@@ -126,16 +130,22 @@ class Architecture(md.Family):
       rotary_length: of the sequences of training, for all but `linear`.
       rotary_low: wavelengths that fit fewer times into `rotary_length` are made longer in full.
       rotary_high: those that fit more often stay as they are: 4 in Llama 3.1, 32 in YaRN.
+      rotary_whole: the ends of the line over wavelengths in YaRN are at whole numbers of them; not
+        in gpt-oss.
       rotary_gain: the factor of cosine and sine in YaRN; 0: one plus a tenth of the logarithm of
         `rotary_factor`. In `longrope` too; 0: 1.
       rotary_short: the factors of wavelengths for `longrope`, in texts of at most `rotary_length`
         tokens; one for each pair of features that is turned.
       rotary_long: those in longer texts.
       mlp: the feed-forward layer: two matrices (`plain`), or three with a gate (`gated`).
-      activation: of the feed-forward layer: `gelu` is its usual approximation by a tanh.
+      activation: of the feed-forward layer: `gelu` is its usual approximation by a tanh, and
+        `clamped` that of the experts of gpt-oss, with `activation_limit` and `activation_slope`.
+      activation_limit: what gate and the other products are clamped to.
+      activation_slope: of the sigmoid of the gate.
       biases: which linear layers have biases: any of query, key, value, out and mlp.
       tied: the output layer shares the table of the embedding.
       embedding_scale: embeddings are multiplied by the `root` of `d_model`, as in Gemma.
+      sinks: each head has one more score, without a value, so that it may attend to nothing.
       attention_softcap: scores of attention are bounded to it by a tanh; 0: they are not.
       logit_softcap: logits are bounded to it by a tanh; 0: they are not.
       query_scale: scores are divided by the root of it; 0: of `head_dim`.
@@ -158,6 +168,7 @@ class Architecture(md.Family):
       router_scale: a factor of these weights.
       router_groups: experts stand in so many groups, of which a token uses some.
       router_groups_used: how many of them; 0: all.
+      router_bias: the router's logits have biases, as in gpt-oss.
       router_offset: offsets that balance the load are added to the scores that choose experts, as
         in DeepSeek-V3.
     """
@@ -186,14 +197,18 @@ class Architecture(md.Family):
     rotary_length: int = bounded(0, least=0)
     rotary_low: float = bounded(1.0, above=0)
     rotary_high: float = bounded(4.0, above=0)
+    rotary_whole: bool = True
     rotary_gain: float = bounded(0.0, least=0)
     rotary_short: tuple[float, ...] = ()
     rotary_long: tuple[float, ...] = ()
     mlp: str = _of_style("plain", "gated")
-    activation: str = _of_style(*ACTIVATIONS)
+    activation: str = _of_style(*ACTIVATIONS, CLAMPED)
+    activation_limit: float = bounded(7.0, above=0)
+    activation_slope: float = bounded(1.702, above=0)
     biases: tuple[str, ...] = listed((STYLE,), (STYLE, *BIASES))
     tied: str = _of_style("yes", "no")
     embedding_scale: str = _of_style("one", "root")
+    sinks: str = _of_style("yes", "no")
     attention_softcap: float = bounded(0.0, least=0)
     logit_softcap: float = bounded(0.0, least=0)
     query_scale: float = bounded(0.0, least=0)
@@ -211,6 +226,7 @@ class Architecture(md.Family):
     router_scale: float = bounded(1.0, above=0)
     router_groups: int = bounded(1, least=1)
     router_groups_used: int = bounded(0, least=0)
+    router_bias: str = _of_style("yes", "no")
     router_offset: bool = False
 
     def __post_init__(self):
@@ -234,6 +250,8 @@ class Architecture(md.Family):
             self._check_rotary()
         if self.experts:
             self._check_experts()
+        elif self.choice("activation") == CLAMPED:
+            raise md.MeshDSLError("model: activation=clamped is of experts; set model.experts")
         if self.choice("norm") == "layer" and self.choice("norm_from_one") == "yes":
             raise md.MeshDSLError("model: norm_from_one=yes needs norm=rms")
 
@@ -266,10 +284,8 @@ class Architecture(md.Family):
 
     def _check_experts(self) -> None:
         """Raise a MeshDSLError unless the settings of experts go together."""
-        if not self.gated or self.choice("activation") != "silu":
-            raise md.MeshDSLError("model: experts need mlp=gated and activation=silu")
-        if "mlp" in self.choice("biases"):
-            raise md.MeshDSLError("model: experts have no biases; leave mlp out of biases")
+        if not self.gated or self.choice("activation") not in ("silu", CLAMPED):
+            raise md.MeshDSLError("model: experts need mlp=gated and activation=silu or clamped")
         if self.experts_shared_gate and not self.experts_shared:
             raise md.MeshDSLError("model: experts_shared_gate needs experts_shared")
         members, odd = divmod(self.experts, self.router_groups)
@@ -325,7 +341,14 @@ class Architecture(md.Family):
             gain = self.rotary_gain or 1.0
             return LongScaling(tuple(self.rotary_short), tuple(self.rotary_long), length, gain)
         gain = self.rotary_gain or (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
-        return YarnScaling(factor, length, fast=self.rotary_high, slow=self.rotary_low, gain=gain)
+        return YarnScaling(
+            factor,
+            length,
+            fast=self.rotary_high,
+            slow=self.rotary_low,
+            gain=gain,
+            whole=self.rotary_whole,
+        )
 
     @property
     def by_text(self) -> bool:
@@ -419,6 +442,7 @@ class Architecture(md.Family):
             key_norm=key_norm,
             scale=self.query_scale**-0.5 if self.query_scale else None,
             softcap=self.attention_softcap or None,
+            sinks=self.choice("sinks") == "yes",
         )
 
     def new_mlp(self, key) -> MLP | SwiGLU | Experts:
@@ -434,6 +458,9 @@ class Architecture(md.Family):
                 shared=self.experts_shared,
                 shared_gate=self.experts_shared_gate,
                 capacity=self.capacity,
+                bias="mlp" in self.choice("biases"),
+                activation=self._of_experts,
+                biased=self.choice("router_bias") == "yes",
                 scores=self.router_scores,
                 normalise=self.router_normalise,
                 scale=self.router_scale,
@@ -450,6 +477,13 @@ class Architecture(md.Family):
             out_std=self._shrink * d_ff.size**-0.5,
             activation=ACTIVATIONS[self.choice("activation")],
         )
+
+    @property
+    def _of_experts(self) -> Callable[[Any, Any], Any]:
+        """What an expert does between its matrices, of arrays."""
+        if self.choice("activation") != CLAMPED:
+            return swiglu
+        return clamped_swiglu(self.activation_limit, self.activation_slope)
 
     @property
     def _shrink(self) -> float:

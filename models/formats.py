@@ -36,9 +36,9 @@ _BOTH = {
 }
 # Parameters of experts: their name, with the number of an expert, and ours.
 _EXPERTS = {
-    "mlp.experts.{}.gate_proj.weight": "mlp.gate",
-    "mlp.experts.{}.up_proj.weight": "mlp.up",
-    "mlp.experts.{}.down_proj.weight": "mlp.down",
+    "mlp.experts.{}.gate_proj.weight": ("mlp.gate",),
+    "mlp.experts.{}.up_proj.weight": ("mlp.up",),
+    "mlp.experts.{}.down_proj.weight": ("mlp.down",),
 }
 _ROUTER = {"mlp.gate": ("mlp.router",)}
 SHARED = "shared_expert_intermediate_size"
@@ -76,11 +76,15 @@ class Format(NamedTuple):
       stacks: others, with the prefix and the modules of each.
       bare: parameters that are not of a module: the name here, and how many dims of size 1 their
         tensor has in front.
+      vectors: the same of a layer, where nothing is of size 1 in front.
+      by_head: modules that have for each head the outs of one module here after another.
+      pairs: modules here of which rotary positions turn features that are neighbours there.
+      in_a_row: the layers of `stacks` come before the others, and are numbered with them.
       apart: modules whose matrices have each dim that is contracted as a dim of its own.
       unused: what the names of tensors begin with that a model here has no use for.
       copies: such tensors that are copies of others, by name.
-      experts: for each parameter of an expert their name of its tensor, with `{}` for the number of
-        the expert, and our name in the layer, where the experts are a dim.
+      experts: for each tensor of experts our names in the layer of the parameters in it, where the
+        experts are a dim. It is of one expert where its name has `{}` for the number, else of all.
       counts: their names for the number of experts: one is read, all are written.
       normalises: whether a file says that the weights of a token's experts add up to 1.
     """
@@ -88,7 +92,7 @@ class Format(NamedTuple):
     @property
     def every_stack(self) -> dict[str, tuple[str, Mapping[str, tuple[str, ...]]]]:
         """The prefix and the modules of each stack of layers."""
-        return {self.stack: (self.prefix, self.layers), **self.stacks}
+        return {**self.stacks, self.stack: (self.prefix, self.layers)}
 
     architecture: str
     layers: Mapping[str, tuple[str, ...]]
@@ -104,10 +108,14 @@ class Format(NamedTuple):
     stack: str = "blocks"
     stacks: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {}
     bare: Mapping[str, tuple[str, int]] = {}
+    vectors: Mapping[str, str] = {}
+    by_head: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
+    in_a_row: bool = False
     apart: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     copies: Mapping[str, str] = {}
-    experts: Mapping[str, str] = {}
+    experts: Mapping[str, tuple[str, ...]] = {}
     counts: tuple[str, ...] = ()
     normalises: bool = False
 
@@ -239,9 +247,9 @@ FORMATS = {
         },
         windows="all",
         experts={
-            "block_sparse_moe.experts.{}.w1.weight": "mlp.gate",
-            "block_sparse_moe.experts.{}.w3.weight": "mlp.up",
-            "block_sparse_moe.experts.{}.w2.weight": "mlp.down",
+            "block_sparse_moe.experts.{}.w1.weight": ("mlp.gate",),
+            "block_sparse_moe.experts.{}.w3.weight": ("mlp.up",),
+            "block_sparse_moe.experts.{}.w2.weight": ("mlp.down",),
         },
         counts=("num_local_experts",),
     ),
@@ -291,6 +299,44 @@ FORMATS = {
         experts=_EXPERTS,
         counts=("num_experts",),
         normalises=True,
+    ),
+    "gpt_oss": Format(
+        "GptOssForCausalLM",
+        {**_ATTENTION, "mlp.router": ("mlp.router",), **_BEFORE},
+        names={
+            **_NAMES,
+            "activation_limit": "swiglu_limit",
+            "activation_slope": "swiglu_alpha",
+        },
+        absent={
+            "vocab_size": 201_088,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_experts_per_tok": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "attention_bias": True,
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.702,
+        },
+        windows="layers",
+        biases=("attention_bias",),
+        vectors={"self_attn.sinks": "attention.sinks"},
+        experts={
+            "mlp.experts.gate_up_proj": ("mlp.gate", "mlp.up"),
+            "mlp.experts.gate_up_proj_bias": ("mlp.biases.0", "mlp.biases.1"),
+            "mlp.experts.down_proj": ("mlp.down",),
+            "mlp.experts.down_proj_bias": ("mlp.biases.2",),
+        },
+        counts=("num_local_experts",),
     ),
 }
 TYPES = {**{style: style for style in FORMATS}, "gemma3_text": "gemma3"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import meshdsl as md
 from meshdsl.errors import nearest
-from meshdsl.models.architecture import BIASES, SCALINGS, STYLES, Architecture
+from meshdsl.models.architecture import BIASES, CLAMPED, SCALINGS, STYLES, Architecture
 from meshdsl.models.formats import ACTIVATIONS, FORMATS, SHARED, TYPES, Format
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
@@ -59,6 +59,10 @@ def settings_of(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dic
             f"{nearest(activation, ACTIVATIONS)}"
         )
     made["activation"] = ACTIVATIONS[activation]
+    if STYLES[style]["activation"] == CLAMPED:
+        if made["activation"] != "silu":
+            raise md.MeshDSLError(f"config.json: {form.activation}={activation}: expected silu")
+        made["activation"] = CLAMPED
     own = any(name.endswith("lm_head.weight") for name in tensors)
     made["tied"] = "yes" if said.get("tie_word_embeddings") and not own else "no"
     made["biases"] = _biases(said, style)
@@ -123,10 +127,10 @@ def _experts(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
 
 
 def _biases(said: Mapping[str, Any], style: str) -> tuple[str, ...]:
-    if style in ("gpt2", "qwen2", "qwen2_moe"):
-        return STYLES[style]["biases"]
+    """Which layers have biases: those of the style, unless a setting is about them."""
     known = {"attention_bias": BIASES[:4], "mlp_bias": ("mlp",)}
-    return tuple(bias for name in FORMATS[style].biases if said.get(name) for bias in known[name])
+    told = {bias: bool(said.get(name)) for name in FORMATS[style].biases for bias in known[name]}
+    return tuple(bias for bias in BIASES if told.get(bias, bias in STYLES[style]["biases"]))
 
 
 def _rotary(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
@@ -161,8 +165,6 @@ def _rotary(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
             f"config.json: rope_type={kind}: rotary positions of this type are not known here; "
             f"{', '.join(SCALINGS[1:-1])} and {SCALINGS[-1]} are"
         )
-    if not parameters.get("truncate", True):
-        raise md.MeshDSLError("config.json: truncate=false of yarn is not known here")
     first, longest = "original_max_position_embeddings", said.get("max_position_embeddings", 0)
     length = said.get(first) or parameters.get(first) or longest
     if kind == "dynamic":
@@ -186,6 +188,7 @@ def _rotary(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
     else:
         low, high = parameters.get("beta_slow") or 1, parameters.get("beta_fast") or 32
         made["rotary_gain"] = _yarn_gain(parameters, factor)
+        made["rotary_whole"] = bool(parameters.get("truncate", True))
     return made | {"rotary_low": float(low), "rotary_high": float(high)}
 
 
@@ -247,7 +250,6 @@ def config_of(model: Architecture) -> dict[str, Any]:
         "vocab": model.vocab,
         "d_model": model.d_model,
         "d_ff": dims["d_ff"].size,
-        "experts_shared": model.experts_shared,
         "layers": model.layers,
         "heads": heads,
         "kv_heads": model.kv_heads or heads,
@@ -257,8 +259,8 @@ def config_of(model: Architecture) -> dict[str, Any]:
     }
     kind = "gemma3_text" if style == "gemma3" else style
     made: dict[str, Any] = {"architectures": [form.architecture], "model_type": kind}
-    made |= {name: values[key] for key, name in form.names.items()}
-    spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    made |= {name: values.get(key, getattr(model, key, None)) for key, name in form.names.items()}
+    spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {CLAMPED: "silu"}
     if style.startswith("gemma"):
         spelled["gelu"] = "gelu_pytorch_tanh"
     made[form.activation] = spelled[model.choice("activation")]
@@ -310,6 +312,8 @@ def _rope(model: Architecture) -> dict[str, Any]:
     if FORMATS[model.style].part_turned:
         made["partial_rotary_factor"] = model.rotary_fraction
     if model.rotary_scaling == "none":
+        if "rope_scaling" in FORMATS[model.style].absent:  # which would be theirs
+            made["rope_scaling"] = {"rope_type": "default"}
         return made
     scaling: dict[str, Any] = {"rope_type": model.rotary_scaling, "factor": model.rotary_factor}
     low, high = model.rotary_low, model.rotary_high
@@ -324,6 +328,8 @@ def _rope(model: Architecture) -> dict[str, Any]:
     if model.rotary_scaling == "yarn":
         assert model.scaling is not None
         scaling |= {"beta_slow": low, "beta_fast": high, "attention_factor": model.scaling.gain}
+        if not model.rotary_whole:
+            scaling["truncate"] = False
     if model.rotary_length and model.rotary_scaling == "longrope":
         made["original_max_position_embeddings"] = model.rotary_length
     if (
@@ -342,6 +348,8 @@ def _said(model: Architecture) -> dict[str, Any]:
     del made["style"], made["pattern"]
     if model.rotary_scaling == "dynamic":  # their files say `rotary_length` in its place
         del made["length"]
+    if made["activation"] != CLAMPED:
+        del made["activation_limit"], made["activation_slope"]
     dims, local = model.dims, model.local_layers
     made |= {"kv_heads": model.kv_heads or model.heads, "head_dim": dims["head_dim"].size}
     made |= {"d_ff": dims["d_ff"].size, "biases": set(model.choice("biases"))}

@@ -190,6 +190,17 @@ CASES = {
         {**PLAIN, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True}
         | {"attention_bias": True},
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {**SIZES, "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 8}
+        | {"sliding_window": 5, "swiglu_limit": 0.5},
+    ),
+    "gpt_oss, plain": (
+        "GptOssConfig",
+        {**PLAIN, "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 20}
+        | {"sliding_window": 7, "layer_types": ["full_attention"] * 3, "attention_bias": False}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
     "olmo2, plain": ("Olmo2Config", {**PLAIN, "attention_bias": True}),
 }
 

@@ -72,14 +72,14 @@ class PublishedTensors:
         place, shape = self._places[name], self._like[name]["shape"]
         index = index or (slice(None),) * len(shape)
         bounds = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
-        first = place.name.count("{}")
+        first = place.numbered
         if not first:
             return self._part(place, place.name, bounds)
         found: np.ndarray | None = None
         sizes = tuple(end - begin for begin, end in bounds[:first])
         for at in np.ndindex(*sizes):
-            numbers = [i + begin for i, (begin, _) in zip(at, bounds[:first], strict=True)]
-            part = self._part(place, place.name.format(*numbers), bounds[first:])
+            numbers = tuple(i + begin for i, (begin, _) in zip(at, bounds[:first], strict=True))
+            part = self._part(place, place.tensor(numbers), bounds[first:])
             if found is None:  # of the dtype of the first layer, unless another one has a wider one
                 found = np.empty((*sizes, *part.shape), part.dtype)
             if part.dtype != found.dtype:
@@ -91,7 +91,7 @@ class PublishedTensors:
     def halved_first(self, name: str) -> tuple[int, ...]:
         """Positions in a parameter's shape: by which to divide it, so that whole rows are read."""
         place, count = self._places[name], len(self._like[name]["shape"])
-        first = place.name.count("{}")
+        first = place.numbered + len(place.stacked)
         outs = first + len(place.ins)
         return (
             *range(first),
@@ -104,23 +104,27 @@ class PublishedTensors:
 
     def _part(self, place: Place, name: str, bounds: list[tuple[int, int]]) -> np.ndarray:
         """The elements within `bounds` of what one tensor has of a parameter."""
-        count = len(place.ins)
-        first, last, ins, inner_ins = _run(place.ins, bounds[:count])
-        begin, end, outs, inner_outs = _run(place.outs, bounds[count:])
-        of_outs, name = slice(place.first + begin, place.first + end), self._names.there(name)
-        ones = (slice(0, 1),) * place.ones
+        name, front = self._names.there(name), len(place.stacked)
+        stacked = tuple(slice(*each) for each in bounds[:front])
+        ahead = (*((slice(0, 1),) * place.ones), *stacked)
+        of_ins, of_outs = bounds[front : front + len(place.ins)], bounds[front + len(place.ins) :]
+        columns = place.columns()[tuple(slice(*each) for each in of_outs)]
+        begin, end = int(columns.min()), int(columns.max()) + 1
+        sizes = tuple(each.stop - each.start for each in stacked)
         if not place.ins:
-            return self._files.read(name, (*ones, of_outs)).reshape(outs)[inner_outs]
-        pair = (of_outs, slice(first, last))
+            read = self._files.read(name, (*ahead, slice(begin, end)))
+            return _taken(read.reshape((*sizes, -1)), columns, begin)
+        first, last, ins, inner = _run(place.ins, of_ins)
+        pair = (slice(begin, end), slice(first, last))
         index = pair if place.outs_first else pair[::-1]
         if place.apart:
-            inner = [slice(0, size) for size in place.ins[1:]]
-            index = (of_outs, slice(*bounds[0]), *inner)
-        read = self._files.read(name, (*ones, *index))
-        sizes = (end - begin, last - first)
-        read = read.reshape(sizes if place.outs_first else sizes[::-1])
-        read = read.T if place.outs_first else read
-        return read.reshape((*ins, *outs))[(*inner_ins, *inner_outs)]
+            index = (pair[0], slice(*of_ins[0]), *(slice(0, size) for size in place.ins[1:]))
+        read = self._files.read(name, (*ahead, *index))
+        shape = (end - begin, last - first)
+        read = read.reshape((*sizes, *(shape if place.outs_first else shape[::-1])))
+        read = np.swapaxes(read, -1, -2) if place.outs_first else read
+        read = read.reshape((*sizes, *ins, -1))[(..., *inner, slice(None))]
+        return _taken(read, columns, begin)
 
     def _check(self) -> None:
         """Raise a MeshDSLError that names what is missing, too much, or of another shape."""
@@ -227,6 +231,14 @@ class _Names:
         return name.removeprefix("language_model.") if self._inner else name
 
 
+def _taken(read: np.ndarray, columns: np.ndarray, begin: int) -> np.ndarray:
+    """Of the columns of `read` from `begin` on those of a parameter, in the shape of its outs."""
+    flat = columns.reshape(-1) - begin
+    if not np.array_equal(flat, np.arange(read.shape[-1])):
+        read = read[..., flat]
+    return read.reshape((*read.shape[:-1], *columns.shape))
+
+
 def _run(
     sizes: tuple[int, ...], bounds: list[tuple[int, int]]
 ) -> tuple[int, int, tuple[int, ...], tuple[slice, ...]]:
@@ -248,8 +260,8 @@ def _tensors(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The name and the shape of every tensor that a model's parameters are in."""
     for name, place in found.items():
-        for numbers in np.ndindex(*like[name]["shape"][: place.name.count("{}")]):
-            yield place.name.format(*numbers), place.shape
+        for numbers in np.ndindex(*like[name]["shape"][: place.numbered]):
+            yield place.tensor(numbers), place.shape
 
 
 def _listed(names: list[str]) -> str:
@@ -314,8 +326,8 @@ def _write(
     # What is in a tensor: a parameter, and the numbers of its layer and expert.
     parts: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, place in found.items():
-        for numbers in np.ndindex(*leaves[name]["shape"][: place.name.count("{}")]):
-            tensor = place.name.format(*numbers)
+        for numbers in np.ndindex(*leaves[name]["shape"][: place.numbered]):
+            tensor = place.tensor(numbers)
             kind = dtype or leaves[name]["dtype"]
             tensors[tensor] = {"shape": list(place.shape), "dtype": kind}
             parts.setdefault(tensor, []).append((name, numbers))
@@ -333,21 +345,23 @@ def _write(
 
 def _as_there(
     arrays: SavedArrays, place: Place, name: str, numbers: tuple[int, ...], dtype: str
-) -> tuple[tuple[slice, ...], np.ndarray]:
+) -> tuple[tuple[slice | np.ndarray, ...], np.ndarray]:
     """Where one parameter of a layer goes in its tensor, and its elements as they lie there."""
     stored: Any = arrays.open(PREFIX + name)
     read = np.asarray((stored[numbers] if numbers else stored).read().result())
     read = read.astype(safetensors_files.numpy_dtype(dtype), copy=False)
-    outs = slice(place.first, place.first + math.prod(place.outs))
-    ones, shape = (slice(None),) * place.ones, (1,) * place.ones
+    columns: Any = place.columns().reshape(-1)
+    if np.array_equal(columns, np.arange(len(columns)) + columns[0]):
+        columns = slice(columns[0], columns[0] + len(columns))
+    ahead = (slice(None),) * (place.ones + len(place.stacked))
+    front = (*((1,) * place.ones), *place.stacked)
     if not place.ins:
-        return (*ones, outs), np.ascontiguousarray(read.reshape((*shape, -1)))
-    matrix = read.reshape(math.prod(place.ins), -1)
+        return (*ahead, columns), np.ascontiguousarray(read.reshape((*front, -1)))
+    matrix = read.reshape((*front, math.prod(place.ins), -1))
     if place.apart:
         every = (slice(None),) * len(place.ins)
-        return (*ones, outs, *every), np.ascontiguousarray(matrix.T.reshape((-1, *place.ins)))
+        whole = np.swapaxes(matrix, -1, -2).reshape((*front, -1, *place.ins))
+        return (*ahead, columns, *every), np.ascontiguousarray(whole)
     if place.outs_first:
-        return (*ones, outs, slice(None)), np.ascontiguousarray(
-            matrix.T.reshape((*shape, *matrix.T.shape))
-        )
-    return (*ones, slice(None), outs), np.ascontiguousarray(matrix.reshape((*shape, *matrix.shape)))
+        return (*ahead, columns, slice(None)), np.ascontiguousarray(np.swapaxes(matrix, -1, -2))
+    return (*ahead, slice(None), columns), np.ascontiguousarray(matrix)

@@ -35,7 +35,8 @@ _DTYPE_NAMES = {short: name for name, short in _SAFETENSORS_NAMES.items()}
 _INDEX = ".index.json"
 _BLOCK = 1 << 20  # bytes that are read at once where only a part of each row is wanted
 
-Chunks = Iterable[tuple[tuple[slice, ...], np.ndarray]]  # an index and the elements there, each
+# An index and the elements there, each.
+Chunks = Iterable[tuple[tuple[slice | np.ndarray, ...], np.ndarray]]
 
 
 def numpy_dtype(name: str) -> np.dtype:
