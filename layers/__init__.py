@@ -20,6 +20,7 @@ from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.experts import Experts, Load, Router
+from meshdsl.layers.latent_attention import LatentAttention
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.loss import classification_loss, cross_entropy
 from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
@@ -42,6 +43,7 @@ __all__ = [
     "Embedding",
     "Experts",
     "GroupNorm",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "LinearScaling",

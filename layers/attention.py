@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 from flax import struct
@@ -364,40 +365,11 @@ class Attention(PyTreeNode):
         return self.out(md.rename(found, queries, length))
 
     def _attend(
-        self,
-        query: md.Tensor,
-        cache: Cache,
-        memory: md.Dim,
-        queries: md.Dim | None,
-        *,
-        documents: Documents | None = None,
-        mask: md.Tensor | None = None,
-        window: Window | None = None,
-        score_bias: md.Tensor | None = None,
-        **how,
+        self, query: md.Tensor, cache: Cache, memory: md.Dim, queries: md.Dim | None, **how
     ) -> md.Tensor:
-        if mask is not None:
-            added = 0.0
-            if score_bias is not None:
-                rest = [d for d in mask.dims if d not in score_bias.dims]
-                added = md.broadcast(score_bias, (*rest, *score_bias.dims))
-            how["bias"] = md.where(mask, added, MASKED)
-        elif score_bias is not None:
-            how["bias"] = score_bias
-        if documents is not None:
-            how["segments"] = documents.query, documents.key
         how |= {"queries": queries, "memory": memory, "head_dim": self.head_dim}
-        own = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
-        how |= {name: value for name, value in own.items() if value is not None}
-        everywhere = partial(md.attention, **how)
-        if window is None:
-            return everywhere(query, cache.key, cache.value)
-        near = partial(md.attention, window=window.size, **how)
-        if window.holds is None:
-            return near(query, cache.key, cache.value)
-        # Each way has a kernel of its own, which skips what its queries do not see.
-        given = query, cache.key, cache.value
-        return md.cond(window.holds, near, everywhere, *given, weights=window.layers)
+        how |= {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
+        return attend(query, cache.key, cache.value, **how)
 
     def _check(self, mask: md.Tensor | None, query: md.Tensor, cache: Cache, memory: md.Dim):
         """Raise a MeshDSLError for a mask that does not fit the scores."""
@@ -415,6 +387,45 @@ class Attention(PyTreeNode):
                 f"and others of these dims at will. What `x` itself is masked by is renamed: "
                 f'md.rename(mask, "length", "{memory.name}")'
             )
+
+
+def attend(
+    query: md.Tensor,
+    key: md.Tensor,
+    value: md.Tensor,
+    *,
+    documents: Documents | None = None,
+    mask: md.Tensor | None = None,
+    window: Window | None = None,
+    score_bias: md.Tensor | None = None,
+    **how: Any,
+) -> md.Tensor:
+    """`md.attention` with what layers know of documents, masks and windows.
+
+    Args:
+      documents, mask, window, score_bias: as for `Attention`, with the names that queries and keys
+        have inside of attention.
+      how: further arguments of `md.attention`.
+    """
+    if mask is not None:
+        added = 0.0
+        if score_bias is not None:
+            rest = [d for d in mask.dims if d not in score_bias.dims]
+            added = md.broadcast(score_bias, (*rest, *score_bias.dims))
+        how["bias"] = md.where(mask, added, MASKED)
+    elif score_bias is not None:
+        how["bias"] = score_bias
+    if documents is not None:
+        how["segments"] = documents.query, documents.key
+    how = {name: value for name, value in how.items() if value is not None or name == "queries"}
+    everywhere = partial(md.attention, **how)
+    if window is None:
+        return everywhere(query, key, value)
+    near = partial(md.attention, window=window.size, **how)
+    if window.holds is None:
+        return near(query, key, value)
+    # Each way has a kernel of its own, which skips what its queries do not see.
+    return md.cond(window.holds, near, everywhere, query, key, value, weights=window.layers)
 
 
 def _dim(x: md.Tensor, wanted: md.Dim | str, what: str, argument: str) -> md.Dim:
