@@ -45,9 +45,9 @@ class Cache(PyTreeNode):
     key: md.Tensor
     value: md.Tensor
 
-    def of_layer(self, layer: md.Tensor) -> Cache:
-        """The keys and values of one of the layers, whose number has no dims."""
-        return Cache(*(md.take(t, layer, "layers") for t in (self.key, self.value)))
+    def of_layer(self, layer: md.Tensor, layers: str = "layers") -> Cache:
+        """The keys and values of one of the `layers`, whose number has no dims."""
+        return Cache(*(md.take(t, layer, layers) for t in (self.key, self.value)))
 
     def written(self, key: md.Tensor, value: md.Tensor, at: Mapping[str, md.Tensor]) -> Cache:
         """This cache with a key and a value for each row.
@@ -294,6 +294,8 @@ class Attention(PyTreeNode):
         rotary: Rotary | None = None,
         layer: md.Tensor | None = None,
         window: Window | None = None,
+        *,
+        layers: str = "layers",
     ) -> tuple[md.Tensor, Cache]:
         """One position of each sequence: it joins the cache and attends to what is there.
 
@@ -304,15 +306,16 @@ class Attention(PyTreeNode):
           rotary: cosine and sine of the angles of `position`.
           layer: where the cache is that of several layers, the number of this one (no dims; int32).
           window: as for a call.
+          layers: what the dim of the layers is called in the cache.
 
         Returns:
           The result, with the dims of `x`, and the cache with the keys and values of the position.
           Of the cache only these are written, in place where nothing else needs `cache`.
         """
         query, key, value = self._project(x, rotary)
-        of_layer = {} if layer is None else {"layers": layer}
+        of_layer = {} if layer is None else {layers: layer}
         cache = cache.written(key, value, {**of_layer, "memory": position})
-        own = cache if layer is None else cache.of_layer(layer)
+        own = cache if layer is None else cache.of_layer(layer, layers)
         how = {"causal": True, "positions": (position, None), "window": window}
         return self.out(self._attend(query, own, own.key.dim("memory"), None, **how)), cache
 

@@ -150,6 +150,8 @@ class LatentAttention(PyTreeNode):
         rotary: Rotary | None = None,
         layer: md.Tensor | None = None,
         window: Window | None = None,
+        *,
+        layers: str = "layers",
     ) -> tuple[md.Tensor, Cache]:
         """One position of each sequence: its latent joins the cache, to which it attends.
 
@@ -159,16 +161,16 @@ class LatentAttention(PyTreeNode):
         Args:
           x: dims batch, d_model.
           cache: what `prefill` gives, with room for the position.
-          position, rotary, layer, window: as for `Attention.step`.
+          position, rotary, layer, window, layers: as for `Attention.step`.
 
         Returns:
           The result, with the dims of `x`, and the cache with the position.
         """
         query, turned = self._queries(x, rotary)
         new = self._remembered(x, rotary)
-        of_layer = {} if layer is None else {"layers": layer}
+        of_layer = {} if layer is None else {layers: layer}
         cache = cache.written(new.key, new.value, {**of_layer, "memory": position})
-        own = cache if layer is None else cache.of_layer(layer)
+        own = cache if layer is None else cache.of_layer(layer, layers)
         memory, narrow = own.value.dim("memory"), x.dtype
         (latent, heads, head_dim), value_dim = self.key.weight.dims, self.value.weight.dims[-1]
         others = [d for d in query.dims if d not in (heads, head_dim)]

@@ -19,6 +19,7 @@ from meshdsl.errors import nearest
 from meshdsl.fields import bounded, chosen, listed
 from meshdsl.layers.attention import Attention
 from meshdsl.layers.experts import SCORES, Experts, clamped_swiglu, swiglu
+from meshdsl.layers.latent_attention import LatentAttention
 from meshdsl.layers.mlp import MLP, SwiGLU
 from meshdsl.layers.norm import EPSILON, LayerNorm, Norm, RMSNorm
 from meshdsl.layers.rotary import (
@@ -83,6 +84,8 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"biases": ("query", "key", "value")},
     "qwen3_moe": {"query_norm": "head"},
     "olmoe": {"query_norm": "heads"},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
     "gpt_oss": {"biases": BIASES, "activation": CLAMPED, "sinks": "yes", "router_bias": "yes"},
 }
 STYLES = {name: {**LLAMA, **other} for name, other in _OTHERWISE.items()}
@@ -101,11 +104,17 @@ class Architecture(md.Family):
 
     Attributes:
       style: the family of models that it is of: the defaults of its choices.
-      layers: how many blocks.
+      layers: how many blocks, those of `dense_layers` among them.
       d_model: the size of the residual stream.
       heads: heads of queries; it divides `d_model`, unless `head_dim` is set.
       kv_heads: heads of keys and values, which divide `heads`; 0: as many as `heads`.
       head_dim: the size of a head; 0: `d_model / heads`.
+      latent: keys and values are made of so many features, which alone are kept in decoding (latent
+        attention, DeepSeek-V2); 0: of `d_model`. With it `head_dim` is the size of what rotary
+        positions do not turn of a head.
+      query_latent: queries are made of so many features; 0: of `d_model`. With `latent`.
+      turned: how many features of a head rotary positions turn, with `latent`.
+      value_dim: the size of the values of a head; 0: `head_dim`. With `latent`.
       d_ff: the size between the matrices of the feed-forward layer; 0: 4 times `d_model` in `gpt2`,
         and 8/3 of it, rounded up to a multiple of 64, in `llama` and wherever there is a gate.
       vocab: how many tokens there are; at least as many as the tokenizer has.
@@ -134,6 +143,8 @@ class Architecture(md.Family):
         in gpt-oss.
       rotary_gain: the factor of cosine and sine in YaRN; 0: one plus a tenth of the logarithm of
         `rotary_factor`. In `longrope` too; 0: 1.
+      rotary_score_gain: scores are multiplied by the square of one plus so many tenths of the
+        logarithm of `rotary_factor`, as `mscale_all_dim` of DeepSeek says. With `latent`.
       rotary_short: the factors of wavelengths for `longrope`, in texts of at most `rotary_length`
         tokens; one for each pair of features that is turned.
       rotary_long: those in longer texts.
@@ -154,6 +165,8 @@ class Architecture(md.Family):
       causal: positions see themselves and those before them only.
       parallel: whether both sublayers of a block read what the block is given, with one norm that
         they share (`shared`), or with a norm each (`separate`); `none`: one after the other.
+      dense_layers: so many blocks at the beginning have no experts.
+      dense_d_ff: their size between the matrices; 0: `d_ff`.
       experts: how many feed-forward layers of the size `d_ff` stand in the place of one, of which
         each token uses a few; 0: there is one, for all tokens.
       experts_used: how many experts a token uses.
@@ -179,6 +192,10 @@ class Architecture(md.Family):
     heads: int = bounded(8, least=1)
     kv_heads: int = bounded(0, least=0)
     head_dim: int = bounded(0, least=0)
+    latent: int = bounded(0, least=0)
+    query_latent: int = bounded(0, least=0)
+    turned: int = bounded(0, least=0)
+    value_dim: int = bounded(0, least=0)
     d_ff: int = bounded(0, least=0)
     vocab: int = bounded(256, least=1)
     length: int = bounded(128, least=1)
@@ -199,6 +216,7 @@ class Architecture(md.Family):
     rotary_high: float = bounded(4.0, above=0)
     rotary_whole: bool = True
     rotary_gain: float = bounded(0.0, least=0)
+    rotary_score_gain: float = bounded(0.0, least=0)
     rotary_short: tuple[float, ...] = ()
     rotary_long: tuple[float, ...] = ()
     mlp: str = _of_style("plain", "gated")
@@ -216,6 +234,8 @@ class Architecture(md.Family):
     pattern: tuple[str, ...] = listed(("local",), ("local", "global"))
     causal: bool = True
     parallel: str = chosen("none", ("none", "shared", "separate"))
+    dense_layers: int = bounded(0, least=0)
+    dense_d_ff: int = bounded(0, least=0)
     experts: int = bounded(0, least=0)
     experts_used: int = bounded(2, least=1)
     experts_shared: int = bounded(0, least=0)
@@ -231,6 +251,12 @@ class Architecture(md.Family):
 
     def __post_init__(self):
         super().__post_init__()
+        self._check_latent()
+        if self.dense_layers and not (self.experts and self.dense_layers < self.layers):
+            raise md.MeshDSLError(
+                f"model: dense_layers={self.dense_layers} are followed by layers with experts, and "
+                f"there are layers={self.layers} and experts={self.experts}"
+            )
         if not self.head_dim and self.d_model % self.heads:
             raise md.MeshDSLError(
                 f"model: d_model={self.d_model} does not divide into heads={self.heads}; set "
@@ -250,14 +276,44 @@ class Architecture(md.Family):
             self._check_rotary()
         if self.experts:
             self._check_experts()
-        elif self.choice("activation") == CLAMPED:
-            raise md.MeshDSLError("model: activation=clamped is of experts; set model.experts")
+        if self.choice("activation") == CLAMPED and (self.dense_layers or not self.experts):
+            raise md.MeshDSLError(
+                "model: activation=clamped is of experts; set model.experts, and no dense_layers"
+            )
         if self.choice("norm") == "layer" and self.choice("norm_from_one") == "yes":
             raise md.MeshDSLError("model: norm_from_one=yes needs norm=rms")
 
+    def _check_latent(self) -> None:
+        """Raise a MeshDSLError unless the settings of latent attention go together."""
+        beside = ("query_latent", "turned", "value_dim", "rotary_score_gain")
+        if not self.latent:
+            if given := [name for name in beside if getattr(self, name)]:
+                raise md.MeshDSLError(f"model: {given[0]} is of latent attention; set model.latent")
+            return
+        unlike = {
+            "kv_heads": bool(self.kv_heads) and self.kv_heads != self.heads,
+            "query_norm": self.choice("query_norm") != "none",
+            "biases": bool({*self.choice("biases")} & {*BIASES[:4]}),
+            "sinks": self.choice("sinks") == "yes",
+            "attention_softcap": bool(self.attention_softcap),
+            "rotary_fraction": self.rotary_fraction != 1,
+            "positions": not self.rotary,
+            "norm": self.choice("norm") != "rms" or self.choice("norm_from_one") == "yes",
+        }
+        if wrong := [name for name, is_wrong in unlike.items() if is_wrong]:
+            raise md.MeshDSLError(
+                f"model: latent attention has no such {wrong[0]}; leave model.{wrong[0]} out"
+            )
+        if not self.turned or self.turned % 2:
+            raise md.MeshDSLError(
+                "model: latent attention needs model.turned, an even number of features, not "
+                f"{self.turned}"
+            )
+
     def _check_rotary(self) -> None:
         """Raise a MeshDSLError unless the settings of rotary positions go together."""
-        if self.rotary_dim.size % 2 or not 0 < self.rotary_dim.size <= self._head_dim:
+        most = self.turned or self._head_dim
+        if self.rotary_dim.size % 2 or not 0 < self.rotary_dim.size <= most:
             part = "" if self.rotary_fraction == 1 else f", of which {self.rotary_fraction:g}"
             raise md.MeshDSLError(
                 f"model: rotary positions need an even head_dim, not {self._head_dim}{part}"
@@ -323,6 +379,8 @@ class Architecture(md.Family):
     @property
     def rotary_dim(self) -> md.Dim:
         """The features of a head that rotary positions turn."""
+        if self.latent:
+            return md.Dim("turned", self.turned)
         return md.Dim("head_dim", int(self._head_dim * self.rotary_fraction))
 
     @property
@@ -368,7 +426,8 @@ class Architecture(md.Family):
         """Every dim of the model but `batch`, by name."""
         grouped = 0 < self.kv_heads < self.heads
         sizes = {
-            "layers": self.layers,
+            **({"first_layers": self.dense_layers} if self.dense_layers else {}),
+            "layers": self.layers - self.dense_layers,
             "d_model": self.d_model,
             **(
                 {"kv_heads": self.kv_heads, "group": self.heads // self.kv_heads}
@@ -376,6 +435,7 @@ class Architecture(md.Family):
                 else {"heads": self.heads}
             ),
             "head_dim": self._head_dim,
+            **self._latent_dims,
             "d_ff": self.d_ff
             or (-(-8 * self.d_model // (3 * 64)) * 64 if self.gated else 4 * self.d_model),
             **({"experts": self.experts} if self.experts else {}),
@@ -387,6 +447,14 @@ class Architecture(md.Family):
         }
         return {name: md.Dim(name, size) for name, size in sizes.items()}
 
+    @property
+    def _latent_dims(self) -> dict[str, int]:
+        if not self.latent:
+            return {}
+        sizes = {"latent": self.latent, "query_latent": self.query_latent, "turned": self.turned}
+        sizes["value_dim"] = self.value_dim or self._head_dim
+        return {name: size for name, size in sizes.items() if size}
+
     def step_flops(self, rows: int) -> tuple[float, float]:
         """FLOPs of a step: causal attention counted half, and in full.
 
@@ -396,20 +464,33 @@ class Architecture(md.Family):
         its table is one. In layers with a window only pairs within it meet.
         """
         d, tokens = {name: dim.size for name, dim in self.dims.items()}, rows * self.length
-        kv = (self.kv_heads or self.heads) * d["head_dim"]
-        queries = self.heads * d["head_dim"]
-        mlp = (3 if self.gated else 2) * d["d_model"] * d["d_ff"]
+        mlp = self.layers * (3 if self.gated else 2) * d["d_model"] * d["d_ff"]
         if self.experts:  # those that a token uses, and its router
             widths = 3 * (d["d_ff"] * self.experts_used + self.experts_shared)
-            mlp = d["d_model"] * (widths + self.experts + self.experts_shared_gate)
-        layer = d["d_model"] * (2 * queries + 2 * kv) + mlp
-        matrices = self.layers * layer + d["d_model"] * d["vocab"]
+            with_router = d["d_model"] * (widths + self.experts + self.experts_shared_gate)
+            dense = 3 * d["d_model"] * (self.dense_d_ff or d["d_ff"])
+            mlp = d["layers"] * with_router + self.dense_layers * dense
+        weights, both = self._attention_sizes(d)
+        matrices = self.layers * weights + mlp + d["d_model"] * d["vocab"]
         near = min(self.window, self.length)
         seen = 2 * near - near * (near - 1) / self.length  # twice the mean of those in a window
         pairs = sum(min(seen, self.length) if local else self.length for local in self.local_layers)
-        attention = 2 * queries * pairs
+        attention = self.heads * both * pairs
         half = attention / 2 if self.causal else attention
         return 6.0 * tokens * (matrices + half), 6.0 * tokens * (matrices + attention)
+
+    def _attention_sizes(self, d: dict[str, int]) -> tuple[int, int]:
+        """Weights of the attention of a layer; features of a head's key and value together."""
+        if not self.latent:
+            kv = (self.kv_heads or self.heads) * d["head_dim"]
+            return d["d_model"] * (2 * self.heads * d["head_dim"] + 2 * kv), 2 * d["head_dim"]
+        key = d["head_dim"] + self.turned
+        below = d["d_model"] * self.query_latent
+        queries = below + (self.query_latent or d["d_model"]) * self.heads * key
+        made = self.latent * self.heads * (d["head_dim"] + d["value_dim"])
+        out = d["d_model"] * self.heads * d["value_dim"]
+        remembered = d["d_model"] * (self.latent + self.turned)
+        return queries + remembered + made + out, key + d["value_dim"]
 
     def new_norm(self, dims: Any) -> Norm:
         """A norm over `dims` as it is before training."""
@@ -418,9 +499,11 @@ class Architecture(md.Family):
         from_one = self.choice("norm_from_one") == "yes"
         return RMSNorm.init(dims, epsilon=self.norm_epsilon, from_one=from_one)
 
-    def new_attention(self, key) -> Attention:
+    def new_attention(self, key) -> Attention | LatentAttention:
         """The attention of a layer as it is before training."""
         dims, over = self.dims, self.choice("query_norm")
+        if self.latent:
+            return self._new_latent_attention(key)
         heads, group = dims.get("heads") or dims["kv_heads"], dims.get("group")
         head_dim = dims["head_dim"]
         of_queries = (heads, head_dim) if group is None else (heads, group, head_dim)
@@ -445,9 +528,29 @@ class Architecture(md.Family):
             sinks=self.choice("sinks") == "yes",
         )
 
-    def new_mlp(self, key) -> MLP | SwiGLU | Experts:
-        """The feed-forward layer of a layer as it is before training."""
-        if self.experts:
+    def _new_latent_attention(self, key) -> LatentAttention:
+        names = ("d_model", "heads", "head_dim", "latent", "turned")
+        dims, both = self.dims, self._head_dim + self.turned
+        scale = self.query_scale or float(both)
+        if self.rotary_score_gain and self.rotary_factor > 1:
+            gain = 1 + 0.1 * self.rotary_score_gain * math.log(self.rotary_factor)
+            scale /= gain**4
+        return LatentAttention.init(
+            key,
+            *(dims[name] for name in names),
+            value_dim=dims["value_dim"],
+            query_latent=dims.get("query_latent"),
+            out_std=self._shrink * (dims["value_dim"].size * self.heads) ** -0.5,
+            scale=None if scale == both else scale**-0.5,
+        )
+
+    def new_mlp(self, key, *, dense: bool = False) -> MLP | SwiGLU | Experts:
+        """The feed-forward layer of a layer as it is before training.
+
+        Args:
+          dense: of one of the `dense_layers`, which have no experts.
+        """
+        if self.experts and not dense:
             return Experts.init(
                 key,
                 self.dims["d_model"],
@@ -469,6 +572,8 @@ class Architecture(md.Family):
                 offset=self.router_offset,
             )
         kind, d_ff = SwiGLU if self.gated else MLP, self.dims["d_ff"]
+        if dense and self.dense_d_ff:
+            d_ff = md.Dim("d_ff", self.dense_d_ff)
         return kind.init(
             key,
             self.dims["d_model"],

@@ -41,7 +41,7 @@ _EXPERTS = {
     "mlp.experts.{}.down_proj.weight": ("mlp.down",),
 }
 _ROUTER = {"mlp.gate": ("mlp.router",)}
-SHARED = "shared_expert_intermediate_size"
+SHARED, QUERY_LATENT = "shared_expert_intermediate_size", "q_lora_rank"
 _NAMES = {
     "vocab": "vocab_size",
     "d_model": "hidden_size",
@@ -87,6 +87,9 @@ class Format(NamedTuple):
         experts are a dim. It is of one expert where its name has `{}` for the number, else of all.
       counts: their names for the number of experts: one is read, all are written.
       normalises: whether a file says that the weights of a token's experts add up to 1.
+      scores: what the router ranks experts by, where files have groups of experts, layers without
+        experts before the others, and latent attention, as those of DeepSeek have.
+      ahead: files may have layers after the last one, which predict tokens further ahead.
     """
 
     @property
@@ -118,6 +121,8 @@ class Format(NamedTuple):
     experts: Mapping[str, tuple[str, ...]] = {}
     counts: tuple[str, ...] = ()
     normalises: bool = False
+    scores: str = ""
+    ahead: bool = False
 
 
 _GEMMA = {
@@ -339,7 +344,94 @@ FORMATS = {
         counts=("num_local_experts",),
     ),
 }
+_DEEPSEEK = {
+    "self_attn.q_a_proj": ("attention.query_latent",),
+    "self_attn.q_a_layernorm": ("attention.query_norm",),
+    "self_attn.q_b_proj": ("attention.query", "attention.query_turned"),
+    "self_attn.kv_a_proj_with_mqa": ("attention.latent", "attention.key_turned"),
+    "self_attn.kv_a_layernorm": ("attention.latent_norm",),
+    "self_attn.kv_b_proj": ("attention.key", "attention.value"),
+    "self_attn.o_proj": ("attention.out",),
+    **_ROUTER,
+    "mlp.shared_experts.gate_proj": ("mlp.shared.gate",),
+    "mlp.shared_experts.up_proj": ("mlp.shared.up",),
+    "mlp.shared_experts.down_proj": ("mlp.shared.down",),
+    **_MLP,
+    **_BEFORE,
+}
+_DEEPSEEK_V2 = Format(
+    "DeepseekV2ForCausalLM",
+    _DEEPSEEK,
+    names={
+        **{key: name for key, name in _NAMES.items() if key != "kv_heads"},
+        "d_ff": "moe_intermediate_size",
+        "dense_d_ff": "intermediate_size",
+        "dense_layers": "first_k_dense_replace",
+        "head_dim": "qk_nope_head_dim",
+        "turned": "qk_rope_head_dim",
+        "value_dim": "v_head_dim",
+        "latent": "kv_lora_rank",
+        "query_latent": QUERY_LATENT,
+        "router_scale": "routed_scaling_factor",
+    },
+    absent={
+        "moe_intermediate_size": 1407,
+        "intermediate_size": 11_008,
+        "first_k_dense_replace": 0,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "kv_lora_rank": 512,
+        QUERY_LATENT: 1536,
+        "routed_scaling_factor": 1.0,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+    },
+    stacks={"first": ("model.layers.", _DEEPSEEK)},
+    in_a_row=True,
+    by_head=("self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj"),
+    pairs=("attention.query_turned", "attention.key_turned"),
+    experts=_EXPERTS,
+    counts=("n_routed_experts",),
+    scores="softmax",
+)
+FORMATS |= {
+    "deepseek_v2": _DEEPSEEK_V2,
+    "deepseek_v3": _DEEPSEEK_V2._replace(
+        architecture="DeepseekV3ForCausalLM",
+        absent={
+            **_DEEPSEEK_V2.absent,
+            "moe_intermediate_size": 2048,
+            "intermediate_size": 18_432,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "norm_topk_prob": True,
+        },
+        vectors={"mlp.gate.e_score_correction_bias": "mlp.router.offset"},
+        scores="sigmoid",
+        normalises=True,
+        ahead=True,
+    ),
+}
 TYPES = {**{style: style for style in FORMATS}, "gemma3_text": "gemma3"}
+# The same where queries are made of d_model: one matrix, of another name.
+PLAIN_QUERIES = ", plain queries"
+_PLAIN = {
+    {"self_attn.q_b_proj": "self_attn.q_proj"}.get(name, name): modules
+    for name, modules in _DEEPSEEK.items()
+}
+FORMATS |= {
+    f"{style}{PLAIN_QUERIES}": FORMATS[style]._replace(
+        layers=_PLAIN, stacks={"first": ("model.layers.", _PLAIN)}
+    )
+    for style in ("deepseek_v2", "deepseek_v3")
+}
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",

@@ -10,7 +10,7 @@ from typing import Any
 import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.models.architecture import BIASES, CLAMPED, SCALINGS, STYLES, Architecture
-from meshdsl.models.formats import ACTIVATIONS, FORMATS, SHARED, TYPES, Format
+from meshdsl.models.formats import ACTIVATIONS, FORMATS, QUERY_LATENT, SHARED, TYPES, Format
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -37,7 +37,9 @@ def settings_of(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dic
     said = {**form.absent, **{k: v for k, v in {**config, **inner}.items() if v is not None}}
     # A window of null is none, and not the usual one.
     said |= {
-        k: None for k in ("sliding_window", *_SOFTCAPS) if {**config, **inner}.get(k, 0) is None
+        k: None
+        for k in ("sliding_window", *_SOFTCAPS, QUERY_LATENT)
+        if {**config, **inner}.get(k, 0) is None
     }
     refuse(said, form)
     lacking = [
@@ -73,6 +75,8 @@ def settings_of(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dic
     made |= _windows(said, form, made["layers"])
     if form.experts:
         made |= _experts(said, form)
+    if form.scores:
+        made |= _deep(said, form, made)
     for key, name in zip(("attention_softcap", "logit_softcap"), _SOFTCAPS, strict=True):
         # Gemma 3 has a setting for scores, which its code does not use.
         if name in form.absent or style == "gemma3":
@@ -126,6 +130,43 @@ def _experts(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
     }
 
 
+def _deep(said: Mapping[str, Any], form: Format, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the files of DeepSeek beside those of other experts.
+
+    Raises:
+      MeshDSLError: they ask for what is not known here.
+    """
+    methods = {"softmax": ("greedy", "group_limited_greedy"), "sigmoid": ("noaux_tc",)}[form.scores]
+    method = said.get("topk_method", methods[0])
+    expected = {
+        "moe_layer_freq": 1,
+        "scoring_func": form.scores,
+        "rope_interleave": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    if not form.normalises:
+        expected["norm_topk_prob"] = False
+    for name, value in expected.items():
+        if said.get(name, value) != value:
+            raise md.MeshDSLError(f"config.json: {name}={said[name]} is not known here; {value} is")
+    if method not in methods:
+        raise md.MeshDSLError(
+            f"config.json: topk_method={method} is not known here; {' and '.join(methods)} are"
+        )
+    grouped = method != "greedy"
+    return {
+        "query_latent": made["query_latent"] or 0,
+        "experts_shared": said["n_shared_experts"] * made["d_ff"],
+        "experts_shared_gate": False,
+        "router_normalise": form.normalises and bool(said.get("norm_topk_prob")),
+        "router_scores": form.scores,
+        "router_offset": form.scores == "sigmoid",
+        "router_groups": (said.get("n_group") or 1) if grouped else 1,
+        "router_groups_used": (said.get("topk_group") or 0) if grouped else 0,
+    }
+
+
 def _biases(said: Mapping[str, Any], style: str) -> tuple[str, ...]:
     """Which layers have biases: those of the style, unless a setting is about them."""
     known = {"attention_bias": BIASES[:4], "mlp_bias": ("mlp",)}
@@ -171,6 +212,8 @@ def _rotary(said: Mapping[str, Any], form: Format) -> dict[str, Any]:
         length = longest
     factor = parameters.get("factor") or longest / length
     made |= {"rotary_scaling": kind, "rotary_factor": float(factor)}
+    if form.scores:
+        made["rotary_score_gain"] = float(parameters.get("mscale_all_dim") or 0)
     if kind == "linear":
         return made
     made["rotary_length"] = int(length)
@@ -256,6 +299,9 @@ def config_of(model: Architecture) -> dict[str, Any]:
         "head_dim": dims["head_dim"].size,
         "length": model.length,
         "norm_epsilon": model.norm_epsilon,
+        "dense_d_ff": model.dense_d_ff or dims["d_ff"].size,
+        "value_dim": model.value_dim or dims["head_dim"].size,
+        "query_latent": model.query_latent or None,
     }
     kind = "gemma3_text" if style == "gemma3" else style
     made: dict[str, Any] = {"architectures": [form.architecture], "model_type": kind}
@@ -288,6 +334,13 @@ def config_of(model: Architecture) -> dict[str, Any]:
         made["num_experts_per_tok"] = model.experts_used
         if form.normalises:
             made["norm_topk_prob"] = model.router_normalise
+    if form.scores:
+        made["n_shared_experts"] = model.experts_shared // dims["d_ff"].size
+        made["n_group"] = model.router_groups
+        made["topk_group"] = model.router_groups_used or model.router_groups
+        made["num_key_value_heads"] = heads
+        if not form.normalises:
+            made["topk_method"] = "greedy" if model.router_groups == 1 else "group_limited_greedy"
     if style.startswith("gemma"):
         caps = model.attention_softcap or None, model.logit_softcap or None
         made |= dict(zip(_SOFTCAPS, caps, strict=True))
@@ -330,6 +383,8 @@ def _rope(model: Architecture) -> dict[str, Any]:
         scaling |= {"beta_slow": low, "beta_fast": high, "attention_factor": model.scaling.gain}
         if not model.rotary_whole:
             scaling["truncate"] = False
+        if model.rotary_score_gain:
+            scaling["mscale_all_dim"] = model.rotary_score_gain
     if model.rotary_length and model.rotary_scaling == "longrope":
         made["original_max_position_embeddings"] = model.rotary_length
     if (
@@ -351,6 +406,10 @@ def _said(model: Architecture) -> dict[str, Any]:
     if made["activation"] != CLAMPED:
         del made["activation_limit"], made["activation_slope"]
     dims, local = model.dims, model.local_layers
+    made["dense_d_ff"] = (model.dense_d_ff or dims["d_ff"].size) if model.dense_layers else 0
+    made["value_dim"] = dims["value_dim"].size if model.latent else 0
+    groups = model.router_groups
+    made["router_groups_used"] = (model.router_groups_used or groups) if groups > 1 else 1
     made |= {"kv_heads": model.kv_heads or model.heads, "head_dim": dims["head_dim"].size}
     made |= {"d_ff": dims["d_ff"].size, "biases": set(model.choice("biases"))}
     made |= {"query_scale": model.query_scale or float(dims["head_dim"].size)}

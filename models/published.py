@@ -18,7 +18,7 @@ import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.models import bert, hugging_face, t5, vit
 from meshdsl.models.architecture import Architecture
-from meshdsl.models.formats import ACTIVATIONS, FORMATS, TYPES, Format
+from meshdsl.models.formats import ACTIVATIONS, FORMATS, PLAIN_QUERIES, TYPES, Format
 from meshdsl.models.places import Place, places
 
 __all__ = [
@@ -252,6 +252,8 @@ def form_of_config(config: Mapping[str, Any], tensors: Collection[str] = ()) -> 
         return "bert of classes"
     if family == "t5" and settings["gated"]:
         return "t5 with a gate"
+    if settings.get("latent") and not settings["query_latent"]:
+        return settings["style"] + PLAIN_QUERIES
     return settings.get("style", family)
 
 
@@ -262,7 +264,7 @@ def form_of(model: Any) -> str:
       MeshDSLError: it has no form of Hugging Face.
     """
     if isinstance(model, Architecture):
-        return model.style
+        return model.style + (PLAIN_QUERIES if model.latent and not model.query_latent else "")
     if isinstance(model, bert.Config):
         return "bert of classes" if model.classes else "bert"
     if isinstance(model, t5.Config):

@@ -72,10 +72,39 @@ _ROWS = {
     "qwen2-57b-a14b": ("qwen2_moe", 28, 3584, 28, 4, 2560, 151936, 131072, 1e6, 1e-6, 0),
     "qwen3-30b-a3b": ("qwen3_moe", 48, 2048, 32, 4, 768, 151936, 40960, 1e6, 1e-6, 128),
     "qwen3-235b-a22b": ("qwen3_moe", 94, 4096, 64, 4, 1536, 151936, 40960, 1e6, 1e-6, 128),
+    "gpt-oss-20b": ("gpt_oss", 24, 2880, 64, 8, 2880, 201088, 131072, 150_000.0, 1e-5, 64),
+    "gpt-oss-120b": ("gpt_oss", 36, 2880, 64, 8, 2880, 201088, 131072, 150_000.0, 1e-5, 64),
+    "deepseek-v2-lite": ("deepseek_v2", 27, 2048, 16, 0, 1408, 102400, 163840, 1e4, 1e-6, 128),
+    "deepseek-v2": ("deepseek_v2", 60, 5120, 128, 0, 1536, 102400, 163840, 1e4, 1e-6, 128),
+    "deepseek-v3": ("deepseek_v3", 61, 7168, 128, 0, 2048, 129280, 163840, 1e4, 1e-6, 128),
     "olmoe-1b-7b": ("olmoe", 16, 2048, 16, 0, 1024, 50304, 4096, 1e4, 1e-5, 0),
 }
 _QWEN2_MOE = {"experts_shared_gate": True, "router_normalise": False}
 _QWEN3_MOE = {"experts": 128, "experts_used": 8}
+_YARN = {"rotary_scaling": "yarn", "rotary_length": 4096, "rotary_high": 32.0}
+_GPT_OSS = {
+    **_YARN,
+    "rotary_factor": 32.0,
+    "rotary_whole": False,
+    "window": 128,
+    "pattern": ("local", "global"),
+    "experts_used": 4,
+}
+_DEEPSEEK = {
+    **_YARN,
+    "rotary_factor": 40.0,
+    "rotary_gain": 1.0,
+    "latent": 512,
+    "turned": 64,
+    "value_dim": 128,
+}
+_DEEPSEEK_V2 = {
+    **_DEEPSEEK,
+    "rotary_score_gain": 0.707,
+    "dense_layers": 1,
+    "experts_used": 6,
+    "router_normalise": False,
+}
 _LLAMA31 = {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_length": 8192}
 _LLAMA32 = {**_LLAMA31, "rotary_factor": 32.0, "tied": "yes"}
 _GEMMA2 = {
@@ -125,6 +154,39 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "qwen2-57b-a14b": {**_QWEN2_MOE, "experts": 64, "experts_used": 8, "experts_shared": 20480},
     "qwen3-30b-a3b": _QWEN3_MOE,
     "qwen3-235b-a22b": _QWEN3_MOE,
+    "gpt-oss-20b": {**_GPT_OSS, "experts": 32},
+    "gpt-oss-120b": {**_GPT_OSS, "experts": 128},
+    "deepseek-v2-lite": {
+        **_DEEPSEEK_V2,
+        "dense_d_ff": 10944,
+        "experts": 64,
+        "experts_shared": 2816,
+    },
+    "deepseek-v2": {
+        **_DEEPSEEK_V2,
+        "query_latent": 1536,
+        "dense_d_ff": 12288,
+        "experts": 160,
+        "experts_shared": 3072,
+        "router_groups": 8,
+        "router_groups_used": 3,
+        "router_scale": 16.0,
+    },
+    "deepseek-v3": {
+        **_DEEPSEEK,
+        "rotary_score_gain": 1.0,
+        "query_latent": 1536,
+        "dense_layers": 3,
+        "dense_d_ff": 18432,
+        "experts": 256,
+        "experts_used": 8,
+        "experts_shared": 2048,
+        "router_scores": "sigmoid",
+        "router_offset": True,
+        "router_groups": 8,
+        "router_groups_used": 4,
+        "router_scale": 2.5,
+    },
     "olmoe-": {"experts": 64, "experts_used": 8, "router_normalise": False},
 }
 SIZES: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -28,6 +29,7 @@ from meshdsl.fields import bounded, chosen
 from meshdsl.layers.attention import Attention, Cache, Documents, Rotary, Window
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.experts import Experts, Load
+from meshdsl.layers.latent_attention import LatentAttention
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import MLP, SwiGLU
 from meshdsl.layers.norm import Norm
@@ -114,7 +116,7 @@ class Block(PyTreeNode):
     """
 
     attention_norm: Norm | None
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp_norm: Norm | None
     mlp: MLP | SwiGLU | Experts
     attention_out_norm: Norm | None = None
@@ -122,7 +124,8 @@ class Block(PyTreeNode):
     parallel: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
-    def init(cls, key, config: Config):
+    def init(cls, key, config: Config, *, dense: bool = False):
+        """`dense`: it is one of the layers without experts before those that have some."""
         attention, mlp = jax.random.split(key)
         norm = lambda here: config.new_norm(config.dims["d_model"]) if here else None
         place = config.choice("norm_place")
@@ -131,7 +134,7 @@ class Block(PyTreeNode):
             attention_norm=norm(before),
             attention=config.new_attention(attention),
             mlp_norm=norm(before and config.parallel != "shared"),
-            mlp=config.new_mlp(mlp),
+            mlp=config.new_mlp(mlp, dense=dense),
             attention_out_norm=norm(after),
             mlp_out_norm=norm(after),
             parallel=config.parallel != "none",
@@ -209,10 +212,14 @@ class Transformer(PyTreeNode):
     """A language model.
 
     `model(tokens)` gives logits, and `model.loss(tokens, targets)` is what training makes smaller.
+
+    Attributes:
+      first: the blocks without experts that come before the others; None for none.
     """
 
     embedding: Embedding
     positions: Embedding | None
+    first: Stack | None
     blocks: Stack
     norm: Norm
     head: Linear | None
@@ -223,14 +230,17 @@ class Transformer(PyTreeNode):
         dims = config.dims
         embedding, positions, blocks, head = jax.random.split(key, 4)
         vocab, d_model = dims["vocab"], dims["d_model"]
+        stack = lambda key, dim, dense: Stack.init(
+            key, lambda k: Block.init(k, config, dense=dense), dims[dim], remat=config.remat
+        )
+        first = jax.random.fold_in(blocks, 0)
         return cls(
             embedding=Embedding.init(embedding, vocab, d_model),
             positions=None
             if config.rotary
             else Embedding.init(positions, dims["positions"], d_model),
-            blocks=Stack.init(
-                blocks, lambda k: Block.init(k, config), dims["layers"], remat=config.remat
-            ),
+            first=stack(first, "first_layers", True) if config.dense_layers else None,
+            blocks=stack(blocks, "layers", False),
             norm=config.new_norm(d_model),
             head=None if config.tables_tied else Linear.init(head, (d_model,), (vocab,)),
             config=config,
@@ -288,11 +298,25 @@ class Transformer(PyTreeNode):
             dropout = lambda y, place: self._drop(y, key, place)
             how = {"documents": documents, "causal": self.config.causal}
             how["with_load"] = with_load
-            x, _, load = layer(x, length, dropout, **how, **self._near(turns, local))
+            x, _, load = layer(x, length, dropout, **how, **near(local))
             return x, load
 
-        given = None if key is None else keys[:-1], self._local_layers()
-        return self.blocks.scan(block, x, given, offload=offload)
+        load = None
+        for stack, some in self._stacks():
+            near = partial(self._near, turns, self.config.local_layers[some])
+            given = None if key is None else keys[some], self._local_layers(stack, some)
+            x, load = stack.scan(block, x, given, offload=offload)
+        return x, load
+
+    def _stacks(self) -> list[tuple[Stack, slice]]:
+        """The blocks in their order, and which of all layers each stack has."""
+        if self.first is None:
+            return [(self.blocks, slice(0, self.config.layers))]
+        count = self.first.layers.size
+        return [
+            (self.first, slice(0, count)),
+            (self.blocks, slice(count, self.config.layers)),
+        ]
 
     def loss(
         self,
@@ -384,7 +408,7 @@ class Transformer(PyTreeNode):
         last: md.Tensor,
         memory: md.Dim,
         reach: md.Tensor | None = None,
-    ) -> tuple[md.Tensor, Cache]:
+    ) -> tuple[md.Tensor, tuple[Cache, ...]]:
         """Read whole sequences: the logits after the token at `last`, and a cache to go on with.
 
         Args:
@@ -394,8 +418,8 @@ class Transformer(PyTreeNode):
           reach: as for a call; by default `last` and one more.
 
         Returns:
-          The logits (batch, vocab) and every layer's cache. What the cache has beyond `last` means
-          nothing; a later step writes a position before any reads it.
+          The logits (batch, vocab) and the cache of the layers of each stack. What it has beyond
+          `last` means nothing; a later step writes a position before any reads it.
         """
         length = self._fitting(tokens)
         turns = self._turns(md.iota(length), lambda: last + 1 if reach is None else reach)
@@ -403,21 +427,28 @@ class Transformer(PyTreeNode):
 
         def kept(t: md.Tensor) -> md.Tensor:
             # A step multiplies over the last two dims: so it reads the cache as it lies.
-            last = t.dim("memory"), t.dim("head_dim")
+            last = t.dim("memory"), t.dims[-1]
             order = (*(d for d in t.dims if d not in last), *last)
             return md.pad(md.transpose(t, order), "memory", after=empty)
 
         def block(layer: Block, x, local):
-            x, cache, _ = layer(x, length, lambda y, place: y, **self._near(turns, local))
+            x, cache, _ = layer(x, length, lambda y, place: y, **near(local))
             return x, jax.tree.map(kept, cache, is_leaf=is_tensor)
 
-        x = self._embed(tokens, md.iota(length))
-        x, cache = self.blocks.scan(block, x, self._local_layers())
-        return self._logits(md.take(x, last, length)), cache
+        x, caches = self._embed(tokens, md.iota(length)), []
+        for stack, some in self._stacks():
+            near = partial(self._near, turns, self.config.local_layers[some])
+            x, cache = stack.scan(block, x, self._local_layers(stack, some))
+            caches.append(cache)
+        return self._logits(md.take(x, last, length)), tuple(caches)
 
     def step(
-        self, tokens: md.Tensor, cache: Cache, position: md.Tensor, reach: md.Tensor | None = None
-    ) -> tuple[md.Tensor, Cache]:
+        self,
+        tokens: md.Tensor,
+        cache: tuple[Cache, ...],
+        position: md.Tensor,
+        reach: md.Tensor | None = None,
+    ) -> tuple[md.Tensor, tuple[Cache, ...]]:
         """Read one token of each sequence, which stands at its `position` (both of dims batch).
 
         Args:
@@ -431,12 +462,16 @@ class Transformer(PyTreeNode):
 
         def block(layer: Block, carry, given):
             (x, cache), (number, local) = carry, given
-            return layer.step(x, cache, position, number, **self._near(turns, local)), ()
+            return layer.step(x, cache, position, number, layers=layers, **near(local)), ()
 
-        carry = self._embed(tokens, position), cache
-        given = md.iota(self.blocks.layers), self._local_layers()
-        (x, cache), _ = self.blocks.scan(block, carry, given)
-        return self._logits(x), cache
+        x, caches = self._embed(tokens, position), []
+        for (stack, some), own in zip(self._stacks(), cache, strict=True):
+            near = partial(self._near, turns, self.config.local_layers[some])
+            layers = stack.layers.name
+            given = md.iota(stack.layers), self._local_layers(stack, some)
+            (x, own), _ = stack.scan(block, (x, own), given)
+            caches.append(own)
+        return self._logits(x), tuple(caches)
 
     def _fitting(self, tokens: md.Tensor) -> md.Dim:
         """The length dim of `tokens`, after checking that the model reaches that far."""
@@ -468,26 +503,28 @@ class Transformer(PyTreeNode):
             return turn, turn
         return turn, angles(positions, config.rotary_dim, config.rotary_local_base)
 
-    def _local_layers(self) -> md.Tensor | None:
-        """Which layers have the window, a bool for each; None where all are alike."""
-        local = self.config.local_layers
-        return md.tensor(np.array(local), (self.blocks.layers,)) if len(set(local)) > 1 else None
+    def _local_layers(self, stack: Stack, some: slice) -> md.Tensor | None:
+        """Which layers of a stack have the window, a bool for each; None where all are alike."""
+        local = self.config.local_layers[some]
+        return md.tensor(np.array(local), (stack.layers,)) if len(set(local)) > 1 else None
 
-    def _near(self, turns: tuple[Rotary | None, Rotary | None], local) -> dict[str, Any]:
+    def _near(
+        self, turns: tuple[Rotary | None, Rotary | None], layers: tuple[bool, ...], local
+    ) -> dict[str, Any]:
         """Arguments of attention in a layer that has the window or not, as `local` says.
 
         Args:
           turns: what `_turns` gives.
+          layers: for each layer of the stack whether it has the window.
           local: a bool without dims; None where all layers are alike.
         """
         (turn, near), window = turns, self.config.window
         if local is None:
-            if not self.config.local_layers[0]:
+            if not layers[0]:
                 return {"rotary": turn, "window": None}
             return {"rotary": near, "window": Window(window)}
         if turn is not None and near is not None and turn is not near:
             turn = tuple(md.where(local, a, b) for a, b in zip(near, turn, strict=True))
-        layers = self.config.local_layers
         shares = sum(layers), len(layers) - sum(layers)
         return {"rotary": turn, "window": Window(window, local, shares)}
 

@@ -77,7 +77,7 @@ def test_flops_are_of_the_experts_that_a_token_uses():
     "how, said",
     [
         ({"style": "gpt2"}, "experts need mlp=gated"),
-        ({"biases": ("mlp",)}, "experts have no biases"),
+        ({"dense_layers": 2}, "dense_layers=2 are followed by layers with experts"),
         ({"experts_used": 9}, "experts=8 in router_groups=1, of which 1 are used"),
         ({"router_groups": 3}, "do not give each token experts_used=2"),
         ({"experts_shared_gate": True}, "experts_shared_gate needs experts_shared"),

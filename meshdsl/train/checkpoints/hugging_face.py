@@ -7,6 +7,7 @@ parameter is put together from some rows and columns of some tensors, and no mor
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _IGNORED_STARTS = (
 )
 _TABLES = ("embed_tokens.weight", "wte.weight", "shared.weight", "word_embeddings.weight")
 _HEADS = ("lm_head.weight",)  # of names of output layers
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _ROWS = 4096  # of a table that are compared at once
 _SHOWN = 4  # names in an error
 
@@ -130,7 +132,7 @@ class PublishedTensors:
         """Raise a MeshDSLError that names what is missing, too much, or of another shape."""
         wanted = dict(_tensors(self._places, self._like))
         there = {self._names.here(name): leaf for name, leaf in self._files.leaves.items()}
-        tied = "head.weight" not in self._places
+        tied, ahead = "head.weight" not in self._places, FORMATS[self._style].ahead
         wrong = [
             ("missing", [name for name in wanted if name not in there]),
             (
@@ -150,6 +152,7 @@ class PublishedTensors:
                     and not name.endswith(_IGNORED_ENDS)
                     and not name.startswith((*_IGNORED_STARTS, *self._unused))
                     and not (tied and name == "lm_head.weight")
+                    and not (ahead and self._is_ahead(name))
                 ],
             ),
         ]
@@ -168,6 +171,14 @@ class PublishedTensors:
         said = [f"{what}: {_listed(names)}" for what, names in wrong if names]
         if said:
             raise MeshDSLError(f"{self.path}: {'; '.join(said)}")
+
+    def _is_ahead(self, name: str) -> bool:
+        """Whether a tensor is of a layer after those that the model has."""
+        found = _LAYER.match(name)
+        layers = sum(
+            leaf["shape"][0] for part, leaf in self._like.items() if part.endswith("mlp_norm.scale")
+        )
+        return found is not None and int(found[1]) >= layers
 
 
 def own_names(files: TensorFiles) -> list[str]:
