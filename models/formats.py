@@ -432,6 +432,7 @@ FORMATS |= {
     )
     for style in ("deepseek_v2", "deepseek_v3")
 }
+QUANTIZED = ("fp8", "mxfp4")  # how files may store tensors in fewer bits
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",

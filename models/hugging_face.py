@@ -10,7 +10,15 @@ from typing import Any
 import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.models.architecture import BIASES, CLAMPED, SCALINGS, STYLES, Architecture
-from meshdsl.models.formats import ACTIVATIONS, FORMATS, QUERY_LATENT, SHARED, TYPES, Format
+from meshdsl.models.formats import (
+    ACTIVATIONS,
+    FORMATS,
+    QUANTIZED,
+    QUERY_LATENT,
+    SHARED,
+    TYPES,
+    Format,
+)
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -90,8 +98,13 @@ def settings_of(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dic
 def refuse(said: Mapping[str, Any], form: Format | None = None) -> None:
     """Raise a MeshDSLError for what changes the result and is not known here."""
     known = form.counts if form else ()
+    method = (said.get("quantization_config") or {}).get("quant_method")
+    if said.get("quantization_config") and method not in QUANTIZED:
+        raise md.MeshDSLError(
+            f"config.json: quantization_config: quant_method={method} is not known here; "
+            f"{' and '.join(QUANTIZED)} are"
+        )
     for name in (
-        "quantization_config",
         "use_bidirectional_attention",
         "add_cross_attention",
         "scale_attn_by_inverse_layer_idx",
@@ -152,7 +165,8 @@ def _deep(said: Mapping[str, Any], form: Format, made: Mapping[str, Any]) -> dic
             raise md.MeshDSLError(f"config.json: {name}={said[name]} is not known here; {value} is")
     if method not in methods:
         raise md.MeshDSLError(
-            f"config.json: topk_method={method} is not known here; {' and '.join(methods)} are"
+            f"config.json: topk_method={method} is not known here; "
+            + (f"{' and '.join(methods)} are" if methods[1:] else f"{methods[0]} is")
         )
     grouped = method != "greedy"
     return {

@@ -75,8 +75,8 @@ _ROWS = {
     "gpt-oss-20b": ("gpt_oss", 24, 2880, 64, 8, 2880, 201088, 131072, 150_000.0, 1e-5, 64),
     "gpt-oss-120b": ("gpt_oss", 36, 2880, 64, 8, 2880, 201088, 131072, 150_000.0, 1e-5, 64),
     "deepseek-v2-lite": ("deepseek_v2", 27, 2048, 16, 0, 1408, 102400, 163840, 1e4, 1e-6, 128),
-    "deepseek-v2": ("deepseek_v2", 60, 5120, 128, 0, 1536, 102400, 163840, 1e4, 1e-6, 128),
-    "deepseek-v3": ("deepseek_v3", 61, 7168, 128, 0, 2048, 129280, 163840, 1e4, 1e-6, 128),
+    "deepseek-v2-236b": ("deepseek_v2", 60, 5120, 128, 0, 1536, 102400, 163840, 1e4, 1e-6, 128),
+    "deepseek-v3-671b": ("deepseek_v3", 61, 7168, 128, 0, 2048, 129280, 163840, 1e4, 1e-6, 128),
     "olmoe-1b-7b": ("olmoe", 16, 2048, 16, 0, 1024, 50304, 4096, 1e4, 1e-5, 0),
 }
 _QWEN2_MOE = {"experts_shared_gate": True, "router_normalise": False}
@@ -162,7 +162,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
         "experts": 64,
         "experts_shared": 2816,
     },
-    "deepseek-v2": {
+    "deepseek-v2-236b": {
         **_DEEPSEEK_V2,
         "query_latent": 1536,
         "dense_d_ff": 12288,
@@ -172,7 +172,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
         "router_groups_used": 3,
         "router_scale": 16.0,
     },
-    "deepseek-v3": {
+    "deepseek-v3-671b": {
         **_DEEPSEEK,
         "rotary_score_gain": 1.0,
         "query_latent": 1536,

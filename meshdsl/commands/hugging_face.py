@@ -25,7 +25,7 @@ from meshdsl.parsing import parse_json
 from meshdsl.train.answers import answers_prompts
 from meshdsl.train.checkpoints.folders import making
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors, export_published, own_names
-from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.checkpoints.quantized import opened
 from meshdsl.train.checkpoints.transfer import import_parameters
 from meshdsl.train.config import FLOATS, Config
 from meshdsl.train.data.tokenizer import load_tokenizer
@@ -51,7 +51,7 @@ def import_folder(arguments: argparse.Namespace) -> int:
     out.refuse_used()
     folder = _folder(arguments.folder, vars(arguments)["from"])
     published = _json(folder / "config.json")
-    files = TensorFiles(folder)
+    files = opened(folder, published)
     names = own_names(files)
     try:
         family, model = family_of(published, names)

@@ -253,12 +253,11 @@ def test_one_error_names_a_tensor_that_does_not_fit(change, said, tmp_path, caps
             "rope_type=axial: rotary positions of this type are not known here; linear, llama3, "
             "yarn, longrope and dynamic are",
         ),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
-            "truncate=false",
-        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not known of a Llama"),
-        ({"quantization_config": {"bits": 4}}, "`quantization_config` is set"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config: quant_method=gptq is not known here; fp8 and mxfp4 are",
+        ),
         ({"vocab_size": None}, "says no `vocab_size`"),
     ],
 )
@@ -266,6 +265,22 @@ def test_a_configuration_that_is_not_known_is_refused_by_name(other, said):
     config = {**config_of(small("llama").model), **other}
     with pytest.raises(md.MeshDSLError, match=re.escape(said)):
         settings_of(config)
+
+
+@pytest.mark.parametrize(
+    "other, said",
+    [
+        ({"topk_method": "greedy"}, "topk_method=greedy is not known here; noaux_tc is"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq=2 is not known here; 1 is"),
+        ({"scoring_func": "softmax"}, "scoring_func=softmax is not known here; sigmoid is"),
+        ({"rope_interleave": False}, "rope_interleave=False is not known here; True is"),
+        ({"attention_bias": True}, "attention_bias=True is not known here; False is"),
+    ],
+)
+def test_what_is_not_known_of_deepseek_is_refused(other, said):
+    config = config_of(Config(**SIZES["deepseek-v3-671b"]))
+    with pytest.raises(md.MeshDSLError, match=re.escape(said)):
+        settings_of({**config, **other})
 
 
 def test_what_their_files_cannot_say_is_not_written():

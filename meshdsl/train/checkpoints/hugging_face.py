@@ -20,6 +20,7 @@ from meshdsl.train.checkpoints import manifest, safetensors_files
 from meshdsl.train.checkpoints.manifest import Damaged
 from meshdsl.train.checkpoints.merged_arrays import MergedArrays
 from meshdsl.train.checkpoints.named_parameters import PREFIX, parameters_of
+from meshdsl.train.checkpoints.quantized import QuantizedTensors
 from meshdsl.train.checkpoints.safetensors_files import Chunks, TensorFiles
 from meshdsl.train.checkpoints.saved_arrays import SavedArrays, verify
 from meshdsl.train.checkpoints.tree_leaves import Leaf
@@ -52,7 +53,7 @@ class PublishedTensors:
         another shape.
     """
 
-    def __init__(self, files: TensorFiles, style: str, like: dict[str, Leaf]):
+    def __init__(self, files: TensorFiles | QuantizedTensors, style: str, like: dict[str, Leaf]):
         self.path = files.path
         self._files, self._like, self._style = files, like, style
         self._unused = FORMATS[style].unused
@@ -181,7 +182,7 @@ class PublishedTensors:
         return found is not None and int(found[1]) >= layers
 
 
-def own_names(files: TensorFiles) -> list[str]:
+def own_names(files: TensorFiles | QuantizedTensors) -> list[str]:
     """The names of the tensors in files, but for an output layer that is a copy of the embedding.
 
     With them `family_of` tells whether both are one, whatever `config.json` says: where both are
@@ -192,7 +193,7 @@ def own_names(files: TensorFiles) -> list[str]:
     return [name for name in names if not (name.endswith(_HEADS) and _alike(files, name, table))]
 
 
-def _alike(files: TensorFiles, name: str, other: str | None) -> bool:
+def _alike(files: TensorFiles | QuantizedTensors, name: str, other: str | None) -> bool:
     """Whether two tensors of the files have the same elements."""
     if other is None or files.leaves[name]["shape"] != files.leaves[other]["shape"]:
         return False

@@ -33,6 +33,7 @@ from meshdsl.train.checkpoints.named_parameters import (
     parameters_of,
 )
 from meshdsl.train.checkpoints.newest import GoodCheckpoint, read_newest_good
+from meshdsl.train.checkpoints.quantized import opened
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
@@ -176,7 +177,7 @@ def _published(folder: Path, here: dict[str, Leaf]) -> PublishedTensors:
     tensors = imported("meshdsl.train.checkpoints.hugging_face", "PublishedTensors")
     own_names = imported("meshdsl.train.checkpoints.hugging_face", "own_names")
     try:
-        files = TensorFiles(folder)
+        files = opened(folder, said)
         return tensors(files, form_of(said, own_names(files)), here)
     except MeshDSLError as error:
         raise MeshDSLError(f"warm_start: {error}") from None

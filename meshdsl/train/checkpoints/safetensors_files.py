@@ -30,6 +30,7 @@ _SAFETENSORS_NAMES = {
     "float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "bool": "BOOL",
     "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16",
     "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64",
+    "float8_e4m3fn": "F8_E4M3",
 }  # fmt: skip
 _DTYPE_NAMES = {short: name for name, short in _SAFETENSORS_NAMES.items()}
 _INDEX = ".index.json"
@@ -41,7 +42,7 @@ Chunks = Iterable[tuple[tuple[slice | np.ndarray, ...], np.ndarray]]
 
 def numpy_dtype(name: str) -> np.dtype:
     """The dtype that a description calls `name`."""
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 class TensorFiles:
