@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,21 +37,6 @@ _STEP = 1e-3  # of the offsets that balance the load, that of DeepSeek-V3
 def swiglu(gate, up):
     """`silu(gate) * up`, of arrays: what an expert does between its matrices."""
     return jax.nn.silu(gate) * up
-
-
-@cache  # so that models with the same numbers have the same function
-def clamped_swiglu(limit: float, slope: float) -> Callable[[Any, Any], Any]:
-    """The activation of gpt-oss: `gate * sigmoid(slope * gate) * (up + 1)` of clamped arrays.
-
-    Args:
-      limit: `gate` is at most so much, and `up` from minus that on.
-    """
-
-    def activation(gate, up):
-        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-        return gate * jax.nn.sigmoid(slope * gate) * (up + 1)
-
-    return activation
 
 
 class Load(PyTreeNode):

@@ -18,9 +18,9 @@ import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.fields import bounded, chosen, listed
 from meshdsl.layers.attention import Attention
-from meshdsl.layers.experts import SCORES, Experts, clamped_swiglu, swiglu
+from meshdsl.layers.experts import SCORES, Experts, swiglu
 from meshdsl.layers.latent_attention import LatentAttention
-from meshdsl.layers.mlp import MLP, SwiGLU
+from meshdsl.layers.mlp import MLP, SwiGLU, clamped_swiglu
 from meshdsl.layers.norm import EPSILON, LayerNorm, Norm, RMSNorm
 from meshdsl.layers.rotary import (
     DynamicScaling,
@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "silu": md.silu,
     "relu": md.relu,
 }
-CLAMPED = "clamped"  # an activation of the gate and of what it multiplies, of experts alone
+CLAMPED = "clamped"  # an activation of the gate and of what it multiplies
 LLAMA: dict[str, Any] = {
     "norm": "rms",
     "norm_from_one": "no",
@@ -150,7 +150,7 @@ class Architecture(md.Family):
       rotary_long: those in longer texts.
       mlp: the feed-forward layer: two matrices (`plain`), or three with a gate (`gated`).
       activation: of the feed-forward layer: `gelu` is its usual approximation by a tanh, and
-        `clamped` that of the experts of gpt-oss, with `activation_limit` and `activation_slope`.
+        `clamped` that of gpt-oss, with `activation_limit` and `activation_slope`.
       activation_limit: what gate and the other products are clamped to.
       activation_slope: of the sigmoid of the gate.
       biases: which linear layers have biases: any of query, key, value, out and mlp.
@@ -276,10 +276,8 @@ class Architecture(md.Family):
             self._check_rotary()
         if self.experts:
             self._check_experts()
-        if self.choice("activation") == CLAMPED and (self.dense_layers or not self.experts):
-            raise md.MeshDSLError(
-                "model: activation=clamped is of experts; set model.experts, and no dense_layers"
-            )
+        if self.choice("activation") == CLAMPED and not self.gated:
+            raise md.MeshDSLError("model: activation=clamped needs mlp=gated")
         if self.choice("norm") == "layer" and self.choice("norm_from_one") == "yes":
             raise md.MeshDSLError("model: norm_from_one=yes needs norm=rms")
 
@@ -562,7 +560,7 @@ class Architecture(md.Family):
                 shared_gate=self.experts_shared_gate,
                 capacity=self.capacity,
                 bias="mlp" in self.choice("biases"),
-                activation=self._of_experts,
+                activation=self._of_both,
                 biased=self.choice("router_bias") == "yes",
                 scores=self.router_scores,
                 normalise=self.router_normalise,
@@ -571,21 +569,21 @@ class Architecture(md.Family):
                 groups_used=self.router_groups_used,
                 offset=self.router_offset,
             )
-        kind, d_ff = SwiGLU if self.gated else MLP, self.dims["d_ff"]
+        d_ff = self.dims["d_ff"]
         if dense and self.dense_d_ff:
             d_ff = md.Dim("d_ff", self.dense_d_ff)
-        return kind.init(
-            key,
-            self.dims["d_model"],
-            d_ff,
-            bias="mlp" in self.choice("biases"),
-            out_std=self._shrink * d_ff.size**-0.5,
-            activation=ACTIVATIONS[self.choice("activation")],
-        )
+        how: dict[str, Any] = {"bias": "mlp" in self.choice("biases")}
+        how["out_std"] = self._shrink * d_ff.size**-0.5
+        if self.choice("activation") == CLAMPED:
+            how["both"] = self._of_both
+        else:
+            how["activation"] = ACTIVATIONS[self.choice("activation")]
+        kind = SwiGLU if self.gated else MLP
+        return kind.init(key, self.dims["d_model"], d_ff, **how)
 
     @property
-    def _of_experts(self) -> Callable[[Any, Any], Any]:
-        """What an expert does between its matrices, of arrays."""
+    def _of_both(self) -> Callable[[Any, Any], Any]:
+        """What comes of the arrays of gate and up, between the matrices."""
         if self.choice("activation") != CLAMPED:
             return swiglu
         return clamped_swiglu(self.activation_limit, self.activation_slope)
