@@ -20,6 +20,8 @@ ROWS = md.Dim("batch", 4)
 SIZES = {"layers": 3, "d_model": 16, "heads": 4, "head_dim": 6, "d_ff": 24, "vocab": 32}
 SIZES |= {"length": 16}
 WINDOWS = {"window": 5, "pattern": ("local", "local", "global")}
+SPARSE = ("experts", "dense first")  # grouped products are no products of a jaxpr
+LATENT = {"latent": 8, "turned": 4, "value_dim": 5}
 OTHER = {"layers": 2, "d_model": 16, "heads": 4, "d_ff": 24}
 BERT = bert.Config(**OTHER, vocab=32, length=16, mask_token=3)
 IMAGES = {"height": 8, "width": 8, "patch": 4, "classes": 3}
@@ -30,6 +32,8 @@ FAMILIES = {
         for style in STYLES
     },
     "experts": Config(**SIZES, experts=4),
+    "latent": Config(**SIZES, **LATENT, query_latent=10),
+    "dense first": Config(**SIZES, **LATENT, experts=4, dense_layers=1, dense_d_ff=20),
     "bert": BERT,
     "vit": vit.Config(**IMAGES, **OTHER),
     "t5": t5.Config(**PAIRS, **OTHER, gated=True, tied=False),
@@ -70,7 +74,7 @@ def products(jaxpr, times=1.0):
     return found
 
 
-@pytest.mark.parametrize("name", only(["gemma2"], [n for n in FAMILIES if n != "experts"]))
+@pytest.mark.parametrize("name", only(["gemma2"], [n for n in FAMILIES if n not in SPARSE]))
 def test_flops_of_a_step_are_those_of_its_jaxpr(name):
     config = FAMILIES[name]
     given = jax.eval_shape(config.init, jax.random.key(0)), config.batch(ROWS)
@@ -107,8 +111,9 @@ def beyond_windows(config):
 
 
 @pytest.mark.slow
-def test_flops_of_experts_are_those_that_the_model_states():
-    config = FAMILIES["experts"]
+@pytest.mark.parametrize("name", SPARSE)
+def test_flops_of_experts_are_those_that_the_model_states(name):
+    config = FAMILIES[name]
     given = jax.eval_shape(config.init, jax.random.key(0)), config.batch(ROWS)
     program = md.lower(md.value_and_grad(loss(config)), common.load("single")).program(*given)
     turns = 2 * config.length * config.rotary_dim.size // 2

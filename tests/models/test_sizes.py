@@ -66,6 +66,11 @@ PARAMETERS = {
     "qwen2-57b-a14b": 57_408_658_944,  # 57.4 billion by its authors
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2-236b": 235_741_434_880,
+    "deepseek-v3-671b": 671_026_419_200,  # without the layer that predicts a token further ahead
     "olmoe-1b-7b": 6_919_161_856,
 }
 
