@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.models.generate import Sampling, generate
 from meshdsl.models.transformer import Config
 from tests.helpers import assert_equal, integers
 from tests.models import common
@@ -28,13 +29,28 @@ KINDS = {
         "router_offset": True,
     },
 }
+LATENT = {"kv_heads": 0, "latent": 8, "query_latent": 12, "turned": 4, "value_dim": 6}
+KINDS |= {
+    "deepseek": {
+        **LATENT,
+        "style": "deepseek_v3",
+        "layers": 3,
+        "dense_layers": 1,
+        "dense_d_ff": 40,
+        "router_groups": 4,
+        "router_groups_used": 2,
+        **KINDS["dropless"],
+    },
+    "gpt_oss": {"style": "gpt_oss", "window": 5, "pattern": ("local", "global"), "capacity": 1.0},
+}
+MORE = {name: common.on(common.load(name), 2) for name in ("tensor", "context", "ulysses")}
 BATCHES = {
     name: integers(BATCH, LENGTH, below=32, seed=i) for i, name in enumerate(("tokens", "targets"))
 }
 
 
 def step(kind):
-    config = Config(**EXPERTS, **KINDS[kind])
+    config = Config(**{**EXPERTS, **KINDS[kind]})
     loss = lambda model, batch: config.loss(model, batch, None)
     return config, md.value_and_grad(loss, has_aux=True)
 
@@ -46,17 +62,33 @@ def test_a_model_with_experts_is_the_same_under_every_layout(kind):
     model = config.init(jax.random.key(0))
     expected = jax.jit(fn)(model, BATCHES)
     report = expected[0][1]
-    assert (float(report["dropped"].array) > 0) == (kind == "capacity")
+    assert (float(report["dropped"].array) > 0) == bool(config.capacity)
     assert 1 <= float(report["load_max_0"].array) <= 4
-    for name in LAYOUTS if kind == "capacity" else ("experts-tensor", "pipeline"):
-        found = md.lower(fn, LAYOUTS[name])(model, BATCHES)
+    some = ["experts-tensor", "pipeline"] if kind == "dropless" else [*LAYOUTS]
+    some += MORE if kind in ("deepseek", "gpt_oss") else ()
+    for name in some:
+        found = md.lower(fn, {**LAYOUTS, **MORE}[name])(model, BATCHES)
         assert_equal(found, expected, name, floor=1.0, tolerance=1e-5)
         assert float(found[0][1]["dropped"].array) == float(report["dropped"].array), name
 
 
 @pytest.mark.slow
-def test_position_by_position_comes_what_comes_of_all_at_once():
-    config = Config(**EXPERTS)
+@pytest.mark.parametrize("name", ["experts-tensor", "tensor", "fsdp-sequence"])
+@pytest.mark.parametrize("kind", ["deepseek", "gpt_oss"])
+def test_a_text_goes_on_as_on_one_device(kind, name):
+    config = Config(**{**EXPERTS, **KINDS[kind], "length": 24})
+    model = config.init(jax.random.key(1))
+    how = Sampling(temperature=0.0)
+    write = lambda model, tokens: generate(model, tokens, 8, jax.random.key(0), how)
+    expected = jax.jit(write)(model, BATCHES["tokens"])
+    found = md.lower(write, {**LAYOUTS, **MORE}[name])(model, BATCHES["tokens"])
+    assert np.array_equal(found.array, expected.array)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dropless", "deepseek", "gpt_oss"])
+def test_position_by_position_comes_what_comes_of_all_at_once(kind):
+    config = Config(**{**EXPERTS, **KINDS[kind], "capacity": 0.0})
     model = config.init(jax.random.key(0))
     tokens, memory = BATCHES["tokens"], md.Dim("memory", 16)
     expected = np.asarray(model(tokens).array)
