@@ -67,13 +67,19 @@ QWEN3: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A training step of a mixture of experts; `how` are further settings of the model."""
+    """A training step of a mixture of experts.
+
+    Attributes:
+      exchange: rows travel to the experts, see docs/experts.md.
+      how: further settings of the model.
+    """
 
     model: dict[str, Any]
     layout: str
     mesh: dict[str, int]
     remat: str
     capacity: float = 0.0
+    exchange: bool = False
     how: dict[str, Any] = field(default_factory=dict)
 
     def analysis(self, name: str) -> Analysis:
@@ -82,7 +88,11 @@ class Case:
         values = {f"model.{key}": value for key, value in model.items()}
         sizes = {"batch": BATCH, "model.length": LENGTH, "precision.compute": "bfloat16"}
         config = override(Config(), **model_values("llama"), **values, **sizes)
-        return Analysis(name, config, find_layout(self.layout), self.mesh, find_target(TARGET))
+        layout = find_layout(self.layout)
+        if self.exchange:
+            rule = {"rule": "experts? -> expert", "move": "exchange"}
+            layout = md.Layout([rule, *layout.rules[1:]], layout.parameters, mesh=layout.mesh)
+        return Analysis(name, config, layout, self.mesh, find_target(TARGET))
 
 
 CASES = {
@@ -90,9 +100,17 @@ CASES = {
         MIXTRAL, "experts-fsdp", {"data": 16, "expert": 4}, "dots", capacity=1.25
     ),
     "mixtral dropless": Case(MIXTRAL, "experts-fsdp", {"data": 16, "expert": 4}, "full"),
+    "mixtral exchange": Case(
+        MIXTRAL, "experts-fsdp", {"data": 16, "expert": 4}, "full", exchange=True
+    ),
     "mixtral dropless, fsdp": Case(MIXTRAL, "fsdp", {"data": 64}, "full"),
     "qwen3 capacity": Case(QWEN3, "experts-fsdp", {"data": 16, "expert": 4}, "full", capacity=1.25),
     "qwen3 dropless": Case(QWEN3, "experts-fsdp", {"data": 16, "expert": 4}, "full"),
+    "qwen3 exchange": Case(QWEN3, "experts-fsdp", {"data": 16, "expert": 4}, "full", exchange=True),
+    "qwen3 dropless, 16": Case(QWEN3, "experts-fsdp", {"data": 4, "expert": 16}, "full"),
+    "qwen3 exchange, 16": Case(
+        QWEN3, "experts-fsdp", {"data": 4, "expert": 16}, "full", exchange=True
+    ),
     "qwen3 dropless, fsdp": Case(QWEN3, "fsdp", {"data": 64}, "full"),
 }
 

@@ -42,6 +42,11 @@ class Nest(NamedTuple):
         it: where such a rule splits the dim at rest, over axes that the loop gives to other dims,
         these operands come in their parts instead of gathered, and `DeviceLoop.ring` has the way to
         the other parts. The first dim that may come so is the only one.
+      visited: dims of the loop whose parts the local function can leave where they are, each with
+        the dims of the operands that have it, and with dims of which it sends the elements there. A
+        rule with `move = "exchange"` lets it: where such a rule splits the dim at rest, over axes
+        that the loop gives to the latter dims if it does not give them to this one, these operands
+        come in their parts, and `DeviceLoop.ring` has the way to the other parts.
       term_by_term: dims of the result of which the local function can make one part of a sum after
         the other. A rule with `move = "ring"` lets it: where such a rule splits the dim in the
         result, over axes of a pending sum, and no operand comes in parts, the local function takes
@@ -57,6 +62,7 @@ class Nest(NamedTuple):
     same_order: tuple[tuple[Dim, Dim], ...] = ()
     sums: bool = True
     part_by_part: tuple[tuple[Dim, tuple[Dims, ...]], ...] = ()
+    visited: tuple[tuple[Dim, tuple[Dims, ...], Dims], ...] = ()
     term_by_term: Dims = ()
     kept: tuple[Kept, ...] = ()
 
@@ -156,6 +162,8 @@ def split(
         return known
     loop, same_split = nest.loop, dict(nest.same_split)
     free = tuple(d for d in loop if d not in nest.unsplit)
+    visits = _visits(scope, level, free, nest.visited, pending) if nest.visited else {}
+    free = tuple(d for d in free if d not in visits)
     if chosen is None:
         axes_of = dict(zip(free, without_axes(scope.split(free, level), pending), strict=True))
     else:
@@ -174,7 +182,8 @@ def split(
     origin = {**same_split, **dict(nest.same_order)}
     zigzag |= {new for new, old in same_split.items() if old in zigzag}
 
-    rings, result_rings = _rings(scope, level, axes_of, nest.part_by_part), {}
+    rings = visits or _rings(scope, level, axes_of, nest.part_by_part)
+    result_rings: _Rings = {}
     results = []
     for dims in nest.outs:
         gone = set(loop).difference(dims, [same_split[d] for d in dims if d in same_split])
@@ -242,6 +251,18 @@ def _rings(
         taken = {a for d, axes in axes_of.items() if d != dim for a in axes}
         axes = ring_axes(dim, dims, taken, scope, level) if dim.size else ()
         if axes and _parts_within_parts(scope, dim, outer, axes):
+            return {dim: axes}
+    return {}
+
+
+def _visits(scope: Scope, level: str, free: Dims, visited, pending: tuple[str, ...]) -> _Rings:
+    """The axes of a dim whose parts stay where they are; see `Nest`."""
+    for dim, carriers, visitors in visited:
+        rest = tuple(d for d in free if d != dim)
+        axes_of = dict(zip(rest, without_axes(scope.split(rest, level), pending), strict=True))
+        taken = {a for d in visitors for a in axes_of.get(d, ())}
+        axes = ring_axes(dim, carriers, taken, scope, level, "exchange") if dim.size else ()
+        if axes:
             return {dim: axes}
     return {}
 

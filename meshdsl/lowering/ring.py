@@ -23,18 +23,23 @@ from meshdsl.record.recorder import Move, Op
 
 
 def ring_axes(
-    dim: Dim, carriers: Sequence[Dims], taken: Collection[str], scope: Scope, level: str
+    dim: Dim,
+    carriers: Sequence[Dims],
+    taken: Collection[str],
+    scope: Scope,
+    level: str,
+    move: str = "ring",
 ) -> tuple[str, ...]:
     """The axes over which the parts of `dim` go round; none where they are gathered.
 
-    They are those over which a rule with `move = "ring"` splits `dim` at rest, alike in tensors of
-    all the dims of `carriers`, and which other dims of the loop have `taken`.
+    They are those over which a rule with this `move` splits `dim` at rest, alike in tensors of all
+    the dims of `carriers`, and which other dims of the loop have `taken`.
     """
     found = set()
     for dims in carriers:
         rules = scope.layout.taken(dims, level)
         axes = scope.split(dims, level)[dims.index(dim)]
-        found.add(tuple(a for a in axes if a in taken and rules[a].move == "ring"))
+        found.add(tuple(a for a in axes if a in taken and rules[a].move == move))
     (axes,) = found if len(found) == 1 else ((),)
     return axes if scope.parts(axes) > 1 else ()
 
@@ -84,8 +89,7 @@ class Ring:
     @property
     def key(self) -> tuple:
         """All that a local function can learn from this, but for the sizes of the mesh."""
-        rule = str(self._scope.rule((self._dim,), self._level, self.axes[0]))
-        return self.axes, self._outer, self.zigzag, rule
+        return self.axes, self._outer, self.zigzag, self._why
 
     def has(self, dims: Dims) -> bool:
         """Whether an operand of these dims comes part by part."""
@@ -104,6 +108,42 @@ class Ring:
         pairs = [pair[::-1] for pair in self.pairs] if back else self.pairs
         with jax.named_scope(self._op.tag):
             return jax.tree.map(lambda x: collectives.ppermute(x, self.axes, pairs), tree)
+
+    def swap(self, tree):
+        """Every array of `tree` cut in as many pieces as there are parts, one sent to each device.
+
+        The pieces lie along the first position, there and in what arrives, in the order of the
+        parts. It is not written down: see `note_swap`.
+        """
+        with jax.named_scope(self._op.tag):
+            return jax.tree.map(lambda x: collectives.all_to_all(x, self.axes, 0, 0), tree)
+
+    def note_swap(self, x, *, forward: bool = True, backward: int = 0) -> None:
+        """Write down that an array of the shape of `x` is cut and sent.
+
+        Args:
+          forward: it is so in the forward pass.
+          backward: how often it is so in the backward pass.
+        """
+        size = x.size * jnp.dtype(x.dtype).itemsize
+        axes = self._scope.in_mesh_order(self.axes)
+        if size and forward:
+            again = "all_to_all" if backward else ""
+            self._op.moves.append(Move("all_to_all", axes, size, self._why, again))
+        more = backward - forward
+        if size and more > 0:
+            self._op.moves.append(Move("follow", axes, size, self._why, "all_to_all", count=more))
+
+    def most(self, x, axes: Collection[str]):
+        """The maximum of a number over devices; it has no derivative."""
+        over = self._scope.in_mesh_order(axes)
+        self._op.moves.append(Move("pmax", over, x.dtype.itemsize, self._why))
+        with jax.named_scope(self._op.tag):
+            return collectives.pmax(x, over)
+
+    @property
+    def _why(self) -> str:
+        return str(self._scope.rule((self._dim,), self._level, self.axes[0]))
 
     @property
     def ways(self) -> list[tuple[bool, list[int]]]:
@@ -196,10 +236,9 @@ class Ring:
         if not size or not hops:
             return
         axes = crossed(self.pairs, self.axes, self._scope.sizes)
-        rule = self._scope.rule((self._dim,), self._level, self.axes[0])
         backward = "ppermute" if in_backward else ""
         operation = "follow" if alone else "ppermute"
-        move = Move(operation, axes, size, str(rule), backward, count=hops)
+        move = Move(operation, axes, size, self._why, backward, count=hops)
         self._op.moves.append(move)
 
     def number(self, turn) -> jax.Array:

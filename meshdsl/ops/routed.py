@@ -23,6 +23,7 @@ from meshdsl.lowering.law import apply_op
 from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot, megablox_lacks
+from meshdsl.ops.routed_exchange import by_exchange, room_of
 from meshdsl.tensor import Tensor
 
 
@@ -114,8 +115,9 @@ def routed(
 
     Where `experts` are split, each device computes what its own experts add to the elements that it
     has of all other dims, and the law takes the sum. It makes room for as many rows as could be
-    chosen, even if most are of other devices' experts. Derivatives are of first order and in
-    reverse mode.
+    chosen, even if most are of other devices' experts. Where the rule for `experts` says
+    `move = "exchange"`, elements stay where they are, and rows travel to the experts and back; then
+    `fn` must not close over arrays. Derivatives are of first order and in reverse mode.
 
     Args:
       fn: called with `groups`, rows of `x` as an array [rows, features], and the parameters, with
@@ -165,13 +167,22 @@ def routed(
             jnp.moveaxis(a, t.dims.index(experts), 0)
             for a, t in zip(arrays, parameters, strict=True)
         ]
+        ring = at.ring(experts)
+        if ring is not None:
+            used = chosen.size / (ring.count * room_of(chosen.size, ring.count))
+            implement = partial(_way, at, experts, used, implementation, name, arrays)
+            run = partial(_by_expert, fn, implement, experts=ring.size, name=name)
+            made = by_exchange(ring, run, rows, chosen, share, arrays, experts.size, axes)
+            return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
         first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
         here = at.size(experts)
-        implement = partial(_way, at, experts, implementation, name, arrays)
+        used = here / max(experts.size, 1)
+        implement = partial(_way, at, experts, used, implementation, name, arrays)
         made = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
         return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
 
     how = {"unsplit": unsplit, "in_order": (experts,)}
+    how["visited"] = ((experts, tuple(t.dims for t in parameters), tokens),)
     return apply_op(name, local, tensors, loop=loop, out=x.dims, **how)
 
 
@@ -216,8 +227,14 @@ def _arranged(array, dims: Dims, order: Dims):
     return jnp.transpose(array, [dims.index(d) for d in order])
 
 
-def _way(at: DeviceLoop, experts: Dim, wanted: str | None, name: str, arrays, rows) -> Way:
-    """How products are computed here; it is written down for the record."""
+def _way(
+    at: DeviceLoop, experts: Dim, used: float, wanted: str | None, name: str, arrays, rows
+) -> Way:
+    """How products are computed here; it is written down for the record.
+
+    Args:
+      used: which part of the rows are of experts here, if all have the same load.
+    """
     on_tpu = at.platform == "tpu"
     lacks = megablox_lacks(rows, [a for a in arrays if a.ndim == 3])
     kernel = wanted or ("megablox" if on_tpu and not lacks else "blocks")
@@ -228,9 +245,8 @@ def _way(at: DeviceLoop, experts: Dim, wanted: str | None, name: str, arrays, ro
         )
     at.note(kernel, 1.0, {"megablox": lacks} if on_tpu and lacks and not wanted else {})
     interpret = kernel == "megablox" and not on_tpu
-    here = at.size(experts)
     block = block_of(len(rows), experts.size, at.platform)
-    return Way(kernel, interpret, at.lowered, block, min(1.0, here / max(experts.size, 1)))
+    return Way(kernel, interpret, at.lowered, block, min(1.0, used))
 
 
 def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: int, name: str):

@@ -43,6 +43,18 @@ KINDS |= {
     },
     "gpt_oss": {"style": "gpt_oss", "window": 5, "pattern": ("local", "global"), "capacity": 1.0},
 }
+EXCHANGE = {"rule": "experts -> expert", "move": "exchange"}
+EXCHANGES = {
+    "exchange": md.Layout(
+        [EXCHANGE, "batch -> data, expert"], ["d_model -> data"], mesh={"data": 2, "expert": 4}
+    ),
+    "exchange in a pipeline": md.Layout(
+        [PIPELINE, EXCHANGE, "batch -> expert"], mesh={"stage": 2, "expert": 4}
+    ),
+    "exchange along the length": md.Layout(
+        [EXCHANGE, "batch -> data", "length -> expert"], mesh={"data": 2, "expert": 4}
+    ),
+}
 MORE = {name: common.on(common.load(name), 2) for name in ("tensor", "context", "ulysses")}
 BATCHES = {
     name: integers(BATCH, LENGTH, below=32, seed=i) for i, name in enumerate(("tokens", "targets"))
@@ -66,8 +78,9 @@ def test_a_model_with_experts_is_the_same_under_every_layout(kind):
     assert 1 <= float(report["load_max_0"].array) <= 4
     some = ["experts-tensor", "pipeline"] if kind == "dropless" else [*LAYOUTS]
     some += MORE if kind in ("deepseek", "gpt_oss") else ()
+    some += EXCHANGES if kind == "dropless" else ["exchange"]
     for name in some:
-        found = md.lower(fn, {**LAYOUTS, **MORE}[name])(model, BATCHES)
+        found = md.lower(fn, {**LAYOUTS, **MORE, **EXCHANGES}[name])(model, BATCHES)
         assert_equal(found, expected, name, floor=1.0, tolerance=1e-5)
         assert float(found[0][1]["dropped"].array) == float(report["dropped"].array), name
 
