@@ -49,7 +49,8 @@ class Rule:
       where, text: quote the line of the layout that it came from.
       pads: whether parts are padded where the dim does not divide.
       move: one of MOVES, how operands are gathered over the axis. By "ring" an op that can take
-        them part by part gets them so, see `lowering.ring`.
+        them part by part gets them so, see `lowering.ring`. By "exchange" what is looked up, or the
+        rows of experts, travel in their place, see `lowering.exchange` and `ops.routed_exchange`.
       order: one of ORDERS, which elements of the dim each part has; see `splits.zigzag`.
       microbatches: of a rule that makes a scan over `dim` a pipeline, the dim that is cut into
         microbatches and how many there are; see `splits.pipeline`.

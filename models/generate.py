@@ -62,13 +62,14 @@ class Progress(PyTreeNode):
     """Where every row of a batch is.
 
     Attributes:
+      cache: of each stack of layers.
       token: the latest (batch; int32), which the cache does not have yet.
       position: where it stands in its row (batch; int32).
       done: whether the row has ended (batch; bool).
       count: how many tokens every row has been given.
     """
 
-    cache: Cache
+    cache: tuple[Cache, ...]
     token: md.Tensor
     position: md.Tensor
     done: md.Tensor

@@ -190,31 +190,33 @@ _BERT_FORMAT = Format(
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
 )
-FORMATS |= {
-    "bert": _BERT_FORMAT,
-    "bert of classes": _BERT_FORMAT._replace(
-        architecture="BertForSequenceClassification", unused=("bert.embeddings.position_ids",)
-    ),
-    "vit": Format(
-        "ViTForImageClassification",
-        _VIT_LAYER,
-        tables={
-            "vit.embeddings.patch_embeddings.projection": ("patches",),
-            "vit.layernorm": ("norm",),
-            "classifier": ("head",),
-        },
-        names=_VIT,
-        absent=_VIT_USUAL,
-        prefix="vit.encoder.layer.",
-        bare={
-            "vit.embeddings.cls_token": ("token", 2),
-            "vit.embeddings.position_embeddings": ("positions", 1),
-        },
-        apart=("vit.embeddings.patch_embeddings.projection",),
-    ),
-    "t5": _t5_format(gated=False),
-    "t5 with a gate": _t5_format(gated=True),
-}
+FORMATS.update(
+    {
+        "bert": _BERT_FORMAT,
+        "bert of classes": _BERT_FORMAT._replace(
+            architecture="BertForSequenceClassification", unused=("bert.embeddings.position_ids",)
+        ),
+        "vit": Format(
+            "ViTForImageClassification",
+            _VIT_LAYER,
+            tables={
+                "vit.embeddings.patch_embeddings.projection": ("patches",),
+                "vit.layernorm": ("norm",),
+                "classifier": ("head",),
+            },
+            names=_VIT,
+            absent=_VIT_USUAL,
+            prefix="vit.encoder.layer.",
+            bare={
+                "vit.embeddings.cls_token": ("token", 2),
+                "vit.embeddings.position_embeddings": ("positions", 1),
+            },
+            apart=("vit.embeddings.patch_embeddings.projection",),
+        ),
+        "t5": _t5_format(gated=False),
+        "t5 with a gate": _t5_format(gated=True),
+    }
+)
 _FAMILIES = {"bert": bert.Config, "vit": vit.Config, "t5": t5.Config}
 
 

@@ -80,7 +80,7 @@ def by_exchange(
     ring.note_swap(pieces, backward=1)
     ring.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], share.dtype), backward=2)
     ring.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], jnp.int32), backward=1)
-    made = _all_rounds(ring, run, room, rows, share, tuple(arrays), places)
+    made: jax.Array = _all_rounds(ring, run, room, rows, share, tuple(arrays), places)
     return made.astype(rows.dtype)
 
 

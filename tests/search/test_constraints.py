@@ -98,7 +98,8 @@ def test_a_shipped_layout_is_kept_with_its_sizes_unless_others_are_given():
     keep = parse_keep(["fsdp-sequence", "parameters: d_ff -> model"])
     assert keep.mesh == {"model": 2} and keep.dcn == {}
     assert keep.layout is not None
-    assert keep.layout.parameters == ["d_model -> data", "d_ff -> model"]
+    latent = {"rule": "latent?, query_latent? -> data", "uneven": "pad"}
+    assert keep.layout.parameters == ["d_model -> data", latent, "d_ff -> model"]
     assert keep.layout.rules[2] == {"rule": "vocab? -> model", "uneven": "pad"}
 
 
