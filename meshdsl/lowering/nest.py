@@ -260,7 +260,7 @@ def _visits(scope: Scope, level: str, free: Dims, visited, pending: tuple[str, .
     for dim, carriers, visitors in visited:
         rest = tuple(d for d in free if d != dim)
         axes_of = dict(zip(rest, without_axes(scope.split(rest, level), pending), strict=True))
-        taken = {a for d in visitors for a in axes_of.get(d, ())}
+        taken = {a for d in visitors if d.size for a in axes_of.get(d, ())}
         axes = ring_axes(dim, carriers, taken, scope, level, "exchange") if dim.size else ()
         if axes:
             return {dim: axes}

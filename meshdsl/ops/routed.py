@@ -7,6 +7,7 @@ that was not chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -160,9 +161,11 @@ def routed(
     def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
         axes = frozenset().union(*map(collectives.varying, (x_, ids_, weights_, *arrays)))
         last = jnp.moveaxis(x_, x.dims.index(features), -1)
-        rows = last.reshape(-1, features.size)
-        chosen = _arranged(ids_, ids.dims, order).astype(jnp.int32).reshape(len(rows), -1)
-        share = _arranged(weights_, weights.dims, order).reshape(len(rows), -1)
+        rows = last.reshape(math.prod(last.shape[:-1]), features.size)
+        ids_ = _arranged(ids_, ids.dims, order).astype(jnp.int32)
+        pairs = len(rows), math.prod(ids_.shape[len(tokens) :])
+        chosen = ids_.reshape(pairs)
+        share = _arranged(weights_, weights.dims, order).reshape(pairs)
         arrays = [
             jnp.moveaxis(a, t.dims.index(experts), 0)
             for a, t in zip(arrays, parameters, strict=True)

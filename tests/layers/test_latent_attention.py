@@ -20,6 +20,7 @@ TURNED, VALUE_DIM, QUERY_LATENT = (
 SIZES = (D_MODEL, HEADS, HEAD_DIM, LATENT, TURNED)
 OTHER = {"value_dim": VALUE_DIM, "query_latent": QUERY_LATENT}
 LAYER = LatentAttention.init(jax.random.key(0), *SIZES, **OTHER)
+SWITCHED = Window(3, md.tensor(True, ()))
 X = md.random.normal(jax.random.key(1), (BATCH, LENGTH, D_MODEL))
 
 
@@ -61,7 +62,9 @@ def test_the_formula(layer):
     assert distance(found.array, formula(layer, X.array)) < 1e-5
 
 
-@pytest.mark.parametrize("window", [None, Window(3), Window(3, md.tensor(True, ()))])
+@pytest.mark.parametrize(
+    "window", only([Window(3)], [None, Window(3), Window(3, md.tensor(True, ()))])
+)
 def test_position_by_position_comes_what_comes_of_all_at_once(window):
     whole, cache = LAYER.prefill(X, rotary=turn(md.iota(LENGTH)), window=window)
     sizes = {d.name: d.size for t in (cache.key, cache.value) for d in t.dims}
@@ -82,7 +85,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rules", only(["heads", "length"], RULES))
+@pytest.mark.parametrize("rules", only(["length"], RULES))
 def test_layouts_change_nothing(rules):
     layout = md.Layout(RULES[rules], parameters=["d_model -> data"], mesh={"data": 2, "model": 2})
 

@@ -6,8 +6,17 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.routed_exchange import room_of
-from tests.helpers import assert_same, collectives, data, integers, layout, only, with_gradients
-from tests.ops.test_routed import ONE, B, E, F, K, L, operands, run
+from tests.helpers import (
+    assert_same,
+    collectives,
+    data,
+    integers,
+    layout,
+    only,
+    weight,
+    with_gradients,
+)
+from tests.ops.test_routed import ONE, B, D, E, F, K, L, operands, run
 
 EXPERTS = {"rule": "experts -> x", "move": "exchange"}
 LAYOUTS = {
@@ -38,6 +47,23 @@ IDS = {
 def test_rows_that_travel_change_nothing(name, ids):
     args = operands(IDS[ids])
     assert_same(run, *args, layout=LAYOUTS[name], floor=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(0, 3, 2, 5), (2, 3, 0, 5), (2, 3, 2, 0), (5, 1, 3, 3)])
+def test_empty_and_uneven_dims_change_nothing(sizes):
+    b, l, k, experts = (md.Dim(d.name, n) for d, n in zip((B, L, K, E), sizes, strict=True))
+
+    def twice(groups, rows, up, down):
+        return groups.dot(jnp.sin(groups.dot(rows, up)), down)
+
+    def fn(x, ids, share, up, down):
+        return md.routed(twice, x, ids, share, (up, down), experts, sums=F)
+
+    args = data(b, l, D), integers(b, l, k, below=experts.size + 1), data(b, l, k, seed=2)
+    args = *args, weight(experts, D, F, seed=3), weight(experts, F, D, seed=4)
+    rules = layout(EXPERTS, "b -> x", "f -> y", mesh={"x": 2, "y": 2}, uneven="pad")
+    assert_same(fn, *args, layout=rules, floor=1.0)
 
 
 @pytest.mark.slow

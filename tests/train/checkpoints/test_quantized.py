@@ -61,6 +61,7 @@ def test_any_part_is_what_it_stands_for(tmp_path):
             assert part.dtype == whole.dtype and np.array_equal(part, whole[index])
 
 
+@pytest.mark.slow
 def test_four_bits_are_those_of_transformers(tmp_path):
     torch = pytest.importorskip("torch")
     mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
