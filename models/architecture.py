@@ -17,11 +17,8 @@ from typing import Any
 import meshdsl as md
 from meshdsl.errors import nearest
 from meshdsl.fields import bounded, chosen, listed
-from meshdsl.layers.attention import Attention
-from meshdsl.layers.experts import SCORES, Experts, swiglu
-from meshdsl.layers.latent_attention import LatentAttention
-from meshdsl.layers.mlp import MLP, SwiGLU, clamped_swiglu
-from meshdsl.layers.norm import EPSILON, LayerNorm, Norm, RMSNorm
+from meshdsl.layers.experts import SCORES
+from meshdsl.layers.norm import EPSILON
 from meshdsl.layers.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -489,106 +486,3 @@ class Architecture(md.Family):
         out = d["d_model"] * self.heads * d["value_dim"]
         remembered = d["d_model"] * (self.latent + self.turned)
         return queries + remembered + made + out, key + d["value_dim"]
-
-    def new_norm(self, dims: Any) -> Norm:
-        """A norm over `dims` as it is before training."""
-        if self.choice("norm") == "layer":
-            return LayerNorm.init(dims, epsilon=self.norm_epsilon)
-        from_one = self.choice("norm_from_one") == "yes"
-        return RMSNorm.init(dims, epsilon=self.norm_epsilon, from_one=from_one)
-
-    def new_attention(self, key) -> Attention | LatentAttention:
-        """The attention of a layer as it is before training."""
-        dims, over = self.dims, self.choice("query_norm")
-        if self.latent:
-            return self._new_latent_attention(key)
-        heads, group = dims.get("heads") or dims["kv_heads"], dims.get("group")
-        head_dim = dims["head_dim"]
-        of_queries = (heads, head_dim) if group is None else (heads, group, head_dim)
-        normed = {
-            "none": (None, None),
-            "head": (head_dim, head_dim),
-            "heads": (of_queries, (heads, head_dim)),
-        }[over]
-        query_norm, key_norm = (None if each is None else self.new_norm(each) for each in normed)
-        return Attention.init(
-            key,
-            dims["d_model"],
-            heads,
-            head_dim,
-            group,
-            bias=self.choice("biases"),
-            out_std=self._shrink * (head_dim.size * self.heads) ** -0.5,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            scale=self.query_scale**-0.5 if self.query_scale else None,
-            softcap=self.attention_softcap or None,
-            sinks=self.choice("sinks") == "yes",
-        )
-
-    def _new_latent_attention(self, key) -> LatentAttention:
-        names = ("d_model", "heads", "head_dim", "latent", "turned")
-        dims, both = self.dims, self._head_dim + self.turned
-        scale = self.query_scale or float(both)
-        if self.rotary_score_gain and self.rotary_factor > 1:
-            gain = 1 + 0.1 * self.rotary_score_gain * math.log(self.rotary_factor)
-            scale /= gain**4
-        return LatentAttention.init(
-            key,
-            *(dims[name] for name in names),
-            value_dim=dims["value_dim"],
-            query_latent=dims.get("query_latent"),
-            out_std=self._shrink * (dims["value_dim"].size * self.heads) ** -0.5,
-            scale=None if scale == both else scale**-0.5,
-        )
-
-    def new_mlp(self, key, *, dense: bool = False) -> MLP | SwiGLU | Experts:
-        """The feed-forward layer of a layer as it is before training.
-
-        Args:
-          dense: of one of the `dense_layers`, which have no experts.
-        """
-        if self.experts and not dense:
-            return Experts.init(
-                key,
-                self.dims["d_model"],
-                self.dims["d_ff"],
-                self.dims["experts"],
-                self.experts_used,
-                out_std=self._shrink * self.dims["d_ff"].size ** -0.5,
-                shared=self.experts_shared,
-                shared_gate=self.experts_shared_gate,
-                capacity=self.capacity,
-                bias="mlp" in self.choice("biases"),
-                activation=self._of_both,
-                biased=self.choice("router_bias") == "yes",
-                scores=self.router_scores,
-                normalise=self.router_normalise,
-                scale=self.router_scale,
-                groups=self.router_groups,
-                groups_used=self.router_groups_used,
-                offset=self.router_offset,
-            )
-        d_ff = self.dims["d_ff"]
-        if dense and self.dense_d_ff:
-            d_ff = md.Dim("d_ff", self.dense_d_ff)
-        how: dict[str, Any] = {"bias": "mlp" in self.choice("biases")}
-        how["out_std"] = self._shrink * d_ff.size**-0.5
-        if self.choice("activation") == CLAMPED:
-            how["both"] = self._of_both
-        else:
-            how["activation"] = ACTIVATIONS[self.choice("activation")]
-        kind = SwiGLU if self.gated else MLP
-        return kind.init(key, self.dims["d_model"], d_ff, **how)
-
-    @property
-    def _of_both(self) -> Callable[[Any, Any], Any]:
-        """What comes of the arrays of gate and up, between the matrices."""
-        if self.choice("activation") != CLAMPED:
-            return swiglu
-        return clamped_swiglu(self.activation_limit, self.activation_slope)
-
-    @property
-    def _shrink(self) -> float:
-        """GPT-2: what is added to the residual stream starts smaller the more layers add to it."""
-        return (2 * self.layers) ** -0.5

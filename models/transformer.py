@@ -36,6 +36,7 @@ from meshdsl.layers.norm import Norm
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import REMATS, Stack
 from meshdsl.models.architecture import STYLES, Architecture
+from meshdsl.models.initial_layers import new_attention, new_mlp, new_norm
 from meshdsl.models.sizes import SIZES
 from meshdsl.tensor import is_tensor
 
@@ -127,14 +128,14 @@ class Block(PyTreeNode):
     def init(cls, key, config: Config, *, dense: bool = False):
         """`dense`: it is one of the layers without experts before those that have some."""
         attention, mlp = jax.random.split(key)
-        norm = lambda here: config.new_norm(config.dims["d_model"]) if here else None
+        norm = lambda here: new_norm(config, config.dims["d_model"]) if here else None
         place = config.choice("norm_place")
         before, after = place != "after", place != "before"
         return cls(
             attention_norm=norm(before),
-            attention=config.new_attention(attention),
+            attention=new_attention(config, attention),
             mlp_norm=norm(before and config.parallel != "shared"),
-            mlp=config.new_mlp(mlp, dense=dense),
+            mlp=new_mlp(config, mlp, dense=dense),
             attention_out_norm=norm(after),
             mlp_out_norm=norm(after),
             parallel=config.parallel != "none",
@@ -241,7 +242,7 @@ class Transformer(PyTreeNode):
             else Embedding.init(positions, dims["positions"], d_model),
             first=stack(first, "first_layers", True) if config.dense_layers else None,
             blocks=stack(blocks, "layers", False),
-            norm=config.new_norm(d_model),
+            norm=new_norm(config, d_model),
             head=None if config.tables_tied else Linear.init(head, (d_model,), (vocab,)),
             config=config,
         )
