@@ -22,7 +22,8 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.splits.pipeline import Schedule
 from meshdsl.tensor import notation
 
-_TAG = re.compile(r"\bmd\.\w+\.\d+\b")
+_TAG = re.compile(r"\b(md\.\w+\.)(\d+)\b")
+_LATER = re.compile(r"\bmd\+(\d+)\b")  # see `later`
 # Whose code a frame of the stack is, by its module. Layers and models are as good as the user's own
 # code. What calls the program stands outside of the user's model: no line of it says anything.
 _USERS = ("meshdsl.layers.", "meshdsl.models.")
@@ -217,7 +218,23 @@ class Recorder:
 def tag_in(scope: str) -> str | None:
     """The innermost tag in a JAX name stack or an `op_name` of HLO; None if there is none."""
     found = _TAG.findall(scope)
-    return found[-1] if found else None
+    if not found:
+        return None
+    prefix, number = found[-1]
+    return f"{prefix}{int(number) + sum(map(int, _LATER.findall(scope)))}"
+
+
+def later(count: int) -> str:
+    """A name for a name stack: the ops in it are those of the tags in it, and `count` further.
+
+    For code that ops share with earlier ones, whose tags it carries, see `lowering.repeats`.
+    """
+    return f"md+{count}"
+
+
+def without_numbers(scope: str) -> tuple[str, list[int]]:
+    """A name stack without the numbers of the ops in its tags, and these numbers."""
+    return _TAG.sub(r"\1", scope), [int(number) for _, number in _TAG.findall(scope)]
 
 
 def source_of(op: Op) -> str:
