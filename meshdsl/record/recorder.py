@@ -217,11 +217,31 @@ class Recorder:
 
 def tag_in(scope: str) -> str | None:
     """The innermost tag in a JAX name stack or an `op_name` of HLO; None if there is none."""
-    found = _TAG.findall(scope)
-    if not found:
+    found = None
+    for found in _TAG.finditer(scope):
+        pass
+    if found is None:
         return None
-    prefix, number = found[-1]
-    return f"{prefix}{int(number) + sum(map(int, _LATER.findall(scope)))}"
+    prefix, number = found.groups()
+    further = _LATER.findall(_one_name(scope[: found.start()])) if "md+" in scope else ()
+    return f"{prefix}{int(number) + sum(map(int, further))}"
+
+
+def _one_name(scope: str) -> str:
+    """The beginning of a name, of several that a compiler has put together.
+
+    It writes `a/(b/c:d/e)` for what it has made of `a/b/c` and `a/d/e`. Here `a/(b/c:d/` becomes
+    `a/(d/`.
+    """
+    kept, depth, skips = [], 0, False
+    for sign in reversed(scope):
+        depth += (sign == ")") - (sign == "(")
+        if depth < 0:
+            depth, skips = 0, False
+        skips = skips or (sign == ":" and depth == 0)
+        if not skips:
+            kept.append(sign)
+    return "".join(reversed(kept))
 
 
 def later(count: int) -> str:
