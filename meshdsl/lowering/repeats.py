@@ -23,7 +23,7 @@ from jax.extend import core as jex
 from meshdsl.record.jaxpr import body_of
 from meshdsl.record.recorder import later, without_numbers
 
-_LEAST = 8  # equations that are worth a function of their own
+_LEAST = 8  # so many equations are worth a function of their own
 _PERIODS = 16  # how many lengths of a repeated run are tried
 
 
@@ -34,24 +34,32 @@ class _Key(NamedTuple):
       alike: equal for two equations that do the same, but for what `own` has.
       own: what is known by its identity alone, such as a function.
       first: the number of the first op in its name stacks; None where there is none.
+      count: how many equations it is, with those in its parameters.
     """
 
     alike: Any
     own: tuple
     first: int | None
+    count: int
 
 
 class _Reader:
     """Makes the key of one equation, with those in its parameters.
 
     Args:
-      seen: the keys of jaxprs without tags, by their identity.
+      seen: what is known of jaxprs without tags, by their identity.
+      without: names of parameters that do not matter.
+
+    Attributes:
+      own, first: as those of a key.
+      count: how many equations there were.
     """
 
-    def __init__(self, seen: dict[int, tuple]):
-        self._seen = seen
+    def __init__(self, seen: dict[int, tuple], without: Sequence[str] = ()):
+        self._seen, self._without = seen, without
         self.own: list = []
         self.first: int | None = None
+        self.count = 0
 
     def equation(self, e: Any) -> Any:
         """What the equation computes, whatever its operands are."""
@@ -61,29 +69,33 @@ class _Reader:
         tags = tuple([n - (self.first or 0) for n in numbers])
         ins = tuple([_literal(v) if isinstance(v, jex.Literal) else v.aval for v in e.invars])
         outs = tuple([v.aval for v in e.outvars])
-        params = tuple([(k, self._value(v)) for k, v in e.params.items()])
+        named = e.params.items()
+        params = tuple([(k, self._value(v)) for k, v in named if k not in self._without])
+        self.count += 1
         return e.primitive, ins, outs, params, stack, tags, e.ctx
 
     def _value(self, x: Any) -> Any:
         if hasattr(body_of(x), "eqns"):
-            return self._jaxpr(x)
+            return self.jaxpr(x)
         if isinstance(x, (tuple, list)):
             return tuple([self._value(y) for y in x])
         if isinstance(x, dict):
             return tuple([(k, self._value(y)) for k, y in x.items()])
-        if isinstance(x, type):
+        if x is None or isinstance(x, type):
             return x
-        if callable(x) or type(x).__hash__ is object.__hash__ or not _has_hash(x):
-            self.own.append(x)
-            return type(x)
-        return type(x), x
+        if _is_known_by_value(x):
+            return type(x), x
+        self.own.append(x)
+        return type(x)
 
-    def _jaxpr(self, x: Any) -> Any:
+    def jaxpr(self, x: Any) -> Any:
+        """What a jaxpr computes."""
         if id(x) in self._seen:
-            key, own, _ = self._seen[id(x)]
+            key, own, count, _ = self._seen[id(x)]
             self.own += own
+            self.count += count
             return key
-        start, first = len(self.own), self.first
+        start, first, before = len(self.own), self.first, self.count
         jaxpr = body_of(x)
         self.own += getattr(x, "consts", ())
         places: dict = {}
@@ -98,16 +110,44 @@ class _Reader:
             equations.append((self.equation(e), operands, tuple([at(v) for v in e.outvars])))
         key = ins, tuple(equations), tuple([at(v) for v in jaxpr.outvars])
         if self.first == first:  # else it has tags
-            self._seen[id(x)] = key, self.own[start:], x
+            self._seen[id(x)] = key, self.own[start:], self.count - before, x
         return key
 
 
-def _has_hash(x: Any) -> bool:
+def _is_known_by_value(x: Any) -> bool:
+    """Whether all that equal `x` do the same. Functions are not, nor those that JAX wraps."""
+    if callable(x) or hasattr(x, "call_wrapped") or type(x).__hash__ is object.__hash__:
+        return False
     try:
         hash(x)
     except TypeError:
         return False
     return True
+
+
+class Alike:
+    """A closed jaxpr, which equals others that compute the same.
+
+    Args:
+      without: names of parameters of equations that do not matter.
+    """
+
+    def __init__(self, closed: Any, without: Sequence[str] = ()):
+        reader = _Reader({}, without)
+        self.closed, self._alike = closed, reader.jaxpr(closed)
+        self._own = reader.own
+
+    def __eq__(self, other):
+        if not isinstance(other, Alike) or self._alike != other._alike:
+            return False
+        return _are_same(self._own, other._own)
+
+    def __hash__(self):
+        return hash(self._alike)
+
+
+def _are_same(own: Sequence, other: Sequence) -> bool:
+    return all(x is y for x, y in zip(own, other, strict=True))
 
 
 def _literal(v: Any) -> Any:
@@ -119,7 +159,7 @@ def _keys(equations: Sequence) -> list[_Key]:
     made = []
     for e in equations:
         reader = _Reader(seen)
-        made.append(_Key(reader.equation(e), tuple(reader.own), reader.first))
+        made.append(_Key(reader.equation(e), tuple(reader.own), reader.first, reader.count))
     return made
 
 
@@ -162,6 +202,7 @@ class _Steps:
         self._keys = _keys(self._equations)
         known: dict[Any, int] = {}
         self._numbers = np.asarray([known.setdefault(k.alike, len(known)) for k in self._keys])
+        self._counts = np.cumsum([0, *[k.count for k in self._keys]])
         self._last: dict[Any, int] = {}  # the last equation that uses a variable
         for i, e in enumerate(self._equations):
             self._last.update((v, i) for v in e.invars if not isinstance(v, jex.Literal))
@@ -217,18 +258,19 @@ class _Steps:
 
     def _periodic(self, low: int, high: int) -> list[tuple[int, int, int]]:
         """Where equations repeat by their keys: the start, the length of a copy, and how many."""
-        best = start = length = 0
+        best = start = length = copies = 0
         for period in self._periods(low, high):
             numbers = self._numbers[low:high]
             same = np.concatenate([[False], numbers[period:] == numbers[:-period], [False]])
             edges = np.flatnonzero(same[1:] != same[:-1])
             for begin, end in zip(edges[::2], edges[1::2], strict=True):
-                saved = (end - begin) // period * period
-                if saved > best:
-                    best, start, length = int(saved), low + int(begin), period
+                again = int(end - begin) // period
+                first = low + int(begin)
+                saved = again * self._count(first, first + period)
+                if saved > best and saved >= again * _LEAST:
+                    best, start, length, copies = saved, first, period, again + 1
         if not best:
             return []
-        copies = best // length + 1
         end = start + copies * length
         before, after = self._periodic(low, start), self._periodic(end, high)
         return [*before, (start, length, copies), *after]
@@ -241,8 +283,10 @@ class _Steps:
             if number in before:
                 distances[i - before[number]] += 1
             before[number] = i
-        frequent = [d for d, _ in distances.most_common() if d >= _LEAST]
-        return frequent[:_PERIODS]
+        return [distance for distance, _ in distances.most_common(_PERIODS)]
+
+    def _count(self, start: int, end: int) -> int:
+        return int(self._counts[end] - self._counts[start])
 
     def _alike(self, starts: list[int], period: int) -> list[tuple[int, int, dict]]:
         """Those of the first copies that do the same as the first one of all.
@@ -304,13 +348,13 @@ class _Steps:
         for i in range(period + 1):
             if i < period and self._is_shared(starts, i):
                 continue
-            if i - begin >= _LEAST:
+            if self._count(starts[0] + begin, starts[0] + i) >= _LEAST:
                 yield begin, i
             begin = i + 1
 
     def _is_shared(self, starts: list[int], i: int) -> bool:
         first, *others = (self._keys[start + i].own for start in starts)
-        return all(x is y for own in others for x, y in zip(first, own, strict=True))
+        return all(_are_same(first, own) for own in others)
 
 
 def _jitted(closed: Any) -> Callable:
