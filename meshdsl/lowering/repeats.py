@@ -12,7 +12,7 @@ how much the numbers of its ops are larger, which `tag_in` adds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -20,147 +20,12 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
+from meshdsl.lowering.equation_keys import do_the_same, keys_of
 from meshdsl.record.jaxpr import body_of
-from meshdsl.record.recorder import later, without_numbers
+from meshdsl.record.recorder import later
 
 _LEAST = 8  # so many equations are worth a function of their own
 _PERIODS = 16  # how many lengths of a repeated run are tried
-
-
-class _Key(NamedTuple):
-    """What an equation computes, whatever its operands are.
-
-    Attributes:
-      alike: equal for two equations that do the same, but for what `own` has.
-      own: what is known by its identity alone, such as a function.
-      first: the number of the first op in its name stacks; None where there is none.
-      count: how many equations it is, with those in its parameters.
-    """
-
-    alike: Any
-    own: tuple
-    first: int | None
-    count: int
-
-
-class _Reader:
-    """Makes the key of one equation, with those in its parameters.
-
-    Args:
-      seen: what is known of jaxprs without tags, by their identity.
-      without: names of parameters that do not matter.
-
-    Attributes:
-      own, first: as those of a key.
-      count: how many equations there were.
-    """
-
-    def __init__(self, seen: dict[int, tuple], without: Sequence[str] = ()):
-        self._seen, self._without = seen, without
-        self.own: list = []
-        self.first: int | None = None
-        self.count = 0
-
-    def equation(self, e: Any) -> Any:
-        """What the equation computes, whatever its operands are."""
-        stack, numbers = without_numbers(str(e.source_info.name_stack))
-        if numbers and self.first is None:
-            self.first = numbers[0]
-        tags = tuple([n - (self.first or 0) for n in numbers])
-        ins = tuple([_literal(v) if isinstance(v, jex.Literal) else v.aval for v in e.invars])
-        outs = tuple([v.aval for v in e.outvars])
-        named = e.params.items()
-        params = tuple([(k, self._value(v)) for k, v in named if k not in self._without])
-        self.count += 1
-        return e.primitive, ins, outs, params, stack, tags, e.ctx
-
-    def _value(self, x: Any) -> Any:
-        if hasattr(body_of(x), "eqns"):
-            return self.jaxpr(x)
-        if isinstance(x, (tuple, list)):
-            return tuple([self._value(y) for y in x])
-        if isinstance(x, dict):
-            return tuple([(k, self._value(y)) for k, y in x.items()])
-        if x is None or isinstance(x, type):
-            return x
-        if _is_known_by_value(x):
-            return type(x), x
-        self.own.append(x)
-        return type(x)
-
-    def jaxpr(self, x: Any) -> Any:
-        """What a jaxpr computes."""
-        if id(x) in self._seen:
-            key, own, count, _ = self._seen[id(x)]
-            self.own += own
-            self.count += count
-            return key
-        start, first, before = len(self.own), self.first, self.count
-        jaxpr = body_of(x)
-        self.own += getattr(x, "consts", ())
-        places: dict = {}
-
-        def at(v):
-            return _literal(v) if isinstance(v, jex.Literal) else places.setdefault(v, len(places))
-
-        ins = tuple([(at(v), v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)])
-        equations = []
-        for e in jaxpr.eqns:
-            operands = tuple([at(v) for v in e.invars])
-            equations.append((self.equation(e), operands, tuple([at(v) for v in e.outvars])))
-        key = ins, tuple(equations), tuple([at(v) for v in jaxpr.outvars])
-        if self.first == first:  # else it has tags
-            self._seen[id(x)] = key, self.own[start:], self.count - before, x
-        return key
-
-
-def _is_known_by_value(x: Any) -> bool:
-    """Whether all that equal `x` do the same. Functions are not, nor those that JAX wraps."""
-    if callable(x) or hasattr(x, "call_wrapped") or type(x).__hash__ is object.__hash__:
-        return False
-    try:
-        hash(x)
-    except TypeError:
-        return False
-    return True
-
-
-class Alike:
-    """A closed jaxpr, which equals others that compute the same.
-
-    Args:
-      without: names of parameters of equations that do not matter.
-    """
-
-    def __init__(self, closed: Any, without: Sequence[str] = ()):
-        reader = _Reader({}, without)
-        self.closed, self._alike = closed, reader.jaxpr(closed)
-        self._own = reader.own
-
-    def __eq__(self, other):
-        if not isinstance(other, Alike) or self._alike != other._alike:
-            return False
-        return _are_same(self._own, other._own)
-
-    def __hash__(self):
-        return hash(self._alike)
-
-
-def _are_same(own: Sequence, other: Sequence) -> bool:
-    return all(x is y for x, y in zip(own, other, strict=True))
-
-
-def _literal(v: Any) -> Any:
-    return type(v.val), np.asarray(v.val).tobytes(), v.aval
-
-
-def _keys(equations: Sequence) -> list[_Key]:
-    seen: dict[int, tuple] = {}
-    made = []
-    for e in equations:
-        reader = _Reader(seen)
-        made.append(_Key(reader.equation(e), tuple(reader.own), reader.first, reader.count))
-    return made
 
 
 class _Step(NamedTuple):
@@ -199,10 +64,10 @@ class _Steps:
 
     def __init__(self, jaxpr: Any):
         self._jaxpr, self._equations = jaxpr, jaxpr.eqns
-        self._keys = _keys(self._equations)
-        known: dict[Any, int] = {}
-        self._numbers = np.asarray([known.setdefault(k.alike, len(known)) for k in self._keys])
-        self._counts = np.cumsum([0, *[k.count for k in self._keys]])
+        self._keys = keys_of(self._equations)
+        self._kinds = _numbered(k.kind for k in self._keys)
+        self._alike = _numbered(k.alike for k in self._keys)
+        self._counts = np.asarray([k.count for k in self._keys])
         self._last: dict[Any, int] = {}  # the last equation that uses a variable
         for i, e in enumerate(self._equations):
             self._last.update((v, i) for v in e.invars if not isinstance(v, jex.Literal))
@@ -248,27 +113,27 @@ class _Steps:
 
     def _of_repeats(self) -> Iterator[tuple[int, int, _Step]]:
         """Calls of shared functions, with where their equations begin and end."""
-        for start, period, copies in self._periodic(0, len(self._equations)):
-            starts = [start + i * period for i in range(copies)]
+        for start, period, count in self._periodic(0, len(self._equations)):
+            starts = [start + i * period for i in range(count)]
             while starts:
-                alike = self._alike(starts, period)
-                starts = starts[len(alike) :]
-                if len(alike) > 1:
-                    yield from self._calls(alike, period)
+                copies = self._wired_alike(starts, period)
+                starts = starts[len(copies) :]
+                if len(copies) > 1:
+                    yield from self._calls(copies, period)
 
     def _periodic(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """Where equations repeat by their keys: the start, the length of a copy, and how many."""
+        """Where equations repeat by their kinds: the start, the length of a copy, and how many."""
         best = start = length = copies = 0
         for period in self._periods(low, high):
-            numbers = self._numbers[low:high]
-            same = np.concatenate([[False], numbers[period:] == numbers[:-period], [False]])
-            edges = np.flatnonzero(same[1:] != same[:-1])
+            again = lambda numbers, n=period: numbers[low + n : high] == numbers[low : high - n]
+            of_kind = np.concatenate([[False], again(self._kinds), [False]])
+            shared = np.where(again(self._alike), self._counts[low + period : high], 0)
+            edges = np.flatnonzero(of_kind[1:] != of_kind[:-1])
             for begin, end in zip(edges[::2], edges[1::2], strict=True):
-                again = int(end - begin) // period
-                first = low + int(begin)
-                saved = again * self._count(first, first + period)
-                if saved > best and saved >= again * _LEAST:
-                    best, start, length, copies = saved, first, period, again + 1
+                times = int(end - begin) // period
+                saved = int(shared[begin : begin + times * period].sum())
+                if saved > best and saved >= times * _LEAST:
+                    best, start, length, copies = saved, low + int(begin), period, times + 1
         if not best:
             return []
         end = start + copies * length
@@ -276,20 +141,17 @@ class _Steps:
         return [*before, (start, length, copies), *after]
 
     def _periods(self, low: int, high: int) -> list[int]:
-        """How far equations with the same key are apart, the most frequent distances first."""
+        """How far equations that are alike are apart, the most frequent distances first."""
         before: dict[int, int] = {}
         distances: Counter[int] = Counter()
-        for i, number in enumerate(self._numbers[low:high].tolist()):
+        for i, number in enumerate(self._alike[low:high].tolist()):
             if number in before:
                 distances[i - before[number]] += 1
             before[number] = i
         return [distance for distance, _ in distances.most_common(_PERIODS)]
 
-    def _count(self, start: int, end: int) -> int:
-        return int(self._counts[end] - self._counts[start])
-
-    def _alike(self, starts: list[int], period: int) -> list[tuple[int, int, dict]]:
-        """Those of the first copies that do the same as the first one of all.
+    def _wired_alike(self, starts: list[int], period: int) -> list[tuple[int, int, dict]]:
+        """The first of the copies whose equations are connected as those of the very first.
 
         Returns:
           For each where it begins, how much larger the numbers of its ops are, and which of its
@@ -310,7 +172,7 @@ class _Steps:
         for i in range(period):
             a, b = self._equations[first + i], self._equations[other + i]
             key, other_key = self._keys[first + i], self._keys[other + i]
-            if key.first is not None:
+            if key.first is not None and other_key.first is not None:
                 shifts.add(other_key.first - key.first)
             for v, w in zip(a.invars, b.invars, strict=True):
                 if isinstance(v, jex.Literal):
@@ -343,18 +205,24 @@ class _Steps:
                 yield start + begin, start + end, step
 
     def _stretches(self, starts: list[int], period: int) -> Iterator[tuple[int, int]]:
-        """Where copies do the same, but for equations with something of their own."""
+        """Where copies do the same, in between of equations that have something of their own."""
         begin = 0
         for i in range(period + 1):
             if i < period and self._is_shared(starts, i):
                 continue
-            if self._count(starts[0] + begin, starts[0] + i) >= _LEAST:
+            if self._counts[starts[0] + begin : starts[0] + i].sum() >= _LEAST:
                 yield begin, i
             begin = i + 1
 
     def _is_shared(self, starts: list[int], i: int) -> bool:
-        first, *others = (self._keys[start + i].own for start in starts)
-        return all(_are_same(first, own) for own in others)
+        first, *others = (self._keys[start + i] for start in starts)
+        return all(do_the_same(first, other) for other in others)
+
+
+def _numbered(keys: Iterable) -> np.ndarray:
+    """The same number for each of the keys that are equal."""
+    known: dict[Any, int] = {}
+    return np.asarray([known.setdefault(key, len(known)) for key in keys], int)
 
 
 def _jitted(closed: Any) -> Callable:

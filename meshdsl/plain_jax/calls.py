@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex
 
-from meshdsl.lowering.repeats import Alike
+from meshdsl.lowering.equation_keys import Alike
 from meshdsl.plain_jax import gradients
 from meshdsl.plain_jax.primitives import is_elementwise
 from meshdsl.plain_jax.program import CALLS, REMATERIALISED
@@ -93,7 +93,7 @@ def _own_gradient(e: Any) -> Called:
 
 @lru_cache(maxsize=64)
 def _with_derivative(body: Alike, rule: Alike) -> Callable:
-    """An elementwise function with its rule, under `jit`: JAX differentiates it once for all calls."""
+    """An elementwise function with its rule, under `jit`: one that JAX differentiates once."""
     return jax.jit(with_derivative(body.closed, rule.closed))
 
 

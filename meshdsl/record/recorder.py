@@ -217,13 +217,13 @@ class Recorder:
 
 def tag_in(scope: str) -> str | None:
     """The innermost tag in a JAX name stack or an `op_name` of HLO; None if there is none."""
-    found = None
-    for found in _TAG.finditer(scope):
-        pass
-    if found is None:
+    found = _TAG.findall(scope)
+    if not found:
         return None
-    prefix, number = found.groups()
-    further = _LATER.findall(_one_name(scope[: found.start()])) if "md+" in scope else ()
+    prefix, number = found[-1]
+    if "md+" not in scope:
+        return prefix + number
+    further = _LATER.findall(_one_name(scope[: scope.rindex(prefix + number)]))
     return f"{prefix}{int(number) + sum(map(int, further))}"
 
 

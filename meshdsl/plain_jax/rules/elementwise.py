@@ -125,6 +125,7 @@ def with_derivative(body: Any, tangents: Any) -> Callable:
       tangents: the closed jaxpr of its rule: from the operands and their tangents to the result
         and its tangent.
     """
+
     @jax.custom_jvp
     def function(*arrays):
         return run_elementwise(body.jaxpr, body.consts, arrays)[0]
