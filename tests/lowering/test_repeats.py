@@ -111,7 +111,7 @@ def test_a_function_with_a_rule_of_its_own_is_not_shared():
     "around", [lambda layer: layer, pytest.param(md.checkpoint, marks=pytest.mark.slow)]
 )
 def test_collectives_of_each_layer_lead_to_the_ops_of_that_layer(around, monkeypatch):
-    """In the jaxpr and in the compiled program, forward and backward, as where nothing is shared."""
+    """In the jaxpr and in the compiled program, forward and backward: as without sharing."""
     mesh = md.make_mesh(LAYOUT, jax.devices()[:4])
     args = arguments()
 
