@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.splits.pipeline import Schedule
@@ -252,9 +252,10 @@ def later(count: int) -> str:
     return f"md+{count}"
 
 
-def without_numbers(scope: str) -> tuple[str, list[int]]:
+@lru_cache(maxsize=256)  # several equations of one op follow each other
+def without_numbers(scope: str) -> tuple[str, tuple[int, ...]]:
     """A name stack without the numbers of the ops in its tags, and these numbers."""
-    return _TAG.sub(r"\1", scope), [int(number) for _, number in _TAG.findall(scope)]
+    return _TAG.sub(r"\1", scope), tuple([int(number) for _, number in _TAG.findall(scope)])
 
 
 def source_of(op: Op) -> str:

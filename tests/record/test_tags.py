@@ -27,4 +27,4 @@ def test_the_innermost_tag_is_counted_on_from_the_first_layer(scope, tag):
 
 def test_later_ops_and_numbers_are_read_as_they_are_written():
     assert tag_in(f"{later(7)}/md.loss.3") == "md.loss.10"
-    assert without_numbers("md.a.3/jvp(md.b.12)/psum") == ("md.a./jvp(md.b.)/psum", [3, 12])
+    assert without_numbers("md.a.3/jvp(md.b.12)/psum") == ("md.a./jvp(md.b.)/psum", (3, 12))
