@@ -12,9 +12,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
 
 from meshdsl.array_type import ArrayType, body_of_types, only_types
+from meshdsl.lowering import repeats
 
 
 def scan(body: Callable, carry, xs, *, length: int, **how):
@@ -71,7 +71,7 @@ def traced_once(fn: Callable, *args) -> Callable:
     it is called with.
     """
     if not only_types():
-        run = jaxpr_as_fun(jax.make_jaxpr(fn)(*args))
+        run = repeats.shared(jax.make_jaxpr(fn)(*args))
         return lambda *args: run(*jax.tree.leaves(args))
     with body_of_types():
         made = fn(*_other_arrays(args))

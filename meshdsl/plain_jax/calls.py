@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import core as jex
 
+from meshdsl.lowering.equation_keys import Alike
 from meshdsl.plain_jax import gradients
 from meshdsl.plain_jax.primitives import is_elementwise
 from meshdsl.plain_jax.program import CALLS, REMATERIALISED
 from meshdsl.plain_jax.rules.elementwise import with_derivative
 from meshdsl.plain_jax.source import is_library
+
+_RULES = ("jvp_jaxpr_fun",)  # of functions inside of a rule, see `elementwise.run_elementwise`
 
 
 class Called(NamedTuple):
@@ -71,7 +75,8 @@ def _custom_jvp(e: Any, *, in_gradient: bool) -> Called:
     rule = _rule_of(e.params)
     elementwise = rule is not None and is_elementwise(rule.jaxpr) and is_elementwise(body.jaxpr)
     if elementwise and len(body.jaxpr.outvars) == 1:
-        return Called(notes={"function": with_derivative(e.params, rule)})
+        function = _with_derivative(*[Alike(x, without=_RULES) for x in (body, rule)])
+        return Called(notes={"function": function})
     if in_gradient or is_library(body):
         return Called(body)
     name = getattr(getattr(body.jaxpr, "debug_info", None), "func_name", "a function")
@@ -84,6 +89,12 @@ def _own_gradient(e: Any) -> Called:
     found = gradients.rules_of(e)
     within = partial(called, in_gradient=True)
     return Called(bodies=found.bodies, notes={"gradient": found}, within=within)
+
+
+@lru_cache(maxsize=64)
+def _with_derivative(body: Alike, rule: Alike) -> Callable:
+    """An elementwise function with its rule, under `jit`: one that JAX differentiates once."""
+    return jax.jit(with_derivative(body.closed, rule.closed))
 
 
 def _rule_of(params: dict[str, Any]) -> Any:

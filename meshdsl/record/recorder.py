@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.splits.pipeline import Schedule
 from meshdsl.tensor import notation
 
-_TAG = re.compile(r"\bmd\.\w+\.\d+\b")
+_TAG = re.compile(r"\b(md\.\w+\.)(\d+)\b")
+_LATER = re.compile(r"\bmd\+(\d+)\b")  # see `later`
 # Whose code a frame of the stack is, by its module. Layers and models are as good as the user's own
 # code. What calls the program stands outside of the user's model: no line of it says anything.
 _USERS = ("meshdsl.layers.", "meshdsl.models.")
@@ -217,7 +218,44 @@ class Recorder:
 def tag_in(scope: str) -> str | None:
     """The innermost tag in a JAX name stack or an `op_name` of HLO; None if there is none."""
     found = _TAG.findall(scope)
-    return found[-1] if found else None
+    if not found:
+        return None
+    prefix, number = found[-1]
+    if "md+" not in scope:
+        return prefix + number
+    further = _LATER.findall(_one_name(scope[: scope.rindex(prefix + number)]))
+    return f"{prefix}{int(number) + sum(map(int, further))}"
+
+
+def _one_name(scope: str) -> str:
+    """The beginning of a name, of several that a compiler has put together.
+
+    It writes `a/(b/c:d/e)` for what it has made of `a/b/c` and `a/d/e`. Here `a/(b/c:d/` becomes
+    `a/(d/`.
+    """
+    kept, depth, skips = [], 0, False
+    for sign in reversed(scope):
+        depth += (sign == ")") - (sign == "(")
+        if depth < 0:
+            depth, skips = 0, False
+        skips = skips or (sign == ":" and depth == 0)
+        if not skips:
+            kept.append(sign)
+    return "".join(reversed(kept))
+
+
+def later(count: int) -> str:
+    """A name for a name stack: the ops in it are those of the tags in it, and `count` further.
+
+    For code that ops share with earlier ones, whose tags it carries, see `lowering.repeats`.
+    """
+    return f"md+{count}"
+
+
+@lru_cache(maxsize=256)  # several equations of one op follow each other
+def without_numbers(scope: str) -> tuple[str, tuple[int, ...]]:
+    """A name stack without the numbers of the ops in its tags, and these numbers."""
+    return _TAG.sub(r"\1", scope), tuple([int(number) for _, number in _TAG.findall(scope)])
 
 
 def source_of(op: Op) -> str:

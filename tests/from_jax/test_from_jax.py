@@ -33,11 +33,15 @@ def named_gpt(model: str = "gpt", **how):
     return fn, named, (params, *plain.tokens_and_targets())
 
 
-def assert_same(fn, named, args, layout: md.Layout, devices: int = 4):
-    """The loss of `named` and its gradients under a layout are those of plain JAX."""
+def assert_same(fn, named, args, layout: md.Layout, devices: int = 4, dims=()):
+    """The loss of `named` and its gradients under a layout are those of plain JAX.
+
+    Args:
+      dims: names for which the layout may have rules though the model has no such dims.
+    """
     want, gradients = jax.value_and_grad(fn, allow_int=True)(*args)
     mesh = md.make_mesh(layout, jax.devices()[:devices])
-    step = md.lower(md.value_and_grad(named), layout, mesh)
+    step = md.lower(md.value_and_grad(named), layout, mesh, dims=dims)
     packed = named.pack(*args)
     loss, found = step(*packed)
     assert distance(np.asarray(loss), np.asarray(want)) < 1e-5

@@ -11,6 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxprs_in_params
 
 import meshdsl as md
+from meshdsl.plain_jax.calls import called
+from meshdsl.plain_jax.program import flatten
 from tests.from_jax.test_primitives import LAYOUTS, NAMES, check, mixed, operands
 
 
@@ -137,3 +139,12 @@ def test_as_much_is_recomputed_as_in_plain_jax(name):
     assert products(jax.make_jaxpr(jax.grad(of_tensors, (0, 1)))(*tensors).jaxpr) == products(
         plain.jaxpr
     )
+
+
+def test_calls_that_are_alike_share_a_function_with_its_rule():
+    """JAX itself traces `relu` and its rule anew for each call."""
+    fn = lambda x: jax.nn.relu6(jax.nn.relu(jnp.sin(jax.nn.relu(x))))
+    equations = flatten(jax.make_jaxpr(fn)(jnp.ones(3)), called).equations
+    found = [e.notes["function"] for e in equations if e.name == "custom_jvp_call"]
+    one, two, other = found
+    assert one is two and two is not other

@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import meshdsl as md
 from tests.from_jax.test_primitives import LAYOUTS, check
+from tests.helpers import distance
 
 ROWS = jnp.arange(4)
 IDS = jnp.array([3, 0, 1, -2])
@@ -71,6 +73,15 @@ def by_two_groups(x, y):
     )
 
 
+def spread(x, y, padding, **how):
+    """A convolution of three taps whose input is spread."""
+    kernel = jnp.stack([y, 2 * y, -y])
+    dims = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(
+        x[None], kernel, (1,), padding, (2,), dimension_numbers=dims, **how
+    )
+
+
 CASES = {
     "row by row": lambda x, y: x[ROWS, whole(y[0], 7)],
     "row by row, of three": lambda x, y: jnp.outer(x[0], y[0])[None].repeat(4, 0)[
@@ -123,6 +134,14 @@ CASES = {
     "transposed convolution": lambda x, y: lax.conv_transpose(
         x[None], y[:6].reshape(3, 8, 1), (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
     ),
+    "transposed with few taps": lambda x, y: lax.conv_transpose(
+        x[None], jnp.stack([y, 2 * y]), (3,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+    ),
+    "transposed and dilated": lambda x, y: spread(x, y, [(3, 5)], rhs_dilation=(2,)),
+    "transposed by channels": lambda x, y: spread(
+        x, y[:1, :1] * x[:1], [(1, 2)], feature_group_count=8
+    ),
+    "spread with padding beyond": lambda x, y: spread(x, y, [(3, 2)]),
     "pools": lambda x, y: (
         lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
         + lax.reduce_window(y.T, 0.0, lax.add, (1, 3), (1, 2), "SAME")
@@ -150,6 +169,29 @@ def test_some_lookups():
 @pytest.mark.parametrize("name", ("swapped", "uneven"))
 def test_lookups_equal_plain_jax(name):
     check(CASES, LAYOUTS[name])
+
+
+@pytest.mark.parametrize("stride", (1, pytest.param(2, marks=pytest.mark.slow), -2))
+def test_a_convolution_of_a_split_image_moves_what_lies_beside_a_part(stride):
+    """Under `strict`; a negative stride is that of the transpose."""
+
+    def fn(x, w):
+        dims = ("NHWC", "HWIO", "NHWC")
+        if stride < 0:
+            return lax.conv_transpose(x, w, (-stride, 1), "SAME", dimension_numbers=dims)
+        return lax.conv_general_dilated(x, w, (stride, 1), "SAME", dimension_numbers=dims)
+
+    keys = jax.random.split(jax.random.key(0))
+    x, w = jax.random.normal(keys[0], (2, 8, 4, 3)), jax.random.normal(keys[1], (3, 3, 3, 5))
+    named = md.from_jax(fn, {"x": "batch height _ _"}, parameters=1, strict=True)
+    rules = ["height -> rows", "dim16_1? -> rows", "dim4_2? -> rows"]  # what the result has
+    layout = md.Layout(rules, mesh={"rows": 2})
+    step = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:2]))
+    packed = named.pack(x, w)
+    moves = {m.operation for op in step.program(*packed).ops for m in op.moves}
+    assert moves == {"ppermute", "vary"}
+    found = named.unpack_result(step(*packed))
+    assert distance(np.asarray(found), np.asarray(fn(x, w))) < 1e-5
 
 
 def test_a_lookup_in_a_table_that_stays_split():

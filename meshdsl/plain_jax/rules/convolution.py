@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from meshdsl.dims import Dim, Dims
-from meshdsl.ops import reshape
-from meshdsl.ops.conv import conv
+from meshdsl.ops import reshape, shift
+from meshdsl.ops.conv import conv, conv_transpose
 from meshdsl.plain_jax.evaluate import Evaluation, as_tensor, fits, full, regrouped, renamed, rule
 from meshdsl.plain_jax.program import Equation, Value
 from meshdsl.tensor import Tensor
@@ -15,9 +15,10 @@ from meshdsl.tensor import Tensor
 
 @rule("conv_general_dilated")
 def convolution(at: Evaluation, e: Equation, xs: list) -> list:
-    """A convolution whose input is not spread."""
+    """A convolution, or the transpose of one, whose input is spread."""
     how, (v, w), out = e.params["dimension_numbers"], e.ins, e.outs[0]
-    if e.params["batch_group_count"] != 1 or any(n != 1 for n in e.params["lhs_dilation"]):
+    spread = any(n != 1 for n in e.params["lhs_dilation"])
+    if e.params["batch_group_count"] != 1 or (spread and not _is_transpose(e)):
         return at.fall_back(e, xs)
     groups = _groups(e)
     batch, made_features = (tuple(out.dims[i]) for i in how.out_spec[:2])
@@ -31,11 +32,11 @@ def convolution(at: Evaluation, e: Equation, xs: list) -> list:
     # What both operands contract keeps its name where nothing of the result has it.
     taken = {d.name for d in out.flat}
     features = tuple(f if d.name in taken else d for f, d in zip(features, own, strict=True))
-    x = _named(xs[0], v, [(how.lhs_spec[0], batch), (how.lhs_spec[1], (*groups, *features))])
-    kernel = _named(xs[1], w, [(how.rhs_spec[0], made_features), (how.rhs_spec[1], features)])
     over, into, padding = {}, {}, {}
     slid: dict[str, Any] = {"stride": {}, "dilation": {}, "padding": padding}
-    rest = []
+    of_x = [(how.lhs_spec[0], batch), (how.lhs_spec[1], (*groups, *features))]
+    of_kernel = [(how.rhs_spec[0], made_features), (how.rhs_spec[1], features)]
+    torn, rest = [], []
     for k, (i, j, o) in enumerate(
         zip(how.lhs_spec[2:], how.rhs_spec[2:], how.out_spec[2:], strict=True)
     ):
@@ -43,17 +44,28 @@ def convolution(at: Evaluation, e: Equation, xs: list) -> list:
         single = len(here) == len(there) == 1
         dim = here[0].alias(there[0].name) if single else Dim(f"space{k}__part", v.shape[i])
         tap = Dim(f"taps{k}__part", w.shape[j])
-        x = _with_dim(x, v, i, dim)
-        kernel = _with_dim(kernel, w, j, tap)
+        if single:
+            of_x.append((i, (dim,)))
+        torn.append((i, dim, j, tap))
         over[dim], into[dim] = tap, Dim(dim.name, out.shape[o])
-        padding[dim] = tuple(map(int, e.params["padding"][k]))
-        slid["stride"][dim] = e.params["window_strides"][k]
         slid["dilation"][dim] = e.params["rhs_dilation"][k]
+        if spread:
+            low, high = _taken_away(e, k)
+            padding[dim], slid["stride"][dim] = (low, max(high, 0)), e.params["lhs_dilation"][k]
+        else:
+            padding[dim] = tuple(map(int, e.params["padding"][k]))
+            slid["stride"][dim] = e.params["window_strides"][k]
         if not single:
             rest.append((into[dim], there))
+    # All at once: under a name that the layout does not know a dim would be whole.
+    x, kernel = _named(xs[0], v, of_x), _named(xs[1], w, of_kernel)
+    for i, dim, j, tap in torn:
+        x, kernel = _with_dim(x, v, i, dim), _with_dim(kernel, w, j, tap)
+        if spread:  # the language has the kernel as the convolution that is transposed has it
+            kernel = shift.flip(kernel, tap)
     x = full(x, out, (*batch, *groups, *features))
     kernel = full(kernel, out, (*made_features, *features))
-    made = conv(
+    made = (conv_transpose if spread else conv)(
         x,
         kernel,
         over,
@@ -66,6 +78,23 @@ def convolution(at: Evaluation, e: Equation, xs: list) -> list:
     for old, new in rest:
         made = regrouped(made, (old,), new)
     return [made]
+
+
+def _is_transpose(e: Equation) -> bool:
+    """Whether a convolution of a spread input is the transpose of one that the language has."""
+    if any(n != 1 for n in e.params["window_strides"]):
+        return False
+    around = [_taken_away(e, k) for k in range(len(e.params["lhs_dilation"]))]
+    spreads = zip(around, e.params["lhs_dilation"], strict=True)
+    return all(low >= 0 and high > -stride for (low, high), stride in spreads)
+
+
+def _taken_away(e: Equation, k: int) -> tuple[int, int]:
+    """How many elements of all that the transpose gives along a spatial dim are not wanted."""
+    taps = e.ins[1].shape[e.params["dimension_numbers"].rhs_spec[2 + k]]
+    reach = (taps - 1) * e.params["rhs_dilation"][k]
+    low, high = e.params["padding"][k]
+    return reach - int(low), reach - int(high)
 
 
 def _groups(e: Equation) -> Dims | None:
@@ -93,7 +122,9 @@ def _named(x, v: Value, positions: list[tuple[int, Dims]]) -> Tensor:
 
 
 def _with_dim(x: Tensor, v: Value, position: int, dim: Dim) -> Tensor:
-    """`x` with one dim at a position, which may have one element."""
+    """`x` with one dim at a position, which may have one element, and may have it already."""
+    if dim in x.dims:
+        return x
     old = tuple(d.alias(f"{d.name}__torn") for d in v.dims[position])
     x = full(x, v, old)
     if len(old) == 1:

@@ -117,14 +117,14 @@ def custom_jvp(at: Evaluation, e: Equation, xs: list) -> list:
     return [_applied(e, xs, e.notes["function"])]
 
 
-def with_derivative(params: dict[str, Any], tangents: Any) -> Callable:
-    """The function of a `custom_jvp_call` whose body is elementwise, for arrays of any shape.
+def with_derivative(body: Any, tangents: Any) -> Callable:
+    """The function of a `custom_jvp_call` that is elementwise, for arrays of any shape.
 
     Args:
+      body: its closed jaxpr.
       tangents: the closed jaxpr of its rule: from the operands and their tangents to the result
         and its tangent.
     """
-    body = params["call_jaxpr"]
 
     @jax.custom_jvp
     def function(*arrays):
