@@ -50,6 +50,7 @@ def test_the_program_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_page_trains_by_the_commands_and_from_python(tmp_path, monkeypatch, capsys):
     """docs/families.md has a file with a model and a layout; docs/fit.md imports that file."""
     page = (DOCS / "families.md").read_text()

@@ -127,6 +127,7 @@ def test_where_there_is_no_step_to_save_ctrl_c_ends_a_program_at_once(
     assert (code, reported) == (130, INTERRUPTED)
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_ends_a_step_that_hangs(start, tmp_path):
     process = paused(
         start, IN_A_STEP, ["train", "--layout", "single", "--steps", "5"], tmp_path / "run"

@@ -116,6 +116,7 @@ def test_signals_reach_every_process_once(run, capfd, tmp_path, number, code, ex
     assert capfd.readouterr().err == "" and signal.getsignal(number) is here
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_launcher_and_all_that_it_started(tmp_path):
     hangs = f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n{BEGUN}time.sleep(60)"
     hangs = hangs.replace("FOLDER", str(tmp_path))

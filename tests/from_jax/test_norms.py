@@ -84,6 +84,7 @@ def by_names(norm, layout):
     return dict(summary(step.program(model, x).collectives))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library, norm, layout", CASES)
 def test_a_norm_of_a_library_has_the_collectives_of_one_with_names(library, norm, layout):
     weights, apply = LIBRARIES[library](norm)

@@ -121,6 +121,7 @@ def test_experts_and_gradients_are_the_same_under_every_layout(name, kind):
     assert_same(use, made(**KINDS[kind]), X, layout=LAYOUTS[name], floor=1.0)
 
 
+@pytest.mark.slow
 def test_a_shared_gate_is_a_factor_of_each_token():
     experts = made(shared=10, shared_gate=True)
     alone, gate = experts.replace(shared=None)(X), experts.shared_gate

@@ -13,7 +13,7 @@ from meshdsl.lowering.shardings import shardings
 from meshdsl.machine import find_target
 from meshdsl.report import explain
 from meshdsl.tensor import is_tensor
-from tests.helpers import assert_by_law, assert_equal, assert_explained, data, dims, only, weight
+from tests.helpers import assert_by_law, assert_equal, assert_explained, data, dims, weight
 from tests.models import common
 
 ROWS, INNER, OUTER = dims(rows=8, inner=16, outer=4)
@@ -133,7 +133,8 @@ def losses(step, params, state):
     return found
 
 
-@pytest.mark.parametrize("name", only(["fsdp-once"], SHIPPED))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
 def test_three_steps_of_a_transformer_are_those_without_a_lowering(name):
     """The optimizer's state is found by its classes, and born split as the layout says."""
     layout = common.on(common.load(name), 8)

@@ -91,6 +91,7 @@ def assert_like_one_device(style, result):
     common.assert_same_gradients(grads, expected_grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", CONFIGS)
 def test_a_document_has_the_loss_that_it_has_alone(style):
     model, batch = on_one_device(style)[0], packed(style)

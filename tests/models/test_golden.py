@@ -50,8 +50,8 @@ DROPPED = {
     "experts": {("psum", ("data", "expert")): (2, 8)},
     "context-ring": {("ppermute", ("context",)): (8, 16384)},
 }
-# Those that have the most kinds of collectives between them.
-COMPILED = ("fsdp-sequence", "pipeline-tensor")
+# That which has the most kinds of collectives.
+COMPILED = ("fsdp-sequence",)
 
 
 def config_of(name):

@@ -59,11 +59,12 @@ def step_under(layout, optimizer):
     return TrainStep(init, common.loss, optimizer, layout, md.make_mesh(layout), clip=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [
         pytest.param(optax.adamw(1e-3), id="adamw"),
-        pytest.param(optax.adafactor(1e-3), id="adafactor", marks=pytest.mark.slow),
+        pytest.param(optax.adafactor(1e-3), id="adafactor"),
     ],
 )
 def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):

@@ -165,6 +165,7 @@ def test_splash_needs_no_mesh_with_axes():
     assert str(program.jaxpr).count("local_kernel[") == 2
 
 
+@pytest.mark.slow
 def test_splash_compiles_for_tpu():
     """Mosaic's own lowering, forward and backward, with the queries split too."""
     pytest.importorskip("libtpu")

@@ -67,6 +67,7 @@ def line(*values):
     return md.tensor(np.resize(np.asarray(values, np.float32), N.size), (N,))
 
 
+@pytest.mark.slow
 def test_a_product_with_zeros_has_the_gradient_of_one_device():
     for x in (line(2, 0, 3, 1, 2), line(1, 2, 3, 4, 5, 6, 0, 2, 3, 4, 5, 6), line(0, 1)):
         _, (_, (gradient,)) = assert_same(lambda x: md.cumprod(x, N), x, layout=SPLIT)

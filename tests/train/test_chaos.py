@@ -123,6 +123,7 @@ def test_faults_change_no_loss(tmp_path):
     assert [verify(kept / str(step)) for step in saved_steps(kept)] == [""] * 3
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_changes_nothing(tmp_path, text, monkeypatch):
     run = ["train", "--data", text, "--layout", "data", *TINY, "steps=4", "batch=8"]
     run += ["checkpoint.minutes=0.0001"]

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 import meshdsl as md
 from meshdsl.commands.lookup import devices_of_mesh
@@ -53,6 +54,7 @@ def test_a_prompt_longer_than_the_model_is_cut_and_none_begins_a_document():
     assert sample("single", "sample.prompt=", "sample.tokens=3").startswith("\ufffd")
 
 
+@pytest.mark.slow
 def test_prompts_of_any_number_and_length_are_continued_alike_where_neither_divides():
     """Under a layout that splits the batch over four devices and the length over two."""
     assert np.array_equal(continued("fsdp-sequence"), continued("single"))

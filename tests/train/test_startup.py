@@ -56,9 +56,8 @@ def test_a_folder_that_others_may_write_is_not_read(tmp_path, no_cache):
     ]
 
 
-@pytest.mark.parametrize(
-    "keeps", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["kept", "not kept"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not kept"])
 def test_a_run_that_goes_on_finds_its_compiled_step(tmp_path, monkeypatch, capsys, no_cache, keeps):
     monkeypatch.setattr(module, "_LEAST", 0.0)
     run = ["train", "--layout", "data", "--out", str(tmp_path / "run"), *TINY, "steps=4"]
