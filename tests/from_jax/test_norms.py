@@ -61,10 +61,7 @@ MEAN_TWICE = {("equinox", "layer"), ("haiku", "layer")}
 """These call `jnp.mean` and then `jnp.var`, which takes the mean again."""
 
 LIBRARIES = {"linen": linen, "nnx": of_nnx, "equinox": equinox, "haiku": haiku}
-CASES = [
-    pytest.param(*case, marks=() if case == ("linen", "layer", "sequence") else pytest.mark.slow)
-    for case in [(i, norm, n) for i in LIBRARIES for norm in ("layer", "rms") for n in LAYOUTS]
-]
+CASES = [(i, norm, n) for i in LIBRARIES for norm in ("layer", "rms") for n in LAYOUTS]
 
 
 def by_names(norm, layout):
