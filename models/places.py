@@ -7,7 +7,7 @@ has a dim for the heads and one for the features of a head.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -108,7 +108,9 @@ def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, P
     return found
 
 
-def _rows(form: Format, parameters: Mapping[str, tuple[int, ...]]):
+def _rows(
+    form: Format, parameters: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[Mapping[str, tuple[str, ...]], str, int]]:
     """Their names of modules with ours, what ours begin with, and the number of the first layer."""
     yield form.tables, "", 0
     begins = 0

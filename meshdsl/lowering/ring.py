@@ -4,6 +4,8 @@ Where a rule with `move = "ring"` splits a dim at rest, and an op needs all of t
 device, the op may take one part after the other instead of gathering them. On turn 0 a device has
 its own part, on turn 1 that of the device before it, and so on; while it computes with one part the
 next one travels. So no device ever holds the whole, and the network works while the device does.
+
+By `move = "exchange"` the parts stay, and elements of other operands are sent to them (`swap`).
 """
 
 from __future__ import annotations
@@ -118,20 +120,17 @@ class Ring:
         with jax.named_scope(self._op.tag):
             return jax.tree.map(lambda x: collectives.all_to_all(x, self.axes, 0, 0), tree)
 
-    def note_swap(self, x, *, forward: bool = True, backward: int = 0) -> None:
-        """Write down that an array of the shape of `x` is cut and sent.
+    def note_swap(self, x, backward: int) -> None:
+        """Write down that an array of the shape of `x` is cut and sent in the forward pass.
 
         Args:
-          forward: it is so in the forward pass.
-          backward: how often it is so in the backward pass.
+          backward: how often it is so in the backward pass, one or more times.
         """
         size = x.size * jnp.dtype(x.dtype).itemsize
         axes = self._scope.in_mesh_order(self.axes)
-        if size and forward:
-            again = "all_to_all" if backward else ""
-            self._op.moves.append(Move("all_to_all", axes, size, self._why, again))
-        more = backward - forward
-        if size and more > 0:
+        if size:
+            self._op.moves.append(Move("all_to_all", axes, size, self._why, "all_to_all"))
+        if size and (more := backward - 1):
             self._op.moves.append(Move("follow", axes, size, self._why, "all_to_all", count=more))
 
     def most(self, x, axes: Collection[str]):

@@ -208,3 +208,23 @@ def test_a_loss_in_chunks_bounds_its_logits_too():
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), wanted, in_chunks
     )
+
+
+LATENT = {"latent": 8, "turned": 4}
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ({"value_dim": 4}, "model: value_dim is of latent attention; set model.latent"),
+        ({"latent": 8}, "latent attention needs model.turned, an even number of features, not 0"),
+        ({"latent": 8, "turned": 3}, "an even number of features, not 3"),
+        ({**LATENT, "sinks": "yes"}, "latent attention has no such sinks; leave model.sinks out"),
+        ({**LATENT, "biases": ("query",)}, "latent attention has no such biases"),
+        ({**LATENT, "kv_heads": 2}, "latent attention has no such kv_heads"),
+        ({"activation": "clamped", "mlp": "plain"}, "model: activation=clamped needs mlp=gated"),
+    ],
+)
+def test_settings_of_latent_attention_and_gates_that_do_not_go_together(how, said):
+    with pytest.raises(md.MeshDSLError, match=said):
+        common.Config(**{"d_model": 32, "heads": 4, **how})
