@@ -22,8 +22,14 @@ def _is_no_error_of_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in record.pathname or record.levelno < logging.ERROR
 
 
-# Orbax logs an error with its stack in each of its threads. `Writer.wait` raises it once.
+def _is_no_write_of_orbax(record: logging.LogRecord) -> bool:
+    return "/orbax/" not in record.getMessage()
+
+
+# Orbax logs an error with its stack in each of its threads, and asyncio logs those of writes that
+# orbax did not wait for, because another one failed before. `Writer.wait` raises the first.
 logging.getLogger("absl").addFilter(_is_no_error_of_orbax)
+logging.getLogger("asyncio").addFilter(_is_no_write_of_orbax)
 
 
 def _ignore_late_callbacks() -> None:

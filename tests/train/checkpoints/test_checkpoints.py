@@ -1,10 +1,15 @@
 """What is saved comes back, under any layout, and never into another model."""
 
+import asyncio
 import errno
+import gc
+import itertools
+import logging
 import os
 
 import jax
 import pytest
+import tensorstore
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.checkpoints import folders, manifest, named_leaves, writer
@@ -161,6 +166,26 @@ def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(
         "space left on device; "
         "the newest whole one, of step 1, is still there"
     )
+
+
+def test_many_writes_that_fail_are_one_error_and_print_nothing(tmp_path, monkeypatch, caplog):
+    """Those that fail one after the other, the last when nobody waits for them any more."""
+    turns = itertools.count()
+
+    async def full(*args, **how):
+        for _ in range(next(turns)):
+            await asyncio.sleep(0)
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
+
+    saved(tmp_path, {1: make_state(FSDP)})
+    checkpoints = opened(tmp_path)
+    monkeypatch.setattr(tensorstore, "open", full)
+    checkpoints.save(2, make_state(FSDP), {})
+    with pytest.raises(MeshDSLError, match="step 2 could not be written: .*No space left") as seen:
+        checkpoints.close()
+    del checkpoints, seen  # They hold the writes, which would print when they are freed.
+    gc.collect()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize(
