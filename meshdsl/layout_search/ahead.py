@@ -2,8 +2,9 @@
 
 A search asks for one estimate after another, and each takes a good part of a second, nearly all of
 it in Python. So it says beforehand what it expects to ask for, and a copy of the process works on
-that meanwhile. What the copy finds counts only once the search asks for it: the result of a search
-is the same with and without, as long as its limit is a number of estimates and not a time.
+that meanwhile. The result of a search whose limit is a number of estimates is the same with and
+without: what the copy finds counts only once the search asks for it. One whose limit is a time
+takes all that the copy has found (`taken`).
 
 A process may be copied only before JAX has made its devices, as their threads would be missing in
 the copy. The command line makes the copy before anything is traced. `md.search`, which is called in
@@ -53,6 +54,7 @@ class Ahead:
         self._expected: list[Request] = []
         self._sent: list[Request] = []  # and not answered
         self._known: dict[Request, Answer] = {}
+        self._practised: Request | None = None
         context = get_context("fork")
         self._pipe, theirs = context.Pipe()
         given = theirs, self._pipe, estimate
@@ -61,6 +63,11 @@ class Ahead:
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads that NumPy may have
             self._process.start()
         theirs.close()
+
+    def practise(self, request: Request) -> None:
+        """Let the copy estimate what nobody needs, as its first trace takes twice as long."""
+        self._practised = request
+        self.expect([request])
 
     def expect(self, requests: Sequence[Request]) -> None:
         """Say which estimates will probably be asked for, the next one first."""
@@ -87,6 +94,12 @@ class Ahead:
             self._receive()
         return self._known.pop(request)
 
+    def taken(self) -> dict[Request, Answer]:
+        """All estimates that were made ahead and not asked for yet."""
+        self._receive()
+        known, self._known = self._known, {}
+        return known
+
     def close(self) -> None:
         """End the copy. What is asked for afterwards is estimated here."""
         self._expected, self._sent = [], []
@@ -110,7 +123,7 @@ class Ahead:
             while not self._pipe.closed and self._pipe.poll():
                 request, answer = self._pipe.recv()
                 self._sent.remove(request)
-                if answer is not None:
+                if answer is not None and request != self._practised:
                     self._known.setdefault(request, answer)
         except (EOFError, OSError):
             self.close()

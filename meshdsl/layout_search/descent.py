@@ -33,7 +33,7 @@ _PRICED_FIRST = 8  # that are priced before a second process begins with the mos
 _AT_ONCE = 3  # that are estimated before prices are corrected again
 _PROMISING = 1.02  # a price so many times the best is worth an estimate: it is rough
 _STARTING = 0.5  # of the time the first estimates may take
-_EXPECTED = 3  # of the next plans are said to a second process, see `ahead`
+_EXPECTED = 6  # of the next plans are said to a second process, see `ahead`
 
 
 @dataclass
@@ -78,6 +78,7 @@ class Descent:
 
         devices = workload.target.devices
         whole = Plan((("data", devices),) if devices > 1 else (), ())
+        judge.practise(replace(whole, settings=tuple(sorted(self._first().items()))))
         program = workload.program(layout_of(whole), self._first())
         explanation = explain(program, target=workload.target)
         self._pricer = Pricer(program, explanation, workload.target)
@@ -112,6 +113,8 @@ class Descent:
                 self.ended = True
                 return
             self._expand(plan)
+        if self.limits.evaluations is None:
+            self.judge.keep_all()
 
     def _next(self) -> Plan | None:
         """The best plan that was not gone on from; of plans that differ in settings alone the best.

@@ -52,12 +52,25 @@ class Judge:
             return None
         if plan not in self.judged:
             request = Request(plan, shipped)
-            answer = self.ahead.take(request) if self.ahead else self.estimate(request)
-            if isinstance(answer, str):
-                self.refused[plan] = answer
-                return None
+            self._keep(plan, self.ahead.take(request) if self.ahead else self.estimate(request))
+        return self.judged.get(plan)
+
+    def keep_all(self) -> None:
+        """Add what a second process has estimated and nobody has asked for."""
+        for request, answer in self.ahead.taken().items() if self.ahead else ():
+            if self.is_new(request.plan):
+                self._keep(request.plan, answer)
+
+    def _keep(self, plan: Plan, answer: Answer) -> None:
+        if isinstance(answer, str):
+            self.refused[plan] = answer
+        else:
             self.judged[plan] = answer
-        return self.judged[plan]
+
+    def practise(self, plan: Plan) -> None:
+        """Let the second process make its first trace, of a plan that nobody asks for."""
+        if self.ahead:
+            self.ahead.practise(Request(plan))
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Say which plans it will probably be asked for next, so that they may be begun."""

@@ -87,3 +87,22 @@ def test_a_copy_that_dies_or_fails_is_done_without():
     """)
     digits = [str(n) for n in range(9)]
     assert out.split() == digits + digits[::-1]
+
+
+@pytest.mark.skipif(not ENOUGH, reason="one core, or not Linux")
+def test_all_that_a_copy_has_found_can_be_taken_but_for_what_it_practised_with():
+    out = fresh("""
+        import time
+        from meshdsl.layout_search.ahead import Ahead, Request
+        from meshdsl.layout_search.plan import Plan
+
+        first, second = (Request(Plan((("a", n),), ())) for n in range(2))
+        ahead = Ahead(lambda request: f"{request.plan.sizes[0][1]}")
+        ahead.practise(first)
+        ahead.expect([second])
+        while not (found := ahead.taken()):
+            time.sleep(0.01)
+        print(found == {second: "1"}, ahead.taken(), ahead.take(first))
+        ahead.close()
+    """)
+    assert out.split() == ["True", "{}", "0"]
