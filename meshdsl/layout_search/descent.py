@@ -93,7 +93,8 @@ class Descent:
         stored = dict.fromkeys(
             d.name for a in program.arguments if a.role != "value" for d in a.dims
         )
-        self._neighbours = Neighbours(self._largest, list(stored), self.choices)
+        visited = {name for op in program.ops for name in op.visited}
+        self._neighbours = Neighbours(self._largest, list(stored), self.choices, visited)
 
     @property
     def priced(self) -> int:
@@ -168,14 +169,16 @@ class Descent:
     def _expand(self, plan: Plan) -> None:
         """Estimates those neighbours of a plan that promise to be better.
 
-        Other settings come first, without a promise: a price knows nothing of what is recomputed.
-        All others are priced in the order of what they compute at least. The first that is better
-        is gone on from at once.
+        Other settings and exchanges come first, without a promise: a price knows nothing of what is
+        recomputed, nor of the rows for which a device makes room. All others are priced in the
+        order of what they compute at least. The first that is better is gone on from at once.
         """
         self._expanded.add(plan)
         before = self._best()
         others = [
-            p for p in self._other_settings(plan) if self.judge.is_new(p) and self._allowed(p)
+            p
+            for p in (*self._other_settings(plan), *self._neighbours.exchanges(plan))
+            if self.judge.is_new(p) and self._allowed(p)
         ]
         self._expect(others)
         for one in others:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,6 +27,7 @@ class Neighbours:
       dims: the dims that a rule may name, those of the most work first.
       stored: those of them that parameters have.
       choices: the values of each setting.
+      visited: those of them whose parts may stay by `move = "exchange"`.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Neighbours:
         dims: Sequence[str],
         stored: Sequence[str],
         choices: Mapping[str, Sequence[str]],
+        visited: Collection[str] = (),
     ):
         self._dims, self._stored, self._choices = dims, stored, choices
+        self._visited = visited
         alone = [(Line("rules", dim, _NEW),) for dim in dims[:_SPLIT]]
         self._roles = list(dict.fromkeys([*_roles({*dims, *stored}), *alone]))
 
@@ -49,6 +52,7 @@ class Neighbours:
 
     def _all(self, plan: Plan) -> Iterator[Plan]:
         yield from self.settings(plan)
+        yield from self.exchanges(plan)
         yield from _sizes(plan)
         yield from self._new_axes(plan)
         yield from self._lines(plan)
@@ -63,6 +67,14 @@ class Neighbours:
             for other in dict.fromkeys(((at + len(values)) // 2, at + 1, at - 1)):
                 if 0 <= other < len(values):
                     yield plan.with_setting(name, values[other])
+
+    def exchanges(self, plan: Plan) -> Iterator[Plan]:
+        """The plan with what is visited left where it is, or gathered again."""
+        for x in plan.at("rules"):
+            if x.dim in self._visited:
+                move = None if x.attribute("move") == "exchange" else "exchange"
+                new = x.with_attribute("move", move)
+                yield plan.with_lines("rules", [new if y == x else y for y in plan.at("rules")])
 
     def _new_axes(self, plan: Plan) -> Iterator[Plan]:
         """An axis taken from the largest, with the rules that an axis of a shipped layout has."""

@@ -12,7 +12,7 @@ from meshdsl.layout_search.obeys import Never
 from meshdsl.layout_search.plan import Line, Plan, merged, plan_of
 
 _FIRST = (  # often the best
-    *("fsdp", "fsdp-sequence", "experts-fsdp"),
+    *("fsdp", "fsdp-sequence", "experts-fsdp", "experts-exchange"),
     *("data", "zero1", "context", "hybrid-fsdp"),
 )
 _ALONE = 6  # dims are tried alone

@@ -283,7 +283,9 @@ def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:
     for dims in nest.outs:
         if dims is not nest.loop:
             scope.recorder.names.update([d.name for d in dims])
-    return scope.recorder.begin(name, nest.loop, work.axes, work.waste)
+    op = scope.recorder.begin(name, nest.loop, work.axes, work.waste)
+    op.visited = tuple(dim.name for dim, _, _ in nest.visited)
+    return op
 
 
 def _stands_so(t: Tensor, split: Split, loop_axes: frozenset[str]) -> bool:

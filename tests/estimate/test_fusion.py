@@ -248,6 +248,20 @@ def test_a_batch_of_products_copies_what_was_gathered_over_lanes(width, dims, ke
     assert names(made) == kernels
 
 
+def test_parts_of_one_element_may_be_a_view_of_what_lacks_the_dim():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def function(x, weight):
+        part = jnp.sin(weight)[..., None]
+        whole = lax.all_gather(part, "data", axis=2, tiled=True)
+        return jnp.sum(jnp.einsum("ebd,edf->ebf", x, whole))[None]
+
+    given = (P(), P("data"))
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=given, out_specs=P("data"))
+    made = graph(mapped, array(4, 8, 16), array(8, 16), mesh=mesh)
+    assert "reorder" in names(made)
+
+
 def test_a_scatter_over_lanes_copies_what_a_batch_of_products_made():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 

@@ -55,6 +55,8 @@ COMPILED = ("fsdp-sequence",)
 
 
 def config_of(name):
+    if name == "experts-exchange":
+        return dataclasses.replace(WITH_EXPERTS, capacity=0.0)
     return WITH_EXPERTS if name in common.EXPERTS else CONFIG
 
 
@@ -103,9 +105,10 @@ def describe(program, sizes, config) -> str:
         "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
     )
     mesh = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "one device"
+    with_capacity = f"with a capacity of {config.capacity}" if config.capacity else "none dropped"
     experts = (
-        f"# experts={config.experts}, of which a token uses {config.experts_used}, with a capacity "
-        f"of {config.capacity}.\n"
+        f"# experts={config.experts}, of which a token uses {config.experts_used}, "
+        f"{with_capacity}.\n"
     )
     header = HEADER.format(layers=config.layers, experts=experts if config.experts else "")
     return f"{header}# mesh: {mesh}\n\n{table if rows else 'no collectives'}\n"

@@ -26,7 +26,8 @@ def reorders(equation: Equation) -> str:
         dim = equation.eqn.params.get(key) if equation.primitive.startswith(name) else None
         if dim is None or not equation.operands:
             continue
-        whole, part = equation.operands[0].shape, equation.outputs[0].shape
+        # Of the equation itself: a dim of one element may be missing in what is read.
+        whole, part = equation.eqn.invars[0].aval.shape, equation.eqn.outvars[0].aval.shape
         if name == "all_gather":
             whole, part = part, whole
         if dim == len(whole) - 1 and dim > 1 and part[dim] < min(LANES, whole[dim]):
