@@ -66,6 +66,41 @@ def test_a_search_finds_the_same_each_time():
     assert one.best == other.best and one.frontier == other.frontier
 
 
+def test_rows_of_experts_are_exchanged_where_that_is_faster():
+    tokens, top, d, f, experts = (
+        md.Dim(name, size)
+        for name, size in {"batch": 2**16, "top": 1, "d": 2048, "f": 1024, "experts": 64}.items()
+    )
+
+    def loss(weights, x, ids):
+        run = lambda groups, rows, up, down: groups.dot(jax.nn.relu(groups.dot(rows, up)), down)
+        share = md.ones((tokens, top), dtype=x.dtype)
+        return md.mean(md.square(md.routed(run, x, ids, share, tuple(weights), experts="experts")))
+
+    shape = lambda dims, dtype="float32": jax.ShapeDtypeStruct([n.size for n in dims], dtype)
+    weights = [
+        md.parameter(shape(dims), dims, ins=dims[1]) for dims in [(experts, d, f), (experts, f, d)]
+    ]
+    x, ids = (
+        md.tensor(shape(dims, dtype), dims)
+        for dims, dtype in [((tokens, d), "float32"), ((tokens, top), "int32")]
+    )
+    keep = md.Layout(["batch -> expert"], mesh={"expert": 8})
+    found = md.search(
+        md.value_and_grad(loss),
+        weights,
+        x,
+        ids,
+        target=V5E,
+        keep=keep,
+        never=["d -> *", "f -> *"],
+        seconds=None,
+        evaluations=12,
+    )
+    moves = {rule.dim: rule.move for rule in found.layout.parsed}
+    assert moves["experts"] == "exchange" and found.layout.mesh == {"expert": 8}
+
+
 def test_what_must_be_kept_is_kept_and_what_must_not_be_is_not():
     keep = md.Layout(["batch -> data"], mesh={"data": 4})
     found = find(
