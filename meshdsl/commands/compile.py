@@ -7,7 +7,7 @@ import json
 import sys
 
 from meshdsl.commands.analysis import analysis_of
-from meshdsl.commands.output import write_file
+from meshdsl.commands.output import check_files, write_file
 from meshdsl.compiled.options import parse_options
 from meshdsl.compiled.topology import compile_only
 from meshdsl.report.compiled_text import describe
@@ -23,6 +23,7 @@ def compile_step(arguments: argparse.Namespace) -> int:
       MeshDSLError: see `analysis_of`; the compiler is not installed, or refuses the step or one of
         the options; or a file cannot be written.
     """
+    check_files(arguments.html, arguments.save)
     compile_only()
     analysis = analysis_of(arguments, arguments.layout, arguments.mesh)
     if sys.stderr.isatty():

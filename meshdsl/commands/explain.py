@@ -6,7 +6,7 @@ import argparse
 import json
 
 from meshdsl.commands.analysis import analysis_of
-from meshdsl.commands.output import write_file
+from meshdsl.commands.output import check_files, write_file
 from meshdsl.compiled.topology import compile_only
 from meshdsl.report.explanation_text import describe
 from meshdsl.report.page import page
@@ -18,6 +18,7 @@ def explain_step(arguments: argparse.Namespace) -> int:
     Raises:
       MeshDSLError: see `analysis_of`; or the page cannot be written.
     """
+    check_files(arguments.html)
     compile_only()
     explanation = analysis_of(
         arguments, arguments.layout, arguments.mesh, arguments.devices

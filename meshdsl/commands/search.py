@@ -18,7 +18,7 @@ from meshdsl.commands.analysis import (
     title_of,
     with_rows,
 )
-from meshdsl.commands.output import write_file
+from meshdsl.commands.output import check_files, write_file
 from meshdsl.commands.training_workload import TrainingWorkload
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.errors import MeshDSLError
@@ -52,6 +52,7 @@ def search_layout(arguments: argparse.Namespace) -> int:
       MeshDSLError: an unknown model, setting or target; constraints that contradict each other, the
         machine or the model, or that nothing fits: the error names the smallest set of them.
     """
+    check_files(arguments.out)
     compile_only()
     target = target_of(arguments)
     config = with_rows(arguments, configured(arguments), target.devices)

@@ -348,7 +348,9 @@ def _choices(workload: Workload, constraints: Constraints) -> Mapping[str, Seque
     """The values of each setting that may be chosen."""
     found = dict(workload.choices)
     if constraints.remat is not None and "model.remat" in found:
-        found["model.remat"] = [v for v in found["model.remat"] if v in constraints.remat]
+        # Where none is left the constraint is refused later, by `conflicts.check`.
+        left = [v for v in found["model.remat"] if v in constraints.remat]
+        found["model.remat"] = left or found["model.remat"]
     if constraints.microbatches is not None and "microbatches" in found:
         allowed = {str(n) for n in constraints.microbatches}
         found["microbatches"] = [v for v in found["microbatches"] if v in allowed]

@@ -217,6 +217,11 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("explain --mesh data", "--mesh data: expected sizes of axes such as data=16,model=4"),
         ("explain --target v5e:4x4 --devices 8", "the target says how many devices there are"),
         ("explain --html absent/page.html", "absent/page.html: No such file or directory"),
+        ("compile --target cpu:8 --html absent/page.html", "absent/page.html: No such file"),
+        ("compile --target cpu:8 --save absent/step", "absent/step: No such file or directory"),
+        ("search --target v5e:4x4 --out absent/x.toml", "absent/x.toml: No such file or directory"),
+        ("search --target v5e:4x4 --out .", ".: Is a directory"),
+        ("search --target v5e:2x2 --remat fulll", "of `model.remat`; did you mean `full`?"),
         ("explain --hardware absent.toml --target v5e:4x4", "absent.toml"),
         ("explain model.layer=3", "no setting `model.layer`; did you mean `model.layers`?"),
         (
