@@ -284,6 +284,7 @@ def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:
         if dims is not nest.loop:
             scope.recorder.names.update([d.name for d in dims])
     op = scope.recorder.begin(name, nest.loop, work.axes, work.waste)
+    op.unsplit = tuple(dim.name for dim in nest.unsplit)
     op.visited = tuple(dim.name for dim, _, _ in nest.visited)
     return op
 

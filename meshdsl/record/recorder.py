@@ -85,6 +85,7 @@ class Op:
       needed: the share of its FLOPs that the model needs: of causal attention a half is enough,
         and a kernel may compute all of it.
       lacks: the kernels that it would have preferred, each with what it cannot do of this op.
+      unsplit: names of the dims of which it needs all elements on each device.
       visited: names of the dims whose parts stay where they are, and are sent elements of other
         operands, if a rule with `move = "exchange"` splits them.
       schedule: of a pipeline, which stage works on what, when.
@@ -102,6 +103,7 @@ class Op:
     kernel: str = ""
     needed: float = 1.0
     lacks: tuple[tuple[str, str], ...] = ()
+    unsplit: tuple[str, ...] = ()
     visited: tuple[str, ...] = ()
     schedule: Schedule | None = None
     number: int = field(default_factory=next_op_number)

@@ -23,7 +23,8 @@ def idle_axes(op: Op, program: Program) -> tuple[str, ...]:
 def advice(op: Op, idle: tuple[str, ...], program: Program) -> str:
     """A rule such as `length -> model` that would use the largest of the `idle` axes.
 
-    Its dim is one of the op's loop nest that divides over the axis, and of those the one of which a
+    Its dim is one of the op's loop nest that divides over the axis and that the op does not need
+    whole, and of those the one of which a
     device has most elements. Dims that no parameter has (batch, length) come first: splitting
     another one splits what is multiplied with parameters too. Empty where no dim will do.
     """
@@ -38,7 +39,8 @@ def advice(op: Op, idle: tuple[str, ...], program: Program) -> str:
     for dim, axes in zip(op.dims, op.axes, strict=True):
         parts = math.prod(sizes[a] for a in axes)
         divides = dim.size % (parts * sizes[axis]) == 0
-        if divides and dim.size // parts > 1 and dim.name not in known:
+        may_be_split = dim.name not in known and dim.name not in op.unsplit
+        if divides and dim.size // parts > 1 and may_be_split:
             fitting.append((dim.name not in of_parameters, dim.size // parts, dim.name))
     return f"{max(fitting)[2]} -> {axis}" if fitting else ""
 

@@ -121,6 +121,16 @@ def test_work_that_an_axis_repeats_is_called_out_with_the_rule_that_would_split_
     assert einsum.idle == ()
 
 
+def test_no_rule_is_advised_for_a_dim_that_the_op_needs_whole():
+    rows, width = md.Dim("rows", 4), md.Dim("width", 64)
+    x = md.tensor(jnp.ones((4, 64)), (rows, width))
+    ends = {"out": (rows, width), "whole": (width,), "name": "ends"}
+    fn = lambda x: md.local(lambda a: a - a[:, -1:], md.relu(x), **ends)
+    layout = md.Layout(["batch? -> data"], mesh={"data": 4})
+    advised = {op.name: op.advice for op in md.explain(fn, x, layout=layout).ops}
+    assert advised == {"relu": "width -> data", "ends": "rows -> data"}
+
+
 def test_a_layout_for_another_kind_of_model_leaves_axes_idle_and_says_so():
     layout = common.on(common.load("spatial"), 8)
     step = TrainStep(
