@@ -49,6 +49,9 @@ class Dot:
     `flops` counts a multiplication and an addition for each term, as XLA does. Of a convolution it
     counts only the terms that do not meet padding. Where it is `uneven`, `flops` are a mean over
     devices, of which some compute more.
+
+    `few_rows` are the bytes of the arrays with space, operands and result, of a convolution over so
+    few rows that a TPU's compiler splits the space to have more; else 0.
     """
 
     batch: int
@@ -58,6 +61,7 @@ class Dot:
     flops: int
     dtype: str
     uneven: bool = False
+    few_rows: int = 0
 
 
 @dataclass(eq=False)

@@ -102,3 +102,20 @@ def test_of_an_array_that_is_used_in_part_only_that_part_moves(function, expecte
     assert sum(k.traffic for k in made.kernels) == pytest.approx(
         expected, abs=100
     )  # and the indices
+
+
+@pytest.mark.parametrize(
+    ("rows", "window", "few"),
+    # Images of 16 x 16 with 4 and 6 features, float32. Each of the three convolutions (the image's,
+    # and the gradients of image and kernel) reads or writes both.
+    [(7, 3, 7 * 16 * 16 * (4 + 6) * 4), (8, 3, 0), (7, 1, 0)],
+)
+def test_a_convolution_over_few_rows_has_the_bytes_that_a_compiler_rearranges(rows, window, few):
+    def loss(x, kernel):
+        y = lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.sum(y * y)
+
+    args = array(rows, 16, 16, 4), array(window, window, 4, 6)
+    assert [dot.few_rows for dot in products(jax.grad(loss, (0, 1)), *args)] == [few] * 3

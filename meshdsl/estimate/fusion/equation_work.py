@@ -13,6 +13,8 @@ from meshdsl.estimate.kernels import Dot
 from meshdsl.record.collective import Collective
 from meshdsl.record.jaxpr import COLLECTIVES, collectives_of, join_scopes
 
+_ROWS = 8  # of which a TPU's compiler has enough in a convolution, see `kernel_time`
+
 
 def dots(equation: Equation) -> list[Dot]:
     """The products that an equation computes: one, none, or those that a kernel states."""
@@ -94,7 +96,22 @@ def _convolution(eqn, left: tuple[int, ...], right: tuple[int, ...], out: tuple[
         features // groups,
         2 * batch * features * inner * terms,
         eqn.invars[0].aval.dtype.name,
+        few_rows=_few_rows(eqn, left, right, out),
     )
+
+
+def _few_rows(eqn, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> int:
+    """`few_rows` of a `Dot`. In the gradient of a kernel the rows are what is summed over."""
+    numbers: jax.lax.ConvDimensionNumbers = eqn.params["dimension_numbers"]
+    space = lambda shape, spec: math.prod(shape[i] for i in spec[2:])
+    window, results = space(right, numbers.rhs_spec), space(out, numbers.out_spec)
+    forward = results >= window
+    rows = left[numbers.lhs_spec[0 if forward else 1]]
+    if rows >= _ROWS or min(window, results) == 1:
+        return 0
+    other, var = (out, eqn.outvars[0]) if forward else (right, eqn.invars[1])
+    sizes = (left, eqn.invars[0]), (other, var)
+    return sum(math.prod(shape) * v.aval.dtype.itemsize for shape, v in sizes)
 
 
 def _terms(
