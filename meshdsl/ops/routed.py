@@ -118,7 +118,7 @@ def routed(
     has of all other dims, and the law takes the sum. It makes room for as many rows as could be
     chosen, even if most are of other devices' experts. Where the rule for `experts` says
     `move = "exchange"`, elements stay where they are, and rows travel to the experts and back; then
-    `fn` must not close over arrays. Derivatives are of first order and in reverse mode.
+    `fn` must not close over traced arrays. Derivatives are of first order and in reverse mode.
 
     Args:
       fn: called with `groups`, rows of `x` as an array [rows, features], and the parameters, with
@@ -175,7 +175,7 @@ def routed(
             used = chosen.size / (ring.count * room_of(chosen.size, ring.count))
             implement = partial(_way, at, experts, used, implementation, name, arrays)
             run = partial(_by_expert, fn, implement, experts=ring.size, name=name)
-            made = by_exchange(ring, run, rows, chosen, share, arrays, experts.size, axes)
+            made = by_exchange(name, ring, run, rows, chosen, share, arrays, experts.size, axes)
             return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
         first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
         here = at.size(experts)

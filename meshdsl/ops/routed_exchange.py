@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.lowering.ring import Ring
 
@@ -55,11 +57,20 @@ class Places(NamedTuple):
 
 
 def by_exchange(
-    ring: Ring, run: Callable, rows, chosen, share, arrays, experts: int, axes: frozenset[str]
+    name: str,
+    ring: Ring,
+    run: Callable,
+    rows,
+    chosen,
+    share,
+    arrays,
+    experts: int,
+    axes: frozenset[str],
 ):
     """The weighted sum, for each of `rows`, of what its experts give, wherever these are.
 
     Args:
+      name: what errors call the op.
       ring: of the parts of the experts.
       run: called with rows, for each the number of its expert among those here, [rows, 1], and its
         weight, [rows, 1], and the arrays of the experts here.
@@ -68,6 +79,9 @@ def by_exchange(
       arrays: those of the experts here.
       experts: how many there are on all devices.
       axes: over which the operands vary.
+
+    Raises:
+      MeshDSLError: `run` closes over arrays that are traced.
     """
     if not chosen.size or not rows.size:
         return rows * 0
@@ -80,8 +94,30 @@ def by_exchange(
     ring.note_swap(pieces, 1)
     ring.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], share.dtype), 2)
     ring.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], jnp.int32), 1)
+    _refuse_closures(name, run, pieces, share.dtype, tuple(arrays), axes)
     made: jax.Array = _all_rounds(ring, run, room, rows, share, tuple(arrays), places)
     return made.astype(rows.dtype)
+
+
+def _refuse_closures(name: str, run: Callable, pieces, share, arrays: tuple, axes) -> None:
+    """A function with derivatives of its own, as `_all_rounds`, may not close over what has some.
+
+    Args:
+      pieces: the shape and dtype of the rows that `run` is called with.
+      share: the dtype of their weights.
+    """
+    example = lambda shape, dtype: collectives.vary(jnp.zeros(shape, dtype), axes)
+    alone = (pieces.shape[0], 1)
+    rows = example(pieces.shape, pieces.dtype)
+    given = rows, example(alone, jnp.int32), example(alone, share), arrays
+    consts = jax.make_jaxpr(run)(*given).consts
+    if closed := [x for x in consts if isinstance(x, Tracer)]:
+        shapes = " and ".join(f"{x.dtype} {x.shape}" for x in closed)
+        raise MeshDSLError(
+            f"{name}: the function closes over {shapes}, which it may not where rows are exchanged "
+            '(move = "exchange"); make it inside of the function, or give it as one of the '
+            "parameters"
+        )
 
 
 def _places(ring: Ring, chosen, experts: int, room: int, axes) -> Places:

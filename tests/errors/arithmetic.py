@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.ops import attention_kernels
-from tests.errors.common import EMPTY, IDS, IMAGE, A, B, C, T, W, X, Y, lowered
+from tests.errors.common import EMPTY, IDS, IMAGE, A, B, C, T, W, X, Y, lowered, under
 from tests.helpers import data, dims, integers, weight
 
 COMPLEX = md.cast(X, jnp.complex64)
@@ -42,6 +42,17 @@ def _routed(
     **how,
 ):
     return md.routed(fn, x, ids, weights, parameters, C, **how)
+
+
+def _exchanged_with_a_closure():
+    def fn(x, ids, shares, weights):
+        factors = jnp.arange(8)
+        scaled = lambda groups, rows, w: groups.dot(rows * factors, w)
+        return md.routed(scaled, x, ids, shares, (weights,), experts="e")
+
+    rules = [{"rule": "e -> data", "move": "exchange"}, "a -> data"]
+    weights = weight(md.Dim("e", 4), B, md.Dim("n", 8))
+    return under(rules, fn, X, IDS, data(A), weights)
 
 
 ERRORS = {
@@ -328,6 +339,10 @@ ERRORS = {
     "routed, another shape": (
         lambda: _routed(fn=lambda groups, rows, w: rows[:, :2]),
         ["routed: the function gives an array of shape (4, 2) for rows of (4, 8)"],
+    ),
+    "routed, a closure where rows are exchanged": (
+        _exchanged_with_a_closure,
+        ["routed: the function closes over int32 (8,)", "make it inside of the function"],
     ),
     "routed by a kernel for more": (
         lambda: _routed(implementation="megablox"),
