@@ -24,9 +24,9 @@ def advice(op: Op, idle: tuple[str, ...], program: Program) -> str:
     """A rule such as `length -> model` that would use the largest of the `idle` axes.
 
     Its dim is one of the op's loop nest that divides over the axis and that the op does not need
-    whole, and of those the one of which a
-    device has most elements. Dims that no parameter has (batch, length) come first: splitting
-    another one splits what is multiplied with parameters too. Empty where no dim will do.
+    whole, and of those the one of which a device has most elements. Dims that no parameter has
+    (batch, length) come first: splitting another one splits what is multiplied with parameters too.
+    Empty where no dim will do.
     """
     if not idle:
         return ""
