@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
+from meshdsl.commands.output import check_files
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.data.bpe import SMALLEST_VOCAB, train_bpe
 from meshdsl.train.data.files import find_files
@@ -46,17 +47,10 @@ def train_tokenizer(arguments: argparse.Namespace) -> int:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse before the work what could not be written after it."""
-    try:
-        if out.exists():
-            raise MeshDSLError(f"--out {out}: exists; choose another file")
-        if not out.parent.is_dir():
-            raise MeshDSLError(f"--out {out}: there is no folder {out.parent}")
-        # Tried, because what the permissions say is not all: a file system may refuse too.
-        with NamedTemporaryFile(dir=out.parent, prefix=out.name):
-            pass
-    except OSError as error:
-        raise MeshDSLError(f"--out {out}: cannot be written: {error.strerror}") from None
+    """Refuse before the work a file that exists or could not be written after it."""
+    if os.path.lexists(out):
+        raise MeshDSLError(f"--out {out}: exists; choose another file")
+    check_files(out)
 
 
 def _write(out: Path, text: str) -> None:

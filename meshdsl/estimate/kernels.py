@@ -50,8 +50,8 @@ class Dot:
     counts only the terms that do not meet padding. Where it is `uneven`, `flops` are a mean over
     devices, of which some compute more.
 
-    `few_rows` are the bytes of the arrays with space, operands and result, of a convolution over so
-    few rows that a TPU's compiler splits the space to have more; else 0.
+    `rearranged` are the bytes of operands and results that a TPU's compiler puts into another
+    order, of a convolution over so few rows that it splits their space to have more; else 0.
     """
 
     batch: int
@@ -61,7 +61,7 @@ class Dot:
     flops: int
     dtype: str
     uneven: bool = False
-    few_rows: int = 0
+    rearranged: int = 0
 
 
 @dataclass(eq=False)

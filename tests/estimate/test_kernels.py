@@ -118,4 +118,4 @@ def test_a_convolution_over_few_rows_has_the_bytes_that_a_compiler_rearranges(ro
         return jnp.sum(y * y)
 
     args = array(rows, 16, 16, 4), array(window, window, 4, 6)
-    assert [dot.few_rows for dot in products(jax.grad(loss, (0, 1)), *args)] == [few] * 3
+    assert [dot.rearranged for dot in products(jax.grad(loss, (0, 1)), *args)] == [few] * 3

@@ -292,7 +292,7 @@ def test_what_a_product_is_fused_with_comes_on_top():
 @pytest.mark.parametrize("kind, added", [("tpu", 2 * 2 * 100), ("gpu", 0)])
 def test_a_convolution_over_few_rows_passes_over_its_arrays_twice_more_on_a_tpu(kind, added):
     one = dot(1, 256, 256, 256)
-    few = Kernel("conv_general_dilated", "", dots=[replace(one, few_rows=100)])
+    few = Kernel("conv_general_dilated", "", dots=[replace(one, rearranged=100)])
     enough = Kernel("conv_general_dilated", "", dots=[one])
     more = kernel_seconds(few, chip(kind=kind)) - kernel_seconds(enough, chip(kind=kind))
     assert more == pytest.approx(1e-6 * added)

@@ -4,10 +4,16 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
-from meshdsl.layout_search.ahead import can_copy
+from meshdsl.layout_search.ahead import Ahead, Request, can_copy
+from meshdsl.layout_search.judge import Judge
+from meshdsl.layout_search.plan import Plan
+from tests.search.sample import FOUND
+from tests.search.workloads import workload
 
 ENOUGH = sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1
 
@@ -87,6 +93,23 @@ def test_a_copy_that_dies_or_fails_is_done_without():
     """)
     digits = [str(n) for n in range(9)]
     assert out.split() == digits + digits[::-1]
+
+
+def test_a_judge_keeps_what_was_estimated_ahead_and_nobody_asked_for():
+    class Known:
+        def taken(self):
+            return {
+                Request(refused): "it does not divide",
+                Request(new): other,
+                Request(old): other,
+            }
+
+    refused, new, old = (Plan((("a", n),), ()) for n in range(3))
+    one, other = FOUND.best, replace(FOUND.best, step=2 * FOUND.best.step)
+    judge = Judge(workload("v5e:2x4"), 2**34, {old: one}, ahead=cast(Ahead, Known()))
+    judge.keep_all()
+    assert judge.judged == {old: one, new: other}
+    assert judge.refused == {refused: "it does not divide"}
 
 
 @pytest.mark.skipif(not ENOUGH, reason="one core, or not Linux")

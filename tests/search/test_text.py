@@ -73,6 +73,9 @@ def test_layouts_in_one_line():
         "model.remat=full"
     )
     assert layout_words(replace(CONTEXT, layout=Layout(), settings=())) == "nothing is split"
+    moved = Layout([{"rule": "experts -> expert", "move": "exchange"}, "batch -> expert"])
+    words = layout_words(replace(CONTEXT, layout=moved, settings=()))
+    assert words == "experts (exchange), batch -> expert"
     assert line_words(CONTEXT.layout.rules[1]) == "length -> context (order = zigzag)"
 
 

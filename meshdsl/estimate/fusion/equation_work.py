@@ -96,12 +96,12 @@ def _convolution(eqn, left: tuple[int, ...], right: tuple[int, ...], out: tuple[
         features // groups,
         2 * batch * features * inner * terms,
         eqn.invars[0].aval.dtype.name,
-        few_rows=_few_rows(eqn, left, right, out),
+        rearranged=_rearranged(eqn, left, right, out),
     )
 
 
-def _few_rows(eqn, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> int:
-    """`few_rows` of a `Dot`. In the gradient of a kernel the rows are what is summed over."""
+def _rearranged(eqn, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> int:
+    """`rearranged` of a `Dot`. In the gradient of a kernel the rows are what is summed over."""
     numbers: jax.lax.ConvDimensionNumbers = eqn.params["dimension_numbers"]
     space = lambda shape, spec: math.prod(shape[i] for i in spec[2:])
     window, results = space(right, numbers.rhs_spec), space(out, numbers.out_spec)

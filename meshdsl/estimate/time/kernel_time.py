@@ -49,14 +49,12 @@ _LEAST, _SCALARS = 1e-6, 4096
 # How much longer a copy takes that puts dims into another order. Measured with the TPU compiler's
 # cycles for v5p: 0.986 ms for bfloat16 [64, 1024, 2048], and 0.536 ms by this module without it.
 _REORDERING = 1.84
-
-
 # Over fewer than 8 rows a TPU's compiler makes a convolution one over 8 times as many, of an eighth
 # of the width each. It copies the edges of the parts to their neighbours, and masks them after: so
-# many passes over each operand and result. Measured with its cycles: two convolutions of 3 x 3, 128
-# to 128 features, with their gradients take 17.6 million cycles for 4 images of 256 x 256 on v5e
-# and 4.3 for 16 of 128 x 128, which are as many elements; that is 27 passes more, over 12 arrays.
-_FEW_ROWS = 2
+# many passes over each operand and result. Measured with its cycles, by `benchmarks/conv_rows.py`:
+# two convolutions with their gradients take 1,119 thousand for each of 4 images on v5e, and 280 for
+# each of 16. A copy of one takes 29 thousand, so that is about 28 passes more, over 12 arrays.
+_REARRANGING = 2
 
 
 def kernel_seconds(kernel: Kernel, chip: Chip) -> float:
@@ -93,7 +91,7 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
     besides = kernel.traffic - of_products
     seconds = max(products, streamed) + besides / bandwidth + besides / width * per_element
     if chip.kind == "tpu":
-        copied = _FEW_ROWS * sum(dot.few_rows for dot in kernel.dots)
+        copied = _REARRANGING * sum(dot.rearranged for dot in kernel.dots)
         seconds += 2 * copied / bandwidth + copied / width * per_element  # read and written
     return seconds
 
