@@ -147,7 +147,7 @@ class FunctionAnalysis:
             program,
             target,
             explanation,
-            options=default_options(mesh) | dict(given),
+            options=default_options(mesh, target.chip) | dict(given),
             given=tuple(given),
             model_flops=(time.model_flops, time.model_flops_full) if time else None,
         )

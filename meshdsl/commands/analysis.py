@@ -19,6 +19,7 @@ from meshdsl.analysis.machine import mesh_on
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.compile import compile_for
+from meshdsl.compiled.options import default_options
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.compiled.topology import target_devices
 from meshdsl.dims import Dim
@@ -155,7 +156,9 @@ class Analysis:
             job.program(),
             self.target,
             explanation,
-            options=job.step.compiler_options | dict(given),
+            options=job.step.compiler_options
+            | default_options(job.mesh, self.target.chip)
+            | dict(given),
             given=tuple(given),
             model_flops=(time.model_flops, time.model_flops_full) if time else None,
         )

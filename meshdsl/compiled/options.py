@@ -13,44 +13,31 @@ from typing import Any
 from jax.sharding import Mesh
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.machine import Chip, chip_of
 
-# Where a chip has sparse cores beside its matrix units, these can carry collectives; by default the
-# matrix units wait for them.
-_OFFLOAD = {
-    f"xla_tpu_enable_sparse_core_collective_offload_{collective}": "True"
-    for collective in ("all_gather", "reduce_scatter", "all_reduce")
-}
-# The same over several dims of a 3-D torus, all links of which are used then. The last option keeps
-# a gather over a whole slice from becoming a sum of buffers that are filled with zeros.
-_SEVERAL_DIMS = {
-    "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": "True",
-    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": "True",
-    "xla_tpu_prefer_async_allgather_to_allreduce": "True",
-}
-# Scatters over two dims use all links of both with this option, but those over a whole slice go
-# along one ring; as sums, which they are without it, they use all links.
-_SCATTERS = "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter"
-_BY_CHIP: dict[str, dict[str, str]] = {
-    "TPU v5": _OFFLOAD | _SEVERAL_DIMS,
-    "TPU v6 lite": _OFFLOAD,
-}
 # TPU compilers take both spellings of a truth value, GPU compilers only the second.
 _SPELLED = {"true": "True", "false": "False"}
 
 
-def default_options(mesh: Any) -> dict[str, str]:
+def default_options(mesh: Any, chip: Chip | None = None) -> dict[str, str]:
     """The options for the chips of `mesh`, by name.
 
-    There are none for a mesh without devices, for CPUs, and for chips on which the compiler's own
-    choice is the best known. For v5p they depend on whether an axis of the mesh is a whole slice.
+    They are those of the chip in `machine/hardware.toml`. There are none for a mesh without
+    devices, for CPUs, and for chips on which the compiler's own choice is the best known.
+
+    Args:
+      chip: of the mesh, where it is not the one that `hardware.toml` has for the devices.
     """
     if not isinstance(mesh, Mesh):
         return {}
-    options = dict(_BY_CHIP.get(mesh.devices.flat[0].device_kind, {}))
+    chip = chip or chip_of(mesh.devices.flat[0])
+    if chip is None:
+        return {}
+    options = dict(chip.options)
     slices = len({getattr(device, "slice_index", None) for device in mesh.devices.flat})
     longest = max(mesh.devices.shape, default=1)
-    if _SEVERAL_DIMS.keys() <= options.keys() and longest * slices < mesh.size:
-        options[_SCATTERS] = "True"
+    if longest * slices < mesh.size:
+        options |= chip.options_of_parts
     return options
 
 

@@ -32,6 +32,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     "TFLOP/s": ("compute", 1e12),
     "GB": ("memory", 1e9),
     "GiB": ("memory", 2**30),
+    "KiB": ("size", 2**10),
     "GB/s": ("bandwidth", 1e9),
     "Gbit/s": ("bandwidth", 1e9 / 8),
     "us": ("time", 1e-6),
@@ -49,6 +50,9 @@ _FIGURES = {
     "matmul_efficiency": "number",
     "hbm_efficiency": "number",
     "vector_rate": "elements",
+    "float32_slowdown": "number",
+    "kernel_latency": "time",
+    "small_sum": "size",
     "link_bandwidth": "bandwidth",
     "link_latency": "time",
     "link_efficiency": "number",
@@ -78,11 +82,23 @@ _KEYS: dict[str, dict[str, type]] = {
         "scatter_dims": int,
         "devices_per_chip": int,
         "topology_options": dict,
+        "waits": list,
+        "as_sums": list,
+        "options": dict,
+        "options_of_parts": dict,
         "source": str,
     },
-    "gpu": {"device_kind": str, "node": int, "source": str},
+    "gpu": {
+        "device_kind": str,
+        "node": int,
+        "waits": list,
+        "options": dict,
+        "compiler": dict,
+        "source": str,
+    },
     "cpu": {"device_kind": str},
 }
+_COLLECTIVES = ("all_gather", "psum_scatter", "psum", "pmax", "pmin", "all_to_all", "ppermute")
 _OPTIONAL = {
     "topology_options",
     "devices_per_chip",
@@ -90,7 +106,13 @@ _OPTIONAL = {
     "cube",
     "gather_dims",
     "scatter_dims",
+    "options",
+    "options_of_parts",
+    "compiler",
     "vector_rate",
+    "float32_slowdown",
+    "kernel_latency",
+    "small_sum",
     "core_bandwidth",
 }
 
@@ -113,6 +135,9 @@ class Chip:
       matmul_efficiency: the share of `flops` that large products reach.
       hbm_efficiency: the share of `hbm_bandwidth` that large copies reach.
       vector_rate: elements/s that pass the vector unit; 0 where that is no limit.
+      float32_slowdown: how many times longer a product of float32 takes than one of bfloat16.
+      kernel_latency: the least seconds of a kernel that touches more than a few numbers.
+      small_sum: the device waits for sums of fewer bytes; 0 where there is no such limit.
       link_bandwidth: bytes/s one way, of one link of a torus or of a GPU into its node's switch.
       link_latency: seconds of a hop.
       link_efficiency: the share of the bandwidth that collectives reach, on every network.
@@ -128,6 +153,13 @@ class Chip:
       gather_dims, scatter_dims: how many dims of the torus a gather and a scatter use at once; over
         more dims they go along one ring.
       topology_options: what libtpu needs besides the name of a topology.
+      waits: the collectives during which the device does not compute.
+      as_sums: the collectives that the compiler runs as sums over an axis that is a whole slice of
+        several dims (`psum_scatter`), or of three rings (`all_gather`).
+      options: of the compiler, by name, that let collectives run while the device computes.
+      options_of_parts: further ones, for meshes of which no axis is a whole slice.
+      compiler: what XLA's compiler asks of a GPU besides the figures, by the names of XLA's
+        `GpuDeviceInfoProto`; empty for a GPU that cannot be compiled for.
       node: how many GPUs are on one switch.
       imbalance: how many times the mean load the most loaded device has, of what depends on data,
         as the tokens of the experts of a device do. All others wait for it.
@@ -146,6 +178,9 @@ class Chip:
     matmul_efficiency: float = 1.0
     hbm_efficiency: float = 1.0
     vector_rate: float = 0.0
+    float32_slowdown: float = 1.0
+    kernel_latency: float = 0.0
+    small_sum: float = 0.0
     link_bandwidth: float = 0.0
     link_latency: float = 0.0
     link_efficiency: float = 1.0
@@ -159,6 +194,11 @@ class Chip:
     gather_dims: int = 1
     scatter_dims: int = 1
     topology_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    waits: tuple[str, ...] = ()
+    as_sums: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    options_of_parts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    compiler: Mapping[str, Any] = field(default_factory=dict, hash=False)
     node: int = 0
     imbalance: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -251,8 +291,27 @@ def _chip(name: str, table: Mapping[str, Any], file: str) -> Chip:
 def _checked(key: str, value: Any, kind: type, where: str) -> Any:
     """The value of a key that is no figure, if it is of the type `kind`."""
     if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 1)):
-        words = {str: "a text", int: "a whole number of at least 1", dict: "a table"}
+        words = {
+            str: "a text",
+            int: "a whole number of at least 1",
+            dict: "a table",
+            list: "a list of collectives",
+        }
         raise MeshDSLError(f"{where}: `{key}` is {words[kind]}, not {quote(value)}")
+    if kind is list:
+        for one in value:
+            if one not in _COLLECTIVES:
+                raise MeshDSLError(
+                    f"{where}: `{key}` has {quote(one)}, which is no collective"
+                    f"{nearest(one, _COLLECTIVES)}; they are {', '.join(_COLLECTIVES)}"
+                )
+        return tuple(value)
+    if key in ("options", "options_of_parts"):
+        for option, text in value.items():
+            if not isinstance(text, str):
+                raise MeshDSLError(
+                    f'{where}: `{key}.{option}` is a text such as "True", not {quote(text)}'
+                )
     if key == "dims" and value > 3:
         raise MeshDSLError(f"{where}: `dims` is 1, 2 or 3, not {value}")
     return value

@@ -1,6 +1,6 @@
 """The options that training and compiling share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 import meshdsl as md
 from meshdsl.compiled.options import default_options, parse_options
+from meshdsl.machine import chips
 from meshdsl.mesh import abstract_mesh
 
 
@@ -40,6 +41,11 @@ def test_on_v5p_scatters_have_an_option_unless_an_axis_is_a_whole_slice(shape, s
     assert "xla_tpu_prefer_async_allgather_to_allreduce" in options
     scattering = "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter"
     assert (scattering in options) == scatters
+
+
+def test_a_chip_of_ones_own_has_options_of_its_own():
+    mesh = md.make_mesh({"data": 8}, jax.devices())
+    assert default_options(mesh, replace(chips()["v4"], options={"xla_a": "1"})) == {"xla_a": "1"}
 
 
 def test_options_are_given_as_key_and_value():

@@ -24,7 +24,13 @@ def gpu(**changes):
     }
     units["GB/s"] = ["hbm_bandwidth", "link_bandwidth", "scale_out_bandwidth"]
     units["1"] = ["tile", "matmul_efficiency", "hbm_efficiency", "link_efficiency"]
-    lines = {"kind": '"gpu"', "device_kind": '"Mine"', "node": "4", "source": '"mine"'}
+    lines = {
+        "kind": '"gpu"',
+        "device_kind": '"Mine"',
+        "node": "4",
+        "waits": "[]",
+        "source": '"mine"',
+    }
     lines |= {key: FIGURE % unit for unit, keys in units.items() for key in keys}
     lines |= changes
     return "[mine]\n" + "\n".join(
@@ -138,7 +144,13 @@ def test_a_chip_can_be_added(tmp_path):
         ("[v5p]\ndims = 4", "`dims` is 1, 2 or 3, not 4"),
         ("[v5p]\ndevice_kind = 5", "`device_kind` is a text, not 5"),
         ('[mine]\nkind = "npu"', "`kind` is `tpu`, `gpu` or `cpu`, not 'npu'"),
-        (gpu(clock=None, node=None), "`node`, `clock` missing"),
+        (gpu(clock=None, node=None, waits=None), "`node`, `waits`, `clock` missing"),
+        (
+            gpu(waits='["psums"]'),
+            "`waits` has 'psums', which is no collective; did you mean `psum`?",
+        ),
+        (gpu(waits="3"), "`waits` is a list of collectives, not 3"),
+        (gpu(options="{ xla_a = 1 }"), '`options.xla_a` is a text such as "True", not 1'),
         (gpu(cube="4"), "unknown key `cube`"),
         ("[v5p", "hardware table"),
     ],

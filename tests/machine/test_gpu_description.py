@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -39,11 +40,14 @@ def test_nodes_are_processes(text, topology):
     assert find_target(text).topology["topology"] == topology
 
 
-def test_only_known_gpus_can_be_compiled_for():
-    with pytest.raises(
-        MeshDSLError, match="chip `v5p`: only `a100`, `h100`, `h200`, `b200` can be compiled for"
-    ):
-        gpu_target_config(chips()["v5p"])
+def test_a_gpu_without_a_description_says_what_to_add():
+    h100 = chips()["h100"]
+    with pytest.raises(MeshDSLError) as e:
+        gpu_target_config(replace(h100, name="mine", compiler={"active_links": 18}))
+    assert "chip `mine`: cannot be compiled for; add `[mine.compiler]` with `compute_cap" in str(e)
+    wrong = h100.compiler | {"compute_capability": 9}
+    with pytest.raises(MeshDSLError, match=r'is a text such as "9.0a", not 9'):
+        gpu_target_config(replace(h100, compiler=wrong))
 
 
 PROGRAM = """

@@ -36,16 +36,7 @@ _WIDTHS = {
 # TPU compiler's cycles for v5p: a product of 8192 x 4096 x 128 takes 80,380 where its bytes take
 # 50,000, one of 32 x (2048 x 2048 x 128) 364,143 where they take 200,000.
 _OPERANDS = 5
-# How much longer a product of float32 takes than one of bfloat16. TPU: measured, 1,704,784 cycles
-# against 1,078,890 for 8192 x 4096 x 4096 on v5p, at JAX's default precision; GPU: TF32 runs at
-# half the rate.
-_SINGLE = {"tpu": 1.58, "gpu": 2.0}
-# The least seconds of a kernel that touches more bytes than scalars have. The TPU compiler counts
-# 2,100 cycles of 1.75 GHz for a fusion of a few elements on v5p and v6e, 2,250 of 2.2 GHz on tpu7x;
-# on GPUs it is unverified.
-_LEAST, _SCALARS = 1e-6, 4096
-
-
+_SCALARS = 4096  # bytes: a kernel that touches no more takes no time of its own
 # How much longer a copy takes that puts dims into another order. Measured with the TPU compiler's
 # cycles for v5p: 0.986 ms for bfloat16 [64, 1024, 2048], and 0.536 ms by this module without it.
 _REORDERING = 1.84
@@ -59,7 +50,7 @@ _REARRANGING = 2
 
 def kernel_seconds(kernel: Kernel, chip: Chip) -> float:
     """Seconds of one execution of a kernel that computes."""
-    return max(_seconds(kernel, chip), _LEAST if kernel.traffic > _SCALARS else 0.0)
+    return max(_seconds(kernel, chip), chip.kernel_latency if kernel.traffic > _SCALARS else 0.0)
 
 
 def is_fused(kernel: Kernel) -> bool:
@@ -73,7 +64,7 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
     if not kernel.dots:
         plain = kernel.traffic / bandwidth + elements(kernel) * per_element
         return plain * (_REORDERING if kernel.primitive == REORDER else 1.0)
-    slower = {"float32": _SINGLE[chip.kind]}
+    slower = {"float32": chip.float32_slowdown}
     if is_fused(kernel):
         products = sum(
             dot.flops * slower.get(dot.dtype, 1.0) * (chip.imbalance if dot.uneven else 1.0)
