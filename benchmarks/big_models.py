@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from meshdsl.commands.analysis import Analysis
+from meshdsl.analysis.analysis import Analysis
 from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
 
@@ -47,7 +47,7 @@ def row(analysis: Analysis, *, compile: bool) -> list[str]:
     ]
     if not compile:
         return estimate + ["-"] * 5
-    (report, *_), compiling = timed(analysis.compile)
+    report, compiling = timed(analysis.compile)
     if report.time is None:
         return [*estimate, f"{compiling:.0f}", report.verdict, *["-"] * 3]
     memory = report.memory.needed if report.memory.peak is None else report.memory.peak

@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.commands.analysis import Analysis
+from meshdsl.analysis.analysis import Analysis
+from meshdsl.commands.analysis import training_analysis
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.out_of_memory import parse_oom
 from meshdsl.compiled.replay import replay
@@ -67,9 +68,7 @@ class Case:
         config = override(Config(), **model_values(self.model) | sizes | kept)
         layout, target = find_layout(self.layout), find_target(self.target)
         chosen = choose_remat(config, layout, self.mesh, target)
-        return Analysis(
-            str(self), chosen.config, layout, self.mesh, target, chosen.remat, chosen.line
-        )
+        return training_analysis(str(self), chosen.config, layout, self.mesh, target, chosen)
 
 
 _LLAMA = {
@@ -113,7 +112,7 @@ def rows(name: str, case: Case, keep: Path | None) -> tuple[list[str], list[str]
     seconds, memory, estimated = time.perf_counter() - start, explanation.memory, explanation.time
     mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
     found = compiled(
-        keep and keep / f"accuracy-{name.replace(' ', '-')}", lambda: analysis.job(mesh).lowered, {}
+        keep and keep / f"accuracy-{name.replace(' ', '-')}", lambda: analysis.on(mesh).lowered, {}
     )
     if "error" in found:
         says, verdict = ("fits" if memory.fits else "does not fit"), parse_oom(found["error"])

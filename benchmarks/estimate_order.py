@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.commands.analysis import Analysis
+from meshdsl.analysis.analysis import Analysis
+from meshdsl.commands.analysis import training_analysis
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.out_of_memory import parse_oom
 from meshdsl.compiled.replay import replay
@@ -71,7 +72,7 @@ class Workload:
         model = model_values(self.model) if self.model else {}
         config = override(Config(), **(model | dict(self.settings) | {"model.remat": remat}))
         layout = _layout(name, sizes)
-        return Analysis(way, config, layout, sizes, find_target(self.target))
+        return training_analysis(way, config, layout, sizes, find_target(self.target))
 
 
 _TENSOR = (
@@ -444,7 +445,7 @@ def _compile(analysis: Analysis, kept: Path | None) -> dict[str, Any]:
     """What the compiler says of one way, as fields of `Found`."""
     assert analysis.target is not None
     mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
-    got = compiled(kept, lambda: analysis.job(mesh).lowered, {})
+    got = compiled(kept, lambda: analysis.on(mesh).lowered, {})
     if "error" in got:
         verdict = parse_oom(got["error"])
         return {"needed": verdict.needed if verdict else 0, "error": got["error"][:90]}

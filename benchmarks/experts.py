@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.commands.analysis import Analysis
+from meshdsl.analysis.analysis import Analysis
+from meshdsl.commands.analysis import training_analysis
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.replay import replay
 from meshdsl.compiled.topology import compile_only, target_devices
@@ -92,7 +93,7 @@ class Case:
         if self.exchange:
             rule = {"rule": "experts? -> expert", "move": "exchange"}
             layout = md.Layout([rule, *layout.rules[1:]], layout.parameters, mesh=layout.mesh)
-        return Analysis(name, config, layout, self.mesh, find_target(TARGET))
+        return training_analysis(name, config, layout, self.mesh, find_target(TARGET))
 
 
 CASES = {
@@ -123,7 +124,7 @@ def row(name: str, case: Case, keep: Path | None) -> list[str]:
     assert estimated.time is not None and analysis.model_flops is not None
     mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
     kept = keep and keep / name.replace(",", "").replace(" ", "-")
-    found = compiled(kept, lambda: analysis.job(mesh).lowered, {})
+    found = compiled(kept, lambda: analysis.on(mesh).lowered, {})
     sizes = ", ".join(f"{axis}={n}" for axis, n in case.mesh.items())
     first = [name, case.layout, sizes, case.remat]
     if "error" in found:

@@ -33,7 +33,6 @@ from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from examples.flax_llama import FlaxLlama
-from meshdsl.commands.analysis import Analysis
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.compiled.options import default_options
 from meshdsl.compiled.replay import replay
@@ -41,6 +40,7 @@ from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
 from meshdsl.record import summary
 from meshdsl.train.config import Config
+from meshdsl.train.job import Job
 from meshdsl.train.optimizer import make_schedule, peak
 from meshdsl.train.stored_layout import find_layout
 
@@ -64,7 +64,7 @@ class Lowered:
     """The step as meshdsl trains it."""
 
     def __init__(self, config: Config, layout: md.Layout, mesh: Mesh):
-        self.job = Analysis("", config, layout, dict(mesh.shape), None).job(mesh)
+        self.job = Job(config, layout, mesh)
         self.state, self.batch, self.step = self.job.state, self.job.batch, self.job.step
 
 

@@ -43,13 +43,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.replay import replay
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, Target, find_target
 from meshdsl.machine.chips import chip_of
 from meshdsl.train.config import Config
+from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 
@@ -89,7 +89,7 @@ class OfMeshdsl:
         layout = find_layout(layout_name)
         mesh = md.make_mesh({axis: len(devices) for axis in layout.mesh} or {"one": 1}, devices)
         config = override(config, batch=config.batch * len(devices))
-        self._job = Analysis("", config, layout, dict(mesh.shape), None).job(mesh)
+        self._job = Job(config, layout, mesh)
         ids = _ids(config)
         self._batch = self._job.place({"tokens": ids[:, :-1], "targets": ids[:, 1:]})
         self.compiled = self._job.step.lower(self._job.state, self._batch).compile()
@@ -323,7 +323,7 @@ def compiled(names: list[str], target: Target) -> dict[str, Any]:
     table, found = [["", *head]], {}
     for name in names:
         config = _config(name, tiny=False)
-        job = Analysis("", config, find_layout("single"), dict(mesh.shape), target).job(mesh)
+        job = Job(config, find_layout("single"), mesh)
         shape = config.batch, model_of(config).length
         ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, P()))
         for who, step in (

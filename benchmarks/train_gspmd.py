@@ -29,7 +29,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.commands.analysis import Analysis
 from meshdsl.commands.settings import model_values
 from meshdsl.compiled.collectives import from_hlo
 from meshdsl.compiled.options import default_options, parse_options
@@ -38,6 +37,7 @@ from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
 from meshdsl.record import summary
 from meshdsl.train.config import Config
+from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 
@@ -180,7 +180,7 @@ class Lowered:
     """The step as meshdsl trains it."""
 
     def __init__(self, config: Config, layout: md.Layout, mesh: Mesh):
-        self.job = Analysis("", config, layout, dict(mesh.shape), None).job(mesh)
+        self.job = Job(config, layout, mesh)
         self.state, self.batch, self.step = self.job.state, self.job.batch, self.job.step
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from meshdsl.analysis.function import Compiled, FunctionAnalysis, HowToLower, MeshLike, analysis_of
+from meshdsl.analysis.analysis import Analysis, Compiled
+from meshdsl.analysis.function import HowToLower, MeshLike, analysis_of
 from meshdsl.analysis.side_by_side import Case, side_by_side
 from meshdsl.compiled.topology import target_devices
 from meshdsl.dims import Dim
@@ -180,7 +181,7 @@ def compare(
         target_devices(chosen)
 
     def case(name: str, layout: Layout, mesh: MeshLike | None) -> Case:
-        def analyse() -> FunctionAnalysis:
+        def analyse() -> Analysis:
             return analysis_of(
                 *("compare", fn, args, layout, chosen, mesh), tokens=tokens, flops=flops, how=how
             )

@@ -1,37 +1,25 @@
-"""A function of Tensors with its arguments, under one layout on one mesh.
-
-A `FunctionAnalysis` says what one call of it comes to: as estimated from its record, or as compiled
-for a target.
-"""
+"""The analysis of a function of Tensors with its arguments, under one layout on one mesh."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from meshdsl.analysis.machine import mesh_on, target_at_hand
-from meshdsl.compiled.compile import compile_for
-from meshdsl.compiled.options import default_options
-from meshdsl.compiled.report import CompiledReport
-from meshdsl.compiled.topology import target_devices
+from meshdsl.analysis.analysis import Analysis
+from meshdsl.analysis.machine import mesh_on
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
-from meshdsl.estimate.explanation import Explanation
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, lower
 from meshdsl.machine import Target
-from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh
+from meshdsl.mesh import abstract_mesh, axis_sizes
 from meshdsl.record.program import Program
-from meshdsl.report import explain
-from meshdsl.report.compiled_text import describe
-from meshdsl.report.page.document import program_html
 from meshdsl.tensor import is_tensor, is_value
 
 MeshLike = Mesh | AbstractMesh | Mapping[str, int | str]
@@ -52,107 +40,20 @@ class HowToLower:
         return any(not isinstance(option, tuple) or option for option in options)
 
 
-@dataclass(frozen=True, repr=False)
-class Compiled(CompiledReport):
-    """What a compiler made of a function: a `CompiledReport` that prints and draws itself.
+class Call:
+    """A lowered function with the arguments of one call."""
 
-    Attributes:
-      executable: JAX's compiled program; None where it does not fit. Where the devices are at hand
-        it can be called, with arguments that are split by the layout. It takes no others.
-      explanation: of the same call, as estimated.
-    """
+    def __init__(self, function: Lowered, args: tuple):
+        self.function, self.args = function, args
 
-    executable: Any = field(default=None, compare=False)
-    explanation: Explanation | None = field(default=None, compare=False)
+    def program(self) -> Program:
+        """The record of the call."""
+        return self.function.program(*self.args)
 
     @property
-    def report(self) -> CompiledReport:
-        """The report alone, as plain data."""
-        return CompiledReport(**{f.name: getattr(self, f.name) for f in fields(CompiledReport)})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as dicts, lists, strings and numbers."""
-        return self.report.to_dict()
-
-    def __str__(self) -> str:
-        return describe(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        assert self.explanation is not None
-        return program_html(self.explained(self.explanation))
-
-
-@dataclass(frozen=True)
-class FunctionAnalysis:
-    """A function with its arguments, under one layout on one mesh.
-
-    Attributes:
-      lowered: the function, lowered for a mesh with the axes of `sizes`, maybe without devices.
-      args: of one call, as `ShapeDtypeStruct`s.
-      sizes: of the mesh axes.
-      target: the machine; None where nothing is known but the number of devices.
-      title: what the explanation is headed with.
-      tokens: of one call, on all devices together; 0 where that says nothing.
-      flops: of the model in one call, on all devices together; None: they are counted.
-    """
-
-    lowered: Lowered
-    args: tuple
-    sizes: Mapping[str, int]
-    target: Target | None
-    title: str
-    tokens: int = 0
-    flops: float | None = None
-
-    def explain(self) -> Explanation:
-        """One call as estimated from its record, without a compiler."""
-        return self._explain(self.lowered.program(*self.args))
-
-    def _explain(self, program: Program) -> Explanation:
-        each = None if self.flops is None else self.flops / math.prod(self.sizes.values())
-        return explain(
-            program,
-            title=self.title,
-            target=self.target,
-            units=self.tokens,
-            model_flops=None if each is None else (each, each),
-            count_flops=True,
-        )
-
-    def compile(self, given: Mapping[str, str] = MappingProxyType({})) -> Compiled:
-        """Compile the function for the target; without one, for the devices of the mesh.
-
-        Args:
-          given: options of the compiler, beside those that are used by default.
-
-        Raises:
-          MeshDSLError: the compiler is not installed, or refuses the function or an option; there
-            are fewer devices than the mesh needs.
-        """
-        if self.target is not None:
-            mesh = make_mesh(dict(self.sizes), target_devices(self.target))
-        elif isinstance(self.lowered.mesh, Mesh):
-            mesh = self.lowered.mesh
-        else:
-            mesh = make_mesh(dict(self.sizes))
-        target = self.target or target_at_hand(list(mesh.devices.flat))
-        lowered = self.lowered if self.lowered.mesh is mesh else self.lowered.on(mesh)
-        program = lowered.program(*self.args)
-        explanation = replace(self, target=target)._explain(program)
-        time = explanation.time
-        report, executable = compile_for(
-            lowered.lower(*lowered.shapes(*self.args)),
-            program,
-            target,
-            explanation,
-            options=default_options(mesh, target.chip) | dict(given),
-            given=tuple(given),
-            model_flops=(time.model_flops, time.model_flops_full) if time else None,
-        )
-        known = {f.name: getattr(report, f.name) for f in fields(report)}
-        return Compiled(**known, executable=executable, explanation=explanation)
+    def lowered(self) -> jax.stages.Lowered:
+        """The call, ready to be compiled."""
+        return self.function.lower(*self.function.shapes(*self.args))
 
 
 def analysis_of(
@@ -167,7 +68,7 @@ def analysis_of(
     tokens: int = 0,
     flops: float | None = None,
     how: HowToLower,
-) -> FunctionAnalysis:
+) -> Analysis:
     """The analysis of `fn(*args)`.
 
     Args:
@@ -198,7 +99,9 @@ def analysis_of(
     layout, sizes = _mesh(layout, mesh, target)
     platform = target.chip.kind if target else None
     where = mesh if isinstance(mesh, Mesh) else abstract_mesh(sizes, platform)
-    if not isinstance(fn, Lowered):
+    if isinstance(fn, Lowered):
+        lowered = fn
+    else:
         lowered = lower(
             fn,
             layout,
@@ -207,9 +110,16 @@ def analysis_of(
             optimizer_argnums=how.optimizer_argnums,
             donate_argnums=how.donate_argnums,
         )
-    else:
-        lowered = fn if where is fn.mesh else fn.on(where)
-    return FunctionAnalysis(lowered, shapes, sizes, target, title or name, tokens, flops)
+    each = None if flops is None else flops / math.prod(sizes.values())
+    return Analysis(
+        lambda on: Call(lowered if on is lowered.mesh else lowered.on(on), shapes),
+        where,
+        sizes,
+        target,
+        title or name,
+        tokens,
+        model_flops=None if each is None else (each, each),
+    )
 
 
 def _mesh(

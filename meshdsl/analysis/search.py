@@ -130,7 +130,8 @@ def search(
         return analysis(layout).compile().report
 
     first = analysis(Layout(mesh={"data": chosen.devices}))
-    workload = FunctionWorkload(first.lowered, first.args, chosen, first.title, compile_under)
+    call = first.on(first.mesh)
+    workload = FunctionWorkload(call.function, call.args, chosen, first.title, compile_under)
     found = find(workload, constraints, seconds=seconds, evaluations=evaluations, began=began)
     if compiled:
         found = confirmed(found, workload, compiled)

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from meshdsl.analysis.analysis import Analysis
 from meshdsl.errors import MeshDSLError
-from meshdsl.estimate.explanation import Explanation
 from meshdsl.report.compare import Row, best_first
-
-
-class Analysed(Protocol):
-    """What a row is made of: a function or a step under one layout on one mesh."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]: ...
-
-    def explain(self) -> Explanation: ...
-
-    def compile(self) -> Any:
-        """Something with a `CompiledReport` as its `report`."""
 
 
 class Case(NamedTuple):
@@ -33,7 +21,7 @@ class Case(NamedTuple):
 
     layout: str
     mesh: str
-    analyse: Callable[[], Analysed]
+    analyse: Callable[[], Analysis]
 
 
 def side_by_side(cases: Iterable[Case], compiled: int = 0) -> list[Row]:
@@ -51,7 +39,7 @@ def side_by_side(cases: Iterable[Case], compiled: int = 0) -> list[Row]:
     return best_first(_compiled(row, analyses[id(row)]) if id(row) in best else row for row in rows)
 
 
-def _estimated(case: Case) -> tuple[Row, Analysed | None]:
+def _estimated(case: Case) -> tuple[Row, Analysis | None]:
     try:
         analysis = case.analyse()
         return Row.of(case.layout, analysis.sizes, analysis.explain()), analysis
@@ -59,7 +47,7 @@ def _estimated(case: Case) -> tuple[Row, Analysed | None]:
         return Row(case.layout, case.mesh, error=_one_line(error)), None
 
 
-def _compiled(row: Row, analysis: Analysed) -> Row:
+def _compiled(row: Row, analysis: Analysis) -> Row:
     """The row as the compiler sees it."""
     try:
         return Row.compiled(row.layout, analysis.sizes, analysis.compile().report)

@@ -1,37 +1,29 @@
 """What `explain`, `compile` and `compare` have in common: one model, under one layout, on one mesh.
 
-`analysis_of` finds these three by the flags and settings of a command line. An `Analysis` then says
-what a step of training comes to: as estimated from its record, or as compiled for a target.
+`analysis_of` finds these three by the flags and settings of a command line, and gives the analysis
+of a step of training under them.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from jax.sharding import Mesh
-
+from meshdsl.analysis.analysis import Analysis
 from meshdsl.analysis.machine import mesh_on
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
-from meshdsl.compiled.compile import compile_for
-from meshdsl.compiled.options import default_options
-from meshdsl.compiled.report import CompiledReport
-from meshdsl.compiled.topology import target_devices
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.family.by_name import family_name
 from meshdsl.family.calls import batch_fields
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target
-from meshdsl.mesh import abstract_mesh, axis_sizes, make_mesh
-from meshdsl.report import Explanation, explain
-from meshdsl.tensor import Tensor
-from meshdsl.train.auto_remat import choose_remat
+from meshdsl.mesh import abstract_mesh, axis_sizes
+from meshdsl.train.auto_remat import Choice, choose_remat
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
@@ -44,132 +36,50 @@ from meshdsl.train.stored_layout import find_layout
 _UNRECORDED_OPTIMIZERS = ("adafactor",)
 
 
-class CompiledStep(NamedTuple):
-    """A step of training that was compiled for a target.
+def training_analysis(
+    title: str,
+    config: Config,
+    layout: Layout,
+    sizes: Mapping[str, int],
+    target: Target | None,
+    choice: Choice | None = None,
+) -> Analysis:
+    """The analysis of the step of training that a configuration describes.
 
-    Attributes:
-      report: what the compiler made of it.
-      explanation: of the same step, as estimated.
-      job: the step.
-      executable: the compiled program; None where it does not fit the target.
-    """
-
-    report: CompiledReport
-    explanation: Explanation
-    job: Job
-    executable: Any
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """One model under one layout on one mesh.
-
-    Attributes:
-      name: what the explanation is headed with.
-      config: the configuration of the training run whose step is analysed.
+    Args:
+      title: what the explanation is headed with.
       sizes: of the mesh axes.
       target: the machine; None where nothing is known but the number of devices.
-      remat: what `model.remat=auto` has chosen; empty without it.
-      choice: why, in one line.
+      choice: of `model.remat=auto`, which made the `config`.
     """
+    task, devices = task_of(config), prod(sizes.values())
+    fields = task.fields(config, Dim("batch", config.batch))
+    flops = config.model.step_flops(config.batch)
+    return Analysis(
+        lambda mesh: Job(config, layout, mesh),
+        abstract_mesh(dict(sizes), target.chip.kind if target else None),
+        sizes,
+        target,
+        title,
+        units=config.batch * task.units_per_row(fields),
+        unit=task.unit,
+        model_flops=None if flops is None else (flops[0] / devices, flops[1] / devices),
+        remedies=tuple(settings_that_save_memory(config, layout, sizes)),
+        notes=_notes(config.optimizer.name),
+        remat=choice.remat if choice else "",
+        choice=choice.line if choice else "",
+    )
 
-    name: str
-    config: Config
-    layout: Layout
-    sizes: dict[str, int]
-    target: Target | None
-    remat: str = ""
-    choice: str = ""
 
-    def job(self, mesh: Mesh | None = None) -> Job:
-        """The step of training, on `mesh`, or on a mesh without devices."""
-        platform = self.target.chip.kind if self.target else None
-        where: Any = abstract_mesh(self.sizes, platform) if mesh is None else mesh
-        return Job(self.config, self.layout, where)
-
-    @property
-    def units(self) -> int:
-        """How many tokens, images, ... one step works on, on all devices together."""
-        return self.config.batch * task_of(self.config).units_per_row(self.fields)
-
-    @property
-    def fields(self) -> dict[str, Tensor]:
-        """A batch of the step in the abstract."""
-        return task_of(self.config).fields(self.config, Dim("batch", self.config.batch))
-
-    @property
-    def model_flops(self) -> tuple[float, float] | None:
-        """FLOPs of one step per device, with causal attention counted half, and in full.
-
-        None where the family does not state them: then they are counted in the record.
-        """
-        flops, devices = self.config.model.step_flops(self.config.batch), prod(self.sizes.values())
-        return None if flops is None else (flops[0] / devices, flops[1] / devices)
-
-    def explain(self) -> Explanation:
-        """The step as estimated from its record, without a compiler."""
-        explanation = explain(
-            self.job().program(),
-            title=self.name,
-            target=self.target,
-            units=self.units,
-            unit=task_of(self.config).unit,
-            model_flops=self.model_flops,
-            count_flops=True,
-        )
-        remedies: tuple[str, ...] = ()
-        if explanation.memory.fits is False:
-            remedies = (*explanation.remedies, *self._remedies())
-        notes, optimizer = explanation.notes, self.config.optimizer.name
-        if optimizer not in TABLE:
-            notes = (
-                *notes,
-                f"{optimizer} may sum over whole parameters: collectives that XLA places for that "
-                "are not in this list",
-            )
-        if optimizer in _UNRECORDED_OPTIMIZERS:
-            notes = (
-                *notes,
-                f"{optimizer} sums over whole parameters: the collectives that XLA places for "
-                "that are not in this list",
-            )
-        found = replace(explanation, remedies=remedies, notes=notes)
-        return replace(found, remat=self.remat, choice=self.choice)
-
-    def compile(self, given: Mapping[str, str] = MappingProxyType({})) -> CompiledStep:
-        """Compile the step for the target.
-
-        Args:
-          given: options of the compiler, beside those that are used by default.
-
-        Raises:
-          MeshDSLError: the compiler is not installed, or refuses the step or an option.
-        """
-        assert self.target is not None
-        # First: the devices of a cpu target can be made only before JAX computes anything.
-        devices = target_devices(self.target)
-        job = self.job(make_mesh(self.sizes, devices))
-        explanation = self.explain()
-        time = explanation.time
-        report, executable = compile_for(
-            job.lowered,
-            job.program(),
-            self.target,
-            explanation,
-            options=job.step.compiler_options
-            | default_options(job.mesh, self.target.chip)
-            | dict(given),
-            given=tuple(given),
-            model_flops=(time.model_flops, time.model_flops_full) if time else None,
-        )
-        report = replace(report, remat=self.remat, choice=self.choice)
-        if report.fits is False:
-            report = replace(report, remedies=(*report.remedies, *self._remedies()))
-        return CompiledStep(report, explanation, job, executable)
-
-    def _remedies(self) -> list[str]:
-        """Settings of a run that would save memory, and that it does not have already."""
-        return settings_that_save_memory(self.config, self.layout, self.sizes)
+def _notes(optimizer: str) -> tuple[str, ...]:
+    """What the record lacks of a step with this optimizer."""
+    if optimizer in TABLE and optimizer not in _UNRECORDED_OPTIMIZERS:
+        return ()
+    sums = "sums" if optimizer in TABLE else "may sum"
+    return (
+        f"{optimizer} {sums} over whole parameters: the collectives that XLA places for that are "
+        "not in this list",
+    )
 
 
 def configured(arguments: argparse.Namespace) -> Config:
@@ -230,7 +140,7 @@ def analysis_of(
     config = with_rows(arguments, config, prod(sizes.values()))
     choice = choose_remat(config, layout, sizes, target)
     title = title_of(arguments, config)
-    return Analysis(title, choice.config, layout, sizes, target, choice.remat, choice.line)
+    return training_analysis(title, choice.config, layout, sizes, target, choice)
 
 
 def with_rows(arguments: argparse.Namespace, config: Config, devices: int) -> Config:

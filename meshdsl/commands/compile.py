@@ -31,8 +31,8 @@ def compile_step(arguments: argparse.Namespace) -> int:
     compiled = analysis.compile(parse_options(arguments.option))
     report = compiled.report
     if arguments.html:
-        write_file(arguments.html, page(report.explained(compiled.explanation)))
+        write_file(arguments.html, page(compiled.explained_as_compiled()))
     if arguments.save and compiled.executable is not None:
-        compiled.job.save(compiled.executable, arguments.save, report.options)
+        compiled.subject.save(compiled.executable, arguments.save, report.options)
     print(json.dumps(report.to_dict()) if arguments.json else describe(report))
     return DOES_NOT_FIT if report.fits is False else 0

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from meshdsl.commands.analysis import (
-    Analysis,
     configured,
     parse_mesh,
     target_of,
     title_of,
+    training_analysis,
     with_rows,
 )
 from meshdsl.commands.output import check_files, write_file
@@ -181,7 +181,7 @@ def _file(arguments: argparse.Namespace, config: Config, target: Target, found: 
     layout = replace(best.candidate.layout, name=f"layout {arguments.out.name}")
     chosen = override(config, [f"{key}={value}" for key, value in best.candidate.settings])
     sizes = {axis: size for axis, size in layout.mesh.items() if isinstance(size, int)}
-    explanation = Analysis(found.title, chosen, layout, sizes, target).explain()
+    explanation = training_analysis(found.title, chosen, layout, sizes, target).explain()
     settings = " ".join(f"{key}={value}" for key, value in best.candidate.settings)
     heading = [
         f"{found.title}, on {target}",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from meshdsl.commands.analysis import Analysis
+from meshdsl.commands.analysis import training_analysis
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.layout import Layout
 from meshdsl.layout_search.workload import sizes_of
@@ -54,7 +54,8 @@ class TrainingWorkload:
 
     def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
         config = self._config(settings)
-        analysis = Analysis(self.title, config, layout, sizes_of(layout), self.target)
+        sizes = sizes_of(layout)
+        analysis = training_analysis(self.title, config, layout, sizes, self.target)
         return analysis.compile().report
 
     def _config(self, settings: Mapping[str, str]) -> Config:
