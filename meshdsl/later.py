@@ -27,6 +27,6 @@ LATER = {
 def imported(module: str, name: str) -> Any:
     """What is called `name` in `module`, which is imported if it has not been yet.
 
-    For example `imported("meshdsl.report.explain", "explain")`.
+    For example `imported("meshdsl.report.explained", "Explained")`.
     """
     return getattr(import_module(module), name)

@@ -2,7 +2,6 @@
 
 - `analysis`: a program under one layout on one mesh, estimated or compiled (`Analysis`).
 - `function`: the analysis of a function with its arguments.
-- `machine`: the mesh of a layout on a target, and this machine as a target.
 - `side_by_side`: layouts in a table, the best first; `meshdsl compare` makes its table by it too.
 - `from_python`: `md.explain`, `md.compile` and `md.compare`.
 """

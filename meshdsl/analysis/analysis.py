@@ -14,17 +14,17 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from meshdsl.analysis.machine import target_at_hand
 from meshdsl.compiled.compile import compile_for
 from meshdsl.compiled.options import default_options
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.compiled.topology import target_devices
 from meshdsl.estimate.explanation import Explanation
 from meshdsl.machine import Target
+from meshdsl.machine.at_hand import target_at_hand
 from meshdsl.mesh import make_mesh
 from meshdsl.record.program import Program
-from meshdsl.report import explain
 from meshdsl.report.compiled_text import describe
+from meshdsl.report.explained import Explained
 from meshdsl.report.page.document import program_html
 
 
@@ -153,7 +153,7 @@ class Analysis:
         return Compiled(**known, executable=executable, explanation=explanation, subject=subject)
 
     def _explain(self, program: Program, target: Target | None) -> Explanation:
-        found = explain(
+        found = Explained.of(
             program,
             title=self.title,
             target=target,

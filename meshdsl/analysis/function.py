@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from meshdsl.analysis.analysis import Analysis
-from meshdsl.analysis.machine import mesh_on
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, lower
 from meshdsl.machine import Target
+from meshdsl.machine.at_hand import mesh_on
 from meshdsl.mesh import abstract_mesh, axis_sizes
 from meshdsl.record.program import Program
 from meshdsl.tensor import is_tensor, is_value

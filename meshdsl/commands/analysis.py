@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 from meshdsl.analysis.analysis import Analysis
-from meshdsl.analysis.machine import mesh_on
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
 from meshdsl.dims import Dim
@@ -22,6 +21,7 @@ from meshdsl.family.by_name import family_name
 from meshdsl.family.calls import batch_fields
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target
+from meshdsl.machine.at_hand import mesh_on
 from meshdsl.mesh import abstract_mesh, axis_sizes
 from meshdsl.train.auto_remat import Choice, choose_remat
 from meshdsl.train.config import Config

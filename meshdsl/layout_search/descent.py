@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.estimate.explain import explain
 from meshdsl.layout_search.ahead import Request
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.judge import MARGIN, Judge, rank
@@ -24,7 +25,6 @@ from meshdsl.layout_search.plan import Plan, layout_of, merged
 from meshdsl.layout_search.price import Price, Pricer, distance
 from meshdsl.layout_search.starts import starts
 from meshdsl.layout_search.workload import Workload
-from meshdsl.report.explain import explain
 
 _NEAR = 1.15  # a shipped layout that computes for so many times the best step is left out
 _BEAM = 8  # of the best plans the neighbours are looked at, the best first

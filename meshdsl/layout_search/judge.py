@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from meshdsl.analysis.machine import mesh_on
 from meshdsl.errors import MeshDSLError
+from meshdsl.estimate.explain import explain
 from meshdsl.estimate.explanation import Explanation
 from meshdsl.layout_search.ahead import Ahead, Answer, Request
 from meshdsl.layout_search.found import Candidate, Judged
 from meshdsl.layout_search.plan import Plan, layout_of
 from meshdsl.layout_search.workload import Workload
 from meshdsl.machine import Target
-from meshdsl.report.explain import explain
+from meshdsl.machine.at_hand import mesh_on
 
 # The share of the memory that an estimate must leave free. Of 29 compiled programs the compiler's
 # peak was at most 7% above the estimate; see *How much memory to leave free* in

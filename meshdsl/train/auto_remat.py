@@ -12,24 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.estimate.explain import explain
+from meshdsl.estimate.explanation import Explanation
+from meshdsl.estimate.remedies import remedies
 from meshdsl.figures import byte_words, flop_words, time_words
-from meshdsl.later import imported
 from meshdsl.layout import Layout
-from meshdsl.machine.chips import chip_of
+from meshdsl.machine import Target, chip_of
+from meshdsl.machine.at_hand import target_at_hand
 from meshdsl.mesh import abstract_mesh
 from meshdsl.train.config import Config, memory_bytes
 from meshdsl.train.job import Job
 from meshdsl.train.remedies import settings_that_save_memory
-
-if TYPE_CHECKING:  # a run imports these only where it has something to choose
-    from meshdsl.estimate.explanation import Explanation
-    from meshdsl.machine import Target
 
 AUTO = "auto"
 
@@ -133,7 +132,7 @@ def choose_remat_here(config: Config, layout: Layout, mesh: Mesh) -> Choice:
         return Choice(config)
     devices = list(mesh.devices.flat)
     try:
-        target = imported("meshdsl.analysis.machine", "target_at_hand")(devices)
+        target = target_at_hand(devices)
     except MeshDSLError:
         target = None  # no chip of the hardware table, or a part of a machine
     chip, stats = chip_of(devices[0]), jax.local_devices()[0].memory_stats() or {}
@@ -145,7 +144,6 @@ def _candidates(
     config: Config, layout: Layout, sizes: Mapping[str, int], target: Target | None
 ) -> Iterator[_Candidate]:
     """Each value of `remat` with its estimate."""
-    explain = imported("meshdsl.report.explain", "explain")
     mesh: Any = abstract_mesh(dict(sizes), target.chip.kind if target else None)
     (setting,) = (field for field in fields(config.model) if field.name == "remat")  # pyright: ignore[reportArgumentType]
     waits = any(what != "optimizer" for what in config.offload)
@@ -179,16 +177,13 @@ def _nothing_fits(
     budget: int,
 ) -> MeshDSLError:
     least = min(found, key=lambda candidate: candidate.peak).explanation
-    remedies = [
-        *imported("meshdsl.estimate.remedies", "remedies")(
-            replace(least.memory, capacity=budget), least.ops, sizes
-        ),
+    helpful = [
+        *remedies(replace(least.memory, capacity=budget), least.ops, sizes),
         *settings_that_save_memory(_with_remat(config, "full"), layout, sizes),
     ]
     if (capacity := least.memory.capacity) and least.memory.peak <= capacity:
-        remedies.insert(0, f"more `memory` of the {byte_words(capacity)} that a device has")
+        helpful.insert(0, f"more `memory` of the {byte_words(capacity)} that a device has")
     return MeshDSLError(
         f"model.remat=auto: nothing fits {_allowed(config, budget)}, and the least has an "
-        f"estimated peak of {byte_words(least.memory.peak)}; what would help: "
-        + "; ".join(remedies)
+        f"estimated peak of {byte_words(least.memory.peak)}; what would help: " + "; ".join(helpful)
     )

@@ -17,8 +17,9 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.compiled import saved
+from meshdsl.estimate.fusion.kernel_graph import kernel_graph
+from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
-from meshdsl.later import imported
 from meshdsl.record.program import Program
 from meshdsl.train.adapters import RANK, adapted_names, first_adapters
 from meshdsl.train.config import Config
@@ -154,9 +155,7 @@ class Job:
         if stated is not None and not self.frozen:
             return stated
         program = self.program()
-        count = imported("meshdsl.estimate.time.model_flops", "counted_flops")
-        graph = imported("meshdsl.estimate.fusion.kernel_graph", "kernel_graph")(program)
-        flops = count(graph, program) * self.mesh.size
+        flops = counted_flops(kernel_graph(program), program) * self.mesh.size
         return flops, flops
 
     @cached_property

@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import meshdsl as md
+from meshdsl.estimate.explain import explain
 from meshdsl.mesh import abstract_mesh
-from meshdsl.report import explain
 from meshdsl.report.explanation_text import describe
 from tests.helpers import assert_equal, dims
 

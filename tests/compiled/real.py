@@ -9,8 +9,8 @@ import sys
 import meshdsl as md
 from meshdsl.compiled.compile import compile_for
 from meshdsl.compiled.topology import compile_only, target_devices
+from meshdsl.estimate.explain import explain
 from meshdsl.machine import find_target
-from meshdsl.report import explain
 from meshdsl.report.compiled_text import describe
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.estimate.explain import explain
 from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.mesh import abstract_mesh
 from meshdsl.ops import attention_kernels
 from meshdsl.record.recorder import tag_in
-from meshdsl.report.explain import explain
 from meshdsl.report.explanation_text import describe
 from tests.helpers import with_gradients
 from tests.ops.attention_operands import BATCH, GROUP, HEADS, beside, operands

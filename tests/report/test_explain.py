@@ -10,10 +10,10 @@ import optax
 import pytest
 
 import meshdsl as md
+from meshdsl.estimate.explain import explain
 from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.record.collective import summary
-from meshdsl.report import explain
 from meshdsl.report.explanation_text import describe
 from meshdsl.train.overview import device_bytes
 from meshdsl.train.step import TrainStep

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from meshdsl.estimate.advice import advice, idle_axes, unused
 from meshdsl.estimate.explanation import (
     AxisView,
     Explanation,
@@ -29,24 +30,9 @@ from meshdsl.machine import Network, Target, find_target, fit_mesh
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import Op, source_of
-from meshdsl.report.advice import advice, idle_axes, unused
-from meshdsl.report.explanation_text import describe
-from meshdsl.report.page.document import program_html
 
 # The phases of ops that stand for a part of the step.
 _PHASES = {"gradient": "gradient", "gather_updated": "optimizer"}
-
-
-class Explained(Explanation):
-    """An explanation that prints itself as text and draws itself in a notebook."""
-
-    def __str__(self) -> str:
-        return describe(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return program_html(self)
 
 
 def explain(
@@ -87,7 +73,7 @@ def explain(
         time = step_time(graph, target, network, *(model_flops or (0.0, 0.0)))
     ops = _ops(program, graph, network, time)
     memory = memory_view(program, graph, target)
-    return Explained(
+    return Explanation(
         title=title,
         layout=program.layout.name,
         target=target.name if target else "",
