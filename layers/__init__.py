@@ -62,3 +62,6 @@ __all__ = [
     "recomputed",
     "rotate",
 ]
+
+if __name__ != "meshdsl.layers":  # a second copy of each class, from the root of a clone
+    raise ImportError("import this package as `meshdsl.layers`")

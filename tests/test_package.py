@@ -97,3 +97,12 @@ def test_locked_versions_are_of_all_that_is_required(path):
         wanted = Requirement(text)
         assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), text
     assert "meshdsl" not in locked and len(locked) > 30
+
+
+@pytest.mark.parametrize("module", ["layers", "layers.mlp", "models.unet", "layouts"])
+def test_what_stands_at_the_root_is_imported_by_one_name_only(module):
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {module}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert f"import this package as `meshdsl.{module.split('.')[0]}`" in run.stderr
