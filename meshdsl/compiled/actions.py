@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from meshdsl.compiled import instruction_time
@@ -27,14 +27,13 @@ from meshdsl.compiled.collectives import collectives_of, direction_of, is_unknow
 from meshdsl.compiled.hlo_text import ON_CHIP, Instruction, Module
 from meshdsl.machine import Chip, Network
 from meshdsl.machine.streams import COPIES, Lane, lanes_of
-from meshdsl.record.collective import Collective
+from meshdsl.machine.timeline import BETWEEN_SLICES, Action
 
 _STARTS, _ENDS = (
     'custom_call_target="AsyncCollectiveStart"',
     'custom_call_target="AsyncCollectiveDone"',
 )
 _CHAIN = re.compile(r'chain_id="?([\w.\-]+)')
-BETWEEN_SLICES = "between slices"  # how the keys of exchanges between slices begin
 _OTHER_CORE: Lane = ("another core", "")
 # What hosts exchange, by the names that libtpu has for it; an exchange has one name for all hosts.
 _EXCHANGES = {
@@ -52,37 +51,6 @@ _BETWEEN_SLICES = re.compile(r"\{(\d+)->(\d+)\}")
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 _HOLDERS = ("fusion", "call", "call-start", "async-start")
 _UPDATES = ("call-update", "async-update")
-
-
-@dataclass
-class Action:
-    """What a device does for one instruction.
-
-    Attributes:
-      what: `compute`; `start`: a collective or a copy begins; `sync`: a collective begins and is
-        waited for; `done`: what was started is waited for; `loop`, `call`, `branch`.
-      name, scope: of the instruction.
-      seconds: of computing.
-      moves: the collective; None for a copy and for all that moves nothing. `parts` has one for
-        each of its operands.
-      lanes: the lanes on which it runs, and `link_seconds` how long it takes there.
-      key: the name of the event that a start sets and a done waits for.
-      bodies: the computations that it runs; a `loop` has one and runs it `turns` times.
-      fused: whether it is a fused kernel that states its FLOPs.
-    """
-
-    what: str
-    name: str
-    scope: str
-    seconds: float = 0.0
-    moves: Collective | None = None
-    parts: tuple[Collective, ...] = ()
-    lanes: tuple[Lane, ...] = ()
-    link_seconds: float = 0.0
-    key: str = ""
-    bodies: tuple[str, ...] = ()
-    turns: int = 1
-    fused: bool = False
 
 
 class Actions:

@@ -7,7 +7,6 @@ collectives are those in it, matched with the record.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from meshdsl.compiled.collectives import from_hlo
 from meshdsl.compiled.hlo_text import Module
 from meshdsl.compiled.match import match
 from meshdsl.compiled.out_of_memory import OutOfMemory, parse_oom
-from meshdsl.compiled.replay import Ran, Replay, replay
+from meshdsl.compiled.replay import replay
 from meshdsl.compiled.report import ChipMemory, CompiledReport, with_compiled_memory
 from meshdsl.errors import MeshDSLError
 from meshdsl.estimate.explanation import Explanation, TensorView, TimeView
@@ -25,6 +24,7 @@ from meshdsl.estimate.pipelines import timed
 from meshdsl.estimate.remedies import remedies
 from meshdsl.figures import byte_words
 from meshdsl.machine import Network, Target
+from meshdsl.machine.timeline import Ran, Timeline
 from meshdsl.mesh import slice_parts
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
@@ -119,7 +119,9 @@ def _report_compiled(
     replayed, collectives = _collectives(module, program, target)
     between = _between_slices(target, program.axis_sizes)
     found, absent = match(program, collectives, between)
-    time = _time(replayed, target, model_flops) if replayed and model_flops else None
+    time = None
+    if replayed and model_flops:
+        time = TimeView.of(replayed, model_flops, target.chip.flops)
     hosts = _HOSTS.format(", ".join(between)) if between else ""
     return CompiledReport(
         **known,
@@ -252,7 +254,7 @@ def _view(buffer: Buffer, program: Program) -> TensorView:
 
 def _collectives(
     module: Module, program: Program, target: Target
-) -> tuple[Replay | None, Iterable[Collective | Ran]]:
+) -> tuple[Timeline | None, Iterable[Collective | Ran]]:
     """The replayed schedule, and the collectives in it; without times where the target has none."""
     if not module.entry:
         return None, ()
@@ -266,19 +268,3 @@ def _between_slices(target: Target, axis_sizes: Mapping[str, int]) -> tuple[str,
     """The axes that go from slice to slice: the most major ones, as `meshdsl.mesh` lays them."""
     parts = slice_parts(tuple(axis_sizes.values()), target.slices)
     return tuple(axis for axis, part in zip(axis_sizes, parts, strict=True) if part > 1)
-
-
-def _time(replayed: Replay, target: Target, model_flops: tuple[float, float]) -> TimeView:
-    communication = math.fsum(replayed.communication.values())
-    return TimeView(
-        compute=replayed.compute,
-        communication=communication,
-        step=replayed.step,
-        serial=replayed.compute + replayed.copies + communication,
-        exposed=replayed.exposed,
-        model_flops=model_flops[0],
-        model_flops_full=model_flops[1],
-        peak_flops=target.chip.flops,
-        spans=replayed.spans,
-        fused=replayed.fused,
-    )

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from meshdsl.compiled.replay import Ran
 from meshdsl.compiled.rewrites import (
     FULL_SIZE,
     GATHERS,
@@ -22,6 +21,7 @@ from meshdsl.compiled.rewrites import (
     inside_slice,
     same,
 )
+from meshdsl.machine.timeline import Ran
 from meshdsl.record.collective import Collective
 from meshdsl.record.program import Program
 from meshdsl.record.recorder import source_of, tag_in

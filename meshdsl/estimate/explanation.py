@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshdsl.dims import Dims
+from meshdsl.machine.timeline import Span, Timeline
 from meshdsl.splits.pipeline import Schedule
 
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
@@ -264,31 +265,8 @@ class AxisView:
 
 
 @dataclass(frozen=True)
-class Span:
-    """A bar in the timeline of a step.
-
-    Attributes:
-      stream: `compute`, `loops` for a whole loop, or the axes of a collective: `data, model`.
-      name: of the primitive or instruction.
-      start: seconds from the start of the step.
-      end: seconds from the start of the step.
-      phase: one of `PHASES`.
-      tag: of the op; empty if it belongs to none.
-      repeats: how often it runs. What stands in a loop is shown for the first turn alone.
-    """
-
-    stream: str
-    name: str
-    start: float
-    end: float
-    phase: str
-    tag: str = ""
-    repeats: int = 1
-
-
-@dataclass(frozen=True)
 class TimeView:
-    """An estimate of the time of one step.
+    """The time of one step, as estimated or as replayed.
 
     Attributes:
       compute: seconds that the device computes.
@@ -316,6 +294,23 @@ class TimeView:
     peak_flops: float
     spans: tuple[Span, ...]
     fused: float = 0.0
+
+    @classmethod
+    def of(cls, ran: Timeline, model_flops: tuple[float, float], peak_flops: float) -> TimeView:
+        """The time of a step with this timeline, of a model with so many FLOPs."""
+        communication = math.fsum(ran.communication.values())
+        return cls(
+            compute=ran.compute,
+            communication=communication,
+            step=ran.step,
+            serial=ran.compute + ran.copies + communication,
+            exposed=ran.exposed,
+            model_flops=model_flops[0],
+            model_flops_full=model_flops[1],
+            peak_flops=peak_flops,
+            spans=ran.spans,
+            fused=ran.fused,
+        )
 
     @property
     def halved(self) -> bool:

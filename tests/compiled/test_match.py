@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from meshdsl.compiled.match import match
-from meshdsl.compiled.replay import Ran
+from meshdsl.machine.timeline import Ran
 from meshdsl.record.collective import Collective
 
 FORWARD, BACKWARD = "jvp(md.f.3)/x", "transpose(jvp(md.f.3))/x"

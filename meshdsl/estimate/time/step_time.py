@@ -1,30 +1,25 @@
 """Estimates the time of one step on a target from the program's kernels; nothing is compiled.
 
-Kernels run on the compute stream; `kernel_order` says in which order, and `kernel_time` how long
-each takes. A collective starts in its turn, as soon as the one before it is finished, what it reads
-is there, and the links of its axes are free. What uses its result waits for it, and kernels between
-run meanwhile, unless `collective_timing` says that the device waits. The step ends when everything
-that it started has finished.
-
-A turn of a loop ends when everything that it started has finished. The second turn of a loop stands
-for all that follow.
+The kernels become actions of a timeline (`meshdsl.machine.timeline`): `kernel_order` says in which
+order, `kernel_time` how long each takes, and `collective_timing` whether the device computes while
+a collective runs. Such a collective starts when the one before it is finished and what it reads is
+there. What uses its result waits for it. A turn of a loop, and the step, end when everything that
+they started has finished.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
-from meshdsl.estimate.explanation import Span, TimeView
-from meshdsl.estimate.kernels import Buffer, Graph, Kernel, Loop
+from meshdsl.estimate.explanation import TimeView
+from meshdsl.estimate.kernels import Buffer, Graph, Kernel
 from meshdsl.estimate.time.collective_timing import CollectiveTiming, collective_timing
 from meshdsl.estimate.time.kernel_order import scheduled
 from meshdsl.estimate.time.kernel_time import is_fused, kernel_seconds
 from meshdsl.machine import Chip, Network, Target
-from meshdsl.machine.streams import Streams, lanes_of, stream_of
-from meshdsl.record.collective import Collective
-from meshdsl.record.recorder import tag_in
+from meshdsl.machine.streams import lanes_of
+from meshdsl.machine.timeline import Action, timeline
 
 
 def step_time(
@@ -37,20 +32,9 @@ def step_time(
       model_flops: of the model on one device in one step, causal attention counted half.
       model_flops_full: the same with attention in full.
     """
-    simulation = _Simulation(target.chip, network)
-    simulation.run_to_end(graph.kernels, 1, 1)
-    return TimeView(
-        compute=simulation.compute,
-        communication=simulation.communication,
-        step=simulation.streams.now,
-        serial=simulation.compute + simulation.communication,
-        exposed=simulation.exposed,
-        model_flops=model_flops,
-        model_flops_full=model_flops_full,
-        peak_flops=target.chip.flops,
-        spans=tuple(simulation.spans),
-        fused=simulation.fused,
-    )
+    actions = _Actions(target.chip, network)
+    ran = timeline(actions.of, actions.block(graph.kernels, to_end=True))
+    return TimeView.of(ran, (model_flops, model_flops_full), target.chip.flops)
 
 
 def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
@@ -66,48 +50,74 @@ def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
     return found
 
 
-@dataclass
-class _Simulation:
-    """Runs kernels on the streams of a device and counts the seconds.
+class _Actions:
+    """The actions of blocks of kernels, made when they are asked for."""
 
-    Two counts go through all methods: what is simulated once counts `weight` times in the sums, and
-    has a span with `repeats`, or none if that is 0.
-    """
+    def __init__(self, chip: Chip, network: Network):
+        self.chip, self.network = chip, network
+        self._blocks: dict[int, tuple[Sequence[Kernel], bool]] = {}
+        self._made: dict[int, list[Action]] = {}
+        self._seconds: dict[int, float] = {}
+        self._timings: dict[int, CollectiveTiming] = {}
 
-    chip: Chip
-    network: Network
-    streams: Streams = field(default_factory=Streams)
-    spans: list[Span] = field(default_factory=list)
-    compute: float = 0.0
-    fused: float = 0.0
-    communication: float = 0.0
-    exposed: float = 0.0
-    _moved: float = 0.0
-    _seconds: dict[int, float] = field(default_factory=dict)
-    _timings: dict[int, CollectiveTiming] = field(default_factory=dict)
-    _orders: dict[int, list[Kernel]] = field(default_factory=dict)
+    def block(self, kernels: Sequence[Kernel], *, to_end: bool) -> int:
+        """The name of a block.
 
-    def run(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
-        """Runs `kernels` once."""
-        for kernel in self._scheduled(kernels):
-            self._run_kernel(kernel, weight, repeats)
+        Args:
+          to_end: whether it ends only when all collectives that it started are finished.
+        """
+        self._blocks[id(kernels)] = kernels, to_end
+        return id(kernels)
 
-    def run_to_end(self, kernels: Sequence[Kernel], weight: int, repeats: int) -> None:
-        """Runs `kernels` once, and waits for the collectives that they start."""
-        self.run(kernels, weight, repeats)
-        self._wait_for((b for k in kernels if k.collective for b in k.writes), weight)
-
-    def _scheduled(self, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """A block of kernels in the order in which they run."""
-        if id(kernels) not in self._orders:
+    def of(self, block: int) -> list[Action]:
+        """The actions of a block, in the order of the compiler's schedule."""
+        if block not in self._made:
+            kernels, to_end = self._blocks[block]
             order = scheduled(kernels, self._seconds_of, self._is_asynchronous)
-            self._orders[id(kernels)] = order
-        return self._orders[id(kernels)]
+            found = [action for kernel in order for action in self._actions(kernel)]
+            if to_end:
+                started = [k.writes[0] for k in kernels if self._is_asynchronous(k)]
+                found += [Action("done", "", "", key=_key(buffer)) for buffer in started]
+            self._made[block] = found
+        return self._made[block]
+
+    def _actions(self, kernel: Kernel) -> Iterator[Action]:
+        name, scope, needs = kernel.primitive, kernel.scope, tuple(map(_key, kernel.reads))
+        if kernel.collective is not None:
+            yield from self._communication(kernel)
+        elif kernel.loop is not None:
+            body, turns = self.block(kernel.loop.kernels, to_end=True), kernel.loop.length
+            yield Action("loop", name, scope, needs=needs, bodies=(body,), turns=turns)
+        elif kernel.branches:
+            bodies = tuple(self.block(branch, to_end=False) for branch in kernel.branches)
+            yield Action("branch", name, scope, needs=needs, bodies=bodies)
+        else:
+            seconds, fused = self._seconds_of(kernel), is_fused(kernel)
+            yield Action("compute", name, scope, seconds, needs=needs, fused=fused)
+
+    def _communication(self, kernel: Kernel) -> Iterator[Action]:
+        result, timing, collective = kernel.writes[0], self._timing(kernel), kernel.collective
+        assert collective is not None
+        if timing.zero_filled:
+            width = result.bytes // max(math.prod(result.shape), 1)
+            filling = timing.filling_seconds(self.chip, width)
+            yield Action("compute", kernel.primitive, kernel.scope, filling)
+        yield Action(
+            what="start" if timing.asynchronous else "sync",
+            name=kernel.primitive,
+            scope=kernel.scope,
+            moves=collective,
+            lanes=lanes_of(collective, self.network),
+            link_seconds=timing.seconds,
+            key=_key(result),
+            needs=tuple(map(_key, kernel.reads)),
+            alone=True,
+        )
 
     def _seconds_of(self, kernel: Kernel) -> float:
         """Seconds of a kernel, of a loop and of branches with one kernel after the other."""
         if kernel.collective is not None:
-            return self._timing(kernel, kernel.collective).seconds
+            return self._timing(kernel).seconds
         if id(kernel) not in self._seconds:
             self._seconds[id(kernel)] = self._compute_seconds(kernel)
         return self._seconds[id(kernel)]
@@ -119,90 +129,17 @@ class _Simulation:
             return max(math.fsum(map(self._seconds_of, branch)) for branch in kernel.branches)
         return kernel_seconds(kernel, self.chip)
 
-    def _run_kernel(self, kernel: Kernel, weight: int, repeats: int) -> None:
-        if kernel.collective is not None:
-            self._communicate(kernel, kernel.collective, weight, repeats)
-            return
-        self._wait_for(kernel.reads, weight)
-        if kernel.loop is not None:
-            self._run_loop(kernel, kernel.loop, weight, repeats)
-        elif kernel.branches:
-            self.run(max(kernel.branches, key=self._seconds_alone), weight, repeats)
-        else:
-            self._compute(kernel, weight, repeats)
-
-    def _compute(self, kernel: Kernel, weight: int, repeats: int) -> None:
-        seconds = self._seconds_of(kernel)
-        start, end = self.streams.compute(seconds)
-        self.compute += seconds * weight
-        self.fused += seconds * weight * is_fused(kernel)
-        for buffer in kernel.writes:
-            self.streams.events[id(buffer)] = end
-        self._show("compute", kernel, start, end, repeats)
-
-    def _communicate(
-        self, kernel: Kernel, collective: Collective, weight: int, repeats: int
-    ) -> None:
-        result, timing = kernel.writes[0], self._timing(kernel, collective)
-        lanes = lanes_of(collective, self.network)
-        if timing.zero_filled:
-            width = result.bytes // max(math.prod(result.shape), 1)
-            start, end = self.streams.compute(timing.filling_seconds(self.chip, width))
-            self.compute += (end - start) * weight
-            self._show("compute", kernel, start, end, repeats)
-        if timing.asynchronous:
-            self._wait_until(self._moved, weight)
-            ready = max([self.streams.now, *(self._when(buffer) for buffer in kernel.reads)])
-            start, end = self.streams.launch(id(result), lanes, timing.seconds, ready)
-            self._moved = end
-        else:
-            self._wait_for(kernel.reads, weight)
-            start, end = self.streams.communicate(lanes, timing.seconds)
-            self.exposed += timing.seconds * weight
-        self.communication += timing.seconds * weight
-        self._show(stream_of(collective), kernel, start, end, repeats)
-
-    def _timing(self, kernel: Kernel, collective: Collective) -> CollectiveTiming:
+    def _timing(self, kernel: Kernel) -> CollectiveTiming:
+        assert kernel.collective is not None
         if id(kernel) not in self._timings:
-            self._timings[id(kernel)] = collective_timing(collective, self.network)
+            self._timings[id(kernel)] = collective_timing(kernel.collective, self.network)
         return self._timings[id(kernel)]
 
     def _is_asynchronous(self, kernel: Kernel) -> bool:
         """Whether the kernel is a collective that runs while the device computes."""
-        collective = kernel.collective
-        return collective is not None and self._timing(kernel, collective).asynchronous
+        return kernel.collective is not None and self._timing(kernel).asynchronous
 
-    def _run_loop(self, kernel: Kernel, loop: Loop, weight: int, repeats: int) -> None:
-        begin = self.streams.now
-        if loop.length:
-            self.run_to_end(loop.kernels, weight, repeats * loop.length)
-        if loop.length > 1:
-            second = self.streams.now
-            self.run_to_end(loop.kernels, weight * (loop.length - 1), 0)
-            self.streams.skip((loop.length - 2) * (self.streams.now - second))
-        for buffer in kernel.writes:
-            self.streams.events[id(buffer)] = self.streams.now
-        self._show("loops", kernel, begin, self.streams.now, repeats)
 
-    def _seconds_alone(self, kernels: tuple[Kernel, ...]) -> float:
-        """Seconds of `kernels` if nothing else runs."""
-        alone = _Simulation(self.chip, self.network, _seconds=self._seconds, _timings=self._timings)
-        alone.run_to_end(kernels, 1, 0)
-        return alone.streams.now
-
-    def _wait_for(self, buffers: Iterable[Buffer], weight: int) -> None:
-        self._wait_until(max((self._when(buffer) for buffer in buffers), default=0.0), weight)
-
-    def _wait_until(self, moment: float, weight: int) -> None:
-        self.exposed += self.streams.wait(moment) * weight
-
-    def _when(self, buffer: Buffer) -> float:
-        """When a buffer is there; 0 for what no kernel made."""
-        return self.streams.events.get(id(buffer), 0.0)
-
-    def _show(self, stream: str, kernel: Kernel, start: float, end: float, repeats: int) -> None:
-        if repeats and end > start:
-            tag = tag_in(kernel.scope) or ""
-            self.spans.append(
-                Span(stream, kernel.primitive, start, end, kernel.phase, tag, repeats)
-            )
+def _key(buffer: Buffer) -> str:
+    """The name of the event that a buffer is there; nothing waits for one that was computed."""
+    return str(id(buffer))

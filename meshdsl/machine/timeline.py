@@ -1,0 +1,300 @@
+"""The timeline of one step on a device, from the actions that the device does one after the other.
+
+The compute stream does the actions in their order. A collective that is synchronous holds it for
+the time that its axes' links take. One that is started runs on its links meanwhile, after those
+that were started before it, and the compute stream waits where its result is needed. Copies between
+the memories of a chip run likewise on a stream of their own, and so does what is given to another
+core.
+
+Loops run their body twice, because what is started in one turn may still be under way in the next;
+all further turns take as long as the second.
+
+The actions come from an estimate (`meshdsl.estimate.time`), or from the schedule of a compiled
+program (`meshdsl.compiled.replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshdsl.machine.streams import Lane, Streams, stream_of
+from meshdsl.record.collective import Collective, phase_in_step
+from meshdsl.record.recorder import tag_in
+
+BETWEEN_SLICES = "between slices"  # how the keys of exchanges between slices begin
+
+
+@dataclass(frozen=True)
+class Span:
+    """A bar in the timeline of a step.
+
+    Attributes:
+      stream: `compute`, `loops` for a whole loop, or the axes of a collective: `data, model`.
+      name: of the primitive or instruction.
+      start: seconds from the start of the step.
+      end: seconds from the start of the step.
+      phase: one of `estimate.explanation.PHASES`.
+      tag: of the op; empty if it belongs to none.
+      repeats: how often it runs. What stands in a loop is shown for the first turn alone.
+    """
+
+    stream: str
+    name: str
+    start: float
+    end: float
+    phase: str
+    tag: str = ""
+    repeats: int = 1
+
+
+@dataclass(slots=True)
+class Action:
+    """What a device does at one place of its program.
+
+    Attributes:
+      what: `compute`; `start`: a collective or a copy begins; `sync`: a collective begins and is
+        waited for; `done`: what was started is waited for; `loop`, `call`, `branch`.
+      name, scope: of the instruction or the kernel.
+      seconds: of computing.
+      moves: the collective; None for a copy and for all that moves nothing. `parts` has one for
+        each of its operands.
+      lanes: the lanes on which it runs, and `link_seconds` how long it takes there.
+      key: the name of the event that a start sets and a done waits for.
+      needs: keys of events whose results it needs: a start begins when they are there, and for any
+        other action the compute stream waits for them first.
+      alone: a start that the compute stream holds back until what was started alone before it is
+        finished.
+      bodies: the blocks of actions that it runs; a `loop` has one and runs it `turns` times.
+      fused: whether it is a fused kernel that states its FLOPs.
+    """
+
+    what: str
+    name: str
+    scope: str
+    seconds: float = 0.0
+    moves: Collective | None = None
+    parts: tuple[Collective, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    link_seconds: float = 0.0
+    key: str = ""
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+    bodies: tuple[Any, ...] = ()
+    turns: int = 1
+    fused: bool = False
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A collective of the program, all its executions in one step.
+
+    Attributes:
+      collective: what it moves; where the compiler combined several, the largest of them with the
+        bytes of all.
+      parts: one for each operand, each with its own bytes.
+      asynchronous: whether it runs while the device computes.
+      seconds: of all executions, alone on the links.
+      exposed: the part of `seconds` in which the compute stream waits for it.
+      name: of the instruction or the kernel.
+    """
+
+    collective: Collective
+    parts: tuple[Collective, ...]
+    asynchronous: bool
+    seconds: float
+    exposed: float
+    name: str
+
+    @property
+    def scope(self) -> str:
+        """The JAX name stack that it was traced in."""
+        return self.collective.scope
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step, in seconds.
+
+    Attributes:
+      step: from start to end.
+      compute: of the compute stream, without waiting.
+      fused: the part of `compute` in fused kernels, whose speed is assumed.
+      communication: of the collectives over each combination of axes, one after the other.
+      exposed: in which the compute stream waits for a collective, or for what hosts exchange
+        between slices.
+      copies: in which it waits for copies between the memories of the chip, and for another core.
+      collectives: in the order in which they run.
+      spans: with the body of each loop once.
+    """
+
+    step: float
+    compute: float
+    fused: float
+    communication: dict[tuple[str, ...], float]
+    exposed: float
+    copies: float
+    collectives: tuple[Ran, ...]
+    spans: tuple[Span, ...]
+
+
+def timeline(actions: Callable[[Any], Sequence[Action]], entry: Any) -> Timeline:
+    """The timeline of a step.
+
+    Args:
+      actions: those of a block, by its name, in the order in which the device does them.
+      entry: the name of the block that is the whole step.
+    """
+    device = _Device(actions)
+    device.execute(entry, 1, 1)
+    ran = [one.ran() for one in device.counts.values()]
+    communication: dict[tuple[str, ...], float] = {}
+    for one in ran:
+        axes = one.collective.axes
+        communication[axes] = communication.get(axes, 0.0) + one.seconds
+    return Timeline(
+        step=device.streams.now,
+        compute=device.computed,
+        fused=device.fused,
+        communication=communication,
+        exposed=sum(one.exposed for one in ran) + device.between_slices,
+        copies=device.copies,
+        collectives=tuple(ran),
+        spans=tuple(device.spans),
+    )
+
+
+@dataclass
+class _Count:
+    """The executions of a collective so far."""
+
+    action: Action
+    count: int = 0
+    exposed: float = 0.0
+
+    def ran(self) -> Ran:
+        action, count = self.action, self.count
+        assert action.moves is not None
+        return Ran(
+            collective=replace(action.moves, count=count),
+            parts=tuple(replace(part, count=count) for part in action.parts),
+            asynchronous=action.what == "start",
+            seconds=action.link_seconds * count,
+            exposed=self.exposed,
+            name=action.name,
+        )
+
+
+@dataclass
+class _Device:
+    """A device that does actions, and what is counted of it; see `Timeline`.
+
+    Its methods take with an action its `weight`, how many executions it stands for, and `repeats`,
+    the number that the timeline shows for it; 0 keeps it off the timeline.
+    """
+
+    actions: Callable[[Any], Sequence[Action]]
+    streams: Streams = field(default_factory=Streams)
+    counts: dict[str, _Count] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    computed: float = 0.0
+    fused: float = 0.0
+    copies: float = 0.0
+    between_slices: float = 0.0
+    _alone: str = ""  # the key of what was last started alone
+
+    def execute(self, block: Any, weight: int, repeats: int) -> None:
+        """Do the actions of a block once, and count them `weight` times."""
+        methods = {
+            "compute": self._compute,
+            "start": self._start,
+            "sync": self._sync,
+            "done": self._done,
+            "loop": self._repeat,
+            "call": self._call,
+            "branch": self._branch,
+        }
+        for action in self.actions(block):
+            if action.needs and action.what != "start":
+                for key in action.needs:
+                    self._wait_for(key, weight)
+            methods[action.what](action, weight, repeats)
+
+    def _compute(self, action: Action, weight: int, repeats: int) -> None:
+        start, end = self.streams.compute(action.seconds)
+        self.computed += action.seconds * weight
+        self.fused += action.seconds * weight * action.fused
+        self._show("compute", action, start, end, repeats)
+
+    def _start(self, action: Action, weight: int, repeats: int) -> None:
+        if action.seconds:
+            self._compute(action, weight, repeats)
+        if action.alone:
+            self._wait_for(self._alone, weight)
+            self._alone = action.key
+        events = self.streams.events
+        ready = max([self.streams.now, *(events.get(key, 0.0) for key in action.needs)])
+        start, end = self.streams.launch(action.key, action.lanes, action.link_seconds, ready)
+        if action.moves is not None:
+            self._count(action).count += weight
+            self._show(stream_of(action.moves), action, start, end, repeats)
+
+    def _sync(self, action: Action, weight: int, repeats: int) -> None:
+        assert action.moves is not None  # a copy is always asynchronous
+        start, end = self.streams.communicate(action.lanes, action.link_seconds)
+        count = self._count(action)
+        count.count += weight
+        count.exposed += action.link_seconds * weight
+        self._show(stream_of(action.moves), action, start, end, repeats)
+        if action.seconds:
+            self._compute(action, weight, repeats)
+
+    def _done(self, action: Action, weight: int, repeats: int) -> None:
+        self._wait_for(action.key, weight)
+        if action.seconds:
+            self._compute(action, weight, repeats)
+
+    def _wait_for(self, key: str, weight: int) -> None:
+        """Let the compute stream wait for what was started under a key."""
+        waited = self.streams.wait(self.streams.events.get(key, 0.0))
+        if key in self.counts:
+            self.counts[key].exposed += waited * weight
+        elif key.startswith(BETWEEN_SLICES):
+            self.between_slices += waited * weight
+        else:
+            self.copies += waited * weight
+
+    def _repeat(self, action: Action, weight: int, repeats: int) -> None:
+        begin = self.streams.now
+        (body,) = action.bodies
+        if action.turns:
+            self.execute(body, weight, repeats * action.turns)
+        if action.turns > 1:
+            second = self.streams.now
+            self.execute(body, weight * (action.turns - 1), 0)
+            self.streams.skip((action.turns - 2) * (self.streams.now - second))
+        self._show("loops", action, begin, self.streams.now, repeats)
+
+    def _call(self, action: Action, weight: int, repeats: int) -> None:
+        for body in action.bodies:
+            self.execute(body, weight, repeats)
+
+    def _branch(self, action: Action, weight: int, repeats: int) -> None:
+        """Execute the longest branch: other devices wait for one that takes it."""
+
+        def seconds(body: Any) -> float:
+            alone = _Device(self.actions)
+            alone.execute(body, 1, 0)
+            return max([alone.streams.now, *alone.streams.events.values()])
+
+        self.execute(max(action.bodies, key=seconds), weight, repeats)
+
+    def _count(self, action: Action) -> _Count:
+        return self.counts.setdefault(action.key, _Count(action))
+
+    def _show(self, stream: str, action: Action, start: float, end: float, repeats: int) -> None:
+        """Put the action on the timeline, unless it takes no time or is one of further turns."""
+        if repeats and end > start:
+            phase, tag = phase_in_step(action.scope), tag_in(action.scope) or ""
+            self.spans.append(Span(stream, action.name, start, end, phase, tag, repeats))
