@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.lax import parallel
 from jax.extend.core import get_opaque_trace_state
+from jax.interpreters import mlir
 
 from meshdsl.array_type import ArrayType, current_body
 from meshdsl.lowering.cpu_barrier import hidden_on_cpu
@@ -198,3 +200,32 @@ def position(axes: Axes) -> jax.Array:
 def trace_state():
     """What JAX is tracing: an array made under one state must not be used under an outer one."""
     return get_opaque_trace_state(), current_body()
+
+
+def _scatter_by_gloo(ctx, x, **how):
+    """The lowering of a psum_scatter for CPUs, which takes another way in several processes.
+
+    XLA:CPU leaves the collectives of several processes to gloo, also those between two devices of
+    one process. The reduce-scatter of gloo returns wrong values at times: it starts to send a part
+    that it has summed, and overwrites that part before all of it has left (issue 40830 of JAX, in
+    jaxlib 0.12 and before). It also fails where one process comes 30 seconds after another. An
+    all_to_all moves the same bytes; each device adds up what has arrived, in the order of devices.
+    """
+    if not jax.distributed.is_initialized():
+        return parallel._reduce_scatter_lowering(lax.add_p, ctx, x, **how)
+    return mlir.lower_fun(_exchange_and_add, multiple_results=False)(ctx, x, **how)
+
+
+def _exchange_and_add(x, *, scatter_dimension, axis_name, axis_index_groups, axis_size, tiled):
+    at = scatter_dimension
+    parts = x.reshape(*x.shape[:at], axis_size, x.shape[at] // axis_size, *x.shape[at + 1 :])
+    come = lax.all_to_all(
+        hidden_on_cpu(parts), axis_name, at, at, axis_index_groups=axis_index_groups, tiled=True
+    )
+    total = lax.index_in_dim(come, 0, at, keepdims=False)
+    for i in range(1, axis_size):
+        total += lax.index_in_dim(come, i, at, keepdims=False)
+    return total if tiled else total.reshape(*x.shape[:at], *x.shape[at + 1 :])
+
+
+mlir.register_lowering(parallel.reduce_scatter_p, _scatter_by_gloo, platform="cpu")

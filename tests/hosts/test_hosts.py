@@ -77,10 +77,10 @@ def begin(*parts: str, slurm: bool = False) -> list[subprocess.Popen]:
     ]
 
 
-def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+def finish(processes: list[subprocess.Popen], seconds: int = 60) -> list[tuple[int, str, str]]:
     """For each the exit code, what it printed and what it reported."""
     try:
-        printed = [process.communicate(timeout=60) for process in processes]
+        printed = [process.communicate(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()
