@@ -6,6 +6,7 @@ No accelerator is touched.
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,23 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
     rows = [head, *(_row(folder, step) for step in folders.saved_steps(folder))]
     print("\n".join(columns(rows, right=(0, 1), indent=0)))
     for path in folders.damaged(folder):
-        print(f"{path.name}: was damaged, and set aside when the run went on from an older one")
+        print(
+            f"{path.name}: {_size(path)}, was damaged, and set aside when the run went on from an "
+            "older one"
+        )
+    return 0
+
+
+def remove_damaged(arguments: argparse.Namespace) -> int:
+    """`prune`: remove damaged checkpoints that were set aside, and print what was removed."""
+    folder = checkpoints_of(arguments.run)
+    for path in folders.damaged(folder):
+        size = _size(path)
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise MeshDSLError(f"{path}: cannot be removed: {error.strerror}") from None
+        print(f"removed {path.name}, {size}")
     return 0
 
 
@@ -156,6 +173,11 @@ def saved_step(folder: Path, step: int | None) -> int:
     if step is not None and step not in known:
         raise MeshDSLError(f"--step {step}: there is no such checkpoint; {folders.in_words(known)}")
     return known[-1] if step is None else step
+
+
+def _size(folder: Path) -> str:
+    """How large the files in a folder are."""
+    return byte_words(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
 
 
 def _time(found: dict[str, Any]) -> str:

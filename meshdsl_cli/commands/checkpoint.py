@@ -1,4 +1,4 @@
-"""`meshdsl checkpoint ls`, `show`, `verify`, `export` and `import`."""
+"""`meshdsl checkpoint ls`, `show`, `verify`, `prune`, `export` and `import`."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _STEP = Flag(
 
 COMMAND = Command(
     "checkpoint",
-    help="list, show, verify, export or import checkpoints",
+    help="list, show, verify, prune, export or import checkpoints",
     parts=(
         Command(
             "ls",
@@ -34,6 +34,12 @@ COMMAND = Command(
             help="read every array of every checkpoint; exit code 1 where one is not what was "
             "saved",
             function="meshdsl.commands.checkpoint:verify_checkpoints",
+            flags=(_RUN,),
+        ),
+        Command(
+            "prune",
+            help="remove damaged checkpoints that a run set aside",
+            function="meshdsl.commands.checkpoint:remove_damaged",
             flags=(_RUN,),
         ),
         Command(

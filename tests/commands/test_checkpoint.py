@@ -11,7 +11,7 @@ import pytest
 import safetensors
 
 from meshdsl.models.transformer import Transformer
-from meshdsl.train.checkpoints import transfer
+from meshdsl.train.checkpoints import folders, transfer
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override, to_toml
 from meshdsl_cli import main
@@ -78,6 +78,16 @@ def test_verify_reads_all_and_its_exit_code_says_so(run, said):
     assert lines[0] == "step 3: good"
     assert lines[1].startswith("step 6: damaged: `params.")
     assert contents(run) == before
+
+
+def test_prune_removes_what_was_set_aside_and_says_how_large_it_was(run, said):
+    folders.set_aside(run / "checkpoints", [6])
+    code, lines = said("ls", run)
+    line = re.fullmatch(r"6\.damaged: ([\d.]+ KiB), was damaged, and set aside .*", lines[-1])
+    assert code == 0 and line, lines
+    assert said("prune", run) == (0, [f"removed 6.damaged, {line[1]}"])
+    assert said("prune", run) == (0, [])
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["3"]
 
 
 def test_show_lists_arrays_with_dims_dtype_and_size(run, said):

@@ -7,6 +7,7 @@ a process that is killed leaves complete checkpoints and leftovers, never half a
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 _REMOVED = ".leaving"
 _DAMAGED = ".damaged"
 _UNFINISHED = ".orbax-checkpoint-tmp"
+_KEPT = 2  # so many damaged checkpoints stay for a person to look at
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -64,17 +66,23 @@ def remove(folder: Path, steps: Iterable[int]) -> None:
 
 
 def set_aside(folder: Path, steps: Iterable[int]) -> None:
-    """Rename damaged checkpoints to `200.damaged`, so that they stay for a person to look at."""
-    for step in steps:
+    """Rename damaged checkpoints to `200.damaged`, so that they stay for a person to look at.
+
+    The newest two stay. Those that were set aside before them are removed.
+    """
+    for step in sorted(steps):
         names = [f"{step}{_DAMAGED}", *(f"{step}{_DAMAGED}-{i}" for i in range(2, 1000))]
-        (folder / str(step)).rename(
-            next(folder / name for name in names if not (folder / name).exists())
-        )
+        aside = next(folder / name for name in names if not (folder / name).exists())
+        (folder / str(step)).rename(aside)
+        os.utime(aside)  # the time by which `damaged` sorts
+    for path in damaged(folder)[:-_KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def damaged(folder: Path) -> list[Path]:
-    """The folders of damaged checkpoints that were set aside."""
-    return sorted(path for path in folder.iterdir() if _DAMAGED in path.name)
+    """The folders of damaged checkpoints that were set aside, the newest last."""
+    found = [path for path in folder.iterdir() if _DAMAGED in path.name]
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
 
 
 def remove_leftovers(folder: Path) -> None:

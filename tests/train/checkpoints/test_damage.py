@@ -164,6 +164,16 @@ def test_a_run_goes_on_from_an_older_one_and_sets_the_damaged_aside(tmp_path):
     assert opened(tmp_path).latest == 3
 
 
+def test_the_newest_two_that_were_set_aside_stay(tmp_path):
+    for step in (900, 20, 100, 3):  # a run may go back, and fail at an earlier step
+        (tmp_path / str(step)).mkdir()
+        folders.set_aside(tmp_path, [step])
+    (tmp_path / "3").mkdir()
+    folders.set_aside(tmp_path, [3])
+    found = [path.name for path in folders.damaged(tmp_path)]
+    assert found == ["3.damaged", "3.damaged-2"]
+
+
 def test_there_is_nothing_to_restore_in_an_empty_folder(tmp_path):
     with pytest.raises(MeshDSLError, match="there is no checkpoint"):
         opened(tmp_path).restore(make_state(FSDP))
