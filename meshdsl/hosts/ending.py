@@ -66,11 +66,15 @@ def report_and_end(text: str, code: int) -> int:
     _leave(code)
 
 
-def end_alone(text: str, code: int) -> NoReturn:
-    """Print `text` to stderr and end this process, where the store can tell nobody any more."""
-    _ending.acquire()
-    _report(f"process {store.index()}: {text}")
-    _exit(code)
+def end_alone(text: str, code: int) -> None:
+    """Print `text` to stderr and end this process, where the store can tell nobody any more.
+
+    It returns where another thread has begun to end this process, and has not come to an end yet:
+    that thread may wait for the store.
+    """
+    if _ending.acquire(timeout=_READING):
+        _report(f"process {store.index()}: {text}")
+        _exit(code)
 
 
 def end_together(find_missed: Callable[[], None]) -> None:

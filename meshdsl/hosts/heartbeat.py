@@ -7,8 +7,8 @@ looked in vain, and not a time: one that was stopped itself, or whose clock was 
 Process 0 holds the store. Where that does not answer for as long, process 0 is missed by all.
 
 JAX's own service misses a process too, after half of `join.HEARTBEAT` seconds or more, but it ends
-the others by an abort with a C++ stack trace. So it is given more time than this module takes. When
-process 0 is killed it aborts the others at once, and nothing can be done about that.
+the others by an abort with a C++ stack trace. So it is given more time than this module takes.
+Where process 0 is killed, `relay` sees it at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Heartbeat:
                 in_vain = in_vain + 1 if found == seen and found != _ENDED else 0
                 seen = found
                 if in_vain >= _PATIENCE:
-                    report_and_end(_missed([other], in_vain), MISSED)
+                    report_and_end(missed([other], _silence(in_vain)), MISSED)
 
     def _watch(self) -> None:
         seen, in_vain = 0, 0
@@ -70,7 +70,7 @@ class Heartbeat:
             in_vain = in_vain + 1 if self._beats == seen else 0
             seen = self._beats
             if in_vain >= _PATIENCE:
-                end_alone(_missed([0], in_vain), MISSED)
+                end_alone(missed([0], _silence(in_vain)), MISSED)
 
 
 def end_where_one_is_missed() -> None:
@@ -89,17 +89,22 @@ def end_where_one_is_missed() -> None:
         after = store.values_below(_FOLDER)
         dead = [int(i) for i in before if after.get(i) == before[i] != _ENDED]
         if dead:
-            report_and_end(_missed(sorted(dead), _LOST), MISSED)
+            report_and_end(missed(sorted(dead), _silence(_LOST)), MISSED)
 
 
-def _missed(dead: list[int], beats: int) -> str:
+def missed(dead: list[int], why: str) -> str:
+    """What is said of processes that have died, or cannot be reached."""
     names = ", ".join(map(str, dead[:8])) + (f" and {len(dead) - 8} more" if dead[8:] else "")
     what = "processes" if dead[1:] else "process"
     verb = "have" if dead[1:] else "has"
     return (
-        f"{what} {names} {verb} died or cannot be reached: no sign of life for "
-        f"{beats * _BEAT:g} s; the run ends with exit code {MISSED}, and can be resumed"
+        f"{what} {names} {verb} died or cannot be reached: {why}; the run ends with exit code "
+        f"{MISSED}, and can be resumed"
     )
+
+
+def _silence(beats: int) -> str:
+    return f"no sign of life for {beats * _BEAT:g} s"
 
 
 def _mine() -> str:

@@ -20,6 +20,7 @@ from meshdsl.hosts import store
 from meshdsl.hosts.clusters import Cluster, find_cluster
 from meshdsl.hosts.ending import end_together, follow_launcher
 from meshdsl.hosts.heartbeat import Heartbeat, end_where_one_is_missed
+from meshdsl.hosts.relay import Relay
 from meshdsl.hosts.signals import heard
 
 # Seconds without a sign of life after which JAX aborts the others. It gives and counts signs at
@@ -62,7 +63,8 @@ def join(
     if given[1] == 1 if given else cluster is None:
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
-    with heard(signal.SIGINT), store.meeting():
+    relay = Relay()
+    with heard(signal.SIGINT), store.meeting(), relay.between():
         if given:
             _check_coordinator(*given, patience)
             _use_gloo()
@@ -73,6 +75,8 @@ def join(
     end_together(end_where_one_is_missed)
     heartbeat = Heartbeat()
     heartbeat.start()
+    relay.watch()
+    atexit.register(relay.end)  # what is registered last is called first
     atexit.register(heartbeat.end)
 
 

@@ -142,3 +142,33 @@ def test_a_launched_run_that_is_preempted_saves_its_step_and_exits_with_0(settin
     assert launched.returncode == 0 and reported == "", (printed, reported)
     assert f"preempted after step {steps}, which is saved" in printed
     assert (tmp_path / "run" / "checkpoints" / str(steps)).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launched", [False, True], ids=["by hand", "launched"])
+def test_where_process_0_is_killed_one_line_says_so(settings, tmp_path, launched):
+    out = tmp_path / "run"
+    train = ["train", "--layout", "fsdp", "--steps", "100000", "--out", str(out), *settings]
+    told = {"MESHDSL_COORDINATOR": f"localhost:{free_port()}", "MESHDSL_PROCESSES": "2"}
+    both = [
+        start(["-m", "meshdsl_cli", *train], **told, MESHDSL_PROCESS_ID=str(i))
+        for i in range(0 if launched else 2)
+    ] or [start(["-m", "meshdsl_cli", "launch", "--processes", "2", "--", *train])]
+    last, metrics = both[-1], out / "metrics.jsonl"
+    try:
+        while not metrics.is_file() or metrics.read_text().count("\n") < 2:
+            assert last.poll() is None, last.communicate()
+            time.sleep(0.1)
+        children = f"/proc/{last.pid}/task/{last.pid}/children"
+        first = int(open(children).read().split()[0]) if launched else both[0].pid
+        os.kill(first, signal.SIGKILL)
+        reported = last.communicate(timeout=60)[1]
+    finally:
+        for process in both:
+            process.kill()
+    if launched:
+        assert (last.returncode, reported) == (137, "process 0: ended by SIGKILL\n")
+    else:
+        assert last.returncode == 75
+        assert reported.startswith("process 1: process 0 has died or cannot be reached: its conn")
+        assert reported.count("\n") == 1, reported
