@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
-from jax._src.lib import _jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from meshdsl.hosts.ending import end_alone
 from meshdsl.hosts.heartbeat import MISSED, missed
