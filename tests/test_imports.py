@@ -43,8 +43,6 @@ APART = {
     "compiled": {"lowering", "ops", "meshdsl", "layers", "models"},
     "report": {"lowering", "ops", "meshdsl", "layers", "models"},
 }
-# The page of curves has the style of the other pages; no run of training draws it.
-EXCEPTIONS = {(f"train/watch/{name}.py", "report") for name in ("curves_page", "curves_svg")}
 
 OPTIONAL = {package for packages in EXTRAS.values() for package in packages}  # may be missing
 BY_NAME = {"later.py", "user_code.py"}  # who imports by name: `user_code` what a setting names

@@ -16,9 +16,9 @@ COMMAND = Command(
         Flag(
             "--out",
             type=Path,
-            default=Path("curves.html"),
+            default=Path("curves.png"),
             metavar="FILE",
-            help="a page, or a PNG (by matplotlib); %(default)s by default",
+            help="a picture: .png, .svg or .pdf, by matplotlib; %(default)s by default",
         ),
         Flag(
             "--metric",

@@ -1,19 +1,18 @@
 """Curves of runs that can be compared."""
 
-import itertools
 import json
 import math
-import re
 import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from meshdsl import MeshDSLError
 from meshdsl.commands.plot import plot_runs
 from meshdsl.train.watch.curves import Points, panels, read_runs, smoothed, thin
-from meshdsl.train.watch.curves_page import page
-from meshdsl.train.watch.style import COLOURS, interleaved_dashes, mark_sizes
+from meshdsl.train.watch.curves_picture import COLOURS, _draw, interleaved_dashes, mark_sizes
 from meshdsl.train.watch.units import UNITS, unit
 from meshdsl_cli.parser import parse
 
@@ -37,38 +36,37 @@ def run(words):
     return plot_runs(parse(["plot", *map(str, words)]).arguments)
 
 
-def test_a_page_needs_nothing_else_and_says_everything_without_its_script(tmp_path, capsys):
-    runs = [write_run(tmp_path / name) for name in ("fsdp", "tensor")]
-    assert run([*runs, "--out", tmp_path / "curves.html", "--metric", "loss", "seconds"]) == 0
-    assert capsys.readouterr().err == f"wrote {tmp_path}/curves.html\n"
-    text = (tmp_path / "curves.html").read_text()
-    assert not re.search(r"(src|href)=|@import|url\(http", text)
-    still = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-    assert (
-        still.count('class="curves"') == 2
-        and "loss, nats per token" in still
-        and "seconds, s" in still
-    )
-    assert (
-        "fsdp" in still and "tensor" in still and still.count('class="dot"') == 5
-    )  # two points of each run, and the key
-    assert "fsdp ends at 0.25" in still and "<td>0.25</td>" in still
-    assert "nan" not in still.lower().replace("nanos", "")
-
-
-def test_names_are_text_in_a_page(tmp_path):
-    runs = read_runs([write_run(tmp_path / "<b>&")])
-    assert "<b>&" not in page(panels(runs, ["loss"], "step", 1))
-
-
-def test_a_png_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
+@pytest.mark.parametrize(
+    ("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_the_ending_says_what_kind_of_picture_is_drawn(tmp_path, capsys, ending, begins):
     runs = [
         write_run(tmp_path / name, validation=key)
         for name, key in (("a", "validation/web/loss"), ("b", "validation_loss"))
     ]
-    run([*runs, "--out", tmp_path / "curves.png", "--smooth", "3", "--x", "time"])
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    out = tmp_path / f"curves.{ending}"
+    assert run([*runs, "--out", out, "--smooth", "3", "--x", "time"]) == 0
+    assert capsys.readouterr().err == f"wrote {out}\n"
+    assert out.read_bytes().startswith(begins)
+
+
+def test_the_legend_has_every_run_and_dataset_with_its_last_value_whatever_it_is_called(tmp_path):
+    folders = [
+        write_run(tmp_path / name, validation=key)
+        for name, key in (("_$a$", "validation/web/loss"), ("<b>&", "validation_loss"))
+    ]
+    axes = Figure().subplots()
+    (panel,) = panels(read_runs(folders), ["loss"], "step", 1)
+    _draw(axes, panel, ["_$a$", "<b>&"])
+    assert axes.get_ylabel() == "loss, nats per token" and axes.get_xlabel() == "step"
+    texts = axes.get_legend().get_texts()
+    assert [text.get_text() for text in texts] == [
+        " _$a$: 0.25 at the end",
+        " <b>&: 0.25 at the end",
+        " _$a$, validation web: 0.5 at the end",
+        " <b>&, validation: 0.5 at the end",
+    ]
+    assert not any(text.get_parse_math() for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +124,17 @@ def test_metrics_have_units():
         (["."], "{0}: is no run, it has no metrics.jsonl; its folders have: empty, fsdp"),
         (["empty"], "{0}/empty: no step of the run is in its metrics.jsonl yet"),
         (["fsdp", "--metric", "los"], "no metric `los` in fsdp; did you mean `loss`?"),
-        (["fsdp", "--out", "a.svg"], "--out a.svg: expected a name that ends in .html or .png"),
-        (["fsdp", "--out", "/proc/a/b.html"], "/proc/a/b.html: No such file or directory"),
+        (
+            ["fsdp", "--out", "a.gif"],
+            "--out a.gif: expected a name that ends in .png, .svg or .pdf",
+        ),
+        (
+            ["fsdp", "--out", "a.html"],
+            "--out a.html: expected a name that ends in .png, .svg or .pdf; in a browser, "
+            "TensorBoard and Weights & Biases show the curves of runs with log.tensorboard=true "
+            "and log.wandb=PROJECT",
+        ),
+        (["fsdp", "--out", "/proc/a/b.png"], "/proc/a/b.png: No such file or directory"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_error(tmp_path, words, says):
@@ -139,7 +146,7 @@ def test_what_cannot_be_drawn_is_one_error(tmp_path, words, says):
     assert str(error.value) == says.format(tmp_path)
 
 
-def test_without_matplotlib_a_png_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
+def test_without_matplotlib_a_picture_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
         MeshDSLError,
@@ -150,7 +157,7 @@ def test_without_matplotlib_a_png_is_an_error_that_names_the_extra(tmp_path, mon
 
 def colours(path, *shown):
     """How many pixels of a PNG have each of the colours, given as `#rrggbb`."""
-    image = pytest.importorskip("matplotlib.image").imread(path)
+    image = imread(path)
     image = (255 * image[..., :3]).round().astype(int)
     each = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in shown]
     return [int((abs(image - colour).max(-1) <= 3).sum()) for colour in each]
@@ -179,24 +186,3 @@ def test_pieces_of_curves_that_coincide_cover_them_in_turn_and_hide_none():
 
 def test_marks_that_coincide_are_rings_around_each_other():
     assert mark_sizes([(1.0, 2.0), (50.0, 2.0), (1.2, 2.1), (0.9, 1.8)]) == [2.0, 1.0, 1.5, 1.0]
-
-
-def test_a_page_draws_pieces_of_every_run_where_there_are_several(tmp_path):
-    runs = [write_run(tmp_path / name) for name in ("a", "b", "c")]
-    text = page(panels(read_runs(runs), ["loss"], "step", 1))
-    how = r'class="line piece" stroke-dasharray="(\S+) (\S+)" stroke-dashoffset="(\S+)"'
-    dashes = re.findall(how, text)
-    assert [tuple(map(float, each)) for each in dashes] == [
-        interleaved_dashes(place, 3) for place in range(3)
-    ]
-    assert text.count("scale(2)") == text.count("scale(1.5)") == 2  # both marks of two runs
-    alone = page(panels(read_runs(runs[:1]), ["loss"], "step", 1))
-    assert "piece" not in alone.partition("<body")[2]
-
-
-def test_numbers_at_the_ends_of_curves_stay_apart_and_above_the_axis(tmp_path):
-    runs = [write_run(tmp_path / str(i)) for i in range(5)]
-    text = page(panels(read_runs(runs), ["loss"], "step", 1))
-    heights = [float(y) for y in re.findall(r'<text x="\S+" y="(\S+)" class="label', text)]
-    assert len(heights) == 5 and max(heights) <= 400 - 44 + 4
-    assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= 15
