@@ -18,15 +18,16 @@ from importlib.util import find_spec
 from meshdsl.errors import MeshDSLError
 
 EXTRAS = {
-    "train": ("grain", "orbax", "rich", "safetensors", "tensorstore", "tokenizers", "tomli_w"),
+    "train": (
+        *("grain", "orbax", "rich", "safetensors", "tensorstore", "tokenizers", "tomli_w"),
+        *("fsspec", "pyarrow"),
+    ),
     "images": ("PIL",),
-    "parquet": ("pyarrow",),
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),
     "chat": ("jinja2",),
     "eval": ("lm_eval",),
-    "remote": ("fsspec",),
     "zst": ("zstandard",),
     "hub": ("huggingface_hub",),
 }

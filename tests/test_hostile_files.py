@@ -30,9 +30,10 @@ from meshdsl.train.checkpoints.newest import newest_complete
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl.train.config import Config
-from meshdsl.train.data.conversations import _lines, _messages
+from meshdsl.train.data.conversations import _messages
 from meshdsl.train.data.documents import documents
-from meshdsl.train.data.files import find_files
+from meshdsl.train.data.file_rows import read_rows
+from meshdsl.train.data.files import File, find_files
 from meshdsl.train.data.image_arrays import ArrayImages
 from meshdsl.train.data.pixels import decoded
 from meshdsl.train.data.remote import with_files_here
@@ -159,8 +160,8 @@ def chat(folder):
 
 
 def read_chat(path):
-    for _, found, where in _lines(path, "messages"):
-        _messages(found, "messages", where)
+    for row in read_rows(File(path, "chat", 0, 0), ["messages"]):
+        _messages(row.values[0], "messages", row.where)
 
 
 def parquet(folder):

@@ -13,21 +13,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meshdsl.parsing import parse_json
 from meshdsl.train.data.cache_entry import entry_name, made_once
+from meshdsl.train.data.cached_table import in_groups
 from meshdsl.train.data.conversations import Conversations
-from meshdsl.train.data.documents import documents, is_held_out
+from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import File
+from meshdsl.train.data.held_out import hash_of
 from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.data.tokens import TokenRange
 
 SUBSETS = ("train", "validation")
 _VERSION = 1  # of the content of an entry
-_AT_ONCE = 2**23  # bytes of text that are tokenized at once, with as many threads as blocks
 _WORTH_TELLING = 64 * 2**20  # bytes of text that take a while
 
 
@@ -45,6 +46,21 @@ class CachedTokens(NamedTuple):
 
     ranges: tuple[list[TokenRange], list[TokenRange]]
     counts: tuple[Counts, Counts]
+
+
+class _Piece(NamedTuple):
+    """Tokens that come next in a subset.
+
+    Attributes:
+      subset: index of one of SUBSETS.
+      documents: how many of them begin with these tokens.
+      bytes: of the text of these tokens; 0 where they are not counted.
+    """
+
+    subset: int
+    tokens: np.ndarray
+    documents: int
+    bytes: int
 
 
 def cached_tokens(
@@ -68,13 +84,15 @@ def cached_tokens(
       MeshDSLError: a file cannot be read, or the folder cannot be written.
     """
     entry = folder / entry_name(files, _VERSION, field, tokenizer.digest, held_out)
-    dtype = id_dtype(tokenizer)
 
-    def write(unfinished: Path) -> None:
-        _make(entry, unfinished, dtype, files, field, tokenizer, held_out, report)
+    def pieces() -> Iterator[_Piece]:
+        size, start = sum(file.size for file in files), time.perf_counter()
+        say = report if size >= _WORTH_TELLING else lambda text: None
+        say(f"tokenizing {size / 2**20:,.0f} MiB of {len(files):,} files into {entry}")
+        yield from _pieces_of_text(files, field, tokenizer, held_out)
+        say(f"tokenized in {time.perf_counter() - start:.1f} s")
 
-    counts = made_once(entry, lambda: _counts(entry, dtype), write)
-    return _tokens_of(entry, dtype, counts, held_out)
+    return _cached(entry, id_dtype(tokenizer), held_out, pieces)
 
 
 def cached_conversations(
@@ -95,24 +113,14 @@ def cached_conversations(
       MeshDSLError: a file cannot be read or has no conversations, or the folder cannot be written.
     """
     how = ("chat", field, tokenizer.digest, written.digest, held_out)
-    entry, dtype = folder / entry_name(files, _VERSION, *how), "uint32"
 
-    def write(unfinished: Path) -> None:
-        counts = [[0, 0], [0, 0]]  # documents and tokens
-        with contextlib.ExitStack() as stack:
-            outs = [stack.enter_context(open(unfinished / f"{name}.bin", "wb")) for name in SUBSETS]
-            for file in files:
-                for text, documents in written.documents(file, field):
-                    subset = int(is_held_out([text], held_out))
-                    for tokens in documents:
-                        outs[subset].write(tokens.astype(dtype).tobytes())
-                        counts[subset][0] += 1
-                        counts[subset][1] += len(tokens)
-        found = {name: asdict(Counts(*each)) for name, each in zip(SUBSETS, counts, strict=True)}
-        (unfinished / "parts.json").write_text(json.dumps(found))
+    def pieces() -> Iterator[_Piece]:
+        for file in files:
+            for text, talks in written.documents(file, field):
+                subset = _subset([text], held_out)
+                yield from (_Piece(subset, tokens, 1, 0) for tokens in talks)
 
-    counts = made_once(entry, lambda: _counts(entry, dtype), write)
-    return _tokens_of(entry, dtype, counts, held_out)
+    return _cached(folder / entry_name(files, _VERSION, *how), "uint32", held_out, pieces)
 
 
 def id_dtype(tokenizer: Tokenizer) -> str:
@@ -120,6 +128,66 @@ def id_dtype(tokenizer: Tokenizer) -> str:
     return next(
         kind for kind in ("uint8", "uint16", "uint32") if tokenizer.vocab <= np.iinfo(kind).max + 1
     )
+
+
+def _subset(document: Iterable[bytes], held_out: float) -> int:
+    """The subset of a document, as index of one of SUBSETS.
+
+    The hash of its bytes decides, so copies of a document are in the same subset.
+    """
+    return int(held_out > 0 and hash_of(document) < held_out * 2**64)
+
+
+class _Block(NamedTuple):
+    """A block of a document."""
+
+    text: bytes
+    subset: int
+    is_first: bool  # of its document
+
+
+def _pieces_of_text(
+    files: Sequence[File], field: str, tokenizer: Tokenizer, held_out: float
+) -> Iterator[_Piece]:
+    """The tokens of all documents, with a separator between those of a subset."""
+    blocks = (
+        _Block(text, subset, i == 0)
+        for file in files
+        for document in documents(file, field)
+        for subset in [_subset(document, held_out)]
+        for i, text in enumerate(document)
+    )
+    separator, begun = np.array([tokenizer.separator]), set()
+    for group in in_groups(blocks, lambda block: len(block.text)):
+        # With as many threads as blocks.
+        all_ids = tokenizer.encode_blocks([block.text for block in group])
+        for block, ids in zip(group, all_ids, strict=True):
+            if block.is_first and block.subset in begun:
+                yield _Piece(block.subset, separator, 0, 1)
+            begun.add(block.subset)
+            yield _Piece(block.subset, ids, block.is_first, len(block.text))
+
+
+def _cached(
+    entry: Path, dtype: str, held_out: float, pieces: Callable[[], Iterable[_Piece]]
+) -> CachedTokens:
+    """The tokens in `entry`, to which `pieces` are written if it is absent."""
+    counts = made_once(
+        entry, lambda: _counts(entry, dtype), lambda folder: _write(folder, dtype, pieces())
+    )
+    return _tokens_of(entry, dtype, counts, held_out)
+
+
+def _write(folder: Path, dtype: str, pieces: Iterable[_Piece]) -> None:
+    counts = [[0, 0, 0] for _ in SUBSETS]  # documents, tokens, bytes
+    with contextlib.ExitStack() as stack:
+        outs = [stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in SUBSETS]
+        for subset, tokens, *more in pieces:
+            outs[subset].write(tokens.astype(dtype, copy=False).tobytes())
+            for i, count in enumerate((more[0], len(tokens), more[1])):
+                counts[subset][i] += count
+    found = {name: asdict(Counts(*each)) for name, each in zip(SUBSETS, counts, strict=True)}
+    (folder / "parts.json").write_text(json.dumps(found))
 
 
 def _counts(entry: Path, dtype: str) -> tuple[Counts, Counts] | None:
@@ -152,76 +220,3 @@ def _tokens_of(
     )
     ranges = [tokens._replace(stop=border)], [tokens._replace(start=border)]
     return CachedTokens(ranges, (first, last))
-
-
-def _make(
-    entry: Path,
-    unfinished: Path,
-    dtype: str,
-    files: Sequence[File],
-    field: str,
-    tokenizer: Tokenizer,
-    held_out: float,
-    report: Callable[[str], None],
-) -> None:
-    """Tokenize the files into the folder `unfinished`, which becomes `entry`."""
-    size, start = sum(file.size for file in files), time.perf_counter()
-    report = report if size >= _WORTH_TELLING else lambda text: None
-    report(f"tokenizing {size / 2**20:,.0f} MiB of {len(files):,} files into {entry}")
-    with contextlib.ExitStack() as stack:
-        outs = [stack.enter_context(open(unfinished / f"{name}.bin", "wb")) for name in SUBSETS]
-        counts = _write(outs, dtype, _blocks(files, field, held_out), tokenizer)
-    (unfinished / "parts.json").write_text(
-        json.dumps({name: asdict(each) for name, each in zip(SUBSETS, counts, strict=True)})
-    )
-    report(f"tokenized in {time.perf_counter() - start:.1f} s")
-
-
-class _Block(NamedTuple):
-    """A block of a document."""
-
-    text: bytes
-    subset: int  # index of one of SUBSETS
-    is_first: bool  # of its document
-
-
-def _blocks(files: Sequence[File], field: str, held_out: float) -> Iterator[_Block]:
-    for file in files:
-        for document in documents(file, field):
-            subset = int(is_held_out(document, held_out))
-            for i, text in enumerate(document):
-                yield _Block(text, subset, i == 0)
-
-
-def _write(
-    outs: Sequence[BinaryIO], dtype: str, blocks: Iterable[_Block], tokenizer: Tokenizer
-) -> tuple[Counts, Counts]:
-    """Write the tokens of each subset to its file, with a separator between documents."""
-    counts = [[0, 0, 0] for _ in SUBSETS]  # documents, tokens, bytes
-    separator = np.array([tokenizer.separator], dtype).tobytes()
-    for group in _groups(blocks):
-        all_ids = tokenizer.encode_blocks([block.text for block in group])
-        for block, ids in zip(group, all_ids, strict=True):
-            count, out = counts[block.subset], outs[block.subset]
-            if block.is_first and count[0]:
-                out.write(separator)
-                count[1] += 1
-                count[2] += 1
-            out.write(ids.astype(dtype, copy=False).tobytes())
-            count[0] += block.is_first
-            count[1] += len(ids)
-            count[2] += len(block.text)
-    return Counts(*counts[0]), Counts(*counts[1])
-
-
-def _groups(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
-    """The blocks that are tokenized at once, _AT_ONCE bytes or little more."""
-    group, size = [], 0
-    for block in blocks:
-        group.append(block)
-        size += len(block.text)
-        if size >= _AT_ONCE:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

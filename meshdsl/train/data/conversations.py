@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
-from meshdsl.parsing import parse_json
 from meshdsl.train.chat import PublishedTexts, published_texts
-from meshdsl.train.data.documents import parquet_batches
+from meshdsl.train.data.file_rows import read_rows
 from meshdsl.train.data.files import File
 from meshdsl.train.data.sequences import CHAT, END, NO_TOKEN, SAID
 from meshdsl.train.data.tokenizer import Tokenizer
@@ -31,7 +31,6 @@ from meshdsl.train.data.tokens import Tokens
 MESSAGES = "messages"  # the field that holds them, where the settings name none
 ANSWERS = "assistant"
 _TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
-_TABLES = (".parquet", ".arrow")
 _BLOCK = 1 << 20  # tokens that are looked through at once
 # How other published data call a role.
 _ROLES = {"human": "user", "gpt": ANSWERS, "model": ANSWERS, "bot": ANSWERS}
@@ -78,11 +77,14 @@ class Conversations:
         Raises:
           MeshDSLError: something is no conversation, with the file and the line or row.
         """
-        rows = _rows_of_table if file.path.suffix in _TABLES else _lines
-        for content, found, where in rows(file.path, field):
+        for where, (found,), line in read_rows(file, [field]):
+            if not line:
+                # A table has every key in every message, with nothing where a message has none.
+                found = _without_nothing(found)
+                line = json.dumps(found, default=str).encode()
             messages = _messages(found, field, where)
             try:
-                yield content, list(self._written(messages))
+                yield line, list(self._written(messages))
             except MeshDSLError as error:
                 raise MeshDSLError(f"{where}: {error}") from None
 
@@ -117,41 +119,6 @@ def _ended(pieces: list[np.ndarray]) -> np.ndarray:
     tokens = np.concatenate(pieces)
     tokens[-1:] |= np.uint32(END)
     return tokens
-
-
-def _lines(path: Path, field: str) -> Iterator[tuple[bytes, Any, str]]:
-    """Of each line of a JSONL file: the line, what the field holds, and where that is."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    where = f"`{path}` line {number}"
-                    yield line.strip(), _in_line(line, field, where), where
-    except OSError as error:
-        raise MeshDSLError(f"`{path}` cannot be read: {error.strerror or error}") from None
-
-
-def _in_line(line: bytes, field: str, where: str) -> Any:
-    try:
-        found = parse_json(line)
-    except ValueError as error:
-        raise MeshDSLError(f"{where}: not JSON: {error}") from None
-    if not isinstance(found, dict) or field not in found:
-        close = nearest(field, found) if isinstance(found, dict) else ""
-        raise MeshDSLError(f"{where}: expected an object with a field `{field}`{close}")
-    return found[field]
-
-
-def _rows_of_table(path: Path, field: str) -> Iterator[tuple[bytes, Any, str]]:
-    """The same of each row of a file of parquet or Arrow."""
-    number = 0
-    with parquet_batches(path, [field], rows=1024, text=False) as batches:
-        for batch in batches:
-            for found in batch.column(field).to_pylist():
-                number += 1
-                # A table has every key in every message, with nothing where a message has none.
-                found = _without_nothing(found)
-                yield json.dumps(found, default=str).encode(), found, f"`{path}` row {number}"
 
 
 def _without_nothing(value: Any) -> Any:
@@ -189,40 +156,40 @@ class PackedConversations:
 
     def __init__(self, tokens: Tokens, length: int):
         self.tokens, self.length = tokens, length
-        self._rows = _rows(_ends(tokens), length + 1)
+        self._ends = _ends(tokens)
+        self._first = _first_of_rows(self._ends, length + 1)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._first) - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Row `index`, int32 [length + 1], with NO_TOKEN after the last token."""
-        out = np.full(self.length + 1, NO_TOKEN, np.int32)
-        at = 0
-        for start, stop in self._rows[index]:
+        out, at = np.full(self.length + 1, NO_TOKEN, np.int32), 0
+        for document in range(self._first[index], self._first[index + 1]):
+            start = int(self._ends[document - 1]) if document else 0
+            stop = min(int(self._ends[document]), start + self.length + 1)
             out[at : at + stop - start] = self.tokens.read(start, stop)
             at += stop - start
         return out
 
 
-def _ends(tokens: Tokens) -> list[int]:
+def _ends(tokens: Tokens) -> np.ndarray:
     """Where each document ends, after its last token."""
-    found: list[int] = []
+    found = [np.zeros(0, np.int64)]
     for start in range(0, len(tokens), _BLOCK):
         read = tokens.read(start, min(start + _BLOCK, len(tokens)))
-        found += (np.flatnonzero(read & END) + start + 1).tolist()
-    return found
+        found.append(np.flatnonzero(read & END) + start + 1)
+    return np.concatenate(found)
 
 
-def _rows(ends: Sequence[int], size: int) -> list[list[tuple[int, int]]]:
-    """The documents of each row, as where they start and stop."""
-    rows: list[list[tuple[int, int]]] = []
-    room, start = 0, 0
-    for end in ends:
-        stop = min(end, start + size)
-        if stop - start > room:
-            rows.append([])
+def _first_of_rows(ends: np.ndarray, size: int) -> np.ndarray:
+    """The number of the first document of each row, and behind them that of all documents."""
+    lengths = np.minimum(np.diff(ends, prepend=0), size)
+    first, room = array("q"), 0
+    for document, length in enumerate(lengths):
+        if length > room:
+            first.append(document)
             room = size
-        rows[-1].append((start, stop))
-        room -= stop - start
-        start = end
-    return rows
+        room -= length
+    first.append(len(ends))
+    return np.asarray(first)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from meshdsl.dims import Dim
@@ -16,19 +14,16 @@ from meshdsl.train.data.held_out import Chosen, divided, hashes_of_numbers
 from meshdsl.train.data.mixture import Data, Part
 from meshdsl.train.data.python_dataset import PythonRows, open_function
 from meshdsl.train.data.sources import checked_sources
-from meshdsl.train.data.task import Fields, Report, say_validation
+from meshdsl.train.data.task import Fields, Report, Task
 
 
-class ExamplesTask:
+class ExamplesTask(Task):
     """Dicts of arrays with the fields of the model's batch, whatever these are."""
 
     name, unit = "examples", "example"
 
     def fields(self, config: Config, rows: Dim) -> dict[str, Tensor]:
         return batch_fields(config.model, rows)
-
-    def units_per_row(self, fields: Fields) -> int:
-        return 1
 
     def open(self, config: Config, fields: Fields, report: Report) -> Data:
         parts = [
@@ -38,12 +33,6 @@ class ExamplesTask:
         names = ", ".join(f"`{name}`" for name in fields)
         title = f"data, examples of {names}"
         return Data(config, title, parts, collate_fields(fields, {}), fills=False)
-
-    def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
-        return {}
-
-    def words(self, measured: Mapping[str, float], which: str = "") -> str:
-        return say_validation(measured, which)
 
 
 class FittedRows:

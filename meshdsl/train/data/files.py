@@ -20,12 +20,12 @@ ENDINGS = {
     ".bin": "tokens",
 }
 UNREADABLE = {
-    ".7z", ".bz2", ".feather", ".gz", ".h5", ".npy", ".npz", ".pickle", ".pkl", ".pt",
-    ".safetensors", ".tar", ".tgz", ".xz", ".zip", ".zst",
+    ".7z", ".feather", ".gz", ".h5", ".npy", ".npz", ".pickle", ".pkl", ".pt",
+    ".safetensors", ".tar", ".tgz", ".zip", ".zst",
 }  # fmt: skip
-# Folders that lie in the standard library's and are no part of it.
 # What Hugging Face's `datasets` writes beside the files of a dataset.
 _ABOUT_DATASETS = {"dataset_dict.json", "dataset_info.json", "state.json"}
+# Folders that lie in the standard library's and are no part of it.
 _INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import io
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,12 @@ import numpy as np
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.train.config import Config
 from meshdsl.train.data.cache_entry import cache_folder, entry_name
-from meshdsl.train.data.documents import parquet_batches
-from meshdsl.train.data.files import find_files
+from meshdsl.train.data.cached_table import cached_table
+from meshdsl.train.data.file_rows import read_rows
+from meshdsl.train.data.files import File, find_files
 from meshdsl.train.data.held_out import hash_of
 from meshdsl.train.data.image_sets import sample_digest
 from meshdsl.train.data.pixels import decoded
-from meshdsl.train.data.records import Put, cached_records
 from meshdsl.train.data.task import Report
 
 
@@ -41,58 +39,46 @@ class ParquetImages:
         if not files:
             raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
         self._files = [file.path for file in files]
-        entry = cache_folder(config) / entry_name(files, "images 1", field, label)
-        names = ["hashes", "rows", *([] if label is None else ["labels"])]
+        entry = cache_folder(config) / entry_name(files, "images 2", field, label)
+        columns = ["image", "hash", "file", "row", *([] if label is None else ["label"])]
 
-        def write(put: Put) -> dict[str, np.ndarray]:
+        def rows() -> Iterator[tuple[Any, ...]]:
             report(f"unpacking the images of {len(files):,} parquet files into {entry}")
-            return _unpacked(self._files, field, label, put)
+            return _unpacked(files, field, label)
 
-        self._records, arrays = cached_records(entry, names, write)
-        self.labels, self.hashes = arrays.get("labels"), arrays["hashes"]
-        self._ends = arrays["rows"].tolist()
+        self._table = cached_table(entry, columns, rows)
         if not len(self):
             raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
+        self.labels = None if label is None else np.array(self._table["label"].to_pylist())
+        self.hashes = self._table["hash"].to_numpy()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._table)
 
     def read(self, number: int) -> tuple[np.ndarray, None]:
-        return decoded(self._records[number].tobytes(), self.place(number)), None
+        return decoded(self._table["image"][number].as_py(), self.place(number)), None
 
     def place(self, number: int) -> str:
-        file = bisect.bisect_right(self._ends, number)
-        before = self._ends[file - 1] if file else 0
-        return f"`{self._files[file]}` row {number - before + 1:,}"
+        file, row = (self._table[name][number].as_py() for name in ("file", "row"))
+        return f"`{self._files[file]}` row {row}"
 
     def digest(self) -> str:
         listing = iter([hashlib.sha256(self.hashes.tobytes()).hexdigest()])
         return sample_digest(len(self), listing, self.labels, lambda number: b"")
 
 
-def _unpacked(
-    paths: Sequence[Path], field: str, label: str | None, put: Put
-) -> dict[str, np.ndarray]:
-    """Put every image of some parquet files; gives their hashes, labels, and where files end."""
-    hashes, labels, rows = [], [], []
-    columns = [field] if label is None else [field, label]
-    for path in paths:
-        with parquet_batches(path, columns, rows=64, text=False) as batches:
-            for batch in batches:
-                cells = [batch.column(column).to_pylist() for column in columns]
-                for row in zip(*cells, strict=True):
-                    where = f"`{path}` row {len(hashes) + 1 - (rows[-1] if rows else 0):,}"
-                    content = _content_of_cell(row[0], field, where)
-                    put(content)
-                    hashes.append(hash_of([content]))
-                    labels += [_label_of_cell(each, label, where) for each in row[1:]]
-        rows.append(len(hashes))
-    found = {"hashes": np.array(hashes, np.uint64), "rows": np.array(rows, np.int64)}
-    if label is None:
-        return found
-    if len({type(each) for each in labels}) > 1:
-        raise MeshDSLError(f"`{paths[0]}`: the column `{label}` has both names and numbers")
-    return {**found, "labels": np.array(labels)}
+def _unpacked(files: Sequence[File], field: str, label: str | None) -> Iterator[tuple[Any, ...]]:
+    """Of every image of some parquet files: the image, its hash, its file and row, its label."""
+    kind = None
+    for file, each in enumerate(files):
+        rows = read_rows(each, [field] if label is None else [field, label])
+        for number, (where, (cell, *labels), _) in enumerate(rows, 1):
+            content = _content_of_cell(cell, field, where)
+            labels = [_label_of_cell(found, label, where) for found in labels]
+            kind = kind or [type(found) for found in labels]
+            if kind != [type(found) for found in labels]:
+                raise MeshDSLError(f"{where}: the column `{label}` has both names and numbers")
+            yield content, np.uint64(hash_of([content])), file, number, *labels
 
 
 def _content_of_cell(cell: Any, field: str, where: str) -> bytes:
@@ -123,7 +109,7 @@ def _content_of_cell(cell: Any, field: str, where: str) -> bytes:
 
 
 def _label_of_cell(cell: Any, label: str | None, where: str) -> str | int:
-    if isinstance(cell, str) or (isinstance(cell, int) and not isinstance(cell, bool)):
+    if isinstance(cell, str) or (type(cell) is int and abs(cell) < 2**63):
         return cell
     raise MeshDSLError(
         f"{where}: the column `{label}` has {quote(cell)}; expected the name of a class, or its "

@@ -25,13 +25,13 @@ from meshdsl.train.data.mixture import Data, Part
 from meshdsl.train.data.pixels import ARRAY, fitted_image
 from meshdsl.train.data.python_dataset import open_function
 from meshdsl.train.data.sources import checked_sources, errors_say
-from meshdsl.train.data.task import Fields, Report, check_kind, known_fields, say_validation
+from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields
 
 FORMATS = ("folders", "arrays", "parquet")
 NO_LABEL = -1  # in rows that fill up a batch
 
 
-class ImagesTask:
+class ImagesTask(Task):
     """Images with labels: `image` (batch, and the dims of an image), `label` (batch).
 
     A model may ask for `image` alone.
@@ -44,9 +44,6 @@ class ImagesTask:
         if "label" in fields:
             check_kind(self.name, "label", fields["label"], "the dim of the rows", 0)
         return fields
-
-    def units_per_row(self, fields: Fields) -> int:
-        return 1
 
     def open(self, config: Config, fields: Fields, report: Report) -> Data:
         labeled = "label" in fields
@@ -75,12 +72,6 @@ class ImagesTask:
             threads=1 if functions else min(16, os.cpu_count() or 1),
             also={"the classes": _said(names)} if names else None,
         )
-
-    def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
-        return {}
-
-    def words(self, measured: Mapping[str, float], which: str = "") -> str:
-        return say_validation(measured, which)
 
 
 class ImageRows:

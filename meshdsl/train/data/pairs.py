@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,26 +14,26 @@ from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
 from meshdsl.train.data.cache import id_dtype
 from meshdsl.train.data.cache_entry import cache_folder, entry_name
-from meshdsl.train.data.documents import text_rows
+from meshdsl.train.data.cached_table import cached_table, in_groups
 from meshdsl.train.data.field_arrays import collate_fields
+from meshdsl.train.data.file_rows import read_texts
 from meshdsl.train.data.files import File, find_files
 from meshdsl.train.data.held_out import Chosen, divided, hash_of
 from meshdsl.train.data.mixture import Data, Part
-from meshdsl.train.data.records import CachedRecords, Put, Records, cached_records
 from meshdsl.train.data.sources import checked_sources, errors_say
-from meshdsl.train.data.task import Fields, Report, check_kind, known_fields, say_validation
+from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields
 from meshdsl.train.data.text import fitting_tokenizer
 from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.watch.units import perplexity
 
 FORMATS = ("jsonl", "parquet")
 NO_TARGET = -1  # where the second text has ended
-_AT_ONCE = 2**23  # bytes of text that are tokenized at once
+_TEXTS = ("source", "target")
 _SEQUENCES = ("source", "target", "tokens", "targets")
 _LENGTHS = {"source_length": "source", "target_length": "target"}
 
 
-class PairsTask:
+class PairsTask(Task):
     """Pairs of texts, as tokens (batch, and the dim of a sequence; int32).
 
     A model asks for `source` and for what it needs of these:
@@ -68,9 +69,6 @@ class PairsTask:
             )
         return fields
 
-    def units_per_row(self, fields: Fields) -> int:
-        return 1
-
     def open(self, config: Config, fields: Fields, report: Report) -> Pairs:
         tokenizer = fitting_tokenizer(config)
         sources = checked_sources(self.name, config, formats=FORMATS, functions=False)
@@ -78,16 +76,13 @@ class PairsTask:
         parts = []
         for name, source in sources:
             with errors_say(f"data.sources.{name}"):
-                parts.append(_part(name, source, files[name], config, fields, tokenizer, report))
+                parts.append(_part(name, source, files[name], config, fields, tokenizer))
         return Pairs(config, fields, tokenizer, parts)
 
     def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
         if isinstance(data, Pairs) and data.predicts:
             return {"perplexity": perplexity(measured["loss"])}
         return {}
-
-    def words(self, measured: Mapping[str, float], which: str = "") -> str:
-        return say_validation(measured, which)
 
 
 class Pairs(Data):
@@ -120,12 +115,11 @@ class PairRows:
     """The rows of a batch.
 
     Args:
-      records: the ids of each pair's two texts, one after the other.
-      dtype: of the ids.
+      table: of Arrow, with the ids of the two texts of each pair, `source` and `target`.
     """
 
-    def __init__(self, records: Records, dtype: str, fields: Fields, tokenizer: Tokenizer):
-        self._records, self._dtype = records, dtype
+    def __init__(self, table: Any, fields: Fields, tokenizer: Tokenizer):
+        self._texts = [table[name] for name in _TEXTS]
         self._separator = tokenizer.separator
         self._sizes = {
             name: field.dims[1].size for name, field in fields.items() if name not in _LENGTHS
@@ -133,12 +127,10 @@ class PairRows:
         self._lengths = {name: of for name, of in _LENGTHS.items() if name in fields}
 
     def __len__(self) -> int:
-        return len(self._records) // 2
+        return len(self._texts[0])
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        source, target = (
-            self._records[2 * number + i].view(self._dtype).astype(np.int32) for i in (0, 1)
-        )
+        source, target = (text[number].values.to_numpy().astype(np.int32) for text in self._texts)
         end = np.array([self._separator], np.int32)
         texts = {"source": source, "target": target}
         if "tokens" in self._sizes or "targets" in self._sizes:
@@ -158,12 +150,16 @@ class PairRows:
 
     def cut(self) -> int:
         """How many pairs have a text that is longer than the dims of the batch."""
-        size = np.dtype(self._dtype).itemsize
-        lengths = np.diff(self._records.ends, prepend=0).reshape(-1, 2) // size
+        lengths = np.stack([_lengths(text) for text in self._texts], axis=1)
         most = [self._sizes["source"], self._sizes.get("target", np.inf)]
         for name in ("tokens", "targets"):
             most[1] = min(most[1], self._sizes.get(name, np.inf) - 1)
         return int((lengths > np.array(most)).any(axis=1).sum())
+
+
+def _lengths(texts: Any) -> np.ndarray:
+    """How many tokens each text in a column has."""
+    return np.concatenate([chunk.value_lengths().to_numpy() for chunk in texts.chunks])
 
 
 def _files_of(name: str, source: Source) -> tuple[list[File], list[File]]:
@@ -180,7 +176,7 @@ def _files_of(name: str, source: Source) -> tuple[list[File], list[File]]:
                     "say which of these it is by `format`"
                 )
             # The first pair of a file shows a wrong field or format.
-            next(text_rows(file, _columns(source)), None)
+            next(read_texts(file, _columns(source)), None)
     return both
 
 
@@ -196,15 +192,14 @@ def _part(
     config: Config,
     fields: Fields,
     tokenizer: Tokenizer,
-    report: Report,
 ) -> Part:
     def open_some(some: list[File]) -> tuple[PairRows, np.ndarray]:
-        records, arrays = _tokenized(some, _columns(source), config, tokenizer, report)
-        if not len(records):
+        table = _tokenized(some, _columns(source), config, tokenizer)
+        if not len(table):
             raise MeshDSLError(
                 f"nothing to read in {', '.join(f'`{file.path}`' for file in some[:3])}"
             )
-        return PairRows(records, id_dtype(tokenizer), fields, tokenizer), arrays["hashes"]
+        return PairRows(table, fields, tokenizer), table["hash"].to_numpy()
 
     rows, hashes = open_some(files[0])
     own = open_some(files[1])[0] if files[1] else None
@@ -224,38 +219,20 @@ def _part(
     )
 
 
-def _tokenized(
-    files: list[File], columns: list[str], config: Config, tokenizer: Tokenizer, report: Report
-) -> CachedRecords:
-    """The tokens of all pairs, from the cache if they are there, else added to it.
+def _tokenized(files: list[File], columns: list[str], config: Config, tokenizer: Tokenizer) -> Any:
+    """The table of the tokens of all pairs, from the cache if it is there, else added to it.
 
     A pair of which one text is empty is passed over.
     """
-    entry = cache_folder(config) / entry_name(files, "pairs 1", columns, tokenizer.digest)
+    entry = cache_folder(config) / entry_name(files, "pairs 2", columns, tokenizer.digest)
     dtype = id_dtype(tokenizer)
 
-    def write(put: Put) -> dict[str, np.ndarray]:
-        hashes = []
-        for group in _groups(files, columns):
-            blocks = [text for pair in group for text in pair]
-            for ids in tokenizer.encode_blocks(blocks):
-                put(ids.astype(dtype, copy=False).tobytes())
-            hashes += [hash_of([source, b"\0", target]) for source, target in group]
-        return {"hashes": np.array(hashes, np.uint64)}
+    def rows() -> Iterator[tuple[Any, ...]]:
+        pairs = (pair for file in files for pair in read_texts(file, columns) if all(pair))
+        for group in in_groups(pairs, lambda pair: len(pair[0]) + len(pair[1])):
+            encoded = iter(tokenizer.encode_blocks([text for pair in group for text in pair]))
+            for pair, *ids in zip(group, encoded, encoded, strict=True):
+                found = np.uint64(hash_of([pair[0], b"\0", pair[1]]))
+                yield *(each.astype(dtype, copy=False) for each in ids), found
 
-    return cached_records(entry, ["hashes"], write)
-
-
-def _groups(files: list[File], columns: list[str]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """The pairs that are tokenized at once, _AT_ONCE bytes or little more."""
-    group, size = [], 0
-    for file in files:
-        for source, target in text_rows(file, columns):
-            if source and target:
-                group.append((source, target))
-                size += len(source) + len(target)
-            if size >= _AT_ONCE:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
+    return cached_table(entry, [*_TEXTS, "hash"], rows)

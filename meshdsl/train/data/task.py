@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import jax.numpy as jnp
 
@@ -21,8 +20,8 @@ Report = Callable[[str], None]
 """Is told, in words, of work that takes a while."""
 
 
-class Task(Protocol):
-    """What a batch is, and everything in a run that depends on it.
+class Task:
+    """What a batch is, and everything in a run that depends on it; each task is a subclass.
 
     Attributes:
       name: as in `data.task`.
@@ -39,11 +38,11 @@ class Task(Protocol):
           MeshDSLError: the model's batch has a field that this task does not give, or one of
             another kind.
         """
-        ...
+        raise NotImplementedError
 
     def units_per_row(self, fields: Fields) -> int:
         """How many units a row has: the tokens of a sequence; 1 where a row is one."""
-        ...
+        return 1
 
     def open(self, config: Config, fields: Fields, report: Report) -> Data:
         """Open what a run reads. What takes long, as to tokenize, is done here.
@@ -54,11 +53,11 @@ class Task(Protocol):
         Raises:
           MeshDSLError: something cannot be read, or does not fit the batch.
         """
-        ...
+        raise NotImplementedError
 
     def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
         """Metrics that follow from those `measured` on the held-out rows of the dataset `name`."""
-        ...
+        return {}
 
     def words(self, measured: Mapping[str, float], which: str = "") -> str:
         """What is said after a validation, for example `validation loss 0.1234, accuracy 97.1%`.
@@ -67,7 +66,7 @@ class Task(Protocol):
           measured: all metrics, the derived ones too.
           which: what follows `loss`, as ` on web` where there are several datasets.
         """
-        ...
+        return say_validation(measured, which)
 
 
 # -- what tasks share ------------------------------------------------------------------------------

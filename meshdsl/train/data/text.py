@@ -12,7 +12,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.data.corpus import Corpus
 from meshdsl.train.data.dataset import open_datasets
 from meshdsl.train.data.mixture import Data
-from meshdsl.train.data.task import Fields, Report, check_kind, known_fields, say_validation
+from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields, say_validation
 from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
 from meshdsl.train.watch.units import bits_per_byte, perplexity
 
@@ -20,7 +20,7 @@ _ALWAYS = ("tokens", "targets")
 _SEPARATE = ("segments", "positions")
 
 
-class TextTask:
+class TextTask(Task):
     """Sequences of tokens: `tokens` and `targets` (batch, length; int32).
 
     With `data.separate` also `segments` and `positions`, like `tokens`.

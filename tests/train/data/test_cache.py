@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from meshdsl.train.data import cache, cache_entry
+from meshdsl.train.data import cache, cache_entry, cached_table
 from meshdsl.train.data.files import find_files
 from meshdsl.train.data.tokenizer import load_tokenizer
 from meshdsl.train.data.tokens import Tokens
@@ -49,6 +49,13 @@ def test_documents_are_split_by_their_content(folder, tmp_path):
     assert held_out <= set(whole(again[1]).split(b"\0"))
 
 
+def test_a_document_is_held_out_by_its_bytes_and_not_by_its_blocks():
+    sides = [cache._subset([b"%d" % i], 0.2) for i in range(500)]
+    assert 60 < sum(sides) < 140
+    assert sides == [cache._subset([b"%d" % i, b""], 0.2) for i in range(500)]
+    assert not any(cache._subset([b"%d" % i], 0.0) for i in range(50))
+
+
 def test_the_end_of_a_single_document_is_held_out(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(1, 101)))
@@ -61,7 +68,7 @@ def test_a_long_text_is_the_same_tokens_as_in_one_block(tmp_path, monkeypatch, t
     text = "the cat sat on the mat\n" * 40
     (tmp_path / "a.txt").write_text(text)
     monkeypatch.setattr("meshdsl.train.data.documents.BLOCK", 100)
-    monkeypatch.setattr(cache, "_AT_ONCE", 300)
+    monkeypatch.setattr(cached_table, "AT_ONCE", 300)
     (train, _), parts = tokens_of(tmp_path / "a.txt", tmp_path / "cache", 0.0, tokenizer_file)
     np.testing.assert_array_equal(
         train.read(0, len(train)), load_tokenizer(str(tokenizer_file)).encode(text)

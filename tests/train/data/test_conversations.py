@@ -3,17 +3,19 @@
 import json
 
 import numpy as np
+import pyarrow
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
-from meshdsl.train.data.conversations import Conversations, _rows
+from meshdsl.train.data.conversations import Conversations, PackedConversations
 from meshdsl.train.data.files import File, find_files
 from meshdsl.train.data.sequences import CHAT, END, NO_TOKEN, SAID, batch_of
 from meshdsl.train.data.tasks import open_data
 from meshdsl.train.data.tokenizer import load_tokenizer
+from meshdsl.train.data.tokens import TokenRange, Tokens
 from meshdsl.train.settings import override
 
 pytest.importorskip("jinja2")
@@ -76,7 +78,6 @@ def test_what_the_assistant_says_is_trained_on(tmp_path):
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
 def test_a_table_has_the_conversations_of_lines(tmp_path, ending):
-    pyarrow = pytest.importorskip("pyarrow")
     folder = folder_with(tmp_path / "a")
     talks = [TALK, [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "no"}]]
     _, expected = written(folder, tmp_path, *({"messages": talk} for talk in talks))
@@ -118,7 +119,7 @@ def test_other_names_of_roles_are_known(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({"message": TALK}, "expected an object with a field `messages`; did you mean `message`?"),
+        ({"message": TALK}, "no field `messages`; did you mean `message`?"),
         ([], "expected an object with a field `messages`"),
         ({"messages": "hi"}, "the field `messages` is no list of messages"),
         ({"messages": []}, "the field `messages` is no list of messages"),
@@ -138,9 +139,14 @@ def test_a_tokenizer_without_a_template_is_one_error():
         Conversations(load_tokenizer("bytes"))
 
 
-def test_rows_hold_whole_conversations():
-    assert _rows([3, 5, 9, 30, 31], 6) == [[(0, 3), (3, 5)], [(5, 9)], [(9, 15)], [(30, 31)]]
-    assert _rows([], 6) == []
+def test_rows_hold_whole_conversations(tmp_path):
+    raw = np.arange(31, dtype=np.uint32) + 1
+    raw[[2, 4, 8, 29, 30]] |= END
+    raw.tofile(tmp_path / "a.bin")
+    rows = PackedConversations(Tokens([TokenRange(tmp_path / "a.bin", "uint32", 0, 31)]), 5)
+    numbers = [[token & (END - 1) for token in row.tolist() if token >= 0] for row in rows]
+    assert numbers == [[1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13, 14, 15], [31]]
+    assert len(PackedConversations(Tokens([]), 5)) == 0
 
 
 def test_batches_of_text_and_of_conversations():

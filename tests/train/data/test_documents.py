@@ -2,7 +2,9 @@
 
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from meshdsl.train.data import documents as reading
 from meshdsl.train.data.files import find_files
@@ -26,9 +28,6 @@ def test_jsonl_gives_a_field_of_each_line(tmp_path):
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
 def test_parquet_gives_a_column_over_all_row_groups(tmp_path, kind):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     types = {
         "string": pyarrow.string(),
         "large_string": pyarrow.large_string(),
@@ -71,10 +70,3 @@ def test_bytes_that_are_no_text_come_whole(tmp_path, monkeypatch):
         (file,) = find_files([str(tmp_path)])
         (document,) = reading.documents(file, "text")
         assert b"".join(document) == content
-
-
-def test_a_document_is_held_out_by_its_bytes_and_not_by_its_blocks():
-    sides = [reading.is_held_out([b"%d" % i], 0.2) for i in range(500)]
-    assert 60 < sum(sides) < 140
-    assert sides == [reading.is_held_out([b"%d" % i, b""], 0.2) for i in range(500)]
-    assert not any(reading.is_held_out([b"%d" % i], 0.0) for i in range(50))

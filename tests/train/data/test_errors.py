@@ -5,7 +5,9 @@ import os
 import sys
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.data import open_data
@@ -30,11 +32,8 @@ def jsonl(line, field="text"):
     return write
 
 
-def parquet(**columns):
+def table(**columns):
     def write(folder):
-        pyarrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
         parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
         return folder / "a.parquet"
 
@@ -50,7 +49,7 @@ def content(name, data=b"x" * 99):
 
 
 def damaged_parquet(folder):
-    path = parquet(text=["some text"] * 1000)(folder)
+    path = table(text=["some text"] * 1000)(folder)
     whole = path.read_bytes()
     path.write_bytes(whole[:50] + bytes(100) + whole[150:])
     return path
@@ -78,10 +77,10 @@ FILES = {
         "nothing to read in `{path}`",
     ),
     "another ending": (
-        content("a.jsonl.xz"),
+        content("a.jsonl.7z"),
         {},
         (
-            "`{path}`: files that end in .xz cannot be read; unpack it or turn it into text, "
+            "`{path}`: files that end in .7z cannot be read; unpack it or turn it into text, "
             "JSONL (.jsonl), parquet"
         ),
     ),
@@ -108,18 +107,18 @@ FILES = {
         {},
         "`{path}` line 2: no field `text`; known: `body`",
     ),
-    "a number": (jsonl(b'{"text": 3}'), {}, "`{path}` line 2: the field `text` is not text"),
-    "null": (jsonl(b'{"text": null}'), {}, "`{path}` line 2: the field `text` is not text"),
-    "no column": (parquet(texts=["a"]), {}, "`{path}`: no column `text`; did you mean `texts`?"),
+    "a number": (jsonl(b'{"text": 3}'), {}, "`{path}` line 2: `text` is 3, not text"),
+    "null": (jsonl(b'{"text": null}'), {}, "`{path}` line 2: `text` is None, not text"),
+    "no column": (table(texts=["a"]), {}, "`{path}`: no column `text`; did you mean `texts`?"),
     "a column of numbers": (
-        parquet(text=[1]),
+        table(text=[1]),
         {},
-        "`{path}`: the column `text` is int64, not text",
+        "`{path}` row 1: `text` is 1, not text",
     ),
     "a column with gaps": (
-        parquet(text=["a", None]),
+        table(text=["a", None]),
         {},
-        "`{path}` row 2: the column `text` is empty there; expected text",
+        "`{path}` row 2: `text` is None, not text",
     ),
     "no parquet": (content("a.parquet"), {}, "`{path}`: not parquet, or damaged: "),
     "damaged parquet": (damaged_parquet, {}, "`{path}`"),
@@ -266,7 +265,7 @@ def test_parquet_without_pyarrow_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
         MeshDSLError,
-        match=r"needs pyarrow, which is not installed; pip install .meshdsl\[parquet\]",
+        match=r"needs pyarrow, which is not installed; pip install .meshdsl\[train\]",
     ):
         open_data(reads(path))
 

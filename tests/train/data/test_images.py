@@ -5,8 +5,10 @@ import json
 import sys
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.data import image_arrays
@@ -59,9 +61,6 @@ def write_columns(path):
 
 
 def write_parquet(path, cell=lambda i: {"bytes": png(pixels(i)), "path": None}, **columns):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     table = {"label": [i % 4 for i in range(COUNT)], "image": [cell(i) for i in range(COUNT)]}
     parquet.write_table(pyarrow.table({**table, **columns}), path, row_group_size=7)
     return path
@@ -219,7 +218,7 @@ def test_parquet_is_unpacked_once(tmp_path):
     for _ in range(2):
         opened(reads(path, data__cache=str(cache)))
     (entry,) = [each for each in cache.iterdir() if each.is_dir()]
-    (entry / "records.bin").write_bytes(b"short")
+    (entry / "rows.arrow").write_bytes(b"short")
     found = whole(take(opened(reads(path, data__cache=str(cache))).train(ROWS), 10))
     assert len(set(found["image"][:, 0, 0, 0].tolist())) == COUNT
 

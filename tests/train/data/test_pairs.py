@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from meshdsl.errors import MeshDSLError
 from tests.train.data.common import take
@@ -27,9 +29,6 @@ def write_jsonl(path, pairs=PAIRS, names=("source", "target")):
 
 
 def write_parquet(path, pairs=PAIRS):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     # The columns lie the other way round.
     table = {"target": [other for _, other in pairs], "source": [one for one, _ in pairs]}
     parquet.write_table(pyarrow.table(table), path)

@@ -11,7 +11,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from tests.train.data.common import reads, write_jsonl, write_texts, write_tokens
 from tests.train.data.families import Classifier, Own, Translator, configured, opened, source
@@ -25,9 +27,6 @@ TEXTS = [f"document {i} says {i * i} and é\r\n" * (1 + i % 3) for i in range(40
 
 
 def table(path, **columns):
-    import pyarrow
-    from pyarrow import parquet
-
     made = pyarrow.table(columns)
     if path.suffix == ".parquet":
         parquet.write_table(made, path, row_group_size=7)
