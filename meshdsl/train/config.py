@@ -38,8 +38,8 @@ class Source:
     """One dataset of a mixture.
 
     Attributes:
-      paths: files and folders to read; with a protocol, as `s3://bucket/corpus`, they are fetched
-        into the cache, and those that end in .gz or .zst are unpacked there.
+      paths: files and folders to read; with a protocol, as `s3://bucket/corpus`, they are brought
+        to the cache, and those that end in .gz, .bz2, .xz or .zst are unpacked there.
       dataset: a function that gives a dataset, as `my_module:name` or `my_file.py:name`, instead of
         `paths`. It is called with `train` and with `validation`.
       format: how the files are written; `auto` goes by their endings. `chat`: messages in JSONL or

@@ -49,7 +49,9 @@ class ParquetImages:
         self._table = cached_table(entry, columns, rows)
         if not len(self):
             raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
-        self.labels = None if label is None else np.array(self._table["label"].to_pylist())
+        self.labels = None if label is None else self._table["label"].to_numpy()
+        if self.labels is not None and self.labels.dtype == object:
+            self.labels = np.array(self.labels.tolist())  # names
         self.hashes = self._table["hash"].to_numpy()
 
     def __len__(self) -> int:
