@@ -10,7 +10,7 @@ from pathlib import Path
 from meshdsl.commands.output import check_files
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.data.bpe import SMALLEST_VOCAB, train_bpe
-from meshdsl.train.data.files import find_files
+from meshdsl.train.data.files import find_files, nothing_in
 
 
 def train_tokenizer(arguments: argparse.Namespace) -> int:
@@ -28,9 +28,7 @@ def train_tokenizer(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     files = find_files(arguments.paths, arguments.format)
     if not any(file.size for file in files):
-        raise MeshDSLError(
-            f"nothing to read in {', '.join(f'`{path}`' for path in arguments.paths)}"
-        )
+        raise nothing_in(arguments.paths)
     for file in files:
         if file.format == "tokens":
             raise MeshDSLError(f"`{file.path}`: holds tokens; a tokenizer is made from text")

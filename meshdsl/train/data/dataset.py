@@ -14,8 +14,8 @@ from meshdsl.train.data.cache import CachedTokens, Counts, cached_conversations,
 from meshdsl.train.data.cache_entry import cache_folder
 from meshdsl.train.data.conversations import MESSAGES, Conversations
 from meshdsl.train.data.documents import documents
-from meshdsl.train.data.files import File, find_files, library_folder
-from meshdsl.train.data.sources import check_source, errors_say
+from meshdsl.train.data.files import File, find_files, library_folder, nothing_in
+from meshdsl.train.data.sources import check_source, errors_say, files_of
 from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.data.tokens import Tokens, token_file_ranges
 
@@ -129,12 +129,7 @@ def _files_of(name: str, source: Source) -> DatasetFiles:
     where = f"data.sources.{name}"
     with errors_say(where):
         check_source("text", name, source, formats=FORMATS, functions=False)
-        train, held_out = (
-            find_files(paths, source.format) for paths in (source.paths, source.validation)
-        )
-        for files, paths in ((train, source.paths), (held_out, source.validation)):
-            if paths and not any(file.size for file in files):
-                raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
+        train, held_out = files_of(source)
         by_format = {file.format: file for file in (*train, *held_out)}
         if len({format == "tokens" for format in by_format}) > 1:
             raise MeshDSLError("token files and text in one dataset; make it two")
@@ -195,9 +190,7 @@ def _open_text(
             field = files.source.field or MESSAGES
             cached = cached_conversations(some, field, tokenizer, written, held_out, cache)
         if not any(counts.tokens for counts in cached.counts):
-            raise MeshDSLError(
-                f"nothing to read in {', '.join(f'`{file.path}`' for file in some[:3])}"
-            )
+            raise nothing_in([file.path for file in some[:3]])
         return cached
 
     ranges, counts = tokenize(files.train, 0.0 if files.held_out else config.data.validation)

@@ -10,8 +10,8 @@ from meshdsl.family.calls import batch_fields
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
 from meshdsl.train.data.field_arrays import collate_fields, fitted
-from meshdsl.train.data.held_out import Chosen, divided, hashes_of_numbers
-from meshdsl.train.data.mixture import Data, Part
+from meshdsl.train.data.held_out import hashes_of_numbers
+from meshdsl.train.data.mixture import Data, Part, part_of
 from meshdsl.train.data.python_dataset import PythonRows, open_function
 from meshdsl.train.data.sources import checked_sources
 from meshdsl.train.data.task import Fields, Report, Task
@@ -61,21 +61,10 @@ class FittedRows:
 
 def _part(name: str, source: Source, config: Config, fields: Fields) -> Part:
     examples, own = open_function(source.dataset, f"data.sources.{name}.dataset")
-    count, rows = len(examples), FittedRows(examples, fields)
-    fraction = config.data.validation if own is None else 0.0
-    numbers, rest = divided(hashes_of_numbers(count), fraction)
-    held_out = Chosen(rows, rest) if len(rest) else None
-    if own is not None:
-        held_out = FittedRows(own, fields)
-    for some in (rows, held_out):
-        if some is not None:
+    rows, held_out = FittedRows(examples, fields), None if own is None else FittedRows(own, fields)
+    hashes = hashes_of_numbers(len(examples))
+    part = part_of((name, source), config, rows, held_out, hashes, "examples", examples.digest())
+    for some in (part.train, part.held_out):
+        if some is not None and len(some):
             some[0]  # an example that does not fit comes up here
-    return Part(
-        name,
-        source.weight,
-        Chosen(rows, numbers),
-        held_out,
-        f"{len(numbers):,} examples; held out {len(held_out or ()):,}",
-        f"{len(numbers):,} of {count:,} examples ({examples.digest()})",
-        f"{len(numbers):,} examples",
-    )
+    return part

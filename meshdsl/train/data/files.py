@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,11 @@ class File(NamedTuple):
 def library_folder() -> str:
     """The folder of the running interpreter's standard library."""
     return sysconfig.get_paths()["stdlib"]
+
+
+def nothing_in(paths: Iterable[object]) -> MeshDSLError:
+    """The error where there is nothing to read at some paths."""
+    return MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
 
 
 def find_files(paths: Sequence[str], format: str = "auto", *, suffix: str = "") -> list[File]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.data.files import File, find_files
+from meshdsl.train.data.files import File, find_files, nothing_in
 from meshdsl.train.data.held_out import hash_of
 from meshdsl.train.data.image_sets import sample_digest
 from meshdsl.train.data.pixels import ARRAY, PICTURES, decoded
@@ -26,7 +26,7 @@ class FolderImages:
     def __init__(self, roots: Sequence[str], labeled: bool):
         found = [each for root in roots for each in _files_of_classes(Path(root), labeled)]
         if not found:
-            raise MeshDSLError(f"nothing to read in {', '.join(f'`{root}`' for root in roots)}")
+            raise nothing_in(roots)
         self._names, self._files = [name for name, _ in found], [file for _, file in found]
         self.labels = (
             np.array([name.partition("/")[0] for name in self._names]) if labeled else None

@@ -14,7 +14,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.data.cache_entry import cache_folder, entry_name
 from meshdsl.train.data.cached_table import cached_table
 from meshdsl.train.data.file_rows import read_rows
-from meshdsl.train.data.files import File, find_files
+from meshdsl.train.data.files import File, find_files, nothing_in
 from meshdsl.train.data.held_out import hash_of
 from meshdsl.train.data.image_sets import sample_digest
 from meshdsl.train.data.pixels import decoded
@@ -37,7 +37,7 @@ class ParquetImages:
     ):
         files = find_files(paths, "parquet")
         if not files:
-            raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
+            raise nothing_in(paths)
         self._files = [file.path for file in files]
         entry = cache_folder(config) / entry_name(files, "images 2", field, label)
         columns = ["image", "hash", "file", "row", *([] if label is None else ["label"])]
@@ -48,7 +48,7 @@ class ParquetImages:
 
         self._table = cached_table(entry, columns, rows)
         if not len(self):
-            raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
+            raise nothing_in(paths)
         self.labels = None if label is None else self._table["label"].to_numpy()
         if self.labels is not None and self.labels.dtype == object:
             self.labels = np.array(self.labels.tolist())  # names

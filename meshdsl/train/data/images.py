@@ -16,12 +16,11 @@ from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
 from meshdsl.train.data.field_arrays import collate_fields, field_dims
 from meshdsl.train.data.files import find_files
-from meshdsl.train.data.held_out import Chosen, divided
 from meshdsl.train.data.image_arrays import ArrayImages
 from meshdsl.train.data.image_folders import FolderImages
 from meshdsl.train.data.image_parquet import ParquetImages
 from meshdsl.train.data.image_sets import FunctionImages, Images
-from meshdsl.train.data.mixture import Data, Part
+from meshdsl.train.data.mixture import Data, Part, part_of
 from meshdsl.train.data.pixels import ARRAY, fitted_image
 from meshdsl.train.data.python_dataset import open_function
 from meshdsl.train.data.sources import checked_sources, errors_say
@@ -232,14 +231,5 @@ def _part(
         for some in (rows, own):
             if some is not None:
                 some.check()
-    trained, rest = divided(opened.train.hashes, config.data.validation if own is None else 0.0)
-    held_out = own if own is not None else Chosen(rows, rest) if len(rest) else None
-    return Part(
-        opened.name,
-        opened.source.weight,
-        Chosen(rows, trained),
-        held_out,
-        f"{len(trained):,} images; held out {len(held_out or ()):,}",
-        f"{len(trained):,} of {len(rows):,} images ({opened.train.digest()})",
-        f"{len(trained):,} images",
-    )
+    named, images = (opened.name, opened.source), opened.train
+    return part_of(named, config, rows, own, images.hashes, "images", images.digest())

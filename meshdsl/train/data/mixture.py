@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.config import Config
+from meshdsl.train.config import Config, Source
 from meshdsl.train.data.batches import Batch, Batches, BatchRows, Collate, Rows
+from meshdsl.train.data.held_out import Chosen, divided
 from meshdsl.train.data.tokenizer import Tokenizer
 
 
@@ -33,6 +34,36 @@ class Part(NamedTuple):
     words: str
     identity: str
     size: str
+
+
+def part_of(
+    named: tuple[str, Source],
+    config: Config,
+    every: Rows,
+    own: Rows | None,
+    hashes: np.ndarray,
+    counted: str,
+    digest: str,
+    more: str = "",
+) -> Part:
+    """A dataset of rows, of which some are held out.
+
+    Args:
+      named: the source of the rows, with its name.
+      every: the rows of its paths.
+      own: the rows that it brings for validation. Where it brings none, a part of `every` is.
+      hashes: uint64 of each of `every`, by which a row is held out.
+      counted: what a row is, in the plural: `images`.
+      digest: tells these rows from others.
+      more: what else is said of them in the overview of a run.
+    """
+    name, source = named
+    numbers, rest = divided(hashes, config.data.validation if own is None else 0.0)
+    held_out = own if own is not None else Chosen(every, rest) if len(rest) else None
+    size = f"{len(numbers):,} {counted}"
+    said = f"{size}; held out {len(held_out or ()):,}{more}"
+    identity = f"{len(numbers):,} of {len(every):,} {counted} ({digest})"
+    return Part(name, source.weight, Chosen(every, numbers), held_out, said, identity, size)
 
 
 class Data:

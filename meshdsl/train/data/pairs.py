@@ -17,10 +17,10 @@ from meshdsl.train.data.cache_entry import cache_folder, entry_name
 from meshdsl.train.data.cached_table import cached_table, in_groups
 from meshdsl.train.data.field_arrays import collate_fields
 from meshdsl.train.data.file_rows import read_texts
-from meshdsl.train.data.files import File, find_files
-from meshdsl.train.data.held_out import Chosen, divided, hash_of
-from meshdsl.train.data.mixture import Data, Part
-from meshdsl.train.data.sources import checked_sources, errors_say
+from meshdsl.train.data.files import File, nothing_in
+from meshdsl.train.data.held_out import hash_of
+from meshdsl.train.data.mixture import Data, Part, part_of
+from meshdsl.train.data.sources import checked_sources, errors_say, files_of
 from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields
 from meshdsl.train.data.text import fitting_tokenizer
 from meshdsl.train.data.tokenizer import Tokenizer
@@ -165,10 +165,7 @@ def _lengths(texts: Any) -> np.ndarray:
 def _files_of(name: str, source: Source) -> tuple[list[File], list[File]]:
     """The files of a source: those that are trained on, and those that it brings for validation."""
     with errors_say(f"data.sources.{name}"):
-        both = find_files(source.paths, source.format), find_files(source.validation, source.format)
-        for files, paths in zip(both, (source.paths, source.validation), strict=True):
-            if paths and not any(file.size for file in files):
-                raise MeshDSLError(f"nothing to read in {', '.join(f'`{path}`' for path in paths)}")
+        both = files_of(source)
         for file in (*both[0], *both[1]):
             if file.format not in FORMATS:
                 raise MeshDSLError(
@@ -196,27 +193,17 @@ def _part(
     def open_some(some: list[File]) -> tuple[PairRows, np.ndarray]:
         table = _tokenized(some, _columns(source), config, tokenizer)
         if not len(table):
-            raise MeshDSLError(
-                f"nothing to read in {', '.join(f'`{file.path}`' for file in some[:3])}"
-            )
+            raise nothing_in([file.path for file in some[:3]])
         return PairRows(table, fields, tokenizer), table["hash"].to_numpy()
 
     rows, hashes = open_some(files[0])
     own = open_some(files[1])[0] if files[1] else None
-    trained, rest = divided(hashes, config.data.validation if own is None else 0.0)
-    held_out = own if own is not None else Chosen(rows, rest) if len(rest) else None
     cut = rows.cut() + (0 if own is None else own.cut())
-    said = f"; {cut:,} of them are cut" if cut else ""
-    digest = hash_of([hashes.tobytes()])
-    return Part(
-        name,
-        source.weight,
-        Chosen(rows, trained),
-        held_out,
-        f"{len(trained):,} pairs; held out {len(held_out or ()):,}{said}",
-        f"{len(trained):,} of {len(rows):,} pairs ({digest:016x})",
-        f"{len(trained):,} pairs",
+    digest, said = (
+        f"{hash_of([hashes.tobytes()]):016x}",
+        f"; {cut:,} of them are cut" if cut else "",
     )
+    return part_of((name, source), config, rows, own, hashes, "pairs", digest, said)
 
 
 def _tokenized(files: list[File], columns: list[str], config: Config, tokenizer: Tokenizer) -> Any:

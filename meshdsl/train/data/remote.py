@@ -23,6 +23,7 @@ from meshdsl.extras import extra
 from meshdsl.links import check_stays
 from meshdsl.train.config import Config
 from meshdsl.train.data.cache_entry import cache_folder, made_once
+from meshdsl.train.data.files import nothing_in
 from meshdsl.train.data.sources import errors_say
 
 Report = Callable[[str], None]
@@ -80,7 +81,7 @@ def _here(path: str, config: Config, report: Report) -> str:
             for file in files:
                 check_stays(Path(file), Path(root))
         if not files:
-            raise MeshDSLError(f"nothing to read in `{path}`")
+            raise nothing_in([path])
         folder = _brought(path, system, files, cache_folder(config) / "files", report)
         return str(folder if system.isdir(root) else next(folder.iterdir()))
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from meshdsl.errors import MeshDSLError, either
 from meshdsl.train.config import Config, Source
+from meshdsl.train.data.files import File, find_files, nothing_in
 
 
 def checked_sources(
@@ -56,6 +57,19 @@ def check_source(
             f"the task `{task}` does not read the format {source.format}; it reads "
             f"{either(list(formats)).replace(' or ', ' and ')}"
         )
+
+
+def files_of(source: Source) -> tuple[list[File], list[File]]:
+    """The files of a source: those that are trained on, and those that it brings for validation.
+
+    Raises:
+      MeshDSLError: there is nothing to read at the paths of one of them.
+    """
+    both = find_files(source.paths, source.format), find_files(source.validation, source.format)
+    for files, paths in zip(both, (source.paths, source.validation), strict=True):
+        if paths and not any(file.size for file in files):
+            raise nothing_in(paths)
+    return both
 
 
 @contextmanager
