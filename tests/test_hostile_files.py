@@ -164,6 +164,15 @@ def read_chat(path):
         _messages(row.values[0], "messages", row.where)
 
 
+def arrow(folder):
+    import pyarrow
+
+    table = pyarrow.table({"text": ["one", "two"]})
+    with pyarrow.ipc.new_stream(str(folder / "a.arrow"), table.schema) as out:
+        out.write_table(table)
+    return folder / "a.arrow"
+
+
 def parquet(folder):
     import pyarrow
     import pyarrow.parquet
@@ -266,6 +275,7 @@ READERS = {
     jsonl: read_documents,
     chat: read_chat,
     parquet: read_documents,
+    arrow: read_documents,
     hardware: chips,
     executable: lambda path: saved._read(path, trusted=False),
     token_file: read_token_file,

@@ -102,12 +102,18 @@ def _rows_of_table(path: Path, kind: str, columns: Sequence[str]) -> Iterator[Ro
         from pyarrow import parquet
     number = 0
     try:
-        with parquet.ParquetFile(path) if kind == "parquet" else _ArrowFile(path, pyarrow) as file:
-            known = file.schema_arrow.names
+        is_parquet = kind == "parquet"
+        with parquet.ParquetFile(path) if is_parquet else pyarrow.memory_map(str(path)) as file:
+            if is_parquet:
+                known = file.schema_arrow.names
+                batches = file.iter_batches(batch_size=_AT_ONCE, columns=list(columns))
+            else:
+                known, batches = _arrow_batches(file, pyarrow)
             for column in columns:
                 if column not in known:
                     raise MeshDSLError(f"`{path}`: no column `{column}`{nearest(column, known)}")
-            for batch in file.iter_batches(batch_size=_AT_ONCE, columns=list(columns)):
+            for batch in batches:
+                batch.validate(full=True)  # Arrow itself trusts what a file says of its own parts
                 cells = [batch.column(column).to_pylist() for column in columns]
                 for values in zip(*cells, strict=True):
                     number += 1
@@ -118,28 +124,12 @@ def _rows_of_table(path: Path, kind: str, columns: Sequence[str]) -> Iterator[Ro
         raise MeshDSLError(f"`{path}`: not {called}, or damaged: {why}") from None
 
 
-class _ArrowFile:
-    """An Arrow file, which is a stream where Hugging Face's `datasets` wrote it.
-
-    It has the methods of a `ParquetFile` that are used here. Its batches have the rows with which
-    they were written.
-    """
-
-    def __init__(self, path: Path, pyarrow: Any):
-        self._source = pyarrow.memory_map(str(path))
-        is_file = self._source.read(6) == b"ARROW1"
-        self._source.seek(0)
-        self._reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(self._source)
-        self._count = self._reader.num_record_batches if is_file else None
-        self.schema_arrow = self._reader.schema
-
-    def iter_batches(self, **_: Any) -> Iterator[Any]:
-        if self._count is None:
-            return iter(self._reader)
-        return (self._reader.get_batch(i) for i in range(self._count))
-
-    def __enter__(self) -> _ArrowFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._source.close()
+def _arrow_batches(source: Any, pyarrow: Any) -> tuple[list[str], Iterator[Any]]:
+    """The columns and batches of an Arrow file, which is a stream where `datasets` wrote it."""
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    if not is_file:
+        reader = pyarrow.ipc.open_stream(source)
+        return reader.schema.names, iter(reader)
+    reader = pyarrow.ipc.open_file(source)
+    return reader.schema.names, map(reader.get_batch, range(reader.num_record_batches))

@@ -146,6 +146,8 @@ def test_arrow(tmp_path, kind):
     for name in ("state.json", "dataset_info.json"):
         (folder / name).write_text("{}")
     assert read(tmp_path, folder) == TEXTS
+    (tmp_path / "other").write_bytes((folder / "data-00000-of-00001.arrow").read_bytes())
+    assert read(tmp_path, tmp_path / "other", format="arrow") == TEXTS
     file = find_files([str(folder)])[0]
     with pytest.raises(MeshDSLError, match="no column `txt`; did you mean `text`"):
         list(documents(file, "txt"))
