@@ -16,6 +16,7 @@ from meshdsl.estimate.explanation import (
     Explanation,
     MoveView,
     OpView,
+    RepeatedView,
     TimeView,
     dim_views,
 )
@@ -24,6 +25,7 @@ from meshdsl.estimate.kernels import Graph
 from meshdsl.estimate.memory.memory_view import memory_view
 from meshdsl.estimate.pipelines import pipeline_views
 from meshdsl.estimate.remedies import remedies
+from meshdsl.estimate.repeated_work import repeated_work
 from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.estimate.time.step_time import seconds_by_tag, step_time
 from meshdsl.machine import Network, Target, find_target, fit_mesh
@@ -86,7 +88,17 @@ def explain(
         notes=unused(program),
         remedies=remedies(memory, ops, sizes),
         pipelines=pipeline_views(program, graph, memory.at_rest, ops, time),
+        repeated=tuple(_advised(one, program) for one in repeated_work(program)),
     )
+
+
+def _advised(repeated: RepeatedView, program: Program) -> RepeatedView:
+    """Repeated work with the rule that would split most of it."""
+    op = program.op_tagged(repeated.tag)
+    if op is None:
+        return repeated
+    idle = tuple(axis for axis in repeated.axes if axis in idle_axes(op, program))
+    return replace(repeated, advice=advice(op, idle, program))
 
 
 def _phase(collective: Collective, op: Op | None) -> str:

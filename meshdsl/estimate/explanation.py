@@ -17,6 +17,7 @@ from meshdsl.machine.timeline import Span, Timeline
 from meshdsl.splits.pipeline import Schedule
 
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
+_MATTERS = 1e-3  # the share of all work below which repeated work is not worth a line
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,38 @@ class OpView:
     def notation(self) -> str:
         """The op with its split loop nest: `einsum[batch_data, length, d_ff_model]`."""
         return f"{self.name}[{', '.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True)
+class RepeatedView:
+    """Work of one line of the user's code that comes out the same on several devices.
+
+    Attributes:
+      source: the line; `optimizer`, or empty, for work that belongs to no recorded op.
+      tag: of the op with most of the work; empty if there is none.
+      ops: names of the ops, those with most work first.
+      axes: along which all devices do the same.
+      copies: how many devices that are.
+      flops, bytes: of the work and of its results, on each device in one call.
+      share_of_flops, share_of_bytes: of all that a device computes.
+      advice: a rule that would split the work, such as `length -> model`; empty if there is none.
+    """
+
+    source: str
+    tag: str
+    ops: tuple[str, ...]
+    axes: tuple[str, ...]
+    copies: int
+    flops: int
+    bytes: int
+    share_of_flops: float
+    share_of_bytes: float
+    advice: str = ""
+
+    @property
+    def matters(self) -> bool:
+        """Whether there is enough of it to be worth a line."""
+        return max(self.share_of_flops, self.share_of_bytes) > _MATTERS
 
 
 @dataclass(frozen=True)
@@ -356,6 +389,7 @@ class Explanation:
       remat: what `model.remat=auto` has chosen; empty without it.
       choice: why, in one line.
       pipelines: of the program, in program order.
+      repeated: work that devices repeat, by lines of the user's code, most FLOPs first.
     """
 
     title: str
@@ -372,6 +406,7 @@ class Explanation:
     remat: str = ""
     choice: str = ""
     pipelines: tuple[PipelineView, ...] = ()
+    repeated: tuple[RepeatedView, ...] = ()
 
     @property
     def devices(self) -> int:

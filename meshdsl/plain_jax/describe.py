@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from meshdsl.dims import Dim
+from meshdsl.figures import byte_words, flop_words
+from meshdsl.later import imported
+from meshdsl.layout import Layout
+from meshdsl.lowering.lower import Lowered
 from meshdsl.plain_jax import source
 from meshdsl.plain_jax.inference import Inference, renamed_at
 from meshdsl.plain_jax.program import Program, Value
@@ -21,10 +27,14 @@ def notation(v: Value) -> str:
 
 
 def text(
-    inference: Inference, arguments: Iterable[tuple[str, Value]], fallbacks: Iterable[str]
+    inference: Inference,
+    arguments: Iterable[tuple[str, Value]],
+    fallbacks: Iterable[str],
+    repeats: Iterable[str],
 ) -> str:
-    """The whole description. What fell back stands first."""
+    """The whole description. What fell back stands first, then what devices repeat."""
     lines = [f"fallback: {said}" for said in fallbacks]
+    lines += [f"repeated: {said}" for said in repeats]
     lines += [f"note: {said}" for said in dict.fromkeys(inference.program.remarks)]
     lines += [f"recognised: {said}" for said in recognised(inference.program)]
     rows = [(path, str(v.shape), notation(v)) for path, v in arguments]
@@ -73,3 +83,21 @@ def recognised(program: Program) -> dict[str, None]:
         for body in e.bodies:
             found |= recognised(body)
     return found
+
+
+def repeats(fn: Callable, args: Any, layout: Layout, mesh: Any) -> list[str]:
+    """What devices repeat in one call of a function under a layout: a sentence for each line.
+
+    Args:
+      args: shapes, as Tensors, that the function is traced for.
+    """
+    rules = {rule.dim for rule in layout.parsed}  # those of a whole step, of which this is a part
+    program = Lowered(fn, layout, mesh, [Dim(name, 1) for name in rules]).program(*args)
+    count = imported("meshdsl.estimate.repeated_work", "repeated_work")
+    return [
+        f"{one.source or 'no line'} ({', '.join(one.ops[:3])}), by {one.copies} devices over "
+        f"{', '.join(one.axes)}: {flop_words(one.flops)} ({one.share_of_flops:.1%}) and results of "
+        f"{byte_words(one.bytes)} ({one.share_of_bytes:.1%})"
+        for one in count(program)
+        if one.matters
+    ]

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.scope import Scope
 from meshdsl.ops import checkpoint, component, reshape
 from meshdsl.plain_jax import source
 from meshdsl.plain_jax.primitives import KEYS
@@ -68,15 +71,33 @@ class Evaluation:
             env.update(zip(e.outs, made, strict=True))
         return [read(v) for v in program.outvars]
 
+    @property
+    def scope(self) -> Scope | None:
+        """The lowering that the program is evaluated in; None outside of one."""
+        placement = None if self.like is None else self.like.placement
+        return None if placement is None else placement.scope
+
     def equation(self, e: Equation, xs: list) -> list:
         """The results of one equation. The record of its ops quotes its lines."""
-        with with_lines(e.lines):
+        with with_lines(e.lines), self._as_op(e, xs):
             if self._is_raw(e, xs):
                 made = bind(e, [_array_of(x, v) for x, v in zip(xs, e.ins, strict=True)])
                 return [constant(v, a) for v, a in zip(e.outs, made, strict=True)]
             made = RULES.get(e.name, self._fallback)(self, e, xs)
             made = [_held(x, v) for x, v in zip(made, e.outs, strict=True)]
             return _save_points(e, made) if "saved" in e.notes else made
+
+    def _as_op(self, e: Equation, xs: list):
+        """A context that records an equation of arrays that every device has, as a mask is.
+
+        The ops of the language run such arrays as outside of any lowering, and record nothing.
+        """
+        placed = any(is_tensor(x) and x.placement is not None for x in xs)
+        dims = e.outs[0].flat if e.outs else ()
+        if self.scope is None or placed or e.bodies or e.name == "random_bits" or not dims:
+            return nullcontext()
+        op = self.scope.recorder.begin(e.name, dims, ((),) * len(dims))
+        return jax.named_scope(op.tag)
 
     def fall_back(self, e: Equation, xs: list) -> list:
         """The results by the primitive itself, on whole operands."""

@@ -13,6 +13,8 @@ from jax.sharding import AbstractMesh
 
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
+from meshdsl.lowering.scope import Scope
+from meshdsl.mesh import abstract_mesh
 from meshdsl.plain_jax import describe, rules, saving
 from meshdsl.plain_jax.attention import recognise_attention
 from meshdsl.plain_jax.calls import called
@@ -69,6 +71,7 @@ class FromJax:
         self._parameters, self._strict, self._recognise = parameters, strict, recognise
         self._traces: dict[Any, _Trace] = {}
         self._fallbacks: dict[str, None] = {}
+        self._lowered: Scope | None = None  # that of the latest lowering
         self.__name__ = getattr(fn, "__name__", "from_jax")
 
     def __call__(self, *args):
@@ -79,6 +82,8 @@ class FromJax:
         at = Evaluation(fallback, strict=self._strict)
         made = at.program(trace.program, given)
         self._fallbacks.update(at.fallbacks)
+        if at.scope is not None:
+            self._lowered = at.scope
         out = [
             x if v.is_key else ordered(as_tensor(x, v), v)
             for x, v in zip(made, trace.program.outvars, strict=True)
@@ -86,16 +91,32 @@ class FromJax:
         return jax.tree.unflatten(trace.result, out)
 
     def describe(self, *args) -> str:
-        """What was found for these arguments: dims, renames, and what ran on whole operands.
+        """What was found for these arguments: dims, renames, and work that devices repeat.
 
-        What falls back shows when the function is lowered, so before that there is none.
+        What runs on whole operands, and how much devices repeat in the forward pass, follows from
+        the layout: both are those of the latest lowering, and before one there are none.
 
         Args:
           args: arrays, Tensors or `ShapeDtypeStruct`s; without any, those of the latest trace.
         """
         trace = self._traced(args) if args else self._latest("describe")
         arguments = zip(trace.paths, trace.program.invars, strict=True)
-        return describe.text(trace.inference, arguments, self._fallbacks)
+        return describe.text(trace.inference, arguments, self._fallbacks, self._repeats(trace))
+
+    def _repeats(self, trace: _Trace) -> list[str]:
+        """What devices repeat under the layout of the latest lowering."""
+        if self._lowered is None:
+            return []
+        scope, traces, fallbacks = self._lowered, dict(self._traces), dict(self._fallbacks)
+        shapes = [
+            packed(jax.ShapeDtypeStruct(v.shape, v.dtype), v, parameter=False)
+            for v in trace.program.invars
+        ]
+        args = jax.tree.unflatten(trace.tree, shapes)
+        mesh = abstract_mesh(scope.sizes, scope.platform)
+        found = describe.repeats(self, args, scope.layout, mesh)
+        self._lowered, self._traces, self._fallbacks = scope, traces, fallbacks
+        return found
 
     def pack(self, *args):
         """Arguments of the plain function as Tensors, by the factors of their dims.

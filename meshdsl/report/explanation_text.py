@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from math import prod
 
 from meshdsl.estimate.explanation import PHASES, Explanation, MoveView, OpView, TensorView, TimeView
 from meshdsl.figures import byte_words, columns, flop_words, rule_words, time_words
 from meshdsl.machine import FUSED_EFFICIENCY
 from meshdsl.report.pipeline_text import pipeline_line, pipeline_section
 
-_SHOWN = 12  # parameters and redundant ops listed by name
+_SHOWN = 12  # parameters and lines of repeated work that are listed
 _SLOWEST = 8  # ops listed by the time that they compute
-_MATTERS = 1e-4  # the share of the FLOPs from which on work that is done twice is worth a line
 
 
 def describe(explanation: Explanation) -> str:
@@ -139,34 +137,28 @@ def _move(m: MoveView, op: OpView, layout: str) -> tuple[str, ...]:
 
 
 def _redundant(e: Explanation) -> list[str]:
-    """The ops whose work is done several times over, those with most work first.
+    """The lines of code whose work several devices repeat, those with most FLOPs first.
 
     Those that are too small to matter are left out.
     """
-    sizes = {a.name: a.size for a in e.axes}
-    work = [(sum(op.flops.values()), op) for op in e.ops]
-    total = sum(flops for flops, _ in work) or 1.0
-    found = [(flops, op) for flops, op in work if op.idle and flops > _MATTERS * total]
-    if not found:
-        return []
-    found.sort(key=lambda pair: -pair[0])
-    rows = []
-    for flops, op in found[:_SHOWN]:
-        copies = prod(sizes[axis] for axis in op.idle)
-        share = flops / total
-        rows.append(
-            (
-                op.notation,
-                f"{copies} times",
-                f"{share:.2%} of the FLOPs",
-                f"`{op.advice}` would split it" if op.advice else "",
-                op.source,
-            )
+    found = [one for one in e.repeated if one.matters]
+    rows = [
+        (
+            one.source or "no line",
+            ", ".join(one.ops[:3]),
+            f"{one.copies} times over {', '.join(one.axes)}",
+            f"{flop_words(one.flops)} ({one.share_of_flops:.2%})",
+            f"{byte_words(one.bytes)} ({one.share_of_bytes:.2%})",
+            f"`{one.advice}` would split it" if one.advice else "",
         )
-    more = [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        for one in found[:_SHOWN]
+    ]
+    if not rows:
+        return []
+    more = [f"  and {len(found) - _SHOWN} more lines"] if len(found) > _SHOWN else []
     return [
-        "done more than once: every device along the unused axes does the same",
-        *columns(rows),
+        "done more than once: FLOPs and bytes of results that each device repeats, of all it has",
+        *columns(rows, right=(3, 4)),
         *more,
     ]
 
