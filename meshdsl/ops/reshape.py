@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import jax
 import jax.numpy as jnp
 from einops import EinopsError
 from einops.parsing import ParsedExpression
@@ -156,10 +157,15 @@ def broadcast(x: Tensor, dims) -> Tensor:
     order = tuple(x.dims.index(d) for d in kept)
 
     def local(loop, a):
-        a = jnp.expand_dims(jnp.transpose(a, order), new)
+        a = jnp.expand_dims(_transposed(a, order), new)
         return jnp.broadcast_to(a, tuple(loop.size(d) for d in out))
 
     return apply_op("broadcast", local, (x,), loop=out, out=out, in_order=(), linear=True)
+
+
+def _transposed(a, order: tuple[int, ...]) -> jax.Array:
+    """A transpose of an array; JAX would trace, and differentiate, one that moves nothing too."""
+    return a if order == tuple(range(len(order))) else jnp.transpose(a, order)
 
 
 def _groups(x: Tensor, old: Dims, new: Dims) -> list[Group]:
@@ -198,7 +204,7 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
     final = tuple(middle.index(d) for d in out)
 
     def local(loop: DeviceLoop, a):
-        a = jnp.transpose(a, order)
+        a = _transposed(a, order)
         have = [math.prod(loop.size(d) for d in group.old) for group in groups]
         want = [math.prod(loop.result.size(d) for d in group.new) for group in groups]
         if have != want:
@@ -213,7 +219,7 @@ def _regroup(name: str, x: Tensor, groups: list[Group], out: Dims) -> Tensor:
                         regrouping.runs(group, have[at], want[at], loop.parts(dim)),
                         want[at],
                     )
-        return jnp.transpose(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
+        return _transposed(jnp.reshape(a, [loop.result.size(d) for d in middle]), final)
 
     renamed = {g.new[0]: g.old[0] for g in groups if len(g.new) == len(g.old) == 1}
     torn = tuple(d for d in source if d not in renamed.values() and d not in kept)

@@ -29,7 +29,6 @@ from meshdsl.plain_jax.static_masks import Affine, Choice, moved, read
 from meshdsl.record.jaxpr import scan_counts
 
 HIDES = -1e4  # what is added to a score, or stands in its place, so that its weight is 0
-LEVELS = 2  # how many different numbers masks may put in the place of hidden scores
 # Products of short floats as they are, with sums in float32.
 _PLAIN_SUMS = {
     jnp.dtype(jnp.bfloat16): lax.DotAlgorithmPreset.BF16_BF16_F32,
@@ -60,24 +59,20 @@ class Parts:
     Attributes:
       first, second: the equations of both products.
       memory, queries: positions of the scores; queries is None where there is one query.
-      swapped: whether the keys stand first in the first product.
       values_first: whether the values stand first in the second product.
       weights: for each position of the weights that of the scores.
-      scale, softcap, causal, window: as `md.attention` takes them.
+      scale, causal: as `md.attention` takes them.
       beside: masks and what is added, the outermost first.
     """
 
     first: Equation
     second: Equation
     memory: int
-    swapped: bool
     values_first: bool
     weights: tuple[int, ...]
     scale: float = 1.0
-    softcap: float | None = None
     queries: int | None = None
     causal: bool = False
-    window: int | None = None
     beside: list[Beside] = field(default_factory=list)
 
     @property
@@ -86,11 +81,11 @@ class Parts:
 
     @property
     def query(self) -> Value:
-        return self.first.ins[1 if self.swapped else 0]
+        return self.first.ins[0]
 
     @property
     def key(self) -> Value:
-        return self.first.ins[0 if self.swapped else 1]
+        return self.first.ins[1]
 
     @property
     def value(self) -> Value:
@@ -99,7 +94,6 @@ class Parts:
     def described(self) -> str:
         """What kind of attention it is, in a few words."""
         words = ["causal"] * self.causal
-        words += [f"window of {self.window}"] if self.window is not None else []
         words += ["masked"] if any(x.fill is not None for x in self.beside) else []
         words += ["with a bias"] if any(x.fill is None for x in self.beside) else []
         return f"attention ({', '.join(words)})" if words else "attention"
@@ -160,9 +154,6 @@ def _passed_on(e: Equation) -> Iterator[tuple[Variable, Value]]:
         yield from zip(e.bodies[0].invars[:count], e.ins, strict=False)
     elif e.name in REMATERIALISED or "gradient" in e.notes:
         yield from zip(e.bodies[0].invars, e.ins, strict=False)
-    elif e.name == "cond":
-        for body in e.bodies:
-            yield from zip(body.invars, e.ins[1:], strict=False)
 
 
 def recognise_attention(program: Program) -> None:
@@ -230,7 +221,7 @@ def _scored(
     """From the scores that the softmax is of, down to the product of queries and keys."""
     beside: list[Beside] = []
     weights = tuple(range(len(v.shape)))  # for each position of the weights that of `v`
-    scale, softcap, inner = 1.0, None, False  # inner: below a soft cap, or a scale
+    scale, inner = 1.0, False  # inner: below a scale
     while True:
         e = search.by(v)
         if e is None:
@@ -248,17 +239,8 @@ def _scored(
             number = search.number(e.ins[k])
             if number is None or (e.name == "div" and (k == 0 or not number)):
                 return None
-            after = search.by(e.ins[1 - k])
-            if e.name == "mul" and after is not None and after.name == "tanh":
-                below = search.by(after.ins[0])
-                within = _capped(below, number, search)
-                if within is None or inner:
-                    return None
-                v, softcap = within, number
-            else:
-                v = e.ins[1 - k]
-                scale = scale * number if e.name == "mul" else scale / number
-            inner = True
+            v, inner = e.ins[1 - k], True
+            scale = scale * number if e.name == "mul" else scale / number
         elif e.name == "select_n" and not inner and len(e.ins) == 3:
             fills = [search.number(w) for w in e.ins[1:]]
             hidden = next((k for k, fill in enumerate(fills) if _hides(fill)), None)
@@ -280,24 +262,12 @@ def _scored(
     if parts is None:
         return None
     beside = [x._replace(places=tuple(weights[i] for i in x.places)) for x in beside]
-    parts.scale, parts.softcap = scale, softcap
+    parts.scale = scale
     return _with_masks(parts, beside, search)
 
 
 def _inverse(places: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(places.index(i) for i in range(len(places)))
-
-
-def _capped(e: Equation | None, number: float, search: _Search) -> Value | None:
-    """What a soft cap bounds: `x` of `x / cap`."""
-    if e is None or e.name not in ("div", "mul"):
-        return None
-    k = 1 if search.number(e.ins[1]) is not None else 0
-    by = search.number(e.ins[k])
-    if by is None or (e.name == "div" and k == 0):
-        return None
-    cap = by if e.name == "div" else 1 / by if by else 0
-    return e.ins[1 - k] if cap > 0 and math.isclose(cap, number, rel_tol=1e-6) else None
 
 
 def _hides(number: float | None) -> bool:
@@ -313,7 +283,7 @@ def _leads_to_scores(v: Value, search: _Search, most: int = 12) -> bool:
         return True
     if e.name == "transpose":
         return _leads_to_scores(e.ins[0], search, most - 1)
-    if e.name in ("mul", "div", "add", "select_n", "tanh", *_CASTS):
+    if e.name in ("mul", "div", "add", "select_n", *_CASTS):
         return any(_leads_to_scores(w, search, most - 1) for w in e.ins if w.shape == v.shape)
     return False
 
@@ -328,24 +298,20 @@ def _parts(
     count = len(batch)
     of_x = list(range(count, count + len(free_of_x)))
     of_y = list(range(count + len(free_of_x), len(scores.shape)))
-    if memory not in (*of_x, *of_y):
+    if of_y != [memory]:
         return None
-    swapped = memory in of_x
-    if len(of_x if swapped else of_y) != 1:
-        return None
-    queries = of_y if swapped else of_x
     _, batches = second.params["dimension_numbers"]
     weights, value = (1, 0) if values_first else (0, 1)
     if sorted(places[i] for i in batches[weights]) != list(range(count)):
         return None
     frees = free_positions(second)
-    if sorted(places[i] for i in frees[weights]) != queries or len(frees[value]) != 1:
+    if sorted(places[i] for i in frees[weights]) != of_x or len(frees[value]) != 1:
         return None
     dtypes = {jnp.dtype(v.dtype) for v in (*first.ins, second.ins[value])}
     if len(dtypes) != 1 or not jnp.issubdtype(dtypes.pop(), jnp.floating):
         return None
-    parts = Parts(first, second, memory, swapped, values_first, places)
-    long = [i for i in queries if scores.shape[i] != 1]
+    parts = Parts(first, second, memory, values_first, places)
+    long = [i for i in of_x if scores.shape[i] != 1]
     parts.queries = long[-1] if long else None
     return parts
 
@@ -355,7 +321,7 @@ def _with_masks(parts: Parts, beside: list[Beside], search: _Search) -> Parts | 
     rank = len(parts.scores.shape)
     if any(len(x.value.shape) != rank for x in beside):
         return None
-    if len({x.fill for x in beside if x.fill is not None}) > LEVELS:
+    if len({x.fill for x in beside if x.fill is not None}) > 1:
         return None
     conditions: set[Affine] = set()
     added = False
@@ -376,7 +342,7 @@ def _with_masks(parts: Parts, beside: list[Beside], search: _Search) -> Parts | 
     mixed = masked or (added and parts.beside)
     if conditions and (mixed or not _by_position(parts, conditions)):
         parts.beside = beside
-        parts.causal, parts.window = False, None
+        parts.causal = False
     return parts
 
 
@@ -396,25 +362,14 @@ def _visible(found: Any, shows: bool) -> frozenset[Affine] | None:
 
 
 def _by_position(parts: Parts, conditions: set[Affine]) -> bool:
-    """Whether conditions say that a query sees keys up to its own position, maybe in a window."""
-    rows = {i for c in conditions for i, _ in c.by_position if i != parts.memory}
-    if len(rows) != 1:
+    """Whether conditions say that a query sees keys up to its own position, and no more."""
+    (condition, *others) = conditions
+    rows = [i for i, _ in condition.by_position if i != parts.memory]
+    if others or len(rows) != 1 or parts.scores.shape[rows[0]] == 1:
         return False
-    (row,) = rows
-    if parts.scores.shape[row] == 1:
+    if dict(condition.by_position) != {rows[0]: 1, parts.memory: -1} or condition.constant:
         return False
-    for c in conditions:
-        factors = dict(c.by_position)
-        if factors == {row: 1, parts.memory: -1} and c.constant == 0:
-            parts.causal = True
-        elif factors == {row: -1, parts.memory: 1} and c.constant >= 0:
-            most = int(c.constant) + 1
-            parts.window = most if parts.window is None else min(most, parts.window)
-        else:
-            return False
-    if not parts.causal:
-        return False
-    parts.queries = row
+    parts.causal, parts.queries = True, rows[0]
     return True
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from meshdsl.plain_jax.evaluate import bind
 from meshdsl.plain_jax.indices import SCATTERS, aligned
+from meshdsl.plain_jax.known_values import known_result
 from meshdsl.plain_jax.program import Equation, Literal, Program, Value, Variable
 from meshdsl.plain_jax.static_masks import Affine, read
 
@@ -274,6 +273,5 @@ def known(v: Value, made: Definitions, constants: dict, found: dict) -> Any:
         elif e is not None and e.primitive is not None and not e.bodies and len(e.outs) == 1:
             ins = [known(w, made, constants, found) for w in e.ins]
             if all(x is not None for x in ins) and e.name != "custom_jvp_call":
-                with jax.ensure_compile_time_eval():
-                    (found[v],) = bind(e, ins)
+                found[v] = known_result(e, ins)
     return found[v]

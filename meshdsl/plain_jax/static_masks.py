@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from meshdsl.plain_jax.evaluate import bind
+from meshdsl.plain_jax.known_values import known_result
 from meshdsl.plain_jax.primitives import ELEMENTWISE
 from meshdsl.plain_jax.program import Equation, Literal, Value, Variable
 
@@ -83,28 +83,19 @@ def _constant(value: Any) -> Affine | None:
 
 
 def _array(array: Any) -> Read:
-    """Of an array that was closed over: indices, or one triangle of a matrix."""
+    """Of an array of indices that was closed over."""
     if not isinstance(array, (np.ndarray, jax.Array)) or isinstance(array, Tracer):
         return None
     if array.ndim == 0:
         return _constant(array)
     long = [i for i, n in enumerate(array.shape) if n != 1]
-    if array.dtype.kind not in "biuf" or not 0 < len(long) <= 2 or array.size > _MOST:
+    if array.dtype.kind not in "iu" or len(long) != 1 or array.size > _MOST:
         return None
     values = np.squeeze(np.asarray(array))
-    if len(long) == 1:
-        if values.dtype.kind not in "iu" or not np.array_equal(
-            values, values[0] + (values[1] - values[0]) * np.arange(len(values))
-        ):
-            return None
-        step = int(values[1]) - int(values[0])
-        return Affine(((long[0], step),) if step else (), int(values[0]))
-    row, column = long
-    there, elsewhere = values[-1, 0], values[0, -1]
-    if not np.array_equal(values, np.where(np.tri(*values.shape, dtype=bool), there, elsewhere)):
+    if not np.array_equal(values, values[0] + (values[1] - values[0]) * np.arange(len(values))):
         return None
-    below = Affine(((row, 1), (column, -1)), 0)
-    return Choice(frozenset({below}), there.item(), elsewhere.item())
+    step = int(values[1]) - int(values[0])
+    return Affine(((long[0], step),) if step else (), int(values[0]))
 
 
 def _places(e: Equation) -> dict[int, int] | None:
@@ -207,13 +198,7 @@ def _by_constants(e: Equation, found: list) -> Read:
 
 def _value(e: Equation, numbers: list) -> Any:
     arrays = [np.asarray(x).astype(v.dtype) for x, v in zip(numbers, e.ins, strict=True)]
-    return np.asarray(bind_whole(e, arrays)).item()
-
-
-def bind_whole(e: Equation, arrays: list) -> Any:
-    """The one result of an equation for numbers that are known."""
-    with jax.ensure_compile_time_eval():
-        return bind(e, arrays)[0]
+    return np.asarray(known_result(e, arrays)).item()
 
 
 def _combined(a: Affine, b: Affine, sign: int) -> Affine:

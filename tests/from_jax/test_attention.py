@@ -120,15 +120,15 @@ CASES = {
         lambda q, k, v, keep: of_scores(additive(scores_of(q, k)), heads(v)),
     ),
     "a window": (
-        "attention (causal, window of 3)",
+        "attention (masked)",
         lambda q, k, v, keep: of_scores(windowed(scores_of(q, k)), heads(v)),
     ),
     "padding": (
         "attention (masked)",
         lambda q, k, v, keep: of_scores(padded(scores_of(q, k), keep > 0), heads(v)),
     ),
-    "causal and padding": (
-        "attention (masked)",
+    "causal and padding, hidden by two numbers": (
+        None,
         lambda q, k, v, keep: of_scores(padded(causal(scores_of(q, k)), keep > 1), heads(v)),
     ),
     "a bias of its own": (
@@ -136,13 +136,13 @@ CASES = {
         lambda q, k, v, keep: of_scores(causal(scores_of(q, k) + TABLE * v.mean()), heads(v)),
     ),
     "a soft cap": (
-        "attention (causal)",
+        None,
         lambda q, k, v, keep: of_scores(causal(jnp.tanh(scores_of(q, k) / 2.5) * 2.5), heads(v)),
     ),
     "grouped": ("attention (causal)", grouped),
     "repeated": ("attention (causal)", repeated),
     "rotated": ("attention (causal)", rotated),
-    "one head of keys": ("attention (causal)", one_head_of_keys),
+    "one head of keys": (None, one_head_of_keys),
     "flax": ("attention (masked)", flax_masked),
     "jax": (
         "attention",

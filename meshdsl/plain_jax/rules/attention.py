@@ -28,9 +28,8 @@ from meshdsl.plain_jax.program import Equation, Variable
 from meshdsl.plain_jax.rules.index import full_of
 from meshdsl.tensor import Tensor
 
-# What hides a score: it takes no part beside others, and where all are hidden, they are equal. By
-# the order of what the code puts in the place of hidden scores, the lowest first.
-_HIDDEN = (-1e20, -1e12)
+# What hides a score: it takes no part beside others, and where all are hidden, they are equal.
+_HIDDEN = -1e20
 
 
 @rule("attention")
@@ -42,8 +41,8 @@ def attention(_: Evaluation, e: Equation, xs: list) -> list:
     (memory,) = scores.dims[parts.memory]
     head, feature = _inner(parts)
     query, key, value = (as_tensor(x, v) for x, v in zip(xs[:3], e.ins, strict=False))
-    query = _operand(query, parts, parts.swapped, head)
-    key = _operand(key, parts, not parts.swapped, head)
+    query = _operand(query, parts, 0, head)
+    key = _operand(key, parts, 1, head)
     value = _value(value, parts, feature)
     bias, visible = _bias(parts, xs[3:])
     if visible is not None and memory in visible.dims:  # else it weighs all keys alike
@@ -65,8 +64,6 @@ def attention(_: Evaluation, e: Equation, xs: list) -> list:
         memory=memory,
         head_dim=head,
         causal=parts.causal,
-        window=parts.window,
-        softcap=parts.softcap,
         bias=bias,
         scale=parts.scale,
     )
@@ -76,7 +73,6 @@ def attention(_: Evaluation, e: Equation, xs: list) -> list:
 
 def _bias(parts: Parts, xs: list) -> tuple[Tensor | None, Tensor | None]:
     """What is added to the scores, and what no mask hides; None where there is no such thing."""
-    fills = sorted({x.fill for x in parts.beside if x.fill is not None})
     bias: Tensor | None = None
     visible: Tensor | None = None
     for x, beside in zip(reversed(xs), reversed(parts.beside), strict=True):  # the innermost first
@@ -87,13 +83,12 @@ def _bias(parts: Parts, xs: list) -> tuple[Tensor | None, Tensor | None]:
             continue
         x = x if beside.shows else FUNCTIONS["logical_not"](x)
         visible = x if visible is None else FUNCTIONS["logical_and"](full_of(visible, x), x)
-        hidden = _HIDDEN[fills.index(beside.fill)]
         if bias is None:
-            bias = component.map(partial(_masked, hidden), x, name="mask")
+            bias = component.map(_masked, x, name="mask")
         else:
-            bias = _chosen(x, full_of(bias, x), hidden)
+            bias = _chosen(x, full_of(bias, x), _HIDDEN)
     if bias is not None:
-        bias = component.map(partial(jnp.maximum, min(_HIDDEN)), bias, name="bias")
+        bias = component.map(partial(jnp.maximum, _HIDDEN), bias, name="bias")
     return bias, visible
 
 
@@ -104,8 +99,8 @@ def _levelled(bias: Tensor, memory: Dim) -> Tensor:
     return component.map(less, bias, top, name="bias")
 
 
-def _masked(hidden: float, visible: jax.Array) -> jax.Array:
-    return jnp.where(visible, jnp.float32(0), jnp.float32(hidden))
+def _masked(visible: jax.Array) -> jax.Array:
+    return jnp.where(visible, jnp.float32(0), jnp.float32(_HIDDEN))
 
 
 def _beside(x: Any, beside: Beside, scores: Variable) -> Tensor:
@@ -136,20 +131,19 @@ def _one(dims: Dims, name: str, taken: set[str]) -> Dim:
     return dims[0] if alone else Dim(name, size_of(dims))
 
 
-def _operand(x: Tensor, parts: Parts, second: bool, head: Dim) -> Tensor:
-    """An operand of the first product, by the names of the scores."""
+def _operand(x: Tensor, parts: Parts, side: int, head: Dim) -> Tensor:
+    """The queries (side 0) or the keys of the first product, by the names of the scores."""
     e, scores = parts.first, parts.scores
     contracted, batches = e.params["dimension_numbers"]
     free, count = free_positions(e), len(batches[0])
-    side = int(second)
-    v, start = e.ins[side], count + (len(free[0]) if second else 0)
+    v, start = e.ins[side], count + side * len(free[0])
     at = [*batches[side], *free[side], *contracted[side]]
     own = scores.dims[start : start + len(free[side])]
     x = as_positions(x, v, at, [*scores.dims[:count], *own, (head,)])
-    needed = (head,) if side != int(not parts.swapped) else (head, *scores.dims[parts.memory])
-    if side == int(parts.swapped) and parts.queries is not None:
-        needed = (*needed, *scores.dims[parts.queries])
-    return full(x, v, needed)
+    if side:
+        return full(x, v, (head, *scores.dims[parts.memory]))
+    queries = () if parts.queries is None else scores.dims[parts.queries]
+    return full(x, v, (head, *queries))
 
 
 def _value(x: Tensor, parts: Parts, feature: Dim) -> Tensor:

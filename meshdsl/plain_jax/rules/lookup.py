@@ -130,7 +130,8 @@ def _starts(
         if not known:
             if "CLIP" not in mode:
                 most = c.size - c.window
-                here = FUNCTIONS["logical_and"](start >= 0, start <= most)
+                within = lambda start, most=most: (start >= 0) & (start <= most)
+                here = component.map(within, start, name="inside")
                 if inside is not None:
                     here = FUNCTIONS["logical_and"](full_of(inside, here), here)
                 inside = here

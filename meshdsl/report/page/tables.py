@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from meshdsl.estimate.explanation import Explanation, MoveView, OpView, RepeatedView
+from meshdsl.estimate.explanation import Explanation, MoveView, OpView
 from meshdsl.figures import rule_words
 from meshdsl.report.page import page_figures
 from meshdsl.report.page.axis_styles import AxisStyles
-from meshdsl.report.page.flow import anchor
+from meshdsl.report.page.flow import REPEATED, anchor
 from meshdsl.report.page.links import link_picture
 from meshdsl.report.page.markup import Markup, tag
 
@@ -60,24 +60,31 @@ def redundant(explanation: Explanation) -> Markup | None:
 
     None where there is none that matters.
     """
-    groups: dict[tuple[tuple[str, ...], str], list[RepeatedView]] = {}
-    for one in explanation.repeated:
-        groups.setdefault((one.axes, one.advice), []).append(one)
+    groups: dict[tuple[tuple[str, ...], str], list[OpView]] = {}
+    for op in explanation.ops:
+        if op.idle and sum(op.flops.values()):
+            groups.setdefault((op.idle, op.advice), []).append(op)
+    total = sum(sum(op.flops.values()) for op in explanation.ops)
     rows = []
-    for (axes, advice), each in groups.items():
-        if not any(one.matters for one in each):
+    for (idle, advice), ops in sorted(
+        groups.items(), key=lambda item: -sum(sum(op.flops.values()) for op in item[1])
+    ):
+        flops = sum(sum(op.flops.values()) for op in ops)
+        if flops < REPEATED * total:
             continue
-        names = [f"{', '.join(one.ops[:2]) or 'work'} ({one.source or 'no line'})" for one in each]
+        names = list(
+            dict.fromkeys(
+                f"{op.name} ({op.source})"
+                for op in sorted(ops, key=lambda op: -sum(op.flops.values()))
+            )
+        )
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         rule = [" The rule ", tag("code", advice), " would share it."] if advice else []
-        of_flops = sum(one.share_of_flops for one in each)
-        of_bytes = sum(one.share_of_bytes for one in each)
         rows.append(
             tag(
                 "li",
-                tag("b", page_figures.share(of_flops, 1.0)),
-                f" of the FLOPs and {page_figures.share(of_bytes, 1.0)} of the bytes of results "
-                f"are repeated by every device along {' and '.join(axes)}: {shown}.",
+                tag("b", page_figures.share(flops, total)),
+                f" of the FLOPs are repeated by every device along {' and '.join(idle)}: {shown}.",
                 rule,
             )
         )
