@@ -16,10 +16,13 @@ class MeshDSLError(ValueError):
     """Input that meshdsl cannot accept: a misspelt name, a size that does not divide, bad data."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean `x`?` for the known word closest to `word`, or all where none is close."""
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`; did you mean `x`?` for the known word closest to `word`, or all where none is close.
+
+    `word` may be anything that a file has in place of a text.
+    """
     known = sorted(set(known))
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean `{close[0]}`?"
     return f"; known: {', '.join(f'`{k}`' for k in known)}" if known else ""

@@ -27,17 +27,17 @@ from meshdsl.layers.rotary import (
     Scaling,
     YarnScaling,
 )
+from meshdsl.models.families import ADAPTERS
+from meshdsl.models.families.decoder import BIASES, CLAMPED, Decoder
+from meshdsl.models.families.rope import SCALINGS
 
 STYLE = "style"  # the value of a choice that is left to the style
-BIASES = ("query", "key", "value", "out", "mlp")
-SCALINGS = ("none", "linear", "llama3", "yarn", "longrope", "dynamic")
 ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "gelu": md.gelu,
     "gelu_exact": lambda x: md.gelu(x, approximate=False),
     "silu": md.silu,
     "relu": md.relu,
 }
-CLAMPED = "clamped"  # an activation of the gate and of what it multiplies
 LLAMA: dict[str, Any] = {
     "norm": "rms",
     "norm_from_one": "no",
@@ -52,40 +52,12 @@ LLAMA: dict[str, Any] = {
     "sinks": "no",
     "router_bias": "no",
 }
-_GEMMA = {
-    "norm_from_one": "yes",
-    "norm_place": "both",
-    "activation": "gelu",
-    "tied": "yes",
-    "embedding_scale": "root",
+# What each style chooses is in its adapter, as far as Llama chooses otherwise.
+STYLES = {
+    name: {**LLAMA, **adapter.choices}
+    for name, adapter in ADAPTERS.items()
+    if isinstance(adapter, Decoder)
 }
-# What each style chooses that Llama chooses otherwise.
-_OTHERWISE: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "norm": "layer",
-        "positions": "learned",
-        "mlp": "plain",
-        "activation": "gelu",
-        "biases": BIASES,
-        "tied": "yes",
-    },
-    "llama": {},
-    "mistral": {},
-    "phi3": {},
-    "qwen2": {"biases": ("query", "key", "value")},
-    "qwen3": {"query_norm": "head"},
-    "gemma2": _GEMMA,
-    "gemma3": {**_GEMMA, "query_norm": "head"},
-    "olmo2": {"norm_place": "after", "query_norm": "heads"},
-    "mixtral": {},
-    "qwen2_moe": {"biases": ("query", "key", "value")},
-    "qwen3_moe": {"query_norm": "head"},
-    "olmoe": {"query_norm": "heads"},
-    "deepseek_v2": {},
-    "deepseek_v3": {},
-    "gpt_oss": {"biases": BIASES, "activation": CLAMPED, "sinks": "yes", "router_bias": "yes"},
-}
-STYLES = {name: {**LLAMA, **other} for name, other in _OTHERWISE.items()}
 
 
 def _of_style(*known: str) -> Any:

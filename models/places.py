@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 import meshdsl as md
-from meshdsl.models.formats import FORMATS, Format
+from meshdsl.models.families import ADAPTERS
+from meshdsl.models.families.adapter import Adapter
 
 
 class Place(NamedTuple):
@@ -31,8 +32,8 @@ class Place(NamedTuple):
       apart: each dim of the ins is one of the tensor.
       turns: the outs of several parameters take turns: for each of so many of the first outs come
         those of the first parameter, then those of the second.
-      pairs: what rotary positions turn together, here the features of the first half and of the
-        second, are neighbours in the tensor, along the last of the outs.
+      pairs: of so many of the last of the outs, those that rotary positions turn together are
+        neighbours in the tensor; here they are features of the first half and of the second.
       stacked: sizes of dims that come after those of the name, and are dims of the tensor too.
       begins: the number in the tensor's name of the first layer that the parameter has.
     """
@@ -46,7 +47,7 @@ class Place(NamedTuple):
     ones: int = 0
     apart: bool = False
     turns: int = 1
-    pairs: bool = False
+    pairs: int = 0
     stacked: tuple[int, ...] = ()
     begins: int = 0
 
@@ -78,8 +79,10 @@ class Place(NamedTuple):
         each = each[:, self.first : self.first + count // self.turns].reshape(self.outs)
         if not self.pairs:
             return each
-        halves = each.reshape(*self.outs[:-1], -1, 2)
-        return np.concatenate([halves[..., 0], halves[..., 1]], -1)
+        if not self.pairs:
+            return each
+        turned, others = each[..., : self.pairs], each[..., self.pairs :]
+        return np.concatenate([turned[..., ::2], turned[..., 1::2], others], -1)
 
 
 def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
@@ -91,9 +94,9 @@ def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, P
     Raises:
       MeshDSLError: their files of this style have no place for a parameter.
     """
-    form = FORMATS[style]
-    found = _bare(form, parameters) | _of_experts(form, parameters)
-    for rows, above, begins in _rows(form, parameters):
+    adapter = ADAPTERS[style]
+    found = _bare(adapter, parameters) | _of_experts(adapter, parameters)
+    for rows, above, begins in _rows(adapter, parameters):
         for name, modules in rows.items():
             for kind in ("weight", "scale", "table", "bias"):
                 found |= _together(style, name, [f"{above}{m}.{kind}" for m in modules], parameters)
@@ -109,43 +112,43 @@ def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, P
 
 
 def _rows(
-    form: Format, parameters: Mapping[str, tuple[int, ...]]
+    adapter: Adapter, parameters: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Mapping[str, tuple[str, ...]], str, int]]:
     """Their names of modules with ours, what ours begin with, and the number of the first layer."""
-    yield form.tables, "", 0
-    begins = 0
-    for stack, (prefix, layers) in form.every_stack.items():
-        above = f"{stack}.layer."
-        yield {f"{prefix}{{}}.{name}": modules for name, modules in layers.items()}, above, begins
-        if form.in_a_row:
-            begins += next((s[0] for name, s in parameters.items() if name.startswith(above)), 0)
+    yield adapter.tables, "", 0
+    begins: dict[str, int] = {}  # where the next layers of a prefix begin
+    for stack, prefix, layers in adapter.stacks(parameters):
+        above, first = f"{stack}.layer.", begins.get(prefix, 0)
+        yield {f"{prefix}{{}}.{name}": modules for name, modules in layers.items()}, above, first
+        count = next((s[0] for name, s in parameters.items() if name.startswith(above)), 0)
+        begins[prefix] = first + count
 
 
-def _bare(form: Format, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
+def _bare(adapter: Adapter, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
     """The places of parameters that are of no module."""
     found = {}
-    for name, (part, ones) in form.bare.items():
+    for name, (part, ones) in adapter.bare.items():
         if part in parameters:
             ins, outs = parameters[part][:-1], parameters[part][-1:]
             found[part] = Place(name, ins, outs, 0, outs[0], False, ones)
-    for name, part in form.vectors.items():
-        whole = f"{form.stack}.layer.{part}"
+    for name, part in adapter.vectors.items():
+        whole = f"{adapter.stack}.layer.{part}"
         if whole in parameters:
             outs = parameters[whole][1:]
-            found[whole] = Place(f"{form.prefix}{{}}.{name}", (), outs, 0, math.prod(outs), True)
+            found[whole] = Place(f"{adapter.prefix}{{}}.{name}", (), outs, 0, math.prod(outs), True)
     return found
 
 
-def _of_experts(form: Format, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
+def _of_experts(adapter: Adapter, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
     """The places of the parameters of experts."""
     found = {}
-    for name, parts in form.experts.items():
-        for i, whole in enumerate(f"{form.stack}.layer.{part}" for part in parts):
+    for name, parts in adapter.experts.items():
+        for i, whole in enumerate(f"{adapter.stack}.layer.{part}" for part in parts):
             if whole not in parameters:
                 continue
             _, experts, *sizes = parameters[whole]
             ins, outs = tuple(sizes[:-1]), tuple(sizes[-1:])
-            tensor = f"{form.prefix}{{}}.{name}"
+            tensor = f"{adapter.prefix}{{}}.{name}"
             if "{}" in name:
                 found[whole] = Place(tensor, ins, outs, 0, outs[0], True)
             else:  # all experts are in one tensor, in which parameters take turns
@@ -159,7 +162,7 @@ def _together(
     style: str, name: str, parts: list[str], parameters: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Place]:
     """The places of parameters of one kind that are in one tensor."""
-    form, numbered = FORMATS[style], "{}" in name
+    adapter, numbered = ADAPTERS[style], "{}" in name
     if not any(part in parameters for part in parts):
         return {}
     first, made = 0, []
@@ -172,19 +175,19 @@ def _together(
         shape = parameters[part][1 if numbered else 0 :]
         kind = part.rpartition(".")[2]
         ins, outs = _sides(part, kind, shape)
-        # Heads have the outs of one parameter after another each, where the format says so.
-        turns = outs[0] if _is_any(name, form.by_head) else 1
+        # Heads have the outs of one parameter after another each, where the adapter says so.
+        turns = outs[0] if _is_any(name, adapter.by_head) else 1
         made.append((part, ins, outs, first, turns))
         first += math.prod(outs) // turns
     kind = "bias" if parts[0].endswith(".bias") else "weight"
-    outs_first = (form.outs_first and not parts[0].endswith(".table")) or name == "lm_head"
-    apart = kind == "weight" and name in form.apart
+    outs_first = (adapter.outs_first and not parts[0].endswith(".table")) or name == "lm_head"
+    apart = kind == "weight" and name in adapter.apart
     return {
         part: Place(
             *(f"{name}.{kind}", ins, outs, begin, first * turns, outs_first),
             apart=apart,
             turns=turns,
-            pairs=_is_any(part.rpartition(".")[0], form.pairs),
+            pairs=_turned(part.rpartition(".")[0], adapter, outs),
         )
         for part, ins, outs, begin, turns in made
     }
@@ -193,6 +196,12 @@ def _together(
 def _is_any(name: str, modules: tuple[str, ...]) -> bool:
     """Whether a module, called by its path, is one of those."""
     return any(name.endswith(f".{module}") for module in modules)
+
+
+def _turned(module: str, adapter: Adapter, outs: tuple[int, ...]) -> int:
+    """How many of the last outs rotary positions turn, where those are in another order."""
+    parts = [part for name, part in adapter.pairs.items() if _is_any(module, (name,))]
+    return int(outs[-1] * parts[0]) if parts else 0
 
 
 def _sides(name: str, kind: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

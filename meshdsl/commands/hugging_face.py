@@ -9,7 +9,6 @@ import argparse
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from meshdsl.commands.checkpoint import (
     checkpoints_of,
@@ -21,7 +20,7 @@ from meshdsl.compiled.topology import compile_only
 from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
 from meshdsl.models.published import config_of, family_of, form_of
-from meshdsl.parsing import parse_json
+from meshdsl.schema import read_object
 from meshdsl.train.answers import answers_prompts
 from meshdsl.train.checkpoints.folders import making
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors, export_published, own_names
@@ -50,13 +49,13 @@ def import_folder(arguments: argparse.Namespace) -> int:
     out = RunFolder(arguments.out)
     out.refuse_used()
     folder = _folder(arguments.folder, vars(arguments)["from"])
-    published = _json(folder / "config.json")
-    files = opened(folder, published)
-    names = own_names(files)
+    published = read_object(folder / "config.json")
     try:
-        family, model = family_of(published, names)
+        family_of(published)  # before any weight is read
+        files = opened(folder, published)
+        family, model = family_of(published, own_names(files))
     except MeshDSLError as error:
-        raise MeshDSLError(f"{folder}: {error}") from None
+        raise MeshDSLError(f"{folder}: {str(error).removeprefix(f'{folder}: ')}") from None
     dtype = published.get("dtype") or published.get("torch_dtype")
     values = {f"model.{key}": value for key, value in model.items()}
     values |= {"precision.compute": dtype} if dtype in FLOATS else {}
@@ -123,7 +122,7 @@ def export_folder(arguments: argparse.Namespace) -> int:
     said = config_of(config.model)
     kept = run / KEPT
     if (kept / "config.json").is_file():
-        before = _json(kept / "config.json")
+        before = read_object(kept / "config.json")
         said |= {name: before[name] for name in _HANDED_ON if name in before}
         if len(before.get("id2label") or ()) == len(said.get("id2label") or ()):
             said |= {name: before[name] for name in ("id2label", "label2id") if name in before}
@@ -149,19 +148,6 @@ def export_folder(arguments: argparse.Namespace) -> int:
     for file in (*files, out / "config.json"):
         print(f"wrote {file}")
     return 0
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        found = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MeshDSLError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise MeshDSLError(f"{path}: is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise MeshDSLError(f"{path}: is no JSON object")
-    return found
 
 
 def _check_tokenizer(folder: Path, vocab: int) -> None:

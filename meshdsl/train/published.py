@@ -8,7 +8,7 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.published import family_of
-from meshdsl.parsing import parse_json
+from meshdsl.schema import read_object
 from meshdsl.train.checkpoints.hugging_face import own_names
 from meshdsl.train.checkpoints.parameters import is_published
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
@@ -23,16 +23,12 @@ def published_settings(folder: Path) -> dict[str, Any]:
     Raises:
       MeshDSLError: `config.json` cannot be read, or is of a model that is not known here.
     """
+    said = read_object(folder / "config.json")
     names = own_names(TensorFiles(folder))
     try:
-        said = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         family, found = family_of(said, names)
-    except OSError as error:
-        raise MeshDSLError(f"{folder / 'config.json'}: {error.strerror}") from None
     except MeshDSLError as error:
         raise MeshDSLError(f"{folder}: {error}") from None
-    except (ValueError, AttributeError, TypeError, KeyError, OverflowError):
-        raise MeshDSLError(f"{folder / 'config.json'}: is no JSON object of a model") from None
     values: dict[str, Any] = {"model.family": family}
     values |= {f"model.{name}": value for name, value in found.items()}
     if (folder / "tokenizer.json").is_file():

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import meshdsl as md
 from meshdsl.commands.checkpoint import described_parameters
-from meshdsl.models.hugging_face import config_of, settings_of
 from meshdsl.models.places import places
+from meshdsl.models.published import config_of, family_of
 from meshdsl.models.sizes import SIZES
 from meshdsl.models.transformer import Config
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors
@@ -21,6 +21,11 @@ from meshdsl.train.config import Config as Run
 from meshdsl.train.published import published_settings
 from meshdsl.train.settings import override
 from meshdsl_cli import main
+
+
+def settings_of(config):
+    return family_of(config)[1]
+
 
 SMALL = {
     "layers": 3,
@@ -258,7 +263,7 @@ def test_one_error_names_a_tensor_that_does_not_fit(change, said, tmp_path, caps
             {"quantization_config": {"quant_method": "gptq"}},
             "quantization_config: quant_method=gptq is not known here; fp8 and mxfp4 are",
         ),
-        ({"vocab_size": None}, "says no `vocab_size`"),
+        ({"vocab_size": None}, "vocab_size=null: expected a whole number of at least 1"),
     ],
 )
 def test_a_configuration_that_is_not_known_is_refused_by_name(other, said):
@@ -270,11 +275,14 @@ def test_a_configuration_that_is_not_known_is_refused_by_name(other, said):
 @pytest.mark.parametrize(
     "other, said",
     [
-        ({"topk_method": "greedy"}, "topk_method=greedy is not known here; noaux_tc is"),
-        ({"moe_layer_freq": 2}, "moe_layer_freq=2 is not known here; 1 is"),
-        ({"scoring_func": "softmax"}, "scoring_func=softmax is not known here; sigmoid is"),
-        ({"rope_interleave": False}, "rope_interleave=False is not known here; True is"),
-        ({"attention_bias": True}, "attention_bias=True is not known here; False is"),
+        (
+            {"topk_method": "greedy"},
+            'topk_method="greedy": expected "noaux_tc", which alone',
+        ),
+        ({"moe_layer_freq": 2}, "moe_layer_freq=2: expected 1, which alone is known here"),
+        ({"scoring_func": "softmax"}, 'scoring_func="softmax": expected "sigmoid", which alone'),
+        ({"rope_interleave": False}, "rope_interleave=false: expected true, which alone"),
+        ({"attention_bias": True}, "attention_bias=true: expected false, which alone"),
     ],
 )
 def test_what_is_not_known_of_deepseek_is_refused(other, said):

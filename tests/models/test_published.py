@@ -21,7 +21,7 @@ from tests.models import common
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 2e-5  # of logits, and of gradients by their norm
-GRADIENTS = ("llama 3.1", "qwen3", "gemma3, scaled", "mixtral", "gpt_oss", "deepseek_v3")
+GRADIENTS = ("llama 3.1", "qwen3", "gemma3, scaled", "mixtral", "gpt_oss", "deepseek_v3", "glm4")
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 48,
@@ -234,6 +234,13 @@ CASES = {
         | {"norm_topk_prob": False, "tie_word_embeddings": True},
     ),
     "olmo2, plain": ("Olmo2Config", {**PLAIN, "attention_bias": True}),
+    "glm": ("GlmConfig", {**SIZES, "head_dim": 12, "attention_bias": False}),
+    "glm4": ("Glm4Config", {**SIZES, "head_dim": 12}),
+    "glm4, yarn": (
+        "Glm4Config",
+        {**SIZES, "head_dim": 20, "tie_word_embeddings": True}
+        | {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
+    ),
 }
 
 

@@ -22,6 +22,8 @@ NAMES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "DeepSeek-V3",
+    "glm": "GLM-4 of 2024",
+    "glm4": "GLM-4 of 2025",
     "bert": "BERT",
     "vit": "ViT",
     "t5": "T5",

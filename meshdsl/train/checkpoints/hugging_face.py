@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.models.published import FORMATS, Place, places
+from meshdsl.models.families import ADAPTERS
+from meshdsl.models.published import Place, places
 from meshdsl.train.checkpoints import manifest, safetensors_files
 from meshdsl.train.checkpoints.manifest import Damaged
 from meshdsl.train.checkpoints.merged_arrays import MergedArrays
@@ -55,10 +56,9 @@ class PublishedTensors:
 
     def __init__(self, files: TensorFiles | QuantizedTensors, style: str, like: dict[str, Leaf]):
         self.path = files.path
-        self._files, self._like, self._style = files, like, style
-        self._unused = FORMATS[style].unused
+        self._files, self._like, self._adapter = files, like, ADAPTERS[style]
         self._places = places(style, {name: tuple(leaf["shape"]) for name, leaf in like.items()})
-        self._names = _Names(set(files.leaves))
+        self._names = _Names(set(files.leaves), self._adapter.older)
         self._check()
 
     @property
@@ -133,7 +133,8 @@ class PublishedTensors:
         """Raise a MeshDSLError that names what is missing, too much, or of another shape."""
         wanted = dict(_tensors(self._places, self._like))
         there = {self._names.here(name): leaf for name, leaf in self._files.leaves.items()}
-        tied, ahead = "head.weight" not in self._places, FORMATS[self._style].ahead
+        tied, ahead = "head.weight" not in self._places, self._adapter.ahead
+        unused = (*_IGNORED_STARTS, *self._adapter.not_read(self._like))
         wrong = [
             ("missing", [name for name in wanted if name not in there]),
             (
@@ -151,13 +152,13 @@ class PublishedTensors:
                     for name in there
                     if name not in wanted
                     and not name.endswith(_IGNORED_ENDS)
-                    and not name.startswith((*_IGNORED_STARTS, *self._unused))
+                    and not name.startswith(unused)
                     and not (tied and name == "lm_head.weight")
                     and not (ahead and self._is_ahead(name))
                 ],
             ),
         ]
-        copies = FORMATS[self._style].copies
+        copies = self._adapter.copies
         wrong.append(
             (
                 "not alike, as they are in this model",
@@ -203,39 +204,35 @@ def _alike(files: TensorFiles | QuantizedTensors, name: str, other: str | None) 
 
 
 class _Names:
-    """The names in a file, which may lack the first part or have one more.
+    """The names in a file, which may lack the first part or have one more, or be older.
 
     Files of a model without its output layer lack `model.`, those of a model that reads images too
     have `language_model.`.
+
+    Args:
+      there: the names in the files.
+      older: endings of names in older files, with those that the tables have.
     """
 
-    def __init__(self, there: set[str]):
-        bare = ("wte.weight", "embed_tokens.weight")
-        self._bare = next(
-            (
-                "transformer." if name.startswith("wte") else "model."
-                for name in bare
-                if name in there
-            ),
-            "",
-        )
+    def __init__(self, there: Collection[str], older: Mapping[str, str]):
+        bare = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
+        self._older = older
+        self._bare = next((start for name, start in bare.items() if name in there), "")
         starts = ("language_model.model.", "model.language_model.")
         self._inner = next(
             (start for start in starts if f"{start}embed_tokens.weight" in there), ""
         )
+        self._there = {self.here(name): name for name in there}
 
     def there(self, name: str) -> str:
         """The name in the files of the tensor that the tables call `name`."""
-        if self._bare:
-            return name.removeprefix(self._bare)
-        if self._inner and name.startswith("model."):
-            return self._inner + name.removeprefix("model.")
-        if self._inner.startswith("language_model.") and name.startswith("lm_head."):
-            return f"language_model.{name}"
-        return name
+        return self._there.get(name, name)
 
     def here(self, name: str) -> str:
         """The name in the tables of the tensor that the files call `name`."""
+        for old, ending in self._older.items():
+            if name.endswith(old):
+                return name.removesuffix(old) + ending
         if self._bare:
             return name if name.startswith("lm_head.") else self._bare + name
         if self._inner and name.startswith(self._inner):

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.later import imported
-from meshdsl.parsing import parse_json
+from meshdsl.schema import read_object
 from meshdsl.train.adapters import merged_array
 from meshdsl.train.checkpoints import folders, tree_leaves
 from meshdsl.train.checkpoints.manifest import Manifest
@@ -172,7 +172,7 @@ def is_published(path: Path) -> bool:
 
 def _published(folder: Path, here: dict[str, Leaf]) -> PublishedTensors:
     """The weights in a folder of Hugging Face, as the parameters of the model here."""
-    said = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+    said = read_object(folder / "config.json")
     form_of = imported("meshdsl.models.published", "form_of_config")
     tensors = imported("meshdsl.train.checkpoints.hugging_face", "PublishedTensors")
     own_names = imported("meshdsl.train.checkpoints.hugging_face", "own_names")

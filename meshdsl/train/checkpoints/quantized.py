@@ -17,6 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.models.families.adapter import QUANTIZATION
+from meshdsl.schema import read, table
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
@@ -33,7 +35,10 @@ def opened(path: Path, config: Mapping[str, Any]) -> TensorFiles | QuantizedTens
     Raises:
       MeshDSLError: they cannot be read.
     """
-    files, said = TensorFiles(path), config.get("quantization_config")
+    said = table(None).checked(
+        config.get("quantization_config"), "quantization_config", "config.json"
+    )
+    files = TensorFiles(path)
     return QuantizedTensors(files, said) if said else files
 
 
@@ -50,8 +55,9 @@ class QuantizedTensors:
 
     def __init__(self, files: TensorFiles, said: Mapping[str, Any]):
         self.path, self._files = files.path, files
-        block = said.get("weight_block_size") or (128, 128)
-        self._block: tuple[int, int] = (int(block[0]), int(block[1]))
+        where = "config.json: quantization_config"
+        rows, columns = read(QUANTIZATION, said, where)["weight_block_size"] or (128, 128)
+        self._block: tuple[int, int] = rows, columns
         there = files.leaves
         parts = (_FACTORS, _BLOCKS, _POWERS)
         self.leaves = {n: leaf for n, leaf in there.items() if not n.endswith(parts)}

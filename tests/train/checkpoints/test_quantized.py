@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 from meshdsl.commands.checkpoint import described_parameters
 from meshdsl.errors import MeshDSLError
-from meshdsl.models.hugging_face import config_of
 from meshdsl.models.places import places
+from meshdsl.models.published import config_of
 from meshdsl.train.checkpoints.quantized import opened
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override

@@ -1,0 +1,178 @@
+"""Settings in JSON that others wrote: each has a type, a range and a default.
+
+    SETTINGS = {"vocab_size": whole(32_000), "rope_theta": number(10_000.0, above=1)}
+    read(SETTINGS, {"vocab_size": 96}, "config.json")    # {"vocab_size": 96, "rope_theta": 10000.0}
+
+A value of another type, or out of range, is one error that names the file and the setting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.parsing import parse_json
+
+ABSENT: Any = object()  # the default of a setting that is not in what `read` gives, unless said
+REQUIRED: Any = object()  # the default of a setting that each file must have
+_MOST = 2**31  # whole numbers are below it, so that sizes fit into the integers of any library
+_SHOWN = 60  # characters of a value in an error
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a setting may be.
+
+    Attributes:
+      what: the values that are legal, in words.
+      fits: whether a value is legal.
+      default: the value where a file says nothing. Where it is None, a file may say null as well.
+      known: the words that are legal, for a setting that is one of them.
+      null: a file may say null, whatever the default is.
+      floating: the value is given as a float, also where a file has a whole number.
+    """
+
+    what: str
+    fits: Callable[[Any], bool]
+    default: Any = ABSENT
+    known: tuple[str, ...] = ()
+    null: bool = False
+    floating: bool = False
+
+    def checked(self, value: Any, name: str, where: str) -> Any:
+        """The value that a file says.
+
+        Raises:
+          MeshDSLError: it is not legal.
+        """
+        if value is None and (self.null or self.default is None):
+            return None
+        if not self.fits(value):
+            if self.known and isinstance(value, str):
+                raise MeshDSLError(
+                    f"{where}: {name}={value[:_SHOWN]} is not known{nearest(value, self.known)}"
+                )
+            raise MeshDSLError(f"{where}: {name}={shown(value)}: expected {self.what}")
+        return float(value) if self.floating else value
+
+
+def whole(default: Any = ABSENT, least: int = 1, *, null: bool = False) -> Setting:
+    """A whole number of at least `least`."""
+    fits = lambda value: type(value) is int and least <= value < _MOST
+    return Setting(f"a whole number of at least {least}", fits, default, null=null)
+
+
+def number(
+    default: Any = ABSENT,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    null: bool = False,
+) -> Setting:
+    """A finite number of at least `least`, or of more than `above`."""
+    what = "a number"
+    what += f" of at least {least:g}" if least is not None else ""
+    what += f" of more than {above:g}" if above is not None else ""
+
+    def fits(value: Any) -> bool:
+        if type(value) not in (int, float) or not -1e300 < value < 1e300:
+            return False
+        return (least is None or value >= least) and (above is None or value > above)
+
+    return Setting(what, fits, default, null=null, floating=True)
+
+
+def switch(default: Any = ABSENT, *, null: bool = False) -> Setting:
+    """True or false."""
+    return Setting("true or false", lambda value: type(value) is bool, default, null=null)
+
+
+def word(default: Any = ABSENT, known: tuple[str, ...] = ()) -> Setting:
+    """A text: one of `known`, where some are."""
+    what = f"one of {', '.join(known)}" if known else "a text"
+    fits = lambda value: isinstance(value, str) and (not known or value in known)
+    return Setting(what, fits, default, known)
+
+
+def each(of: Setting, default: Any = ABSENT, *, count: int | None = None) -> Setting:
+    """A list in which every element is legal for `of`."""
+    many = "" if count is None else f"{count} elements, each "
+
+    def fits(value: Any) -> bool:
+        alike = isinstance(value, list) and all(map(of.fits, value))
+        return alike and count in (None, len(value))
+
+    return Setting(f"a list of {many}{of.what}", fits, default)
+
+
+def table(default: Any = ABSENT) -> Setting:
+    """An object, with any content."""
+    return Setting("an object", lambda value: isinstance(value, dict), default)
+
+
+def only(*values: Any) -> Setting:
+    """The only value that is known here, or one of several; where a file says nothing, the first.
+
+    The value stands for what the code here computes.
+    """
+    what = " or ".join(map(shown, values))
+    same = lambda value, other: type(value) is type(other) and value == other
+    fits = lambda value: any(same(value, other) for other in values)
+    return Setting(f"{what}, which alone is known here", fits, values[0])
+
+
+def with_defaults(settings: Mapping[str, Setting], **defaults: Any) -> dict[str, Setting]:
+    """The same settings, some with other defaults."""
+    others = {name: replace(settings[name], default=value) for name, value in defaults.items()}
+    return {**settings, **others}
+
+
+def read(settings: Mapping[str, Setting], said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of all settings: what a file says, or else the default.
+
+    Args:
+      said: the object in the file; other entries that it has are passed over.
+      where: the file, for errors.
+
+    Raises:
+      MeshDSLError: a value is not legal, or is missing and has no default.
+    """
+    found = {}
+    for name, setting in settings.items():
+        if name in said:
+            found[name] = setting.checked(said[name], name, where)
+        elif setting.default is REQUIRED:
+            raise MeshDSLError(f"{where}: says no `{name}`; expected {setting.what}")
+        elif setting.default is not ABSENT:
+            found[name] = setting.default
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value of JSON for an error, in JSON, and not all of a long one."""
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "..."
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+      MeshDSLError: the file cannot be read, or has no object.
+    """
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MeshDSLError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise MeshDSLError(f"{path}: is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise MeshDSLError(f"{path}: is no JSON object")
+    return found

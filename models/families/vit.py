@@ -1,0 +1,78 @@
+"""ViT, for classes of images."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.models.families import encoder
+from meshdsl.models.families.adapter import Adapter
+from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
+from meshdsl.schema import Setting, each, switch, whole
+
+_SIDE, _SIDES = whole(), each(whole(), count=2)
+_SIZE = Setting(
+    "a whole number, or a list of two", lambda value: _SIDE.fits(value) or _SIDES.fits(value), 224
+)
+
+
+class ViT(Adapter):
+    """ViT."""
+
+    name = "vit"
+    types = ("vit",)
+    family = "vit"
+    architecture = "ViTForImageClassification"
+    settings = {
+        **encoder.SETTINGS,
+        "num_channels": whole(3),
+        "patch_size": whole(16),
+        "image_size": _SIZE,
+        "qkv_bias": switch(True),
+    }
+    names = {
+        **encoder.NAMES,
+        "colors": "num_channels",
+        "patch": "patch_size",
+        "query_bias": "qkv_bias",
+    }
+    tables = {
+        "vit.embeddings.patch_embeddings.projection": ("patches",),
+        "vit.layernorm": ("norm",),
+        "classifier": ("head",),
+    }
+    layers = {
+        "layernorm_before": ("attention_norm",),
+        "attention.attention.query": ("attention.query",),
+        "attention.attention.key": ("attention.key",),
+        "attention.attention.value": ("attention.value",),
+        "attention.output.dense": ("attention.out",),
+        "layernorm_after": ("mlp_norm",),
+        "intermediate.dense": ("mlp.up",),
+        "output.dense": ("mlp.down",),
+    }
+    prefix = "vit.encoder.layer."
+    bare = {
+        "vit.embeddings.cls_token": ("token", 2),
+        "vit.embeddings.position_embeddings": ("positions", 1),
+    }
+    apart = ("vit.embeddings.patch_embeddings.projection",)
+
+    def more(
+        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
+    ) -> dict[str, Any]:
+        encoder.one_of(said, (self.architecture,))
+        size = said["image_size"]
+        height, width = size if isinstance(size, list) else (size, size)
+        made = {"height": height, "width": width, "classes": encoder.classes(said)}
+        return made | {"activation": ACTIVATIONS[said["hidden_act"]]}
+
+    def written(self, model: Any) -> dict[str, Any]:
+        if model.height != model.width:
+            raise MeshDSLError(
+                f"model: a vit of Hugging Face has square images, and this one {model.height} x "
+                f"{model.width}"
+            )
+        made = {"image_size": model.height, "hidden_act": SPELLED[model.activation]}
+        return made | encoder.labels(model.classes)

@@ -1,0 +1,121 @@
+"""Files that lack settings, or have wrong ones: read as `transformers` does, or one error."""
+
+import random
+import re
+
+import pytest
+
+import meshdsl as md
+from meshdsl.models.families import ADAPTERS, TYPES
+from meshdsl.models.families.adapter import EVERY
+from meshdsl.models.published import family_of
+from tests.models.derived import files, ours, recorded, refused_or, theirs, unlike, without_each
+
+FILES = files()
+REMOVED = object()
+VALUES = (
+    REMOVED,
+    None,
+    "x",
+    True,
+    False,
+    -3,
+    0,
+    1.5,
+    -0.5,
+    [],
+    [None],
+    [["a"]],
+    {},
+    {"a": {"b": 1}},
+)
+NESTED = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
+
+
+def test_what_a_file_does_not_say_is_as_recorded():
+    table, accepted = recorded(), 0
+    for _, name, said in without_each():
+        try:
+            found = ours(said)
+        except md.MeshDSLError:
+            continue
+        assert table[name] is not None, f"{name}: is accepted, and transformers refuses it"
+        assert unlike(found, table[name]) is None, name
+        accepted += 1
+    assert accepted > 800
+
+
+@pytest.mark.slow
+def test_what_a_file_does_not_say_is_what_transformers_derives():
+    pytest.importorskip("transformers")
+    for _, name, said in without_each():
+        agree(name, said)
+
+
+def agree(name, said):
+    """Whether a file is accepted; an AssertionError where `transformers` reads it otherwise."""
+    found = refusal = None
+    try:
+        found = ours(said)
+    except md.MeshDSLError as error:
+        refusal = str(error)
+    if found is None:
+        assert re.fullmatch(r"config\.json: .+", refusal), f"{name}: {refusal}"
+        return False
+    wanted = refused_or(theirs, said)
+    assert wanted is not None, f"{name}: is accepted, and transformers refuses it"
+    other = unlike(found, wanted)
+    assert other is None, f"{name}: {other} is {found.get(other)}, not {wanted.get(other)}"
+    return True
+
+
+def changed():
+    """Files with one value changed, also in the tables that they have, with a name."""
+    for name, said in FILES.items():
+        keys = {*said, "model_type"}
+        if "text_config" not in said:
+            keys |= {*EVERY, *TYPES[said["model_type"]].settings}
+        for key in sorted(keys):
+            for value in VALUES:
+                yield f"{name}, {key}={value!r}", key, value, with_value(said, key, value)
+        for outer in NESTED:
+            for key in sorted(said.get(outer) or ()):
+                for value in VALUES:
+                    inner = with_value(said[outer], key, value)
+                    yield f"{name}, {outer}.{key}={value!r}", key, value, {**said, outer: inner}
+
+
+def with_value(said, key, value):
+    rest = {name: each for name, each in said.items() if name != key}
+    return rest if value is REMOVED else {**rest, key: value}
+
+
+def test_a_malformed_file_is_one_line_that_names_the_setting():
+    cases = random.Random(0).sample(list(changed()), 2500)
+    said_of = {}
+    for name, key, value, said in cases:
+        try:
+            family_of(said)
+        except md.MeshDSLError as error:
+            said_of[name] = key, value, str(error)
+    assert len(said_of) > 500
+    for name, (key, value, error) in said_of.items():
+        assert re.fullmatch(r"config\.json: .+", error), f"{name}: {error}"
+        if isinstance(value, str | list | dict) and value and key != "model_type":
+            assert key in error, f"{name}: {error}"
+
+
+@pytest.mark.slow
+def test_a_changed_file_is_refused_or_read_as_transformers_does():
+    pytest.importorskip("transformers")
+    accepted = 0
+    for name, key, value, said in random.Random(1).sample(list(changed()), 4000):
+        setting = TYPES[FILES[name.rpartition(", ")[0]]["model_type"]].settings.get(key)
+        if setting is None or not setting.floating or type(value) is not int:
+            accepted += agree(name, said)  # a whole number is a number here, and not always there
+    assert accepted > 500
+
+
+@pytest.mark.parametrize("style", ADAPTERS)
+def test_every_family_has_a_file_here(style):
+    assert any(TYPES[said["model_type"]].name == style for said in FILES.values())
