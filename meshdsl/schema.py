@@ -43,7 +43,7 @@ class Setting:
     null: bool = False
     floating: bool = False
 
-    def checked(self, value: Any, name: str, where: str) -> Any:
+    def checked(self, value: Any, name: str, where: object) -> Any:
         """The value that a file says.
 
         Raises:
@@ -98,6 +98,11 @@ def word(default: Any = ABSENT, known: tuple[str, ...] = ()) -> Setting:
     return Setting(what, fits, default, known)
 
 
+def tokens(default: Any = ABSENT) -> Setting:
+    """The number of a token, or a list of them; -1 stands for none."""
+    return one_or_each(whole(least=-1), default)
+
+
 def each(of: Setting, default: Any = ABSENT, *, count: int | None = None) -> Setting:
     """A list in which every element is legal for `of`."""
     many = "" if count is None else f"{count} elements, each "
@@ -109,9 +114,18 @@ def each(of: Setting, default: Any = ABSENT, *, count: int | None = None) -> Set
     return Setting(f"a list of {many}{of.what}", fits, default)
 
 
-def table(default: Any = ABSENT) -> Setting:
-    """An object, with any content."""
-    return Setting("an object", lambda value: isinstance(value, dict), default)
+def one_or_each(of: Setting, default: Any = ABSENT, *, count: int | None = None) -> Setting:
+    """What is legal for `of`, or a list of that."""
+    several = each(of, count=count)
+    fits = lambda value: of.fits(value) or several.fits(value)
+    return Setting(f"{of.what}, or {several.what}", fits, default)
+
+
+def table(default: Any = ABSENT, *, of: Setting | None = None) -> Setting:
+    """An object; each of its values is legal for `of`, where that is given."""
+    alike = lambda value: of is None or all(map(of.fits, value.values()))
+    what = "an object" if of is None else f"an object whose values are each {of.what}"
+    return Setting(what, lambda value: isinstance(value, dict) and alike(value), default)
 
 
 def only(*values: Any) -> Setting:
@@ -131,7 +145,7 @@ def with_defaults(settings: Mapping[str, Setting], **defaults: Any) -> dict[str,
     return {**settings, **others}
 
 
-def read(settings: Mapping[str, Setting], said: Mapping[str, Any], where: str) -> dict[str, Any]:
+def read(settings: Mapping[str, Setting], said: Mapping[str, Any], where: object) -> dict[str, Any]:
     """The values of all settings: what a file says, or else the default.
 
     Args:

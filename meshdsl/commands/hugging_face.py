@@ -124,7 +124,7 @@ def export_folder(arguments: argparse.Namespace) -> int:
     if (kept / "config.json").is_file():
         before = read_object(kept / "config.json")
         said |= {name: before[name] for name in _HANDED_ON if name in before}
-        if len(before.get("id2label") or ()) == len(said.get("id2label") or ()):
+        if "id2label" in said and len(before.get("id2label") or ()) == len(said["id2label"]):
             said |= {name: before[name] for name in ("id2label", "label2id") if name in before}
     said["dtype"] = said["torch_dtype"] = arguments.dtype or config.precision.params
     limit = int(arguments.limit * 1e9)

@@ -16,9 +16,16 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
-from meshdsl.parsing import parse_json
+from meshdsl.schema import Setting, read, read_object, table, tokens
 
 Message = Mapping[str, Any]  # with a role and content
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_TOKEN = Setting(
+    "a text, or an object with its `content`",
+    lambda value: isinstance(value.get("content") if isinstance(value, dict) else value, str),
+    None,
+)
+_ENDS = {"eos_token_id": tokens(None), "text_config": table(None)}
 
 
 class PublishedTexts:
@@ -75,10 +82,9 @@ class PublishedTexts:
         """
         with extra("chat", "--chat"):
             import jinja2  # pyright: ignore[reportMissingImports]
-        said = _json(self._folder / "tokenizer_config.json")
+        said = _said(self._folder / "tokenizer_config.json", _TOKENIZER)
         source = self._template(said)
-        names = ("bos_token", "eos_token", "unk_token", "pad_token")
-        special = {name: _text(said.get(name)) for name in names if said.get(name)}
+        special = {name: _text(said[name]) for name in _SPECIAL if said[name]}
         try:
             template = _environment().from_string(source)
             return template.render(messages=list(messages), **special, **how)
@@ -89,10 +95,10 @@ class PublishedTexts:
         file = self._folder / "chat_template.jinja"
         if file.is_file():
             return file.read_text(encoding="utf-8")
-        found = said.get("chat_template")
+        found = said["chat_template"]
         if isinstance(found, list):  # several by name
-            found = {each.get("name"): each.get("template") for each in found}.get("default")
-        if not isinstance(found, str):
+            found = {each["name"]: each["template"] for each in found}.get("default")
+        if found is None:
             raise MeshDSLError(
                 f"--chat: {self._folder} has no chat template, neither chat_template.jinja nor in "
                 "tokenizer_config.json; leave out --chat"
@@ -116,30 +122,37 @@ def published_texts(tokenizer: str) -> PublishedTexts | None:
 
 def _ends(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
-        said = _json(folder / name)
-        found = said.get("eos_token_id", (said.get("text_config") or {}).get("eos_token_id"))
+        said = _said(folder / name, _ENDS)
+        inner = read(_ENDS, said["text_config"] or {}, f"{folder / name}: text_config")
+        found = inner["eos_token_id"] if said["eos_token_id"] is None else said["eos_token_id"]
         if found is not None:
-            ends = found if isinstance(found, list) else [found]
-            if not all(isinstance(end, int) for end in ends):
-                raise MeshDSLError(f"{folder / name}: eos_token_id is {found}; expected tokens")
-            return tuple(ends)
+            return tuple(found) if isinstance(found, list) else (found,)
     return ()
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; without entries where there is no such file."""
-    try:
-        found = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise MeshDSLError(f"{path}: {error}") from None
-    if not isinstance(found, dict):
-        raise MeshDSLError(f"{path}: is no JSON object")
-    return found
+def _said(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """The settings in a JSON file; the defaults where there is no such file."""
+    return read(settings, read_object(path) if path.is_file() else {}, path)
 
 
 def _text(token: Any) -> str:
     """A special token, which is written as a text or as an object with it."""
-    return token["content"] if isinstance(token, dict) else str(token)
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _is_template(found: Any) -> bool:
+    """Whether a file has a chat template, or a list of several by name."""
+    if not isinstance(found, list):
+        return isinstance(found, str)
+    named = [each for each in found if isinstance(each, dict)]
+    texts = [isinstance(each.get(key), str) for each in named for key in ("name", "template")]
+    return len(named) == len(found) and all(texts)
+
+
+_TOKENIZER = {
+    **dict.fromkeys(_SPECIAL, _TOKEN),
+    "chat_template": Setting("a text, or objects with `name` and `template`", _is_template, None),
+}
 
 
 def _environment() -> Any:

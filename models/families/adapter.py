@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.schema import Setting, each, only, read, shown, table, whole, word
+from meshdsl.schema import Setting, each, only, read, shown, table, tokens, whole, word
 
 Modules = Mapping[str, tuple[str, ...]]
 """Modules of a file by name; for each the modules here that are in it, one after another."""
@@ -21,8 +21,6 @@ QUANTIZATION = {
 }
 _METHODS = ("fp8", "mxfp4")  # how files may store tensors in fewer bits
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
-_TOKEN = whole(None, least=-1)
-_TOKENS = each(_TOKEN)
 # Of every family, whatever else its files say.
 EVERY = {
     "quantization_config": table(None),
@@ -31,11 +29,9 @@ EVERY = {
     "per_layer_config": only(None),
     "dtype": word(None, _DTYPES),
     "torch_dtype": word(None, _DTYPES),
-    "bos_token_id": _TOKEN,
-    "pad_token_id": _TOKEN,
-    "eos_token_id": Setting(
-        "a token, or a list of them", lambda value: _TOKEN.fits(value) or _TOKENS.fits(value), None
-    ),
+    "bos_token_id": whole(None, least=-1),
+    "pad_token_id": whole(None, least=-1),
+    "eos_token_id": tokens(None),
 }
 
 

@@ -77,6 +77,7 @@ class DeepseekV2(WithExperts):
     }
     aliases = {"num_experts": "n_routed_experts"}
     counts = ("n_routed_experts",)
+    terms = {**WithExperts.terms, "experts": "n_routed_experts"}
     names = {
         **{key: name for key, name in NAMES.items() if key != "kv_heads"},
         "d_ff": "moe_intermediate_size",

@@ -66,6 +66,7 @@ class GptOss(WithExperts):
     choices = {"biases": BIASES, "activation": CLAMPED, "sinks": "yes", "router_bias": "yes"}
     biased = {"attention_bias": ATTENTION}
     counts = ("num_local_experts",)
+    terms = {**WithExperts.terms, "experts": "num_local_experts"}
     layers = {**PROJECTIONS, "mlp.router": ("mlp.router",), **NORMS_BEFORE}
     vectors = {"self_attn.sinks": "attention.sinks"}
     experts = {

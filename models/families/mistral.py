@@ -47,6 +47,7 @@ class Mixtral(WithExperts):
     )
     aliases = {"num_experts": "num_local_experts"}
     counts = ("num_local_experts",)
+    terms = {**WithExperts.terms, "experts": "num_local_experts"}
     layers = {**PROJECTIONS, "block_sparse_moe.gate": ("mlp.router",), **NORMS_BEFORE}
     experts = {
         "block_sparse_moe.experts.{}.w1.weight": ("mlp.gate",),

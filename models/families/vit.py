@@ -9,12 +9,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import encoder
 from meshdsl.models.families.adapter import Adapter
 from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
-from meshdsl.schema import Setting, each, switch, whole
-
-_SIDE, _SIDES = whole(), each(whole(), count=2)
-_SIZE = Setting(
-    "a whole number, or a list of two", lambda value: _SIDE.fits(value) or _SIDES.fits(value), 224
-)
+from meshdsl.schema import one_or_each, switch, whole
 
 
 class ViT(Adapter):
@@ -28,7 +23,7 @@ class ViT(Adapter):
         **encoder.SETTINGS,
         "num_channels": whole(3),
         "patch_size": whole(16),
-        "image_size": _SIZE,
+        "image_size": one_or_each(whole(), 224, count=2),
         "qkv_bias": switch(True),
     }
     names = {

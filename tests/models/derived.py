@@ -296,9 +296,13 @@ def recorded():
     return found
 
 
-def _rounded(value):
+def brief(value):
+    """A value to record: of a long list how long it is, and each seventh element."""
+    if isinstance(value, dict):
+        return {key: brief(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
+        some = [len(value), *value[::7]] if len(value) > 20 else value
+        return [brief(each) for each in some]
     return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
@@ -307,7 +311,7 @@ if __name__ == "__main__":
     for whole, name, said in without_each():
         found = refused_or(theirs, said)
         if found is not None:
-            found = {key: _rounded(value) for key, value in found.items()}
+            found = brief(found)
             there = wholes.setdefault(whole, found)
             gone = {key: None for key in there if key not in found}
             if found is not there:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import meshdsl as md
 from meshdsl.commands.checkpoint import described_parameters
 from meshdsl.models.places import places
-from meshdsl.models.published import config_of, family_of
+from meshdsl.models.published import config_of, family_of, form_of
 from meshdsl.models.sizes import SIZES
 from meshdsl.models.transformer import Config
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors
@@ -49,12 +49,13 @@ def small(style, **other):
 def drawn(config):
     """Random tensors by their names in files of Hugging Face."""
     like = described_parameters(config)
-    found = places(config.model.style, {name: tuple(leaf["shape"]) for name, leaf in like.items()})
+    form, shapes = form_of(config.model), {n: tuple(leaf["shape"]) for n, leaf in like.items()}
+    found = places(form, shapes)
     random = np.random.default_rng(0)
     shapes = {
         place.name.format(layer): place.shape
         for place in found.values()
-        for layer in range(3 if "{}" in place.name else 1)
+        for layer in range(config.model.layers if "{}" in place.name else 1)
     }
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -196,6 +197,56 @@ def test_a_matrix_has_its_heads_and_features_where_they_belong(tmp_path):
     assert np.array_equal(query[1, :, 1, 0, :], fused[12:18].T)
     value = tensors.read("blocks.layer.attention.value.weight", ())  # layers, d_model, 2, 6
     assert np.array_equal(value[1, :, 1, :], fused[24 + 12 + 6 :].T)
+
+
+def test_norms_of_an_older_bert_have_other_names(tmp_path):
+    sizes = {"layers": 2, "d_model": 8, "heads": 2, "d_ff": 12, "vocab": 16, "length": 32}
+    config = override(
+        Run(), (), **{"model.family": "bert", **{f"model.{k}": v for k, v in sizes.items()}}
+    )
+    there = drawn(config)
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {
+        next((n.replace(a, b) for a, b in older.items() if n.endswith(a)), n): tensor
+        for n, tensor in there.items()
+    }
+    assert sum(name.endswith(("gamma", "beta")) for name in renamed) == 12
+    folder = folder_of(config, tmp_path / "there", renamed)
+    assert main(["import", "hf", str(folder), "--out", str(tmp_path / "run")]) == 0
+    assert main(["export", "hf", str(tmp_path / "run"), "--out", str(tmp_path / "back")]) == 0
+    back = load_file(tmp_path / "back/model.safetensors")
+    assert all(np.array_equal(back[name], there[name]) for name in there)
+
+
+WRONG = (None, True, -1, "x", [], ["x"], {}, {"a": ["b"]})
+
+
+def test_what_is_wrong_with_a_folder_is_one_line(tmp_path, capsys):
+    config = small("llama")
+    folder = folder_of(config, tmp_path / "there", drawn(config))
+    about, index = folder / "config.json", folder / "model.safetensors.index.json"
+    said = json.loads(about.read_text())
+    cases = [(about, {**said, "vocab_size": value}, "config.json: vocab_size=") for value in WRONG]
+    cases += [
+        (about, {**said, "quantization_config": {"quant_method": value}}, "quant_method=")
+        for value in WRONG[1:]
+    ]
+    cases += [(about, {**said, "id2label": 5, "vocab_size": -1}, "config.json: vocab_size=-1")]
+    good = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
+    cases += [(index, {"weight_map": value}, "weight_map=") for value in WRONG if value != {}]
+    cases += [
+        (index, {"weight_map": {**good, "lm_head.weight": value}}, "weight_map=")
+        for value in WRONG
+        if value != "x"
+    ]
+    for file, content, expected in cases:
+        about.write_text(json.dumps(said))
+        index.unlink(missing_ok=True)
+        file.write_text(json.dumps(content))
+        assert main(["import", "hf", str(folder), "--out", str(tmp_path / "run")]) != 0
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and expected in error and str(folder) in error, error
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("own", [False, True])

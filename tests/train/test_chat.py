@@ -66,11 +66,35 @@ def test_what_is_wrong_with_the_files_is_said(folder):
     with pytest.raises(md.MeshDSLError, match=re.escape("has no chat template")):
         texts.chat("why")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "end"}))
-    with pytest.raises(md.MeshDSLError, match="eos_token_id is end; expected tokens"):
+    with pytest.raises(
+        md.MeshDSLError,
+        match='eos_token_id="end": expected a whole number of at least -1, or a list',
+    ):
         published_texts(str(folder))
     (folder / "generation_config.json").write_text("[1]")
     with pytest.raises(md.MeshDSLError, match="is no JSON object"):
         published_texts(str(folder))
+
+
+WRONG = (None, "x", True, -3, 1.5, [], [None], [["a"]], {}, {"a": {"b": []}}, [{"name": []}])
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "generation_config.json", "config.json"])
+def test_a_malformed_file_is_one_line_that_names_the_setting(folder, file):
+    keys = ("bos_token", "eos_token", "pad_token", "chat_template", "eos_token_id", "text_config")
+    refused = set()
+    for key in keys:
+        for value in WRONG:
+            (folder / file).write_text(json.dumps({key: value}))
+            try:
+                texts = published_texts(str(folder))
+                assert texts is not None and isinstance(texts.ends, tuple)
+                texts.chat("why")
+            except md.MeshDSLError as error:
+                refused.add((key, str(error)))
+    assert not [error for _, error in refused if "\n" in error]
+    named = [error for key, error in refused if f"{folder / file}: {key}=" in error]
+    assert len(named) > 8
 
 
 def test_other_tokenizers_say_nothing(tmp_path):

@@ -148,9 +148,9 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("guard.nonfinite=ignore", "guard.nonfinite=ignore: expected stop, skip or rollback"),
         (
             "model.style=gpt3",
-            "model.style=gpt3: expected gpt2, llama, mistral, phi3, qwen2, qwen3, gemma2, gemma3, "
-            "olmo2, mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3 or gpt_oss; did "
-            "you mean `gpt2`?",
+            "model.style=gpt3: expected deepseek_v2, deepseek_v3, gemma2, gemma3, glm, glm4, gpt2, "
+            "gpt_oss, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe or "
+            "qwen3_moe; did you mean `gpt2`?",
         ),
         ("microbatches=5", "batch=32 does not divide into microbatches=5"),
     ],

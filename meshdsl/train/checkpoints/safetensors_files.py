@@ -24,6 +24,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.extras import extra
 from meshdsl.links import check_stays
 from meshdsl.parsing import parse_json
+from meshdsl.schema import REQUIRED, read, read_object, table, word
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
 _SAFETENSORS_NAMES = {
@@ -34,6 +35,7 @@ _SAFETENSORS_NAMES = {
 }  # fmt: skip
 _DTYPE_NAMES = {short: name for name, short in _SAFETENSORS_NAMES.items()}
 _INDEX = ".index.json"
+_INDEXED = {"weight_map": table(REQUIRED, of=word())}  # the file of each tensor
 _BLOCK = 1 << 20  # bytes that are read at once where only a part of each row is wanted
 
 # An index and the elements there, each.
@@ -205,19 +207,19 @@ def _file_of_each(path: Path, safe_open: Callable[..., Any]) -> dict[str, Path]:
             raise MeshDSLError(f"{path}: has {len(found)} safetensors files; name one")
         path = found[0]
     if path.name.endswith(_INDEX):
-        weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read(_INDEXED, read_object(path), path)["weight_map"]
         return {name: _file_beside(path, file) for name, file in weight_map.items()}
     with safe_open(path, framework="np") as file:
         return dict.fromkeys(file.keys(), path)
 
 
-def _file_beside(index: Path, name: Any) -> Path:
+def _file_beside(index: Path, name: str) -> Path:
     """The file of that name in the folder of an index.
 
     Raises:
       MeshDSLError: it is the name of something elsewhere.
     """
-    if not isinstance(name, str) or not name or Path(name).name != name:
+    if not name or Path(name).name != name:
         raise MeshDSLError(f"{index}: names the file {quote(name)}; expected one beside it")
     return index.parent / name
 
