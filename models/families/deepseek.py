@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.models.families import rope
 from meshdsl.models.families.adapter import Modules
 from meshdsl.models.families.decoder import (
     NAMES,
@@ -135,10 +136,13 @@ class DeepseekV2(WithExperts):
 
     def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
         found = super().rotary(said)
-        gain = (said["rope_scaling"] or said["rope_parameters"] or {}).get("mscale_all_dim")
-        return found | (
-            {"rotary_score_gain": float(gain)} if gain and "rotary_scaling" in found else {}
-        )
+        table, name = rope.one_table(said)
+        gain = table.get("mscale_all_dim")
+        if not gain or "rotary_scaling" not in found:
+            return found
+        if table["factor"] is None:
+            raise MeshDSLError(f"config.json: {name}: mscale_all_dim={gain} needs a factor")
+        return found | {"rotary_score_gain": float(gain)}
 
     def written(self, model: Any) -> dict[str, Any]:
         groups = model.router_groups

@@ -55,6 +55,7 @@ class Qwen2Moe(WithExperts):
         "num_experts_per_tok": whole(4),
         "moe_intermediate_size": whole(1408),
         "shared_expert_intermediate_size": whole(5632),
+        "sliding_window": whole(4096, least=0, null=True),  # 0 is written for none
         "max_window_layers": whole(28, least=0),
         "layer_types": KINDS,
         "qkv_bias": switch(True),
@@ -83,8 +84,8 @@ class Qwen2Moe(WithExperts):
         return super().more(said, found, tensors) | {"experts_shared_gate": True}
 
     def usual_window(self, said: Mapping[str, Any], window: int | None) -> Callable[[int], bool]:
-        full = said["max_window_layers"]
-        return lambda layer: window is not None and layer < full and alternating(layer)
+        some, full = said["use_sliding_window"], said["max_window_layers"]
+        return lambda layer: some and layer < full and alternating(layer)
 
 
 class Qwen3Moe(WithExperts):

@@ -1,5 +1,6 @@
 """Files that lack settings, or have wrong ones: read as `transformers` does, or one error."""
 
+import json
 import random
 import re
 
@@ -59,6 +60,16 @@ def test_what_a_file_does_not_say_is_what_transformers_derives():
     pytest.importorskip("transformers")
     for _, name, said in without_each():
         agree(name, said)
+
+
+@pytest.mark.slow
+def test_a_file_that_transformers_writes_says_the_same(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for name, said in FILES.items():
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+        found = ours(json.loads((tmp_path / "again/config.json").read_text()))
+        assert unlike(found, theirs(said)) is None, name
 
 
 def agree(name, said):
