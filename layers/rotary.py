@@ -103,7 +103,7 @@ class YarnScaling:
         if self.whole:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, 2 * pairs - 1)
-        changed = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0, 1)
+        changed = np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
         return frequencies * (1 - changed + changed / self.factor)
 
 

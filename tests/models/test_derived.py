@@ -4,6 +4,7 @@ import json
 import random
 import re
 
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -189,6 +190,8 @@ def test_windows_and_rotary_positions_are_as_transformers_derives_them():
     assert ours(older)["windows"] == [7, None, 7, None, None]
     gemma = {**FILES["gemma2"], "layer_types": None, "sliding_window_pattern": 3}
     assert ours(gemma)["windows"] == [5, None, 5]
+    steep = ours({**FILES["gpt_oss"], "rope_theta": 1.5})["rope"][0]
+    assert np.allclose(steep[:2], [1 / 32, 0.0282375626], rtol=1e-6)
     both = {**FILES["llama, yarn"], "rope_scaling": SCALED}
     alone = {**FILES["llama"], "rope_scaling": SCALED}
     assert ours(both)["rope"] == ours(alone)["rope"] != ours(FILES["llama, yarn"])["rope"]
