@@ -57,7 +57,7 @@ class Setting:
                     f"{where}: {name}={value[:_SHOWN]} is not known{nearest(value, self.known)}"
                 )
             raise MeshDSLError(f"{where}: {name}={shown(value)}: expected {self.what}")
-        return float(value) if self.floating else value
+        return float(value) if self.floating and value is not None else value
 
 
 def whole(default: Any = ABSENT, least: int = 1, *, null: bool = False) -> Setting:
