@@ -38,6 +38,7 @@ MOVES = ("collective", "ring", "exchange")
 ORDERS = ("natural", "zigzag")
 ATTRIBUTES = {"uneven": UNEVEN, "move": MOVES, "order": ORDERS}
 _OF_PIPELINES = ("microbatches", "rounds")
+_BY_SIZE = re.compile(r"dim\d+_\d+")  # what `md.from_jax` calls a dim without a name
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
@@ -412,13 +413,13 @@ class Layout:
         for rule in self.parsed:
             if rule.dim not in known and not rule.optional:
                 raise MeshDSLError(
-                    f"{rule.where}: no dim `{rule.dim}` in {what}{nearest(rule.dim, known)}"
+                    f"{rule.where}: no dim `{rule.dim}` in {what}{_nearest_dim(rule.dim, known)}"
                 )
             if rule.microbatches and rule.dim in known and rule.microbatches[0] not in known:
                 name = rule.microbatches[0]
                 raise MeshDSLError(
                     f"{rule.where}: no dim `{name}` in {what} to cut into microbatches"
-                    f"{nearest(name, known)}"
+                    f"{_nearest_dim(name, known)}"
                 )
 
     def check_axes(self, axes: Iterable[str]) -> None:
@@ -483,6 +484,15 @@ def _check_orders(rules: Sequence[Rule]) -> None:
                 f"{known.order} order over `{known.axis}` in {known}; all rules of a dim have one "
                 "order"
             )
+
+
+def _nearest_dim(word: str, known: Iterable[str]) -> str:
+    """`nearest` of the dims that a user can name; those inside of an op have two underscores."""
+    shown = {name for name in known if "__" not in name}
+    said = nearest(word, shown)
+    if "known" in said and any(_BY_SIZE.fullmatch(name) for name in shown):
+        said += "; dims without a name in names= of md.from_jax are called by their sizes"
+    return said
 
 
 def shipped() -> dict[str, Path]:

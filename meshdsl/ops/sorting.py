@@ -8,7 +8,7 @@ split, and neither does a gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -277,7 +277,7 @@ def _values(loop: DeviceLoop, dim: Dim, descending: bool, a):
     Indices travel only for a derivative, which asks which of equal elements came where.
     """
     if _rows_are_cheaper(loop, dim, a):
-        return _by_rows(loop, dim, a, lambda a: _arranged([a], descending))[0]
+        return _by_rows(loop, dim, [a], lambda a: _arranged([a], descending))[0]
     return _merged(loop, dim, [a], descending)[0]
 
 
@@ -301,7 +301,7 @@ def _sorted(loop: DeviceLoop, dim: Dim, descending: bool, wanted: tuple[int, ...
         return [(values, turned(indices))[i] for i in wanted]
 
     if _rows_are_cheaper(loop, dim, a):
-        return _by_rows(loop, dim, a, whole)
+        return _by_rows(loop, dim, [a], whole)
     indices = jnp.broadcast_to(loop.indices(dim), a.shape)
     values, indices = _merged(loop, dim, [a, turned(indices)], descending)
     return [(values, turned(indices))[i] for i in wanted]
@@ -327,12 +327,39 @@ def _rows_are_cheaper(loop: DeviceLoop, dim: Dim, a) -> bool:
     return 2 * (parts - 1) * -(-rows // parts) < len(_merge_partners(parts)) * rows
 
 
-def _by_rows(loop: DeviceLoop, dim: Dim, a, fn):
+def sort_together(operands: Sequence[Tensor], dim: Dim, keys: int) -> tuple[Tensor, ...]:
+    """Tensors of the same dims, all in the order of the first ones.
+
+    Args:
+      keys: how many are compared, one after the other where those before are equal. Elements that
+        are equal in all of them keep their order.
+    """
+    dims, at = operands[0].dims, operands[0].dims.index(dim)
+
+    def local(loop: DeviceLoop, *arrays):
+        arrays = [jnp.moveaxis(a, at, -1) for a in arrays]
+        # Indices differ, so that nothing behind them is compared.
+        indices = jnp.broadcast_to(loop.indices(dim), arrays[0].shape)
+        every = [*arrays[:keys], indices, *arrays[keys:]]
+        if _rows_are_cheaper(loop, dim, indices):
+            made = _by_rows(loop, dim, every, lambda *every: _arranged(every, False))
+        else:
+            made = _merged(loop, dim, every, False)
+        return [jnp.moveaxis(a, -1, at) for a in (*made[:keys], *made[keys + 1 :])]
+
+    nest = Nest(dims, (dims,) * len(operands), in_order=(dim,), sums=False)
+    fill = tuple(_end(x.dtype, False) for x in operands)
+    return tuple(apply_op_many("sort", local, tuple(operands), nest, fill=fill))
+
+
+def _by_rows(loop: DeviceLoop, dim: Dim, arrays: Sequence, fn: Callable):
     """The results of `fn`, which works on whole rows, for rows that are split along `dim`."""
-    rows = a.reshape(-1, a.shape[-1])
-    shared = jnp.pad(rows, [(0, -len(rows) % loop.parts(dim)), (0, 0)])
-    results = fn(loop.all_to_all(shared, dim, 0, 1))
-    return [loop.all_to_all(b, dim, 1, 0)[: len(rows)].reshape(a.shape) for b in results]
+    shape, parts = arrays[0].shape, loop.parts(dim)
+    every = [a.reshape(-1, shape[-1]) for a in arrays]
+    count = len(every[0])
+    shared = [jnp.pad(rows, [(0, -count % parts), (0, 0)]) for rows in every]
+    results = fn(*[loop.all_to_all(rows, dim, 0, 1) for rows in shared])
+    return [loop.all_to_all(b, dim, 1, 0)[:count].reshape(shape) for b in results]
 
 
 def _merged(loop: DeviceLoop, dim: Dim, operands, descending: bool):

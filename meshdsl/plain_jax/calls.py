@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.extend import core as jex
 
 from meshdsl.lowering.equation_keys import Alike
@@ -14,8 +15,14 @@ from meshdsl.plain_jax import gradients
 from meshdsl.plain_jax.primitives import is_elementwise
 from meshdsl.plain_jax.program import CALLS, REMATERIALISED
 from meshdsl.plain_jax.rules.elementwise import with_derivative
-from meshdsl.plain_jax.source import is_library
+from meshdsl.plain_jax.source import is_library, lines_of, shown
 
+# Over the positions of an array, as `jax.vmap` leaves those that had the name of its axis.
+_COLLECTIVES: dict[str, Callable] = {
+    "psum": lax.reduce_sum,
+    "pmax": lax.reduce_max,
+    "pmin": lax.reduce_min,
+}
 _RULES = ("jvp_jaxpr_fun",)  # of functions inside of a rule, see `elementwise.run_elementwise`
 
 
@@ -45,6 +52,10 @@ def called(e: Any, *, in_gradient: bool = False) -> Called:
         inlined there, since their own rules call them.
     """
     name, params = e.primitive.name, e.params
+    if name in _COLLECTIVES and all(isinstance(axis, int) for axis in params["axes"]):
+        return Called(_reduction(e))
+    if name == "custom_linear_solve":
+        return Called(_solve(e)) if in_gradient else _own_gradient(e)
     if name in CALLS:
         return Called(_closed(params[CALLS[name]]))
     if name == "custom_jvp_call":
@@ -66,27 +77,66 @@ def _closed(jaxpr: Any) -> Any:
     return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
 
 
+def _reduction(e: Any) -> Any:
+    """The sum, or the like, that a collective over positions is."""
+    reduce, axes = _COLLECTIVES[e.primitive.name], e.params["axes"]
+    return _traced(e, lambda *xs: [reduce(x, axes) for x in xs])
+
+
+def _solve(e: Any) -> Any:
+    """What `jax.lax.custom_linear_solve` computes: the solver that was given to it."""
+    lengths, solve = e.params["const_lengths"], e.params["jaxprs"].solve
+    before, after = lengths.matvec + lengths.vecmat, sum(lengths)
+
+    def run(*xs):
+        own = xs[before : before + lengths.solve]
+        return jex.jaxpr_as_fun(solve)(*own, *xs[after:])
+
+    return _traced(e, run)
+
+
+def _traced(e: Any, run: Callable) -> Any:
+    """The closed jaxpr of `run`, which takes what an equation takes."""
+    return jax.make_jaxpr(run)(
+        *[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.invars]
+    )
+
+
 def _custom_jvp(e: Any, *, in_gradient: bool) -> Called:
     """An elementwise function keeps its rule, and another one its gradient.
 
     Functions that JAX itself has are inlined: the derivative of their body is the same.
     """
     body = e.params["call_jaxpr"]
-    rule = _rule_of(e.params)
+    what = f"`{_name_of(body)}` at {shown(lines_of(e.source_info))}"
+    with gradients.naming(f"{what} has no derivative"):
+        rule = _rule_of(e.params)
     elementwise = rule is not None and is_elementwise(rule.jaxpr) and is_elementwise(body.jaxpr)
     if elementwise and len(body.jaxpr.outvars) == 1:
         function = _with_derivative(*[Alike(x, without=_RULES) for x in (body, rule)])
         return Called(notes={"function": function})
     if in_gradient or is_library(body):
         return Called(body)
-    name = getattr(getattr(body.jaxpr, "debug_info", None), "func_name", "a function")
-    said = f"`{name}`: its rule by jax.custom_jvp holds for gradients, not for md.jvp"
+    said = f"`{_name_of(body)}`: its rule by jax.custom_jvp holds for gradients, not for md.jvp"
     return _own_gradient(e)._replace(remark=said)
 
 
+def _name_of(body: Any) -> str:
+    """What the user calls a function, of its closed jaxpr."""
+    return getattr(getattr(body.jaxpr, "debug_info", None), "func_name", "a function")
+
+
 def _own_gradient(e: Any) -> Called:
-    """A function whose gradient is not that of its body: the rules are bodies of the equation."""
-    found = gradients.rules_of(e)
+    """A function whose gradient is not that of its body: the rules are bodies of the equation.
+
+    Raises:
+      MeshDSLError: JAX cannot trace the rules.
+    """
+    body = e.params.get("call_jaxpr")
+    name = _name_of(body) if body is not None else e.primitive.name
+    what = f"`{name}` at {shown(lines_of(e.source_info))}"
+    with gradients.naming(f"{what} has no gradient"):
+        found = gradients.rules_of(e, what)
     within = partial(called, in_gradient=True)
     return Called(bodies=found.bodies, notes={"gradient": found}, within=within)
 

@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from meshdsl.plain_jax.factors import Node
 from meshdsl.plain_jax.indices import SCATTERS, indexing
-from meshdsl.plain_jax.primitives import CUMULATIVE, ELEMENTWISE, EXTREMES, REDUCTIONS
+from meshdsl.plain_jax.primitives import (
+    CUMULATIVE,
+    ELEMENTWISE,
+    EXTREMES,
+    OF_MATRICES,
+    OF_VECTORS,
+    POOLS,
+    REDUCTIONS,
+)
 from meshdsl.plain_jax.program import Equation, Program, Value
 from meshdsl.record.jaxpr import scan_counts
 
@@ -110,6 +118,18 @@ def _one_to_one(c: Constraints, e: Equation) -> None:
         c.pairs(e, v.nodes, out.nodes)
     for out in e.outs[1:]:
         c.pairs(e, e.outs[0].nodes, out.nodes)
+
+
+def _of_matrices(c: Constraints, e: Equation) -> None:
+    """What stands before the matrices; and all of an operand of the shape of a result."""
+    of = 1 if e.name in OF_VECTORS else 2
+    batch = len(e.ins[0].shape) - of
+    for v in (*e.ins, *e.outs[1:]):
+        c.pairs(e, v.nodes[:batch], e.outs[0].nodes[:batch])
+    for out in e.outs:
+        alike = [v for v in e.ins if v.shape == out.shape]
+        for v in alike[-1:]:
+            c.pairs(e, v.nodes[batch:], out.nodes[batch:])
 
 
 def _transpose(c: Constraints, e: Equation) -> None:
@@ -245,19 +265,39 @@ def _top_k(c: Constraints, e: Equation) -> None:
 
 def _convolution(c: Constraints, e: Equation) -> None:
     how, (x, kernel), out = e.params["dimension_numbers"], e.ins, e.outs[0].nodes
-    c.pairs(e, [x.nodes[i] for i in how.lhs_spec], [out[i] for i in how.out_spec[:1]])
-    c.pairs(e, [kernel.nodes[how.rhs_spec[0]]], [out[how.out_spec[1]]])
+    batch, features = (x.nodes[i] for i in how.lhs_spec[:2])
+    made, own = (kernel.nodes[i] for i in how.rhs_spec[:2])
+    c.pairs(e, [batch], [out[how.out_spec[0]]])
+    c.pairs(e, [made], [out[how.out_spec[1]]])
     for i, j in zip(how.lhs_spec[2:], how.out_spec[2:], strict=True):
         c.pairs(e, [x.nodes[i]], [out[j]])
-    count = e.params["feature_group_count"]
-    if e.params["batch_group_count"] == 1 and count > 1:
-        group = Node(count)
-        made = Node(out[how.out_spec[1]].size // count)
-        c.add(e, x.nodes[how.lhs_spec[1]], (group, kernel.nodes[how.rhs_spec[1]]), Strength.PARTS)
-        c.add(e, kernel.nodes[how.rhs_spec[0]], (group, made), Strength.PARTS)
-    elif e.params["batch_group_count"] == 1:
-        of = [x.nodes[how.lhs_spec[1]]], [kernel.nodes[how.rhs_spec[1]]]
-        c.pairs(e, *of, strength=Strength.CONTRACTED)
+    of_batch, of_features = e.params["batch_group_count"], e.params["feature_group_count"]
+    if of_features == 1:
+        c.pairs(e, [features], [own], strength=Strength.CONTRACTED)
+    if of_batch * of_features > 1:
+        group = Node(of_batch * of_features)
+        parts = (batch, out[how.out_spec[0]]) if of_batch > 1 else (features, own)
+        c.add(e, parts[0], (group, parts[1]), Strength.PARTS)
+        c.add(e, made, (group, Node(made.size // group.size)), Strength.PARTS)
+
+
+def _ragged_product(c: Constraints, e: Equation) -> None:
+    how, (x, y, sizes), out = e.params["ragged_dot_dimension_numbers"], e.ins[:3], e.outs[0].nodes
+    (left, right), (left_batch, right_batch) = how.dot_dimension_numbers
+    groups = how.rhs_group_dimensions
+    counted = [y.nodes[i] for i in groups] or out[:1]
+    c.pairs(e, counted, sizes.nodes[-1:])
+    first = 0 if groups else 1
+    for v, gone in ((x, ()), (y, groups)):
+        batch, contracted = (left_batch, left) if v is x else (right_batch, right)
+        c.pairs(e, [v.nodes[i] for i in batch], out)
+        free = without(v.nodes, (*batch, *contracted, *gone))
+        start = len(left_batch) + first
+        c.pairs(e, free, out[start:])
+        first += len(free)
+    c.pairs(
+        e, [x.nodes[i] for i in left], [y.nodes[i] for i in right], strength=Strength.CONTRACTED
+    )
 
 
 def _scan(c: Constraints, e: Equation) -> None:
@@ -333,10 +373,13 @@ TABLE: dict[str, Callable[[Constraints, Equation], None]] = {
     **dict.fromkeys(CUMULATIVE, _one_to_one),
     "custom_jvp_call": _elementwise,
     "optimization_barrier": _one_to_one,
+    "bitcast_convert_type": _one_to_one,
+    "random_bits": _one_to_one,
     "name": _one_to_one,
     "sharding_constraint": _one_to_one,
     "device_put": _one_to_one,
     "rev": _one_to_one,
+    **dict.fromkeys(OF_MATRICES | OF_VECTORS, _of_matrices),
     "sort": _one_to_one,
     "softmax": _one_to_one,
     "log_softmax": _one_to_one,
@@ -359,6 +402,8 @@ TABLE: dict[str, Callable[[Constraints, Equation], None]] = {
     **dict.fromkeys(SCATTERS, _scatter),
     "top_k": _top_k,
     "conv_general_dilated": _convolution,
+    **dict.fromkeys(POOLS, _elementwise),
+    "ragged_dot_general": _ragged_product,
     "scan": _scan,
     "while": _while,
     "cond": _branches,

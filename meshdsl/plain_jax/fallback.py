@@ -20,6 +20,7 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
 from meshdsl.lowering.nest import Nest
+from meshdsl.plain_jax import gradients
 from meshdsl.plain_jax.evaluate import (
     Evaluation,
     bind,
@@ -29,6 +30,7 @@ from meshdsl.plain_jax.evaluate import (
     renamed,
     where,
 )
+from meshdsl.plain_jax.primitives import OF_MATRICES, OF_VECTORS
 from meshdsl.plain_jax.program import Equation, Value, Variable
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -73,15 +75,19 @@ def fallback(at: Evaluation, e: Equation, xs: list) -> list:
     through = sorted({j for at in passing for j in at.values()})
     outs = tuple(_dims_of_result(e, v, through) for v in e.outs)
 
+    primitive = gradients.named(lambda *arrays: bind(e, arrays), what)
+
     def local(loop, *arrays):
         given = iter(arrays)
         full = [
             _merged(loop, next(given), s) if is_tensor(x) else jnp.asarray(x)
             for x, s in zip(tensors, shapes, strict=True)
         ]
+        if e.name in OF_MATRICES:
+            full = [_with_factors(loop, a, e, at) for a, at in zip(full, passing, strict=True)]
         axes = frozenset().union(*[collectives.varying(a) for a in full])
         full = [collectives.vary(a, axes) for a in full]
-        made = bind(e, full)
+        made = primitive(*full)
         return [
             jnp.reshape(a, [loop.size(d) if d in kept else d.size for dims in out for d in dims])
             for a, out in zip(made, outs, strict=True)
@@ -110,15 +116,13 @@ def _passing(e: Equation) -> list[dict[int, int]]:
         kept = [i for i, around in enumerate(e.params["padding_config"]) if not any(around)]
         none[0] = {i: i for i in kept if fits([e.ins[0].dims[i]], [e.outs[0].dims[i]])}
         return none
-    shapes = {v.shape for v in e.ins}
-    if touched is None or len({len(s) for s in shapes}) != 1:
+    if touched is None:
         return none
     gone = touched(e)
     found = {}
     for i in range(len(e.ins[0].shape)):
         dims = e.outs[0].dims[i : i + 1]
-        alike = all(len(v.shape) > i and fits([v.dims[i]], dims) for v in (*e.ins, *e.outs))
-        if i not in gone and alike:
+        if i not in gone and all(fits(v.dims[i : i + 1], dims) for v in (*e.ins, *e.outs)):
             found[i] = i
     return [found for _ in e.ins]
 
@@ -151,8 +155,8 @@ PASSING: dict[str, Callable[[Equation], set[int]]] = {
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _windows),
     "sort": lambda e: {e.params["dimension"]},
     "fft": lambda e: _last(len(e.params["fft_lengths"]))(e),
-    "cholesky": _last(2),
-    "lu": _last(2),
+    **dict.fromkeys(OF_MATRICES, _last(2)),
+    **dict.fromkeys(OF_VECTORS, _last(1)),
 }
 
 
@@ -180,6 +184,23 @@ def _merged(loop: DeviceLoop, array: jax.Array, groups: list[Dims]) -> jax.Array
     """An array with one position for each group, as large as this device's part."""
     known = [math.prod(d.size if d.name == "size" else loop.size(d) for d in g) for g in groups]
     return jnp.reshape(array, known)
+
+
+def _with_factors(
+    loop: DeviceLoop, array: jax.Array, e: Equation, passing: dict[int, int]
+) -> jax.Array:
+    """An array of matrices with some in its padding that have finite factors and gradients.
+
+    Those are of the numbers 1, 2, 3 and so on along the diagonal, no two of which are equal.
+    """
+    batch = tuple(d for j in passing.values() for d in e.outs[0].dims[j])
+    if array.ndim < 2 or not any(loop.padding(d) for d in batch):
+        return array
+    real = jnp.broadcast_to(loop.inside(batch), [loop.size(d) for d in batch])
+    shape = [n if i in passing else 1 for i, n in enumerate(array.shape)]
+    rows, columns = array.shape[-2:]
+    other = jnp.diag(jnp.arange(1, max(rows, columns) + 1))[:rows, :columns]
+    return jnp.where(real.reshape(shape), array, other.astype(array.dtype))
 
 
 def _dims_of_result(e: Equation, v: Variable, through: list[int]) -> tuple[Dims, ...]:

@@ -6,12 +6,16 @@ of the user in it, whatever form they have.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
+from meshdsl.errors import MeshDSLError
 from meshdsl.plain_jax.evaluate import bind_arrays
 
 
@@ -25,6 +29,8 @@ class Rules(NamedTuple):
       kept: how many arrays the backward pass needs.
       results: the numbers of the results that have cotangents, those of floats.
       operands: the numbers of the operands that have cotangents.
+      closed_over: the numbers of operands of floats for which the function brings no gradient.
+      fixed: returns such an operand; its derivative is an error.
     """
 
     forward: Any
@@ -32,6 +38,8 @@ class Rules(NamedTuple):
     kept: int
     results: tuple[int, ...]
     operands: tuple[int, ...]
+    closed_over: tuple[int, ...]
+    fixed: Callable
 
     @property
     def bodies(self) -> tuple:
@@ -39,12 +47,22 @@ class Rules(NamedTuple):
         return self.forward, self.backward
 
 
-def rules_of(e: Any) -> Rules:
-    """Both passes of an equation of a jaxpr."""
-    operands, results = (_with_cotangents(variables) for variables in (e.invars, e.outvars))
+def rules_of(e: Any, what: str) -> Rules:
+    """Both passes of an equation of a jaxpr.
+
+    Args:
+      what: the function and its line, for an error.
+    """
+    first = e.params.get("num_consts", 0)  # of the operands for which the function has a gradient
+    closed_over, results = _with_cotangents(e.invars[:first]), _with_cotangents(e.outvars)
+    operands = tuple(first + i for i in _with_cotangents(e.invars[first:]))
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.invars]
-    run = lambda *xs: tuple(bind_arrays(e.primitive, e.params, xs))
-    forward, (out, pull) = jax.make_jaxpr(lambda *xs: jax.vjp(run, *xs), return_shape=True)(*shapes)
+
+    def of_operands(*xs):
+        run = lambda *ys: tuple(bind_arrays(e.primitive, e.params, (*xs[:first], *ys)))
+        return jax.vjp(run, *xs[first:])
+
+    forward, (out, pull) = jax.make_jaxpr(of_operands, return_shape=True)(*shapes)
     kept, tree = jax.tree.flatten(pull)
 
     def backward(kept, cotangents):
@@ -54,10 +72,65 @@ def rules_of(e: Any) -> Rules:
             for i, x in enumerate(out)
         )
         found = jax.tree.unflatten(tree, kept)(every)
-        return [found[i] for i in operands]
+        return [found[i - first] for i in operands]
 
     of_results = [out[i] for i in results]
-    return Rules(forward, jax.make_jaxpr(backward)(kept, of_results), len(kept), results, operands)
+    both = forward, jax.make_jaxpr(backward)(kept, of_results)
+    fixed = _fixed(
+        f"from_jax: {what} is differentiated by a value that it closes over: give it the value as "
+        "an argument"
+    )
+    return Rules(*both, len(kept), results, operands, closed_over, fixed)
+
+
+def _fixed(message: str) -> Callable:
+    """A function that returns its argument, and raises an error where that is differentiated."""
+
+    @jax.custom_jvp
+    def fixed(x):
+        return x
+
+    def derivative(primals, tangents):
+        if not isinstance(tangents[0], SymbolicZero):
+            raise MeshDSLError(message)
+        return primals[0], tangents[0]
+
+    fixed.defjvp(derivative, symbolic_zeros=True)
+    return fixed
+
+
+def named(fn: Callable, what: str) -> Callable:
+    """A function of arrays to a list of them, an error in whose derivative says what it is of."""
+
+    @jax.custom_jvp
+    def run(*xs):
+        return fn(*xs)
+
+    def derivative(primals, tangents):
+        changing = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+
+        def of(*xs):
+            given = dict(zip(changing, xs, strict=True))
+            return fn(*[given.get(i, x) for i, x in enumerate(primals)])
+
+        at = [primals[i] for i in changing], [tangents[i] for i in changing]
+        with naming(f"{what} has no derivative"):
+            return jax.jvp(of, *at)
+
+    run.defjvp(derivative, symbolic_zeros=True)
+    return run
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Errors of JAX inside of this `with` are ours, and begin with `what`."""
+    try:
+        yield
+    except (MeshDSLError, jax.errors.JAXTypeError):
+        raise
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        raise MeshDSLError(f"from_jax: {what}: {type(error).__name__}: {said}") from error
 
 
 def _with_cotangents(variables: Any) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from meshdsl.dims import Dim
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.plain_jax.constraints import Constraint, Constraints, Strength, free_positions
 from meshdsl.plain_jax.factors import Node, align, leaves, root, unify
 from meshdsl.plain_jax.names import Pattern, Spec
 from meshdsl.plain_jax.program import Program, Variable
+from meshdsl.plain_jax.source import shown
 
 
 class Inference:
@@ -21,11 +22,17 @@ class Inference:
     Attributes:
       program: that program. Afterwards its variables have their `dims`.
       gave_way: the constraints that could not hold, so that something is renamed there.
+      made_up: names for dims without one, before `call` gives them others.
+      called: those of them that `call` has given others.
+      clashed: those for which it has the name of another dim.
     """
 
     def __init__(self, program: Program, call: Mapping[str, str]):
         self.program = program
         self.gave_way: list[Constraint] = []
+        self.made_up: set[str] = set()
+        self.called: set[str] = set()
+        self.clashed: set[str] = set()
         self._call = dict(call)
         self._named: dict[str, Node] = {}
         self._sizes: dict[str, int] = {}
@@ -48,6 +55,13 @@ class Inference:
         Raises:
           MeshDSLError: names contradict each other or the code.
         """
+        known = {n for _, spec, _ in specs for pattern in spec for n in pattern or ()}
+        for name in sizes:
+            if name not in known:
+                raise MeshDSLError(
+                    f"from_jax: sizes= has `{name}`, which stands in no pattern"
+                    f"{nearest(name, known)}"
+                )
         self._sizes.update(sizes)
         for v, spec, what in specs:
             self._learn_sizes(v, spec, what)
@@ -57,6 +71,9 @@ class Inference:
         constraints = Constraints()
         constraints.of_program(self.program)
         self._solve(constraints)
+        for v, spec, what in specs:
+            for node, pattern in zip(v.nodes, spec, strict=True):
+                self._check_factors(node, pattern, what)
         self._name_waiting()
         self._name_the_rest()
         for v in self._variables:
@@ -111,6 +128,25 @@ class Inference:
         for c in self.gave_way:
             align(c.a, c.b)
 
+    def _check_factors(self, node: Node, pattern: Pattern, what: str) -> None:
+        """That the code takes no dim apart into other factors than those that were given for it.
+
+        Factors that it has apart somewhere may be regrouped elsewhere.
+        """
+        given = leaves([node])
+        if pattern is None or len(given) < 2 or not all(x.given for x in given):
+            return
+        for c in self.gave_way:
+            for ours, others in ((leaves(c.a), leaves(c.b)), (leaves(c.b), leaves(c.a))):
+                torn = _torn(given, ours, others)
+                if torn and not any(_apart(torn, v) for v in self._variables):
+                    factors = " x ".join(f"`{x.name}`={x.size}" for x in given)
+                    raise MeshDSLError(
+                        f"from_jax: {what}: a dim is given as {factors}, and `{c.of.name}` at "
+                        f"{shown(c.of.lines)} takes it apart as {[x.size for x in others]}; give "
+                        "these sizes, or leave them out of sizes="
+                    )
+
     def _name_waiting(self) -> None:
         """Groups such as `(heads head_dim)` without sizes, by the factors that the code tells."""
         for node, pattern, what in self._waiting:
@@ -161,13 +197,15 @@ class Inference:
         Copies of a dim in different layers have the same name.
         """
         for number in itertools.count(2 if meets else 1):
-            name = f"{meets}_{number}" if meets else f"dim{x.size}_{number}"
-            name = self._call.get(name, name)
+            plain = f"{meets}_{number}" if meets else f"dim{x.size}_{number}"
+            name = self._call.get(plain, plain)
             others = standing[name]
-            if not meets and others:
-                continue
-            if all(o.size == x.size and o.tensors.isdisjoint(x.tensors) for o in others):
+            free = all(o.size == x.size and o.tensors.isdisjoint(x.tensors) for o in others)
+            if free and (meets or not others):
+                self.made_up.add(plain)
+                self.called |= {plain} & self._call.keys()
                 return name
+            self.clashed |= {plain} & self._call.keys()
         raise AssertionError
 
 
@@ -177,6 +215,28 @@ def _coincide(c: Constraint) -> bool:
     x, y = c.of.ins
     left = {id(n) for n in leaves(x.nodes[i] for i in x_free)}
     return any(id(n) in left for n in leaves(y.nodes[i] for i in y_free))
+
+
+def _torn(given: list[Node], ours: list[Node], others: list[Node]) -> tuple[Node, Node] | None:
+    """Two factors of a dim that follow each other, where `others` have another factor across both.
+
+    The elements of `ours` and of `others` are as many. None if there are no two such.
+    """
+    within = {math.prod(x.size for x in others[k:]) for k in range(len(others) + 1)}
+    between = {math.prod(x.size for x in ours[k:]) for k in range(len(ours) + 1)}
+    if within <= between or any(x.given for x in others):  # coarser, or named, too
+        return None
+    for k, (x, y) in enumerate(itertools.pairwise(ours)):
+        beside = any(x is a and y is b for a, b in itertools.pairwise(given))
+        if beside and math.prod(z.size for z in ours[k + 1 :]) not in within:
+            return x, y
+    return None
+
+
+def _apart(pair: tuple[Node, Node], v: Variable) -> bool:
+    """Whether two factors stand at different positions of a variable, or only one of them does."""
+    at = [[x in found for x in pair] for found in (leaves([n]) for n in v.nodes)]
+    return any(one != other for one, other in at)
 
 
 def _variables(program: Program) -> Iterator[Variable]:

@@ -25,6 +25,17 @@ REDUCTIONS = frozenset(
 )
 EXTREMES = frozenset({"argmax", "argmin"})
 CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
+# Of sliding windows.
+POOLS = frozenset(
+    """reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
+    select_and_scatter_add""".split()
+)
+# Of matrices, or of vectors, that stand in the last positions: for all in the others alike.
+OF_MATRICES = frozenset(
+    """cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu ormqr qr
+    schur svd symmetric_product triangular_solve tridiagonal""".split()
+)
+OF_VECTORS = frozenset({"lu_pivots_to_permutation", "tridiagonal_solve"})
 # What is done to random keys, on every device alike.
 KEYS = frozenset(
     """random_wrap random_unwrap random_fold_in random_split random_seed random_clone

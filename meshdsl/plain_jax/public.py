@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from meshdsl.dims import Dims
-from meshdsl.errors import MeshDSLError, quote
+from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.scope import Scope
 from meshdsl.mesh import abstract_mesh
 from meshdsl.plain_jax import describe, rules, saving
@@ -245,12 +245,31 @@ class FromJax:
             if spec or names
         ]
         inference.run(given, self._sizes)
+        if not self._traces:
+            self._check_call(inference)
         for said in describe.warnings_of(inference):
             warnings.warn(said, stacklevel=2)
         if self._recognise:
             recognise_attention(program)
         counts = [len(jax.tree.leaves(a, is_leaf=is_tensor)) for a in args]
         return _Trace(program, inference, paths, counts, tree, jax.tree.structure(result), own)
+
+    def _check_call(self, inference: Inference) -> None:
+        """That `call` has names that were made up, and gives others that were free."""
+        for name, other in self._call.items():
+            if name in inference.called:
+                continue
+            what = f"from_jax: call={{{name!r}: {other!r}}}"
+            if any(d.name == name for v in inference.program.invars for d in v.flat):
+                raise MeshDSLError(
+                    f"{what}: `{name}` is a name that was given, and call= is for those that were "
+                    "made up"
+                )
+            if name in inference.clashed:
+                raise MeshDSLError(f"{what}: `{other}` is another dim, which stands beside it")
+            raise MeshDSLError(
+                f"{what}: no dim was called `{name}`{nearest(name, inference.made_up)}"
+            )
 
 
 def _unpacked(tree, variables: Sequence[Value], what: str):
@@ -276,9 +295,23 @@ def _product(dims: Dims, sizes: Mapping[str, int]) -> int:
 
 
 def _jaxpr(fn: Callable, args) -> tuple[Any, Any]:
-    """The jaxpr of a call at whole shapes, wherever it is asked for: without any mesh."""
+    """The jaxpr of a call at whole shapes, wherever it is asked for: without any mesh.
+
+    Inside of a lowering JAX checks over which axes arrays vary, and would do so for the axis names
+    of a `vmap`, too. A `shard_map` of its own turns that off.
+    """
+    found: list = []
+
+    def trace() -> tuple:
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            found.append(jax.make_jaxpr(fn, return_shape=True)(*args))
+        return ()
+
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        return jax.make_jaxpr(fn, return_shape=True)(*args)
+        mesh = AbstractMesh((1,), ("from_jax__whole",))
+        how = {"mesh": mesh, "in_specs": (), "out_specs": (), "check_vma": False}
+        jax.eval_shape(jax.shard_map(trace, **how))
+    return found[0]
 
 
 def from_jax(

@@ -22,7 +22,7 @@ def rows() -> dict[str, frozenset[str]]:
         "Inlined": frozenset(CALLS),
         "On every device alike": KEYS,
         "Whole along the dims on which it works, where it has no rule": frozenset(PASSING),
-        "An error": REFUSED,
+        "An error, over an axis of a mesh": REFUSED,
     }
 
 

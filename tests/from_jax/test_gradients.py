@@ -8,6 +8,7 @@ import optax
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.ode import odeint
 from jax.extend.core import jaxprs_in_params
 
 import meshdsl as md
@@ -148,3 +149,71 @@ def test_calls_that_are_alike_share_a_function_with_its_rule():
     found = [e.notes["function"] for e in equations if e.name == "custom_jvp_call"]
     one, two, other = found
     assert one is two and two is not other
+
+
+def solved(w, y, t):
+    """A differential equation whose slope closes over the weights."""
+    return odeint(lambda y, t: jnp.tanh(w * y) - y * t, y, t, rtol=1e-6)[-1]
+
+
+@pytest.mark.parametrize("rule", ["rows -> data", "other? -> data"])
+def test_odeint_has_the_gradient_of_plain_jax(rule):
+    loss = lambda args: mixed(solved(*args, jnp.linspace(0, 1, 3)))
+    args = jnp.linspace(0.5, 1, 8), jnp.linspace(1, 2, 8)
+    named = md.from_jax(loss, {"0": "rows", "1": "rows"})
+    layout = md.Layout([rule], mesh={"data": 4})
+    step = md.lower(md.value_and_grad(named), layout, md.make_mesh(layout, jax.devices()[:4]))
+    value, slopes = step(named.pack(args))
+    want, wanted = jax.value_and_grad(loss)(args)
+    for a, b in zip((value.array, *named.unpack(slopes)), (want, *wanted), strict=True):
+        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@jax.custom_vjp
+def two_slopes(x):
+    return x * 2.0
+
+
+two_slopes.defvjp(lambda x: (x, None), lambda _, slope: (slope, slope))
+
+
+def by_what_it_closes_over(w):
+    @jax.custom_vjp
+    def scaled(x):
+        return jnp.cumsum(x * w)
+
+    scaled.defvjp(lambda x: (scaled(x), None), lambda _, slope: (slope,))
+    return scaled(jnp.ones(8))
+
+
+NO_GRADIENT = {
+    "closes over": (by_what_it_closes_over, "`scaled`", " is differentiated by a value that it"),
+    "two slopes": (two_slopes, "`two_slopes`", " has no gradient: TypeError: Custom VJP bwd rule"),
+    "callback": (
+        lambda w: jax.pure_callback(jnp.sin, w, w),
+        "`pure_callback`",
+        " has no derivative: ValueError: Pure callbacks do not support JVP",
+    ),
+    "no rule": (
+        lambda w: jnp.nextafter(w, 2.0),
+        "`nextafter`",
+        " has no derivative: NotImplementedError: Differentiation rule for 'nextafter'",
+    ),
+    "no rule of a matrix": (
+        lambda w: lax.linalg.schur(jnp.diag(w))[0],
+        "`schur`",
+        " has no derivative: NotImplementedError: Differentiation rule for 'schur'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_GRADIENT)
+def test_an_error_in_a_derivative_is_one_with_a_line(name):
+    fn, what, said = NO_GRADIENT[name]
+    named = md.from_jax(lambda w: fn(w).sum(), {"w": "rows"})
+    layout = md.Layout(["rows -> data"], mesh={"data": 4})
+    mesh = md.make_mesh(layout, jax.devices()[:4])
+    with pytest.raises(md.MeshDSLError) as error:
+        md.lower(md.value_and_grad(named), layout, mesh)(named.pack(jnp.ones(8)))
+    assert str(error.value).startswith(f"from_jax: {what} at test_gradients.py:")
+    assert said in str(error.value)

@@ -196,14 +196,20 @@ def test_primitives_equal_plain_jax(name):
     check(CASES, LAYOUTS[name])
 
 
-def check(cases, layout):
+def check(cases, layout, names=("a b", "b c"), operands=operands):
+    """That functions of two arrays, and their gradients, are the same under a layout.
+
+    Returns:
+      For each case the function, and the loss, as `md.from_jax` makes them.
+    """
     weights = {case: operands(i) for i, case in enumerate(cases)}
+    of_arguments, of_pair = dict(zip("xy", names, strict=True)), dict(zip("01", names, strict=True))
     wanted, packed, functions = {}, {}, {}
     for case, fn in cases.items():
         of_case = lambda x, y, fn=fn: mixed(fn(x, y))
         wanted[case] = fn(*weights[case]), jax.grad(of_case, (0, 1))(*weights[case])
-        results = md.from_jax(fn, NAMES)
-        loss = md.from_jax(lambda xy, fn=fn: mixed(fn(*xy)), {"0": "a b", "1": "b c"})
+        results = md.from_jax(fn, of_arguments)
+        loss = md.from_jax(lambda xy, fn=fn: mixed(fn(*xy)), of_pair)
         packed[case] = loss.pack(weights[case])
         functions[case] = results, loss
 

@@ -9,7 +9,9 @@ from meshdsl.plain_jax.rules import (
     keys,
     lookup,
     order,
+    pool,
     product,
+    ragged,
     reduce,
     shape,
 )
@@ -23,7 +25,9 @@ __all__ = [
     "keys",
     "lookup",
     "order",
+    "pool",
     "product",
+    "ragged",
     "reduce",
     "shape",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshdsl.dims import Dim
-from meshdsl.ops import branch, loops
+from meshdsl.ops import branch, component, loops
 from meshdsl.ops import checkpoint as rematerialisation
 from meshdsl.ops import scan as scanning
 from meshdsl.ops.custom_gradient import custom_gradient
@@ -179,7 +179,7 @@ def switch(at: Evaluation, e: Equation, xs: list) -> list:
     return list(branch.switch(index, [of(b) for b in e.bodies], *operands))
 
 
-@rule("custom_vjp_call")
+@rule("custom_vjp_call", "custom_linear_solve")
 def own_gradient(at: Evaluation, e: Equation, xs: list) -> list:
     """A function with both passes of its gradient, each evaluated by names."""
     (forward, backward), rules, count = e.bodies, e.notes["gradient"], len(e.outs)
@@ -213,4 +213,6 @@ def own_gradient(at: Evaluation, e: Equation, xs: list) -> list:
         ), pull
 
     xs = [x if _is_array(v) else full(x, v) for x, v in zip(xs, e.ins, strict=True)]
+    for i in rules.closed_over:
+        xs[i] = component.map(rules.fixed, xs[i], name="closed_over", linear=True)
     return list(custom_gradient(run)(*xs))

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.interpreters import ad
 
 from meshdsl.dims import Dims
 from meshdsl.lowering import collectives
 from meshdsl.lowering.law import apply_op, sums_alike
 from meshdsl.ops import checkpoint, component
+from meshdsl.plain_jax import gradients
 from meshdsl.plain_jax.evaluate import (
     RULES,
     Evaluation,
@@ -21,6 +23,7 @@ from meshdsl.plain_jax.evaluate import (
     like_result,
     numpy_scalar,
     rule,
+    where,
 )
 from meshdsl.plain_jax.primitives import ELEMENTWISE, LINEAR
 from meshdsl.plain_jax.program import CALLS, Equation
@@ -38,6 +41,8 @@ def elementwise(_: Evaluation, e: Equation, xs: list) -> list:
     def function(*arrays):
         return e.primitive.bind(*arrays, **dict(params))
 
+    if e.primitive not in ad.primitive_jvps:
+        function = gradients.named(function, f"`{e.name}` at {where(e)}")
     return [_applied(e, xs, function, linear=_is_linear(e, xs))]
 
 

@@ -31,7 +31,7 @@ from meshdsl.plain_jax.rules.shape import element
 from meshdsl.tensor import Tensor
 
 _LARGEST_INDEX = 2**31 - 1
-_SOUGHT = "looked_up"
+_SOUGHT = "looked_up__part"
 
 
 @rule("gather")
@@ -96,7 +96,7 @@ def _names_of_places(v: Value, positions: list[int], places: list[Dim]) -> dict[
 
 
 def _place(c: Column) -> Dim:
-    return Dim(f"{_SOUGHT}{c.number}", c.size)
+    return Dim(f"looked_up{c.number}__part", c.size)
 
 
 def _with_places(

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdsl.ops import component, sorting
-from meshdsl.plain_jax.evaluate import Evaluation, fits, full, like_result, renamed, rule
-from meshdsl.plain_jax.program import Equation
+from meshdsl.dims import Dim
+from meshdsl.ops import component, reshape, sorting
+from meshdsl.plain_jax.evaluate import (
+    Evaluation,
+    as_tensor,
+    fits,
+    full,
+    like_result,
+    renamed,
+    rule,
+)
+from meshdsl.plain_jax.program import Equation, Variable
 
 _LARGEST = "largest__part"
 
@@ -35,11 +44,13 @@ def top_k(at: Evaluation, e: Equation, xs: list) -> list:
 
 @rule("sort")
 def sort(at: Evaluation, e: Equation, xs: list) -> list:
-    """Elements in order along a position, and maybe the indices where they were."""
+    """Elements in order along a position; the indices where they were; others beside them."""
     v = e.ins[0]
     dims = v.dims[e.params["dimension"]]
-    if len(dims) != 1 or (len(e.ins) != 1 and not e.notes.get("indices")):
+    if len(dims) != 1 or not all(fits(w.dims, v.dims) for w in e.ins):
         return at.fall_back(e, xs)
+    if len(e.ins) != 1 and not e.notes.get("indices"):
+        return _together(e, xs, dims[0])
     x, made = full(xs[0], v, dims), []
     for number, out in enumerate(e.outs):
         if number not in e.notes["needed"]:
@@ -50,3 +61,14 @@ def sort(at: Evaluation, e: Equation, xs: list) -> list:
             ordered = sorting.sort(x, dims[0])
         made.append(like_result(ordered, v, out))
     return made
+
+
+def _together(e: Equation, xs: list, dim: Dim) -> list:
+    """Several operands in the order of the first ones."""
+    v = e.ins[0]
+    assert isinstance(v, Variable)
+    given = [like_result(as_tensor(x, w), w, v) for x, w in zip(xs, e.ins, strict=True)]
+    dims = tuple(d for d in v.flat if d == dim or any(d in x.dims for x in given))
+    given = [reshape.broadcast(x, dims) if x.dims != dims else x for x in given]
+    made = sorting.sort_together(given, dim, e.params["num_keys"])
+    return [like_result(x, v, out) for x, out in zip(made, e.outs, strict=True)]

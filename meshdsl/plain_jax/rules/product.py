@@ -43,7 +43,7 @@ def _contracted(v: Value, w: Value, left, right, out: Value) -> list[Dims]:
         a, b = v.dims[i], w.dims[j]
         dims = []
         for k, d in enumerate(a):
-            candidates = [d.name, f"{d.name}_contracted"]
+            candidates = [d.name, f"{d.name}__contracted"]
             if fits([a], [b]):
                 candidates.insert(1, b[k].name)
             name = next(n for n in _numbered(candidates) if n not in taken)

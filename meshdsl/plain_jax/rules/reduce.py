@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from meshdsl.dims import Dims
 from meshdsl.ops import component, cumulative, reduce
+from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.plain_jax.evaluate import Evaluation, as_tensor, full, like_result, rule
 from meshdsl.plain_jax.primitives import CUMULATIVE, EXTREMES, REDUCTIONS
 from meshdsl.plain_jax.program import Equation
+from meshdsl.plain_jax.rules.index import full_of
 from meshdsl.tensor import Tensor
 
 _REDUCED = {
@@ -19,12 +23,13 @@ _REDUCED = {
     "logsumexp": reduce.logsumexp,
 }
 _IDEMPOTENT = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
-_ALONG = {
-    "cumsum": cumulative.cumsum,
-    "cumprod": cumulative.cumprod,
-    "cummax": cumulative.cummax,
-    "cummin": cumulative.cummin,
-    "cumlogsumexp": cumulative.cumlogsumexp,
+# What runs along a dim, what all elements of one come to, and how two of these combine.
+_ALONG: dict[str, tuple[Callable, Callable, Callable]] = {
+    "cumsum": (cumulative.cumsum, reduce.sum, FUNCTIONS["add"]),
+    "cumprod": (cumulative.cumprod, reduce.prod, FUNCTIONS["multiply"]),
+    "cummax": (cumulative.cummax, reduce.max, FUNCTIONS["maximum"]),
+    "cummin": (cumulative.cummin, reduce.min, FUNCTIONS["minimum"]),
+    "cumlogsumexp": (cumulative.cumlogsumexp, reduce.logsumexp, FUNCTIONS["logaddexp"]),
 }
 
 
@@ -76,11 +81,18 @@ def normalised(_: Evaluation, e: Equation, xs: list) -> list:
 
 
 @rule(*CUMULATIVE)
-def running(at: Evaluation, e: Equation, xs: list) -> list:
-    """Running sums and the like along a position."""
-    v = e.ins[0]
+def running(_: Evaluation, e: Equation, xs: list) -> list:
+    """Running sums and the like along a position.
+
+    Along a dim that comes apart: along its last factor, and then with what all before that come to.
+    """
+    v, reverse = e.ins[0], e.params["reverse"]
     dims = v.dims[e.params["axis"]]
-    if len(dims) != 1:
-        return at.fall_back(e, xs)
-    made = _ALONG[e.name](full(xs[0], v, dims), dims[0], reverse=e.params["reverse"])
+    along, total, combined = _ALONG[e.name]
+    x = full(xs[0], v, dims)
+    made = along(x, dims[-1], reverse=reverse) if dims else x
+    for k in reversed(range(1, len(dims))):
+        x = total(x, dims[k])
+        before = along(x, dims[k - 1], reverse=reverse, exclusive=True)
+        made = combined(made, full_of(before, made))
     return [like_result(made, v, e.outs[0])]
