@@ -331,6 +331,7 @@ def _while(c: Constraints, e: Equation) -> None:
     for v, w in zip(e.ins[of_test:], body.invars, strict=True):
         c.pairs(e, v.nodes, w.nodes)
     for i, v in enumerate(carry):
+        c.pairs(e, test.outvars[0].nodes, body.invars[of_body + i].nodes)
         for w in (e.outs[i], test.invars[of_test + i], body.outvars[i]):
             c.pairs(e, body.invars[of_body + i].nodes, w.nodes)
             c.pairs(e, v.nodes, w.nodes)

@@ -111,6 +111,12 @@ CASES = {
     "qr": lambda x, y: jnp.linalg.qr(matrices(y)),
     "svd": lambda x, y: jnp.linalg.svd(matrices(y)[:, :, :4], full_matrices=False)[1],
     "determinant": lambda x, y: jnp.linalg.slogdet(matrices(y))[1],
+    "loop that ends by row": lambda x, y: (
+        x[..., 0, 0]
+        * jax.vmap(lambda r: lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 1.5 + 0.1, r))(
+            lax.stop_gradient(jnp.abs(x[..., 0, 0]))
+        )
+    ),
     "conjugate gradients": lambda x, y: jax.vmap(
         lambda a, b: jax.scipy.sparse.linalg.cg(lambda v: a @ v, b, maxiter=20)[0]
     )(matrices(y), y[:, 0]),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from meshdsl.dims import Dim
-from meshdsl.ops import branch, component, loops
+from meshdsl.errors import MeshDSLError
+from meshdsl.ops import branch, component, loops, reduce
 from meshdsl.ops import checkpoint as rematerialisation
 from meshdsl.ops import scan as scanning
 from meshdsl.ops.custom_gradient import custom_gradient
@@ -20,7 +23,7 @@ from meshdsl.plain_jax.evaluate import (
     rule,
 )
 from meshdsl.plain_jax.factors import leaves
-from meshdsl.plain_jax.program import Equation, Program, Value
+from meshdsl.plain_jax.program import Equation, Program, Value, Variable
 from meshdsl.plain_jax.saving import saving
 from meshdsl.record.jaxpr import scan_counts
 from meshdsl.tensor import Tensor, is_tensor
@@ -135,7 +138,10 @@ def _unstacked(x: Any, w: Value, v: Value, dim: Dim) -> Any:
 
 @rule("while")
 def while_loop(at: Evaluation, e: Equation, xs: list) -> list:
-    """A loop for as long as a condition holds."""
+    """A loop for as long as a condition holds.
+
+    Where `jax.vmap` has given the condition dims, those elements change for which it holds.
+    """
     test, body = e.bodies
     of_test, of_body = e.params["cond_nconsts"], e.params["body_nconsts"]
     start = of_test + of_body
@@ -145,19 +151,38 @@ def while_loop(at: Evaluation, e: Equation, xs: list) -> list:
     ]
     for_test = closed(pairs[:of_test], test.invars)
     for_body = closed(pairs[of_test:start], body.invars)
-    inner = body.invars[of_body:]
+    inner, (asked,) = body.invars[of_body:], test.outvars
     carry = tuple(_whole(x, v, w) for x, v, w in zip(xs[start:], e.ins[start:], inner, strict=True))
 
-    def goes_on(carry) -> Tensor:
+    def holds(carry) -> Tensor:
         given = [
             _given(x, w, t) for x, w, t in zip(carry, inner, test.invars[of_test:], strict=True)
         ]
         (found,) = at.program(test, [*for_test, *given])
         return as_tensor(found, test.outvars[0])
 
-    turn = lambda carry: _run(at, body, [*for_body, *carry], inner)
+    def turn(carry):
+        made = _run(at, body, [*for_body, *carry], inner)
+        if not asked.shape:
+            return made
+        going = holds(carry)
+        return tuple(_chosen(going, asked, *pair) for pair in zip(made, carry, inner, strict=True))
+
+    goes_on = lambda carry: reduce.any(holds(carry)) if asked.shape else holds(carry)
     made = loops.while_loop(goes_on, turn, carry)
     return [_given(x, w, v) for x, w, v in zip(made, inner, e.outs, strict=True)]
+
+
+def _chosen(going: Tensor, asked: Value, new: Any, old: Any, v: Variable) -> Any:
+    """The new value where a condition holds, whose dims are the first ones of `v`."""
+    if _is_array(v):
+        raise MeshDSLError(
+            "from_jax: a while_loop under vmap whose turns differ between rows has no random keys "
+            "among what it carries; split them before the loop"
+        )
+    pairs = [(i, i) for i in range(len(asked.shape))]
+    going = like_result(going, asked, v, pairs)
+    return component.map(jnp.where, going, new, old, name="where")
 
 
 @rule("cond")
