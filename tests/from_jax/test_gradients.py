@@ -158,7 +158,7 @@ def solved(w, y, t):
 
 @pytest.mark.parametrize("rule", ["rows -> data", "other? -> data"])
 def test_odeint_has_the_gradient_of_plain_jax(rule):
-    loss = lambda args: mixed(solved(*args, jnp.linspace(0, 1, 3)))
+    loss = lambda args: mixed(solved(args[0], args[1], jnp.linspace(0, 1, 3)))
     args = jnp.linspace(0.5, 1, 8), jnp.linspace(1, 2, 8)
     named = md.from_jax(loss, {"0": "rows", "1": "rows"})
     layout = md.Layout([rule], mesh={"data": 4})
