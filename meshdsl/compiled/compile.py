@@ -19,9 +19,9 @@ from meshdsl.compiled.out_of_memory import OutOfMemory, parse_oom
 from meshdsl.compiled.replay import replay
 from meshdsl.compiled.report import ChipMemory, CompiledReport, with_compiled_memory
 from meshdsl.errors import MeshDSLError
+from meshdsl.estimate.advice import remedies
 from meshdsl.estimate.explanation import Explanation, TensorView, TimeView
 from meshdsl.estimate.pipelines import timed
-from meshdsl.estimate.remedies import remedies
 from meshdsl.figures import byte_words
 from meshdsl.machine import Network, Target
 from meshdsl.machine.timeline import Ran, Timeline

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from meshdsl.estimate.advice import advice, idle_axes, unused
+from meshdsl.estimate.advice import advice, idle_axes, remedies, unused
 from meshdsl.estimate.explanation import (
     AxisView,
     Explanation,
@@ -24,7 +24,6 @@ from meshdsl.estimate.fusion.kernel_graph import kernel_graph
 from meshdsl.estimate.kernels import Graph
 from meshdsl.estimate.memory.memory_view import memory_view
 from meshdsl.estimate.pipelines import pipeline_views
-from meshdsl.estimate.remedies import remedies
 from meshdsl.estimate.repeated_work import repeated_work
 from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.estimate.time.step_time import seconds_by_tag, step_time

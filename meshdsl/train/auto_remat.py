@@ -18,9 +18,9 @@ import jax
 from jax.sharding import Mesh
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.estimate.advice import remedies
 from meshdsl.estimate.explain import explain
 from meshdsl.estimate.explanation import Explanation
-from meshdsl.estimate.remedies import remedies
 from meshdsl.figures import byte_words, flop_words, time_words
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, chip_of
