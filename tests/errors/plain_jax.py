@@ -32,6 +32,30 @@ def heads(w, x):
     return (x @ w).reshape(4, 2, 6).sum(1)
 
 
+def drawn_until(w):
+    """Draws for each row until one is as large as the row's first number."""
+    turn = lambda carry: (jax.random.split(carry[0])[0], jax.random.uniform(carry[0]))
+    row = lambda r: lax.while_loop(lambda carry: carry[1] < r[0], turn, (jax.random.key(0), 0.0))
+    return jax.vmap(row)(w)[1]
+
+
+def by_what_it_closes_over(w):
+    """A function with a rule of its own, differentiated by a value that it closes over."""
+
+    @jax.custom_vjp
+    def scaled(x):
+        return x * w
+
+    scaled.defvjp(lambda x: (scaled(x), None), lambda _, slope: (slope,))
+    return scaled(jnp.ones((8, 12)))
+
+
+def differentiated(fn):
+    named = md.from_jax(lambda w: fn(w).sum(), {"w": "rows columns"})
+    layout = md.Layout(["rows -> data"], mesh=MESH)
+    return md.lower(md.value_and_grad(named), layout)(named.pack(W))
+
+
 def strict(fn, names=None, arg=W):
     named = md.from_jax(fn, names or {"w": "rows columns"}, strict=True)
     layout = md.Layout(["rows -> data"], mesh=MESH)
@@ -66,6 +90,32 @@ ERRORS = {
     "sizes that do not make up the dim": (
         lambda: described({"w": "a (b c)"}, sizes={"b": 5, "c": 2}),
         ["`w` has a dim of 12, which is not `b`=5 x `c`=2"],
+    ),
+    "a size of a name that stands nowhere": (
+        lambda: described({"w": "a bb"}, sizes={"b": 12}),
+        ["sizes= has `b`, which stands in no pattern", "did you mean `bb`?"],
+    ),
+    "sizes that the code contradicts": (
+        lambda: described({"w": "_ (a b)"}, heads, sizes={"a": 4, "b": 3}),
+        [
+            "`w`",
+            "`a`=4 x `b`=3",
+            "`reshape` at plain_jax.py:",
+            "[2, 6]",
+            "leave them out of sizes=",
+        ],
+    ),
+    "another name for what was given one": (
+        lambda: described({"w": "a b"}, call={"a": "rows"}),
+        ["call={'a': 'rows'}", "`a` is a name that was given", "made up"],
+    ),
+    "another name that stands beside it": (
+        lambda: described({"x": "a _"}, call={"dim12_1": "a"}),
+        ["call={'dim12_1': 'a'}", "`a` is another dim, which stands beside it"],
+    ),
+    "another name for no dim": (
+        lambda: described({"x": "a _"}, call={"dim12_2": "memory"}),
+        ["call={'dim12_2': 'memory'}: no dim was called `dim12_2`", "did you mean `dim12_1`?"],
     ),
     "one name twice in a tensor": (
         lambda: described({"w": "a _", "x": "a a"}, args=(W, jnp.ones((8, 8)))),
@@ -109,6 +159,18 @@ ERRORS = {
             jax.random.wrap_key_data, {"key_bits_array": "rows"}, jnp.zeros(2, jnp.uint32)
         ),
         ["random keys", "split between devices"],
+    ),
+    "keys in a loop whose rows take different turns": (
+        lambda: strict(drawn_until),
+        ["a while_loop under vmap", "has no random keys", "split them before the loop"],
+    ),
+    "a gradient by what a function closes over": (
+        lambda: differentiated(by_what_it_closes_over),
+        ["`scaled` at plain_jax.py:", "closes over", "as an argument"],
+    ),
+    "a gradient that JAX does not have": (
+        lambda: differentiated(lambda w: jnp.nextafter(w, 2.0)),
+        ["`nextafter` at plain_jax.py:", "has no derivative", "Differentiation rule"],
     ),
     "a fallback that is not wanted": (
         lambda: strict(lambda w: jnp.abs(jnp.fft.rfft(w, axis=0))),
