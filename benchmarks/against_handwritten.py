@@ -99,7 +99,7 @@ def main() -> None:
         check(layout)
         rows += compare(layout, cases.CPU, given.rounds, given.repeats)
     print(f"jax {jax.__version__}, 8 CPU devices, {cases.CPU}\n")
-    print(measure.table(rows))
+    measure.show(rows)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
 
 from .estimate_accuracy import Case
-from .measure import table
+from .measure import show
 
 # The 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
 CASES = {
@@ -92,7 +92,8 @@ def main() -> None:
         )
         rows.append([title, *row(analysis, compile=given.compile)])
         print("; ".join(rows[-1]), flush=True)
-    print(f"\n{table(rows)}")
+    print()
+    show(rows)
 
 
 if __name__ == "__main__":

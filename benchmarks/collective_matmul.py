@@ -30,7 +30,7 @@ from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
 from meshdsl.tensor import Parameter
 
-from .measure import table
+from .measure import show
 
 LAYERS = md.Dim("layers", 2)
 OWN = {
@@ -135,7 +135,8 @@ def main() -> None:
     for name in given.ways:
         rows.append(row(name, given))
         print("; ".join(rows[-1]), flush=True)
-    print(f"\n{table(rows)}")
+    print()
+    show(rows)
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def main() -> None:
     for name in given.cases:
         check(TINY[name], mesh)
         rows += compare(name, CASES[name], mesh, given.rounds)
-    print(f"jax {jax.__version__}, 8 CPU devices as rows=4, cols=2\n\n{measure.table(rows)}")
+    measure.show(rows, "8 CPU devices as rows=4, cols=2")
 
 
 if __name__ == "__main__":

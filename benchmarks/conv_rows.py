@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import find_target
 
-from .measure import table
+from .measure import show
 
 SIZE, FEATURES, IMAGES = 128, 128, (1, 4, 5, 7, 8, 16)
 DIMS = ("NHWC", "HWIO", "NHWC")
@@ -48,7 +48,7 @@ def main() -> None:
     device = np.array(list(target_devices(find_target("v5e:1x1")))).reshape(-1)[:1]
     whole = NamedSharding(Mesh(device, ("x",)), PartitionSpec())
     rows = [(f"{n}", f"{cycles(n, whole) / n / 1000:,.0f}") for n in IMAGES]
-    print(table([("images", "thousand cycles for each"), *rows]))
+    show([("images", "thousand cycles for each"), *rows])
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from meshdsl.models.generate import Progress, Sampling
 from meshdsl.models.transformer import Config
 
 from . import decode_by_hand
-from .measure import table
+from .measure import show
 
 MIB = 2**20
 GREEDY = Sampling(temperature=0.0)
@@ -257,7 +257,7 @@ def main() -> None:
         for name, seconds in timed(steps, given.rounds).items():
             rows.append([name, f"{seconds * 1e3:.1f}", f"{BATCH.size / seconds:.0f}"])
             rows[-1] += steps[name].row()
-    print(table(rows))
+    show(rows)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 
 from .kept import compiled
-from .measure import table
+from .measure import show
 
 GIB = 2**30
 
@@ -188,7 +188,8 @@ def main() -> None:
         memory.append(of_memory)
         times.append(of_time)
         print("; ".join(of_memory[:4]), "|", "; ".join(of_time[1:4]), flush=True)
-    print(f"\n{table(memory)}\n\n{table(times)}")
+    show(memory, "memory")
+    show(times, "time")
 
 
 if __name__ == "__main__":

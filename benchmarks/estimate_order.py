@@ -44,7 +44,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 
 from .kept import compiled
-from .measure import table
+from .measure import show
 
 GIB = 2**30
 SAID = Path(__file__).with_suffix(".json")  # what the compiler said, by workload and way
@@ -518,14 +518,14 @@ def main() -> None:
     given = parser.parse_args()
     compile_only()
     summary = [["workload", "target", "layouts", "with a time", "Spearman", "regret", "refused"]]
-    tables = []
+    tables = {}
     for name in given.workloads:
         found = list(_all(name, given.keep, given.compiled))
         if not found:
             continue
         order = Order(found)
         by_compiler = sorted(found, key=lambda f: f.replayed or float("inf"))
-        tables.append(f"{name}\n\n{table([list(_HEAD), *map(row, by_compiler)])}")
+        tables[name] = [list(_HEAD), *map(row, by_compiler)]
         summary.append(
             [
                 name,
@@ -537,7 +537,9 @@ def main() -> None:
                 ", ".join(order.wrongly_fit) or "none",
             ]
         )
-    print("\n\n".join([table(summary), *tables]))
+    show(summary)
+    for name, rows in tables.items():
+        show(rows, name)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 
 from .kept import compiled
-from .measure import table
+from .measure import show
 
 BATCH, LENGTH, TARGET = 64, 4096, "v5p:4x4x4"
 MIXTRAL: dict[str, Any] = {
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--dispatch", action="store_true", help="the memory of one layer alone")
     given = parser.parse_args()
     if given.dispatch:
-        print(table(dispatch()))
+        show(dispatch())
         return
     compile_only()
     head = ["step", "layout", "mesh", "remat", "temporaries", "peak", "estimated"]
@@ -187,7 +187,8 @@ def main() -> None:
     for name in given.rows or CASES:
         rows.append(row(name, CASES[name], given.keep))
         print("; ".join(rows[-1]), flush=True)
-    print(f"\n{table(rows)}")
+    print()
+    show(rows)
 
 
 if __name__ == "__main__":

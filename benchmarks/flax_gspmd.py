@@ -246,9 +246,9 @@ def compare(layout_name: str, names: list[str], layers: int, keep: Path | None) 
             ]
         )
         print(f"{layout_name}, {name}: compiled in {found['seconds']:.0f} s", flush=True)
-    print(f"\n{layout_name} on {target_name}, mesh {sizes}, batch {batch}, {layers} layers\n")
-    print(f"{measure.table(rows)}\n")
-    print(measure.table(train_gspmd.collectives_table(moved)), flush=True)
+    title = f"{layout_name} on {target_name}, mesh {sizes}, batch {batch}, {layers} layers"
+    measure.show(rows, title)
+    measure.show(train_gspmd.collectives_table(moved), "collectives")
 
 
 def main() -> None:

@@ -2,10 +2,18 @@
 
 import dataclasses
 import gc
+import importlib.metadata
+import json
 import math
+import os
+import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -13,6 +21,9 @@ from meshdsl.compiled.collectives import from_hlo
 from meshdsl.record import Collective
 
 from .program import Program
+
+_FOLDER = Path(__file__).parents[1] / "build" / "results"
+_shown: list[dict[str, Any]] = []  # the tables of this benchmark so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,3 +121,40 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         + " |"
     )
     return "\n".join([line(rows[0]), rule, *(line(row) for row in rows[1:])])
+
+
+def show(rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Print a table, and write all that this benchmark has printed to `build/results/NAME.json`.
+
+    The file has the command, the versions and the machine beside the tables, in the form of the
+    files in `benchmarks/results/`.
+
+    Args:
+      rows: as for `table`.
+      title: what the table is of, where a benchmark prints several.
+    """
+    print(f"\n{title}\n\n" * bool(title) + table(rows), flush=True)
+    columns, *others = rows
+    what = {"title": title} if title else {}
+    _shown.append(what | {"columns": list(columns), "rows": [list(row) for row in others]})
+    benchmark = Path(sys.argv[0]).stem
+    found = {
+        "title": benchmark,
+        "commands": [f"python -m benchmarks.{benchmark} {shlex.join(sys.argv[1:])}".strip()],
+        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "tables": _shown,
+    }
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    (_FOLDER / f"{benchmark}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("jax", "jaxlib", "libtpu", "flax", "torch"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 import meshdsl as md  # noqa: E402
 from meshdsl.compiled.collectives import from_hlo  # noqa: E402
 
-from .measure import table  # noqa: E402
+from .measure import show  # noqa: E402
 
 ROWS, LONG = md.Dim("rows", 8), md.Dim("long", 64)
 PARTS, BLOCK, ROW = 8, 8, 8 * 4  # a row is what all 8 rows hold of one element of `long`, in bytes
@@ -111,7 +111,7 @@ def main() -> None:
             "",
         )
     )
-    print(table(rows))
+    show(rows)
 
 
 if __name__ == "__main__":

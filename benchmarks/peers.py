@@ -31,7 +31,7 @@ from meshdsl.machine import FUSED_EFFICIENCY
 
 from . import einsum_attention
 from .estimate_accuracy import Case
-from .measure import table
+from .measure import show
 
 GIB = 2**30
 
@@ -125,7 +125,8 @@ def main() -> None:
     for name in given.rows:
         rows.append([name, *cells(name)])
         print("; ".join(rows[-1]), flush=True)
-    print(f"\n{table(rows)}")
+    print()
+    show(rows)
 
 
 if __name__ == "__main__":

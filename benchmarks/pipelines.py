@@ -20,7 +20,7 @@ from meshdsl.machine import find_target
 from meshdsl.mesh import axis_sizes
 
 from .estimate_accuracy import Case
-from .measure import table
+from .measure import show
 
 BATCH, LENGTH, TARGET, MICROBATCHES = 64, 8192, "v5p:4x4x4", 8
 
@@ -94,7 +94,8 @@ def main() -> None:
     for name in given.rows or layouts:
         rows.append(row(given.model, name, layouts[name], given.slices))
         print("; ".join(rows[-1]), flush=True)
-    print(f"\n{table(rows)}")
+    print()
+    show(rows)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def main() -> None:
         rows.append(
             [name, f"{values[-WINDOW:].mean():.4f}", f"{gap[-1]:+.4f}", f"{np.abs(gap).max():.4f}"]
         )
-    print(f"\njax {jax.__version__}, {given.steps} steps\n\n{measure.table(rows)}")
+    measure.show(rows, f"{given.steps} steps")
     if given.plot:
         draw(curves, given.plot)
 

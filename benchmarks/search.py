@@ -39,7 +39,7 @@ from meshdsl.layout_search.text import candidate_lines
 from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
 
-from .measure import table
+from .measure import show
 
 TARGET, AXES = "v5p:4x4x4", {"data": 8, "model": 8}
 BATCH, D, F, VOCAB = (
@@ -163,7 +163,7 @@ def regret(of: str, evaluations: list[int]) -> None:
             )
         )
         print("\n".join(candidate_lines(found.best.candidate)))
-    print(table(rows))
+    show(rows)
 
 
 def times() -> None:
@@ -178,7 +178,7 @@ def times() -> None:
         shipped = re.search(r"^.*(faster|fast as|it is the shipped).*$", out, re.M)
         assert said and best and shipped, out
         rows.append((name, f"{wall:.1f} s", f"{cpu:.1f} s", *said.groups(), best[1], shipped[0]))
-    print(table(rows))
+    show(rows)
 
 
 def _cpu_of_children() -> float:

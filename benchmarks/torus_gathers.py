@@ -31,7 +31,7 @@ from meshdsl.compiled.replay import replay
 from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
 
-from .measure import table
+from .measure import show
 
 LAYERS, D_MODEL, D_FF, TOKENS = 3, 4096, 11008, 4096
 OF_SEVERAL_DIMS = re.compile(r"\dd_all_gather|nd_reduce_scatter|prefer_async_allgather")
@@ -159,7 +159,8 @@ def main() -> None:
     for name in given.ways:
         rows.append(row(name, WAYS[name], find_target(given.target)))
         print("; ".join(rows[-1]), flush=True)
-    print(f"\n{table(rows)}")
+    print()
+    show(rows)
 
 
 if __name__ == "__main__":

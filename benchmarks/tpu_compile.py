@@ -91,7 +91,7 @@ def compare(
                 f"{built.compile:.1f}",
             ]
         )
-    print(f"\n{layout} on {sizes}\n\n{measure.table(rows)}\n")
+    measure.show(rows, f"{layout} on {sizes}")
     keys = sorted({key for collectives in moved.values() for key in collectives})
     rows = [["collective: count, GiB", *moved]]
     for operation, axes in keys:
@@ -102,7 +102,7 @@ def compare(
                 *(f"{count}, {size / GIB:.3f}" for count, size in cells),
             ]
         )
-    print(measure.table(rows), flush=True)
+    measure.show(rows, "collectives")
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import meshdsl as md  # noqa: E402
 
-from .measure import table  # noqa: E402
+from .measure import show  # noqa: E402
 
 BATCH, FEATURES = md.Dim("batch", 16), md.Dim("features", 32)
 HIDDEN = md.Dim("hidden", 32)
@@ -112,7 +112,7 @@ def main() -> None:
                 *(f"{1000 * t:.1f} ({t / base:.2f})" for t in best.values()),
             ]
         )
-    print(f"jax {jax.__version__}\n\n{table(rows)}")
+    show(rows)
 
 
 if __name__ == "__main__":

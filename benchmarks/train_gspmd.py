@@ -303,12 +303,12 @@ def compare(
             ]
         )
         print(f"{layout_name}, {name}: compiled in {found['seconds']:.0f} s", flush=True)
-    print(
-        f"\n{layout_name}, llama3-8b, batch {config.batch} of length {config.model.length} "
-        f"on {target_name}, mesh {sizes}, options {options}\n"
+    measure.show(
+        rows,
+        f"{layout_name}, llama3-8b, batch {config.batch} of length {config.model.length} "
+        f"on {target_name}, mesh {sizes}, options {options}",
     )
-    print(f"{measure.table(rows)}\n")
-    print(measure.table(collectives_table(moved)), flush=True)
+    measure.show(collectives_table(moved), "collectives")
 
 
 def collectives_table(moved: dict[str, dict]) -> list[list[str]]:

@@ -13,7 +13,7 @@ bounds them from below.
 
 Volume is what a device sends in a step, by the paper's rule: an all-reduce of m bytes sends 2m, a
 gather or a scatter m, times (n - 1)/n over n devices. The collectives are those that the program
-asks for; the compiler makes some reduce-scatters all-reduces (`RESULTS.md`).
+asks for; the compiler makes some reduce-scatters all-reduces (`results/zero_stages.json`).
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ def main() -> None:
         f"\njax {jax.__version__}, {given.target}, {count:,} parameters, {config.precision}, "
         f"batch {config.batch} of length {config.model.length}\n"
     )
-    print(f"{measure.table(memory)}\n\n{measure.table(moved)}")
+    measure.show(memory, "memory")
+    measure.show(moved, "collectives")
 
 
 if __name__ == "__main__":
