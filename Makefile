@@ -4,6 +4,8 @@
 #                 [ARGS="tests/train -k resume"]
 # make test-slow  the tests that are marked slow, and random bits as users compile them
 # make test-all   both
+# make test-newest  what a new JAX could break, with the newest one that a Python at hand gets, in
+#                 an environment of its own, .venv-newest; in under five minutes, install included
 # make check      formatting, lint and types
 # make docs       the documentation as a site, in build/site: python3 -m http.server -d build/site
 # make clean      remove .venv, build/ and what pip left
@@ -19,8 +21,13 @@ LAYOUT ?= layouts/data.toml
 ARGS   ?=
 # Tests of single bits, which depend on the compiler and so run once more as users compile.
 BITS    = tests/ops/test_random.py tests/train/checkpoints/test_digest.py
+# Types that vary, collectives, derivatives, compiled programs, checkpoints and a training run.
+NEWEST  = $(addprefix tests/,lowering/test_collective_shapes.py lowering/test_types.py \
+  lowering/test_gradients.py compiled/test_collectives.py compiled/test_hlo_text.py \
+  compiled/test_saved.py compiled/test_tpu_collectives.py train/checkpoints/test_checkpoints.py \
+  train/test_loop.py)
 
-.PHONY: train test test-slow test-all clean
+.PHONY: train test test-slow test-all test-newest clean
 
 train: $(VENV)/.installed
 	$(VENV)/bin/meshdsl train --layout $(LAYOUT) $(ARGS)
@@ -33,6 +40,11 @@ test-slow: $(VENV)/.installed-test
 	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest $(BITS)
 
 test-all: test test-slow
+
+test-newest:
+	@$(MAKE) --no-print-directory PYTHON=$$(.ci/newest-python) VENV=.venv-newest \
+	  .venv-newest/.installed-test-newest
+	.venv-newest/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(NEWEST) $(ARGS)
 
 .PHONY: check types docs links lock
 

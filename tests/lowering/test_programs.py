@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.dims import union, without
-from tests.helpers import assert_same, data, dims, weight
+from tests.helpers import assert_by_law, assert_equal, assert_same, data, dims, weight
 
 EVEN, UNEVEN = 16, 11
 MESHES = ({"p": 2, "q": 2, "r": 2}, {"p": 2, "q": 4}, {"q": 4, "p": 2}, {"p": 8}, {"p": 1, "q": 4})
@@ -129,27 +129,32 @@ STEPS = st.lists(
     max_size=15,
 )
 ZIGZAG = st.sets(st.sampled_from("abcdv"), max_size=2)  # dims that are split in this order
-RULES = st.lists(st.tuples(st.sampled_from("abcdv"), st.sampled_from(range(3))), max_size=5)
+RULE = st.tuples(st.sampled_from("abcdv"), st.sampled_from(range(3)))
+RULES = st.lists(RULE, max_size=5)
 
 
-@pytest.mark.parametrize(
+EACH_MESH = pytest.mark.parametrize(
     "mesh", MESHES, ids=lambda mesh: "-".join(f"{a}{n}" for a, n in mesh.items())
 )
-def test_random_programs_are_the_same_lowered(mesh):
-    def lines(rules, zigzag=()):
-        return [
-            {
-                "rule": f"{dim}? -> {list(mesh)[axis % len(mesh)]}",
-                "order": "zigzag" if dim in zigzag else "natural",
-            }
-            for dim, axis in rules
-        ]
 
+
+def lines(mesh, rules, zigzag=()):
+    return [
+        {
+            "rule": f"{dim}? -> {list(mesh)[axis % len(mesh)]}",
+            "order": "zigzag" if dim in zigzag else "natural",
+        }
+        for dim, axis in rules
+    ]
+
+
+@EACH_MESH
+def test_random_programs_are_the_same_lowered(mesh):
     @settings(max_examples=settings.default.max_examples // 5)
     @given(STEPS, RULES, RULES, RULES, ZIGZAG, st.sampled_from([EVEN, UNEVEN]))
     def same(steps, rules, parameters, optimizer, zigzag, size):
-        rules = lines(rules, zigzag)
-        others = lines(parameters[:2]), lines(optimizer[:2])
+        rules = lines(mesh, rules, zigzag)
+        others = lines(mesh, parameters[:2]), lines(mesh, optimizer[:2])
         layout = md.Layout(rules, *others, mesh, uneven="pad")
         a, b, c, _ = four(size)
         x, y = data(a, b, seed=1), data(b, c, seed=2)
@@ -158,3 +163,33 @@ def test_random_programs_are_the_same_lowered(mesh):
         )
 
     same()
+
+
+@EACH_MESH
+def test_what_parameters_alone_make_lies_as_a_parameter_beside_its_gradient(mesh):
+    """Returned with the gradient or by itself: no rule for gradients or an optimizer splits it."""
+    few = st.lists(RULE, max_size=2)
+
+    @settings(max_examples=settings.default.max_examples // 5)
+    @given(STEPS, few, few, few, few, st.sampled_from(md.layout.GATHER))
+    def as_parameters(steps, rules, parameters, gradients, optimizer, gather):
+        levels = [lines(mesh, each) for each in (rules, parameters, optimizer)]
+        layout = md.Layout(*levels, mesh, lines(mesh, gradients), gather, uneven="pad")
+        a, b, c, _ = four(EVEN)
+        weights = weight(a, b, seed=1), weight(b, c, seed=2), weight(c, a, seed=3)
+
+        def loss(weights):
+            made = program(steps)(*weights)
+            return sum([md.mean(md.square(x)) for x in made], start=md.sum(weights[0])), made
+
+        def run(*weights):
+            (_, made), grads = md.value_and_grad(loss, has_aux=True)(weights)
+            return (made, program(steps)(*weights)), grads
+
+        placed = md.make_mesh(layout)
+        made, grads = found = md.lower(run, layout, placed, dims="abcdv")(*weights)
+        assert_equal(found, run(*weights), tolerance=2e-5, floor=1.0)
+        assert_by_law(made, layout, placed, "parameters")
+        assert_by_law(grads, layout, placed, "optimizer")
+
+    as_parameters()

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshdsl as md
-from tests.helpers import assert_equal, assert_same, data, dims, layout, weight
+from meshdsl.layout import LEVELS
+from meshdsl.tensor import is_tensor
+from tests.helpers import assert_by_law, assert_equal, assert_same, data, dims, layout, weight
 from tests.lowering.test_law import (
     BATCH,
     HYBRID,
@@ -153,6 +155,30 @@ def test_an_aux_result_of_parameters_alone_is_no_gradient(rules):
         return md.value_and_grad(loss, has_aux=True)(list(weights), x)[0]
 
     assert_same(aux, X, *STACK, layout=rules, gradients=False)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_rules_of_each_level_split_what_is_at_it_and_below(level):
+    """A gradient by all rules, what parameters alone make as a parameter, a value by `rules`."""
+    rules = md.Layout(**{"rules": [], level: ["d_model? -> data"]}, mesh=ONE)
+
+    def loss(w, x):
+        squares = md.einsum(w, w, out=(D,))
+        return md.sum(squares * x), (squares, squares * x)
+
+    def run(w, x):
+        ((_, aux), grad), squares = md.value_and_grad(loss, has_aux=True)(w, x), md.square(w)
+        return {"optimizer": grad, "parameters": [aux[0], squares], "rules": aux[1]}
+
+    mesh, args = md.make_mesh(rules), (weight(D, seed=1), data(D, seed=2))
+    found = md.lower(run, rules, mesh)(*args)
+    assert_equal(found, run(*args))
+    for of, made in found.items():
+        whole = LEVELS.index(of) < LEVELS.index(level)
+        assert_by_law(made, rules, mesh, of)
+        assert {
+            t.array.sharding.is_fully_replicated for t in jax.tree.leaves(made, is_leaf=is_tensor)
+        } == {whole}
 
 
 def test_what_only_parameters_make_has_a_whole_copy_too():
