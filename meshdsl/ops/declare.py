@@ -11,9 +11,8 @@
         ...
 
 From this one place come the public name `md.shift` and its entry in `md.__all__`, the test of the
-op under random layouts, its rows in docs/ops.md and docs/api.md, and its type in the stubs. The
-pages are written by `python -m tests.catalogue`, the stubs by `stubs/make.py` from what stands
-here. A file of ops has its line in `families.py`.
+op under random layouts, its row in docs/ops.md, which `python -m tests.catalogue` writes, and its
+type in the stubs, which `stubs/make.py` writes. A file of ops has its line in `families.py`.
 """
 
 from __future__ import annotations
