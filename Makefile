@@ -46,7 +46,7 @@ test-newest:
 	  .venv-newest/.installed-test-newest
 	.venv-newest/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(NEWEST) $(ARGS)
 
-.PHONY: check types docs links lock
+.PHONY: check types docs links stubs lock
 
 check: $(VENV)/.installed-check
 	$(VENV)/bin/ruff format --check .
@@ -61,9 +61,13 @@ docs: $(VENV)/.installed-docs links
 
 # The package as one tree, for tools that read imports without running them: links to what is in
 # meshdsl/, and to the three packages that stand beside it and install inside it.
-links:
+links: stubs
 	@rm -rf build/links && mkdir -p build/links/meshdsl
-	@ln -s $(addprefix ../../../,$(wildcard meshdsl/*) layers layouts models) build/links/meshdsl
+	@cd build/links/meshdsl && ln -s ../../../meshdsl/* ../../../layers ../../../layouts ../../../models .
+
+# What type checkers read: a stub beside each file that needs one, which an install makes too.
+stubs: | $(VENV)/bin/python
+	@$(VENV)/bin/python stubs/make.py
 
 # The versions that `pip install .[train]` takes with this Python, for installs that repeat.
 lock:

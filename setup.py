@@ -1,6 +1,8 @@
-"""A build starts from nothing: what an earlier one left in build/lib would be packed as well."""
+"""A build makes the type stubs, and starts from nothing: build/lib may have what is gone since."""
 
+import runpy
 import shutil
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build import build
@@ -15,4 +17,5 @@ class FreshBuild(build):
         super().run()
 
 
+runpy.run_path(str(Path(__file__).parent / "stubs/make.py"), run_name="__main__")
 setup(cmdclass={"build": FreshBuild})

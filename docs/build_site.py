@@ -36,7 +36,13 @@ PACKAGES = {
     "training": ("Training", "meshdsl.train"),
     "machines": ("Machines", "meshdsl.machine"),
 }
-LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\(([^)\s:]+)\)")
+# Classes that functions of the language return.
+RETURNED = (
+    "meshdsl.lowering.lower.Lowered",
+    "meshdsl.record.program.Program",
+    "meshdsl.report.show.Shown",
+)
+LINK = re.compile(r"(?<!!)\[([^\[\]]*)\]\(([^)\s:]+)\)")
 
 
 def on_files(files, config):
@@ -93,7 +99,9 @@ def language() -> str:
                 list_function(getattr(found, inner), inner, found.__name__)
         else:
             list_function(found, name, found.__module__)
-    text = ["# The language\n", "Each name is one of `md`, after `import meshdsl as md`.\n"]
+    for path in RETURNED:
+        sections.setdefault(path.rpartition(".")[0], []).append(path)
+    text = ["# Every public name\n", "Each name is one of `md`, after `import meshdsl as md`.\n"]
     for section in sorted(sections):
         title = section.rpartition(".")[2].replace("_", " ").capitalize()
         text.append(f"## {title}\n")

@@ -1,7 +1,7 @@
 """meshdsl: models with named dims, run on any mesh by the rules of a layout file.
 
 The ops declare themselves, each beside its function in `meshdsl/ops`; see `ops/declare.py`. What
-each takes and returns is in `help(meshdsl.einsum)`; all public names are in docs/api.md.
+each takes and returns is in `help(meshdsl.einsum)`, and on the site that `make docs` builds.
 """
 
 from importlib.metadata import version as _version

@@ -25,7 +25,7 @@ class Dim:
     name: str
     size: int
 
-    # `Dim[Literal["batch"]]` says more to a type checker, see dims.pyi.
+    # `Dim[Literal["batch"]]` says more to a type checker, see stubs/declarations.pyi.
     __class_getitem__ = classmethod(GenericAlias)
 
     def __post_init__(self):

@@ -114,7 +114,7 @@ class Tensor(Values):
     """
 
     __slots__ = ("dims", "placement", "role", "stored")
-    # `Tensor[Batch, Length]` says more to a type checker, see tensor.pyi.
+    # `Tensor[Batch, Length]` says more to a type checker, see stubs/declarations.pyi.
     __class_getitem__ = classmethod(GenericAlias)
     __array_priority__ = 1000  # so that `numpy_array * tensor` asks us first
 

@@ -15,9 +15,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from stubs import make
+
 pytest.importorskip("setuptools", minversion="70.1")  # which builds wheels by itself
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "meshdsl"
 HERE_ONLY = (".ci/", ".gitignore")  # of the repository itself
 
 
@@ -71,6 +74,9 @@ def test_a_wheel_from_the_source_distribution_works_and_nothing_is_missing(tmp_p
         wheel.extractall(site)
         modules = [name for name in wheel.namelist() if name.endswith(".py")]
     assert sorted(modules) == sorted(installed(names))
+    stubs = {path.relative_to(ROOT).as_posix(): text for path, text in make.stubs(PACKAGE).items()}
+    assert {name: (site / name).read_text() for name in stubs} == stubs
+    assert (site / "meshdsl/py.typed").is_file()
     (information,) = site.glob("*.dist-info")
     metadata = message_from_string((information / "METADATA").read_text(encoding="utf-8"))
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["Author"]

@@ -11,9 +11,8 @@
         ...
 
 From this one place come the public name `md.shift` and its entry in `md.__all__`, the test of the
-op under random layouts, its rows in docs/ops.md and docs/api.md, and its type in the stubs. The
-pages and the stubs are written by `python -m tests.catalogue`. A file of ops has its line in
-`families.py`.
+op under random layouts, its row in docs/ops.md, which `python -m tests.catalogue` writes, and its
+type in the stubs, which `stubs/make.py` writes. A file of ops has its line in `families.py`.
 """
 
 from __future__ import annotations
@@ -127,8 +126,8 @@ def op(
       mesh_tensorflow: the class of Mesh-TensorFlow that does the same, and after a semicolon what
         that forbids or lacks.
       result: how the op is typed. "same": the result has the dims of the first operand. A name of
-        `_tables.pyi` ("reduces", "removes", "makes"): the overloads of that table. "": a Tensor, or
-        what is written by hand in `_overloads.pyi`.
+        `stubs/declarations.pyi` ("reduces", "removes", "makes"): the overloads of its rows. "": as
+        the function is annotated, or by rows of the name of the op.
       gradients: whether the example has gradients worth comparing.
       floats: whether the op takes real floating-point numbers only.
       names: the public names, where they differ from the function's; `random.x` is `md.random.x`.

@@ -1,4 +1,4 @@
-"""The files of ops, by the heading under which docs/ops.md and docs/api.md list them."""
+"""The files of ops, by the heading under which docs/ops.md lists them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _BINARY = """
     power remainder subtract
 """.split()
 KIND = {**dict.fromkeys(_TUNED, "Tuned"), **dict.fromkeys(_BINARY, "Binary"), "where": "Ternary"}
-"""What a function takes, where it is not one operand alone: a name of `_tables.pyi`.
+"""What a function takes, where it is not one operand alone: a name of `stubs/declarations.pyi`.
 
 A tuned function takes one operand and settings, such as the `decimals` of `round`.
 """

@@ -1,5 +1,4 @@
-"""What is written from the code: docs/ops.md, docs/api.md, and the stubs that need no thought.
+"""docs/ops.md, which `python -m tests.catalogue` writes from what each op declares.
 
-`python -m tests.catalogue` writes all of them, from what each op declares beside its function (see
-`meshdsl/ops/declare.py`). Tests hold the files to what it would write.
+The page stays in the repository: what an op moves is a promise, and a change shows in its rows.
 """

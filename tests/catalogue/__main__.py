@@ -1,4 +1,4 @@
-"""Writes docs/ops.md, docs/api.md and the generated stubs: `python -m tests.catalogue`."""
+"""Writes docs/ops.md, the row of each op: `python -m tests.catalogue`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 import meshdsl as md
 from meshdsl.ops.declare import Case, Declaration
 from meshdsl.tensor import is_tensor
-from tests.catalogue import api, stubs
 from tests.catalogue.read import families, lowered_moves
 
 PAGE = Path(__file__).parents[2] / "docs/ops.md"
@@ -146,6 +145,3 @@ def page() -> str:
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)
     PAGE.write_text(page())
-    api.PAGE.write_text(api.page())
-    for path, text in stubs.files().items():
-        path.write_text(text)

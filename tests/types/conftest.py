@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stubs import make
 from tests.types import drawn
 
 HERE = Path(__file__).parent
@@ -52,6 +53,7 @@ def _pyright(root: Path) -> list:
         for source, target in zip(("layers", "models", "examples"), CODE, strict=True):
             copy(source, f"{tree}/{target}")
     copy("meshdsl", "stubs/meshdsl")
+    make.write(root / "stubs/meshdsl")
     for module, known in (("__init__", ""), ("dims", "def size(dims: Any) -> int: ...\n")):
         text = f"from typing import Any\n{known}def __getattr__(name: str) -> Any: ...\n"
         (root / f"blank/meshdsl/{module}.pyi").write_text(text)

@@ -63,13 +63,13 @@ reveal_type(md.tensor(jnp.ones((2, 3)), [batch, length]))  # Tensor
 reveal_type(md.tensor(jnp.ones((2, 3)), several))  # Tensor
 reveal_type(md.tensor(jnp.ones((2, 3, 4)), (*several, d_model)))  # Tensor
 reveal_type(md.tensor(jnp.ones((2, 3)), (computed, length)))  # Tensor
-reveal_type(md.tensor(array=jnp.ones((2, 3)), dims=(batch, length)))  # Tensor
+reveal_type(md.tensor(array=jnp.ones((2, 3)), dims=(batch, length)))  # Tensor[batch, length]
 reveal_type(md.iota(length))  # Tensor[length]
 reveal_type(md.iota(formatted))  # Tensor
 reveal_type(md.random.normal(key, (batch, length)))  # Tensor[batch, length]
 reveal_type(md.random.normal(key, (batch, length), jnp.bfloat16, like=x))  # Tensor[batch, length]
 reveal_type(md.random.uniform(key, x.dims, low=-1.0))  # Tensor[batch, length, d_model]
-reveal_type(md.random.gumbel(key=key, dims=(batch,)))  # Tensor
+reveal_type(md.random.gumbel(key=key, dims=(batch,)))  # Tensor[batch]
 reveal_type(md.random.bernoulli(key, 0.5, (batch, length)))  # Tensor
 reveal_type(md.random.truncated_normal(key, (batch, length), -2.0, 2.0))  # Tensor[batch, length]
 reveal_type(md.random.randint(key, length, 0, 3))  # Tensor[length]
