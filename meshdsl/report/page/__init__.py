@@ -60,7 +60,7 @@ def _document(view: str, data: Mapping[str, Any]) -> str:
 
 def _frame(document: str) -> str:
     """A document inside of another one; neither's styles and names touch the other's."""
-    style = "display:block;width:100%;max-width:1000px;height:600px;border:0;border-radius:8px"
+    style = "display:block;width:100%;max-width:1034px;height:600px;border:0;border-radius:8px"
     return f'<iframe style="{style}" srcdoc="{escape(document)}"></iframe>'
 
 

@@ -202,7 +202,8 @@ const chips = (names) => between(names.map(chip), () => " ");
 
 // A dim with the axes that split it, in their colours: `d_model_data`.
 function dimName(dim) {
-  return [dim.name, dim.axes.map((axis) => tag("span.by", { class: axisClass([axis]) }, `_${axis}`))];
+  return [dim.name, dim.axes.map((axis) =>
+    tag("span.by", { class: axisClass([axis]) }, `_${axis}`))];
 }
 
 // Dims in brackets: `[batch_data, length]`.
@@ -250,11 +251,13 @@ function header(e) {
 // Whether it fits, in a sentence.
 function verdict(e) {
   const { peak, capacity } = e.memory;
-  const used = capacity === null ? `${size(peak)} at the peak` : `${size(peak)} of ${size(capacity)}`;
+  const used = capacity === null ? `${size(peak)} at the peak`
+      : `${size(peak)} of ${size(capacity)}`;
   const over = e.fits === false ? `, ${size(peak - capacity)} too much,` : "";
   const word = e.fits ? tag("span.word.good", "Fits.") : tag("span.word.bad", "Does not fit.");
   const on = tag("span.quiet", ` on each of ${plural(e.devices, "device")}`);
-  return tag("p.verdict", e.fits !== null && word, " ", tag("span", used + over), e.devices > 1 && on);
+  return tag("p.verdict", e.fits !== null && word, " ", tag("span", used + over),
+    e.devices > 1 && on);
 }
 
 // What would make it fit; nothing where it does.
@@ -291,7 +294,8 @@ function timedFigures(e, units) {
 
 // A bar with what it is called and its key.
 function bar(name, label, over, parts, key) {
-  const stack = tag("div.stack", { class: over ? "over" : "", role: "img", "aria-label": label }, parts);
+  const stack = tag("div.stack", { class: over ? "over" : "", role: "img", "aria-label": label },
+      parts);
   return tag("div.gauge", name && tag("p.quiet", name), stack, tag("ul.legend", key));
 }
 
@@ -319,7 +323,8 @@ function memoryBar(memory) {
   const left = fits(memory) ? "free" : "too much";
   if (capacity) key.push(keyed("", left, size(Math.abs(capacity - peak))));
   const label = `memory: ${size(peak)}${capacity ? ` of ${size(capacity)}` : ""}`;
-  const drawn = parts.map(([css, , n]) => tag("span.part", { class: css, style: length(n, scale) }));
+  const drawn = parts.map(([css, , n]) =>
+    tag("span.part", { class: css, style: length(n, scale) }));
   return bar("memory", label, !fits(memory), [drawn, capacityLine(memory, scale)], key);
 }
 
@@ -426,7 +431,8 @@ const AROUND = (n) => (i) =>
   [26 + 20 * Math.sin((2 * Math.PI * i) / n), 26 - 20 * Math.cos((2 * Math.PI * i) / n)];
 // How each kind of links is drawn, and the words that tell it.
 const LINKS = [
-  ["block", [" by ", "torus that"], () => (i) => [4 + 14.5 * (i % 4), 4 + 14.5 * Math.floor(i / 4)]],
+  ["block", [" by ", "torus that"], () => (i) =>
+    [4 + 14.5 * (i % 4), 4 + 14.5 * Math.floor(i / 4)]],
   ["ring", ["ring of"], AROUND],
   ["line", ["line of"], (n) => (i) => [4 + (44 * i) / (n - 1), 26]],
   ["switch", ["NVLink", "network", "InfiniBand"], AROUND],
@@ -438,7 +444,8 @@ function linkPicture(words, count) {
   const found = LINKS.find(([, told]) => told.some((word) => first.includes(word)));
   if (!found || count < 2) return null;
   const [kind, , place] = found;
-  const points = range(Math.min(count, kind === "block" ? 16 : 12)).map((i, _, all) => place(all.length)(i));
+  const points = range(Math.min(count, kind === "block" ? 16 : 12)).map((i, _, all) =>
+    place(all.length)(i));
   const next = points.slice(1).map((to, i) => [points[i], to]);
   const lines = {
     ring: points.length > 2 ? [...next, [points.at(-1), points[0]]] : next,
@@ -449,7 +456,8 @@ function linkPicture(words, count) {
       .map((b) => [a, b])),
   }[kind];
   const d = lines.map(([a, b]) => `M${a.map(short).join(" ")}L${b.map(short).join(" ")}`).join("");
-  return svg(`${commas(count)} devices on a ${kind}`, 52, 52, { class: "links" }, tag("path.arrow", { d }),
+  return svg(`${commas(count)} devices on a ${kind}`, 52, 52, { class: "links" },
+      tag("path.arrow", { d }),
     points.map(([cx, cy]) => tag("circle.node", { cx, cy, r: 3.2 })),
     kind === "switch" && tag("rect.hub", { x: 20, y: 20, width: 12, height: 12, rx: 2 }));
 }
@@ -470,7 +478,8 @@ function blockPicture(name, dims) {
   const box = { left, top, wide, high, dx, dy };
   const face = (css, d) => tag("path", { class: css, d });
   const labels = blockLabels(across, down, into, box);
-  return svg(blockTitle(name, dims), Math.max(left + wide + dx + labels.right + 6, 150), top + high + 26,
+  return svg(blockTitle(name, dims), Math.max(left + wide + dx + labels.right + 6, 150),
+      top + high + 26,
     { class: "block" },
     face("face top", `M${left} ${top}l${dx} ${-dy}h${wide}l${-dx} ${dy}z`),
     face("face side", `M${left + wide} ${top}l${dx} ${-dy}v${high}l${-dx} ${dy}z`),
@@ -479,8 +488,8 @@ function blockPicture(name, dims) {
     dividers(across, (t) => `M${left + t * wide} ${top + high}v${-high}l${dx} ${-dy}`),
     dividers(down, (t) => `M${left} ${top + t * high}h${wide}l${dx} ${-dy}`),
     dividers(into, (t) => `M${left + t * dx} ${top - t * dy}h${wide}v${high}`),
-    face("outline", `M${left} ${top}h${wide}v${high}h${-wide}zM${left} ${top}l${dx} ${-dy}h${wide}` +
-      `l${-dx} ${dy}m${dx} ${-dy}v${high}l${-dx} ${dy}`),
+    face("outline", `M${left} ${top}h${wide}v${high}h${-wide}z` +
+      `M${left} ${top}l${dx} ${-dy}h${wide}l${-dx} ${dy}m${dx} ${-dy}v${high}l${-dx} ${dy}`),
     labels.drawn);
 }
 
@@ -565,7 +574,8 @@ function parameters(e) {
   const found = e.memory.at_rest.filter((one) => one.kind === "parameter");
   const ordered = found.sort((a, b) => b.bytes - a.bytes);
   const cards = (some) => tag("ul.blocks", some.map(tensorCard)), more = ordered.slice(SHOWN);
-  const left = `${plural(more.length, "smaller parameter")}, ${size(sum(more.map((one) => one.bytes)))}`;
+  const bytes = size(sum(more.map((one) => one.bytes)));
+  const left = `${plural(more.length, "smaller parameter")}, ${bytes}`;
   return ordered.length > 0 && [cards(ordered.slice(0, SHOWN)),
     more.length > 0 && folded(`${left} on a device`, cards(more))];
 }
@@ -587,7 +597,8 @@ function sizeWords(one) {
 // A table of dims: sizes in all and on a device, and the axes that split each.
 function dimsTable(dims, name = (dim) => dim.name) {
   const head = ["dim", "whole", "on a device", "split over"];
-  return tag("table.nest", tag("thead", tag("tr", head.map((text) => tag("th", { scope: "col" }, text)))),
+  return tag("table.nest",
+      tag("thead", tag("tr", head.map((text) => tag("th", { scope: "col" }, text)))),
     tag("tbody", dims.map((dim) => row([tag("th", { scope: "row" }, name(dim)), commas(dim.size),
       commas(dim.local), chips(dim.axes)]))));
 }
@@ -660,9 +671,12 @@ function shape(operation, x, h, wide, narrow) {
       `${curve(waist, wide, m, h)}H${short(x - wide)}${curve(-wide, -waist, h, m)}` +
       `${curve(-waist, -wide, m, 0)}Z`;
   }
-  if (operation === "all_to_all") return band(-wide, -wide / 2, wide / 2, wide) + band(wide / 2, wide, -wide, -wide / 2);
+  if (operation === "all_to_all") {
+    return band(-wide, -wide / 2, wide / 2, wide) + band(wide / 2, wide, -wide, -wide / 2);
+  }
   if (operation === "ppermute") return band(-wide, 0.2 * wide, -0.2 * wide, wide);
-  return operation === "all_gather" ? band(-narrow, narrow, -wide, wide) : band(-wide, wide, -narrow, narrow);
+  return operation === "all_gather" ? band(-narrow, narrow, -wide, wide)
+      : band(-wide, wide, -narrow, narrow);
 }
 
 // -- The flow: ops from top to bottom, a panel for each pass -----------------------------------
@@ -723,7 +737,8 @@ function flowRows(panel, ops, depth = 0) {
     const [name, count] = inside[0].loops[depth];
     const flops = sum(inside.map((op) => flopsOf(op, panel.phase)));
     const said = panel.flops ? `${share(flops, panel.flops)} of the FLOPs of this pass` : "";
-    return tag("li.loop", tag("p.times", tag("b", `${commas(count)} ×`), ` ${name} `, tag("span.quiet", said)),
+    return tag("li.loop", tag("p.times", tag("b", `${commas(count)} ×`), ` ${name} `,
+        tag("span.quiet", said)),
       tag("ol.flow", flowRows(panel, inside, depth + 1)));
   });
 }
@@ -731,7 +746,8 @@ function flowRows(panel, ops, depth = 0) {
 // Ops in a row, neighbours that are small folded into one.
 function flowChain(panel, ops) {
   return runs(ops, (op) => isSmall(op, panel)).map((some) =>
-    some.length > 1 && isSmall(some[0], panel) ? smallOps(panel, some) : some.map((op) => opRow(panel, op)));
+    some.length > 1 && isSmall(some[0], panel) ? smallOps(panel, some)
+        : some.map((op) => opRow(panel, op)));
 }
 
 // Whether an op moves nothing and computes little.
@@ -761,7 +777,8 @@ function opRow(panel, op) {
     idleBadge(op, panel), op.kernel && tag("span.badge", { title: why || null }, `by ${op.kernel}`),
     op.waste > 0 && tag("span.badge", `+${percent(op.waste, 0)} padding`)];
   const head = tag("summary",
-    tag("span.spine", tag("span.node", { class: isSmall(op, panel) ? "fold" : "" }, filled, tag("span", op.name))),
+    tag("span.spine", tag("span.node", { class: isSmall(op, panel) ? "fold" : "" }, filled,
+        tag("span", op.name))),
     tag("span.what", tag("span.said-of", nest(op.dims), said), tag("span.source", op.source)));
   const box = tag("details.op", { id: anchor(op.tag, panel.phase) }, head,
     tag("div.inside", opDetails(op, panel)));
@@ -785,8 +802,10 @@ function opDetails(op, { phase }) {
   return [op.dims.length > 0 && tag("div.scroll", dimsTable(op.dims, dimName)),
     rules.length > 0 && tag("ul.rules", rules),
     facts([["source", tag("code", op.source)],
-      ["runs", op.count === 1 ? "once a step" : `${commas(op.count)} times a step`], ["FLOPs", flops],
-      ["could use", op.idle.length > 0 && op.advice && `${op.idle.join(", ")} with the rule ${op.advice}`],
+      ["runs", op.count === 1 ? "once a step" : `${commas(op.count)} times a step`],
+      ["FLOPs", flops],
+      ["could use", op.idle.length > 0 && op.advice
+          && `${op.idle.join(", ")} with the rule ${op.advice}`],
       ["tag", tag("code", op.tag)]])];
 }
 
@@ -802,6 +821,8 @@ function pipeline(one, step) {
   const elements = one.chunk * one.rounds, padding = elements * one.stages - one.size;
   const waits = one.ticks - one.rounds * one.microbatches;
   const timed = one.forward !== null && one.backward !== null;
+  const waited = timed && step
+    ? `, ${time(one.waiting)} (${percent(one.waiting / step)}) of the step` : "";
   const undivided = "where they do not divide over the stages, they are not split over them";
   return tag("div.pipeline", one.ticks <= TICKS && schedule(one), facts([
     ["stages", [`${one.stages} along `, chips(one.axes)]],
@@ -812,7 +833,7 @@ function pipeline(one, step) {
       `${one.rounds > 1 ? `, each ${one.rounds} times round the stages` : ""}` +
       `${count > 1 ? `; the pipeline runs ${count} times a step` : ""}`],
     ["bubble", `a stage waits for ${waits} of ${one.ticks} ticks (${percent(one.bubble)})` +
-      `${timed && step ? `, ${time(one.waiting)} (${percent(one.waiting / step)}) of the step` : ""}`],
+      waited],
     ["a tick takes", timed && `${time(one.forward / ticks)} forward` +
       `${one.backward ? `, ${time(one.backward / ticks)} backward` : ""}`],
     ["parameters at rest", one.split ? `${size(one.parameters)} of its stage`
@@ -838,9 +859,12 @@ function schedule(one) {
     [tag("text.pass", { x, y: 14 }, name + (seconds === null ? "" : `, ${time(seconds)}`)),
       schedulePass(one, stages, name, width, x, id)]);
   const picture = svg(`schedule of ${one.stages} stages and ${one.microbatches} microbatches`,
-    start + one.ticks * last + 1, top + stages.length * row, { class: "schedule" }, tag("defs", hatch),
-    stages.map((stage) => tag("text.stage", { x: 0, y: top + stage * row + 16 }, `stage ${stage}`)), drawn);
-  const key = ["A colour and a number are a microbatch", one.rounds > 1 && ", paler in later rounds",
+    start + one.ticks * last + 1, top + stages.length * row, { class: "schedule" },
+        tag("defs", hatch),
+    stages.map((stage) => tag("text.stage", { x: 0, y: top + stage * row + 16 }, `stage ${stage}`)),
+        drawn);
+  const key = ["A colour and a number are a microbatch",
+    one.rounds > 1 && ", paler in later rounds",
     "; hatched, the stage waits: it works on what is dropped.",
     one.forward === null && " A tick of the backward pass is drawn twice as wide as one forward.",
     one.stages > STAGES && ` The first ${STAGES} of ${one.stages} stages are drawn.`];
@@ -868,7 +892,8 @@ function schedulePass(one, stages, name, width, start, hatch) {
     `M${short(x)} ${short(y)}h${short(w)}v${row - 3}h-${short(w)}z`).join("");
   return [...groups(all, ({ on }) => on && on.join(" "))].map(([key, some]) => {
     if (key === null) {
-      return tag("path", { d: boxes(some, width), fill: `url(#${hatch})` }, tag("title", `waits, ${name}`));
+      return tag("path", { d: boxes(some, width), fill: `url(#${hatch})` },
+          tag("title", `waits, ${name}`));
     }
     const [microbatch, round] = some[0].on;
     const said = `microbatch ${microbatch}, ${name}${one.rounds > 1 ? `, round ${round}` : ""}`;
@@ -925,7 +950,8 @@ function timeline(e) {
   const ops = new Map(e.ops.map((op) => [op.tag, op]));
   const spans = e.time.spans.filter((span) => span.end - span.start >= SHORTEST)
     .sort((a, b) => a.start - b.start || a.end - b.end);
-  const loops = spans.filter((span) => span.stream === "loops").map((span) => loopOf(span, spans, ops));
+  const loops = spans.filter((span) => span.stream === "loops").map((span) =>
+    loopOf(span, spans, ops));
   const clock = clockOf(loops, most(spans.map((span) => span.end), e.time.step));
   const depth = most(loops.map((loop) => loop.depth + 1), 0);
   const rests = clock.rests.map(({ start, end, turns }) =>
@@ -933,16 +959,20 @@ function timeline(e) {
   const streams = groups(spans.filter((span) => span.stream !== "loops"), (span) => span.stream);
   const names = [...new Set(["compute", ...streams.keys()])];
   const lanes = [
-    ...range(depth).map((i) => lane("loops", loops.filter((loop) => loop.depth === i), (loop) => loopBlock(loop, clock))),
-    ...names.map((name) => lane(name, streams.get(name) ?? [], (span) => spanBlock(span, clock, ops.get(span.tag)))),
+    ...range(depth).map((i) =>
+      lane("loops", loops.filter((loop) => loop.depth === i), (loop) => loopBlock(loop, clock))),
+    ...names.map((name) => lane(name, streams.get(name) ?? [], (span) =>
+      spanBlock(span, clock, ops.get(span.tag)))),
   ];
   const zoomed = tag("div.zoomed", { style: { "--depth": String(depth) } }, lanes, scale(clock),
     tag("div.rests", { "aria-hidden": "true" }, rests));
   const picked = tag("p.said.picked", { "aria-live": "polite" },
     "Every block says what it is: point at it, or go through them with the arrow keys.");
   const frame = scroll("timeline of one step", zoomed);
-  const found = tag("div.timeline", zoomBar(frame, zoomed), loops.length > 0 && overview(loops, clock.end),
-    frame, picked, timelineKey(loops.length > 0), folded("The timeline as a table", timelineTable(spans, ops)));
+  const found = tag("div.timeline", zoomBar(frame, zoomed),
+    loops.length > 0 && overview(loops, clock.end),
+    frame, picked, timelineKey(loops.length > 0),
+    folded("The timeline as a table", timelineTable(spans, ops)));
   walkable(found, picked);
   return found;
 }
@@ -966,15 +996,18 @@ function scale(clock) {
     some.length && clock.at(t) - clock.at(some.at(-1)) <= 7 ? some : [...some, t], []);
   const ticks = kept.map((t) => tag("span.tick", { class: clock.at(t) > 94 ? "last" : "" },
     { style: { left: `${clock.at(t).toFixed(2)}%` } }, time(t)));
-  return tag("div.lane.clock", { "aria-hidden": "true" }, tag("div.stream"), tag("div.track", ticks));
+  return tag("div.lane.clock", { "aria-hidden": "true" }, tag("div.stream"),
+      tag("div.track", ticks));
 }
 
 // The whole step to scale, loops as blocks; what is in a loop is not drawn.
 function overview(loops, end) {
   const clock = clockOf([], end);
   const blocks = loops.filter((loop) => !loop.depth).map((loop) => {
-    const said = `${commas(loop.turns)}\u00a0× ${loop.name}, ${loop.phase}, ${time(loop.end - loop.start)}`;
-    return tag("span.block.compute", { class: loop.phase, style: clock.place(loop.start, loop.end) },
+    const took = time(loop.end - loop.start);
+    const said = `${commas(loop.turns)}\u00a0× ${loop.name}, ${loop.phase}, ${took}`;
+    return tag("span.block.compute",
+        { class: loop.phase, style: clock.place(loop.start, loop.end) },
       tag("span", said));
   });
   const label = `the whole step of ${time(end)} to scale`;
@@ -984,15 +1017,18 @@ function overview(loops, end) {
 
 // A block of the timeline that says what it is; `id` is that of its op, if it has one.
 function block(css, place, title, inside, id = "") {
-  const told = { title, role: "button", "aria-label": title, tabindex: "-1", "data-op": id || null };
+  const told = { title, role: "button", "aria-label": title, tabindex: "-1",
+    "data-op": id || null };
   return tag("span.block", { class: css, style: place }, told, tag("span", inside));
 }
 
 // The block of all turns of a loop.
 function loopBlock(loop, clock) {
   const took = loop.end - loop.start, times = commas(loop.turns);
-  const said = `${times} × ${loop.name}, ${loop.phase}: ${time(took)}, ${time(took / loop.turns)} each`;
-  return block("", clock.place(loop.start, loop.end), said, [tag("b", `${times}\u00a0×`), ` ${loop.name}`]);
+  const each = time(took / loop.turns);
+  const said = `${times} × ${loop.name}, ${loop.phase}: ${time(took)}, ${each} each`;
+  return block("", clock.place(loop.start, loop.end), said,
+      [tag("b", `${times}\u00a0×`), ` ${loop.name}`]);
 }
 
 // The block of what runs on a stream.
@@ -1001,8 +1037,10 @@ function spanBlock(span, clock, op) {
   const part = op && span.name !== op.name ? `${span.name} of ` : "";
   const what = op ? `${part}${op.name} at ${op.source}` : span.name;
   const times = span.repeats > 1 ? `, ${commas(span.repeats)} times` : "";
-  const said = `${what}, ${span.phase}, ${time(span.end - span.start)} from ${time(span.start)}${times}`;
-  return block(names.length ? axisClass(names) : `compute ${span.phase}`, clock.place(span.start, span.end),
+  const when = `${time(span.end - span.start)} from ${time(span.start)}`;
+  const said = `${what}, ${span.phase}, ${when}${times}`;
+  return block(names.length ? axisClass(names) : `compute ${span.phase}`,
+      clock.place(span.start, span.end),
     said, op && !names.length ? op.name : span.name, op && anchor(span.tag, span.phase));
 }
 
@@ -1040,15 +1078,18 @@ function zoomBar(frame, zoomed) {
     if (key === "-") set(zoom / 2);
   });
   const button = (text, label, change) =>
-    listen(tag("button", { type: "button", "aria-label": label }, text), "click", () => set(change()));
-  return tag("div.zoom", button("+", "zoom in", () => zoom * 2), button("−", "zoom out", () => zoom / 2),
+    listen(tag("button", { type: "button", "aria-label": label }, text), "click", () =>
+      set(change()));
+  return tag("div.zoom", button("+", "zoom in", () => zoom * 2),
+      button("−", "zoom out", () => zoom / 2),
     button("Whole step", "show the whole step", () => 1));
 }
 
 // Lets arrow keys go through the blocks of a timeline, which is one stop for Tab, and says of the
 // one in focus what it is.
 function walkable(timeline, picked) {
-  const lanes = all(".lane:not(.clock)", timeline).map((one) => all(".block", one)).filter((one) => one.length);
+  const lanes = all(".lane:not(.clock)", timeline)
+    .map((one) => all(".block", one)).filter((one) => one.length);
   const blocks = lanes.flat();
   if (blocks.length) blocks[0].tabIndex = 0;
   const pick = (block) => {
@@ -1068,7 +1109,8 @@ function walkable(timeline, picked) {
     if (at < 0) return;
     const i = lanes[at].indexOf(event.target);
     const away = (other) => Math.abs(other.offsetLeft - event.target.offsetLeft);
-    const nearest = (one) => one?.reduce((best, other) => (away(other) < away(best) ? other : best));
+    const nearest = (one) =>
+      one?.reduce((best, other) => (away(other) < away(best) ? other : best));
     step(event, { ArrowRight: lanes[at][i + 1], ArrowLeft: lanes[at][i - 1],
       ArrowDown: nearest(lanes[at + 1]), ArrowUp: nearest(lanes[at - 1]),
       Home: lanes[at][0], End: lanes[at].at(-1) });
@@ -1108,18 +1150,22 @@ function arrays({ memory }) {
 function atPeak(memory) {
   const at = memory.at_peak && [" It is reached in ", tag("code", memory.at_peak), "."];
   return tag("div.arrays", tag("h3", "The peak"),
-    tag("p.said", "The most that lives at once is ", tag("b", size(memory.peak)), ", an estimate.", at,
+    tag("p.said", "The most that lives at once is ", tag("b", size(memory.peak)), ", an estimate.",
+        at,
       " The largest arrays then:"),
     arrayBars(memory.largest, memory.largest[0].bytes, true));
 }
 
 // The arrays at rest, a folded list for each kind.
 function atRest(memory) {
-  const largest = most(memory.at_rest.map((one) => one.bytes), 1), gradients = total(memory, "gradient");
+  const largest = most(memory.at_rest.map((one) => one.bytes), 1);
+  const gradients = total(memory, "gradient");
   const lists = Object.keys(KINDS).filter((kind) => total(memory, kind)).map((kind) => {
-    const found = memory.at_rest.filter((one) => one.kind === kind).sort((a, b) => b.bytes - a.bytes);
+    const found = memory.at_rest.filter((one) => one.kind === kind).sort((a, b) =>
+      b.bytes - a.bytes);
     const more = found.slice(LISTED), left = size(sum(more.map((one) => one.bytes)));
-    const head = [tag("span.part", { class: kind }), tag("b", KINDS[kind]), " ", size(total(memory, kind)),
+    const head = [tag("span.part", { class: kind }), tag("b", KINDS[kind]), " ",
+        size(total(memory, kind)),
       tag("span.quiet", ` in ${plural(found.length, "array")}`)];
     return tag("details.more.kind", { open: kind === "parameter" }, tag("summary", head),
       arrayBars(found.slice(0, LISTED), largest),
@@ -1134,7 +1180,8 @@ function atRest(memory) {
 // it says below each bar what the array is.
 function arrayBars(arrays, largest, detailed = false) {
   return tag("ol.bars", arrays.map((one) => tag("li", tag("span.of", notation(one.name, one.dims)),
-    tag("span.rail", tag("span.part", { class: one.kind, style: length(one.bytes, Math.max(largest, 1)) })),
+    tag("span.rail", tag("span.part",
+        { class: one.kind, style: length(one.bytes, Math.max(largest, 1)) })),
     tag("b.figure", size(one.bytes)),
     detailed && tag("span.below.quiet", KINDS[one.kind] ?? one.kind,
       `, ${one.shape.map(commas).join(" × ")} ${one.dtype} `, tag("span.source", one.source)))));
@@ -1151,18 +1198,21 @@ function collectives(e) {
   }
   const timed = found.some(({ move }) => move.seconds !== null);
   const columns = ["collective", "over", "pass", "times", "each", "in all", "time", "op and rule"]
-    .map((name, i) => [name, i > 2 && i < 7 ? "figure" : "text"]).filter(([name]) => timed || name !== "time");
+    .map((name, i) => [name, i > 2 && i < 7 ? "figure" : "text"])
+    .filter(([name]) => timed || name !== "time");
   const rows = found.map(({ move, op }) => {
     const bytes = move.count * move.bytes, seconds = move.count * (move.seconds ?? 0);
     return [tag("code", move.operation), chips(move.axes), move.phase,
       figure(commas(move.count), move.count), figure(size(move.bytes), move.bytes),
-      figure(size(bytes), bytes), timed && figure(move.seconds === null ? "" : time(seconds), seconds),
+      figure(size(bytes), bytes),
+      timed && figure(move.seconds === null ? "" : time(seconds), seconds),
       tag("td.wide", opLink(op, move.phase), " ", tag("span.source", op.source),
         tag("span.rule", ruleWords(move.why)))].filter(Boolean);
   });
   const count = sum(found.map(({ move }) => move.count));
   const bytes = sum(found.map(({ move }) => move.count * move.bytes));
-  return tag("div", tag("p.said", tag("b", plural(count, "collective")), " a step, ", tag("b", size(bytes)),
+  return tag("div", tag("p.said", tag("b", plural(count, "collective")), " a step, ",
+      tag("b", size(bytes)),
     " on each device: the larger of what goes in and what comes out."),
     scroll("all collectives", sortable(table(columns, rows), "in all")));
 }
@@ -1176,14 +1226,17 @@ function opLink(op, phase) {
 // The lines of code whose work devices repeat, those with most FLOPs first; nothing where there
 // are none that matter.
 function repeatedWork(e) {
-  const found = e.repeated.filter((one) => Math.max(one.share_of_flops, one.share_of_bytes) > REPEATED);
+  const found = e.repeated.filter((one) =>
+    Math.max(one.share_of_flops, one.share_of_bytes) > REPEATED);
   if (!found.length) return null;
   const ops = new Map(e.ops.map((op) => [op.tag, op]));
-  const columns = [["line", "text"], ["repeated", "text"], ["FLOPs", "figure"], ["of all", "figure"],
+  const columns = [["line", "text"], ["repeated", "text"], ["FLOPs", "figure"],
+      ["of all", "figure"],
     ["results", "figure"], ["of all", "figure"], ["op, and a rule that would split it", "text"]];
   const rows = found.map((one) => {
     const op = ops.get(one.tag), phase = op && PHASES.find((name) => standsIn(op, name));
-    const others = one.ops.filter((name) => name !== op?.name).slice(0, 2).map((name) => `, ${name}`);
+    const others = one.ops.filter((name) => name !== op?.name).slice(0, 2).map((name) =>
+      `, ${name}`);
     return [tag("span.source", one.source || "no line"),
       [`${commas(one.copies)} times over `, chips(one.axes)],
       figure(work(one.flops), one.flops), figure(share(one.share_of_flops, 1), one.share_of_flops),
@@ -1192,8 +1245,10 @@ function repeatedWork(e) {
         one.advice && tag("span.rule", one.advice))];
   });
   const flops = sum(found.map((one) => one.share_of_flops));
-  return tag("div", tag("p.said", tag("b", share(flops, 1)), " of the FLOPs of a device are repeated by others. ",
-    "That may be right, for norms say, where the rule that would split them costs more than it saves."),
+  return tag("div", tag("p.said", tag("b", share(flops, 1)),
+      " of the FLOPs of a device are repeated by others. ",
+      "That may be right, for norms say, ",
+      "where the rule that would split them costs more than it saves."),
     scroll("work that devices repeat", sortable(table(columns, rows), "FLOPs")));
 }
 
@@ -1203,7 +1258,8 @@ function sortable(table, by) {
   table.classList.add("sortable");
   heads.forEach((head, column) => {
     const numbers = head.classList.contains("figure");
-    const key = ({ cells }) => (numbers ? Number(cells[column].dataset.value) : cells[column].textContent);
+    const key = ({ cells }) =>
+      (numbers ? Number(cells[column].dataset.value) : cells[column].textContent);
     const compare = (a, b) => (numbers ? key(a) - key(b) : key(a).localeCompare(key(b)));
     if (head.textContent === by) head.setAttribute("aria-sort", "descending");
     const button = tag("button.sort", { type: "button" }, head.textContent);
@@ -1301,8 +1357,8 @@ function fitFrame() {
   const frame = window.frameElement;
   if (!frame) return;
   const body = document.body, host = frame.ownerDocument.body;
-  new ResizeObserver(() => { frame.style.height = `${Math.ceil(body.getBoundingClientRect().height)}px`; })
-    .observe(body);
+  const height = () => `${Math.ceil(body.getBoundingClientRect().height)}px`;
+  new ResizeObserver(() => { frame.style.height = height(); }).observe(body);
   const follow = () => {
     const dark = host.dataset.jpThemeLight === "false" || host.classList.contains("vscode-dark");
     const light = host.dataset.jpThemeLight === "true" || host.classList.contains("vscode-light");
@@ -1314,7 +1370,8 @@ function fitFrame() {
 
 // A program in a notebook: the verdict, the mesh and the memory; all else is folded.
 function programView(e) {
-  const pipelines = e.pipelines.map((one) => pipeline(one, e.time?.step)), repeated = repeatedWork(e);
+  const pipelines = e.pipelines.map((one) => pipeline(one, e.time?.step));
+  const repeated = repeatedWork(e);
   return [tag("p.subject", tag("b", e.title), e.title && " ", e.layout), verdict(e), remedies(e),
     gauge(e.memory), tag("div.scroll.mesh-picture", meshPicture()), axisCards(e),
     folded("Op by op", flow(e)), pipelines.length > 0 && folded("Pipeline", pipelines),
@@ -1352,7 +1409,8 @@ function pageView(e) {
     if (!shown) section.remove();
     else {
       section.querySelector(".figure-area").append(...[shown].flat(Infinity).filter(Boolean));
-      links.append(tag("li", tag("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
+      links.append(tag("li", tag("a", { href: `#${section.id}` },
+          section.querySelector("h2").textContent)));
     }
   }
   workTheme(document.querySelector(".theme"));
