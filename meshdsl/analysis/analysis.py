@@ -25,7 +25,7 @@ from meshdsl.mesh import make_mesh
 from meshdsl.record.program import Program
 from meshdsl.report.compiled_text import describe
 from meshdsl.report.explained import Explained
-from meshdsl.report.page.document import program_html
+from meshdsl.report.page import program_html
 
 
 class Subject(Protocol):

@@ -437,7 +437,6 @@ class Explanation:
             }
             derived |= shares | {f"{self.unit}s_per_second": self.units_per_second}
         found = asdict(self) | {"pipelines": pipelines_as_dicts(self.pipelines)}
-        del found["unit"]
         return found | {f"{self.unit}s": found.pop("units")} | derived
 
 

@@ -8,7 +8,7 @@ from meshdsl.estimate.explain import explain
 from meshdsl.estimate.explanation import Explanation
 from meshdsl.record.program import Program
 from meshdsl.report.explanation_text import describe
-from meshdsl.report.page.document import program_html
+from meshdsl.report.page import program_html
 
 
 class Explained(Explanation):

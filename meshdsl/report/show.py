@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.estimate.explanation import DimView, TensorView
 from meshdsl.figures import byte_words, columns
-from meshdsl.report.page.tensor import tensor_html
+from meshdsl.report.page import tensor_html
 from meshdsl.tensor import Tensor, axes_of, is_tensor
 from meshdsl.values import check_shape
 

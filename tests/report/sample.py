@@ -16,6 +16,7 @@ from meshdsl.estimate.explanation import (
     MoveView,
     OpView,
     PipelineView,
+    RepeatedView,
     Span,
     TensorView,
     TimeView,
@@ -39,100 +40,65 @@ RULE = {
     "model": "layout fsdp-sequence.toml, rule 2: heads?, kv_heads?, d_ff, vocab -> model",
     "length": "layout fsdp-sequence.toml, rule 3: length -> model",
 }
-B, S, H = (
-    "batch:data length d_model",
-    "batch:data length:model d_model",
-    "batch:data length kv_heads:model group head_dim",
-)
-SCORES = "batch:data length kv_heads:model group memory"
+NESTS = {
+    "S": "batch:data length:model d_model",
+    "H": "batch:data length kv_heads:model group head_dim",
+    "SCORES": "batch:data length kv_heads:model group memory",
+}
 TRANSPOSED = {"all_gather": "psum_scatter", "psum_scatter": "all_gather"}
 
-# Name, loop nest, source, moves as "operation axis bytes".
-HEAD = (
-    ("cast", "vocab:model d_model:data", "embedding.py:23", ""),
-    (
-        "take",
-        "vocab:model d_model batch:data length",
-        "embedding.py:23",
-        "all_gather data 262668288, all_gather model 131072",
-    ),
-    ("settle", S, "stack.py:41", "psum_scatter model 268435456"),
-)
-LAYER = (
-    ("cast", S, "norm.py:23", ""),
-    ("square", S, "norm.py:24", ""),
-    ("mean", S, "norm.py:24", ""),
-    ("rsqrt", "batch:data length:model", "norm.py:25", ""),
-    ("multiply", S, "norm.py:25", "all_gather data 16384"),
-    (
-        "einsum",
-        "batch:data length d_model kv_heads:model group head_dim",
-        "linear.py:30",
-        "all_gather model 268435456, all_gather data 8388608",
-    ),
-    (
-        "einsum",
-        "batch:data length d_model kv_heads:model head_dim",
-        "linear.py:30",
-        "all_gather data 2097152",
-    ),
-    (
-        "einsum",
-        "batch:data length d_model kv_heads:model head_dim",
-        "linear.py:30",
-        "all_gather data 2097152",
-    ),
-    ("split", H, "rotary.py:23", ""),
-    ("multiply", H, "rotary.py:24", ""),
-    ("subtract", H, "rotary.py:24", ""),
-    ("concat", H, "rotary.py:24", ""),
-    ("rename", "batch:data memory kv_heads:model head_dim", "attention.py:53", ""),
-    ("einsum", "batch:data length kv_heads:model group head_dim memory", "attention.py:73", ""),
-    ("where", SCORES, "attention.py:75", ""),
-    ("softmax", SCORES, "attention.py:75", ""),
-    ("einsum", "batch:data length kv_heads:model group memory head_dim", "attention.py:76", ""),
-    (
-        "einsum",
-        "batch:data length kv_heads:model group head_dim d_model",
-        "linear.py:30",
-        "all_gather data 8388608",
-    ),
-    ("settle", S, "transformer.py:145", "psum_scatter model 268435456"),
-    ("add", S, "transformer.py:145", ""),
-    ("cast", S, "norm.py:23", ""),
-    ("square", S, "norm.py:24", ""),
-    ("multiply", S, "norm.py:25", "all_gather data 16384"),
-    (
-        "einsum",
-        "batch:data length d_model d_ff:model",
-        "linear.py:30",
-        "all_gather model 268435456, all_gather data 29360128",
-    ),
-    ("silu", "batch:data length d_ff:model", "mlp.py:47", ""),
-    ("einsum", "batch:data length d_model d_ff:model", "linear.py:30", "all_gather data 29360128"),
-    ("multiply", "batch:data length d_ff:model", "mlp.py:47", ""),
-    ("einsum", "batch:data length d_ff:model d_model", "linear.py:30", "all_gather data 29360128"),
-    ("settle", S, "transformer.py:146", "psum_scatter model 268435456"),
-    ("add", S, "transformer.py:146", ""),
-)
-TAIL = (
-    ("square", S, "norm.py:24", ""),
-    ("multiply", S, "norm.py:25", "all_gather data 16384"),
-    (
-        "einsum",
-        "batch:data length d_model vocab:model",
-        "linear.py:30",
-        "all_gather model 268435456, all_gather data 262668288",
-    ),
-    (
-        "logsumexp",
-        "batch:data length vocab:model",
-        "transformer.py:200",
-        "pmax model 131072, psum model 131072",
-    ),
-    ("one_hot", "batch:data length vocab:model", "transformer.py:201", "all_gather model 131072"),
-    ("settle", "", "loss.py:12", "psum data+model 4"),
-)
+# For each op its name, loop nest, source, and moves as "operation axis bytes".
+HEAD = """
+    cast; vocab:model d_model:data; embedding.py:23
+    take; vocab:model d_model batch:data length; embedding.py:23; \
+        all_gather data 262668288, all_gather model 131072
+    settle; S; stack.py:41; psum_scatter model 268435456
+"""
+LAYER = """
+    cast; S; norm.py:23
+    square; S; norm.py:24
+    mean; S; norm.py:24
+    rsqrt; batch:data length:model; norm.py:25
+    multiply; S; norm.py:25; all_gather data 16384
+    einsum; batch:data length d_model kv_heads:model group head_dim; linear.py:30; \
+        all_gather model 268435456, all_gather data 8388608
+    einsum; batch:data length d_model kv_heads:model head_dim; linear.py:30; all_gather data 2097152
+    einsum; batch:data length d_model kv_heads:model head_dim; linear.py:30; all_gather data 2097152
+    split; H; rotary.py:23
+    multiply; H; rotary.py:24
+    subtract; H; rotary.py:24
+    concat; H; rotary.py:24
+    rename; batch:data memory kv_heads:model head_dim; attention.py:53
+    einsum; batch:data length kv_heads:model group head_dim memory; attention.py:73
+    where; SCORES; attention.py:75
+    softmax; SCORES; attention.py:75
+    einsum; batch:data length kv_heads:model group memory head_dim; attention.py:76
+    einsum; batch:data length kv_heads:model group head_dim d_model; linear.py:30; \
+        all_gather data 8388608
+    settle; S; transformer.py:145; psum_scatter model 268435456
+    add; S; transformer.py:145
+    cast; S; norm.py:23
+    square; S; norm.py:24
+    multiply; S; norm.py:25; all_gather data 16384
+    einsum; batch:data length d_model d_ff:model; linear.py:30; \
+        all_gather model 268435456, all_gather data 29360128
+    silu; batch:data length d_ff:model; mlp.py:47
+    einsum; batch:data length d_model d_ff:model; linear.py:30; all_gather data 29360128
+    multiply; batch:data length d_ff:model; mlp.py:47
+    einsum; batch:data length d_ff:model d_model; linear.py:30; all_gather data 29360128
+    settle; S; transformer.py:146; psum_scatter model 268435456
+    add; S; transformer.py:146
+"""
+TAIL = """
+    square; S; norm.py:24
+    multiply; S; norm.py:25; all_gather data 16384
+    einsum; batch:data length d_model vocab:model; linear.py:30; \
+        all_gather model 268435456, all_gather data 262668288
+    logsumexp; batch:data length vocab:model; transformer.py:200; \
+        pmax model 131072, psum model 131072
+    one_hot; batch:data length vocab:model; transformer.py:201; all_gather model 131072
+    settle; ; loss.py:12; psum data+model 4
+"""
 PARAMETERS = (
     ("embedding.table", "vocab:model d_model:data"),
     ("blocks.layer.attention_norm.scale", "layers d_model:data"),
@@ -184,7 +150,22 @@ def sample() -> Explanation:
             "Times assume 60% of the peak for matrix products.",
             "Compiler cycles agree with the compiler, not with hardware.",
         ),
+        repeated=_repeated(),
     )
+
+
+def _repeated() -> tuple[RepeatedView, ...]:
+    """A line whose work an axis repeats, one that has no op, and one that is too small to show."""
+    tag, over = "md.loss_and_gradients.1", ("model",)
+    lookup = RepeatedView(
+        *("embedding.py:23", tag, ("take", "cast"), over, 4, 3_300_000_000_000, 2**28, 0.02, 0.01),
+        advice="d_model -> model",
+    )
+    optimizer = RepeatedView(
+        "optimizer", "", (), ("data", "model"), 64, 2_000_000, 2**20, 1e-6, 0.002
+    )
+    small = RepeatedView("norm.py:25", tag, ("rsqrt",), over, 4, 1000, 4096, 1e-9, 1e-9)
+    return lookup, optimizer, small
 
 
 def without_target() -> Explanation:
@@ -258,10 +239,10 @@ def _dims(text: str) -> tuple[DimView, ...]:
 def _ops() -> list[OpView]:
     found = []
     for rows, loops in ((HEAD, ()), (LAYER, (("layers", 32),)), (TAIL, ())):
-        found += [
-            _op(f"md.loss_and_gradients.{len(found) + i}", *row, loops)
-            for i, row in enumerate(rows)
-        ]
+        for row in rows.strip().splitlines():
+            name, nest, source, moved = (*map(str.strip, row.split(";")), "", "")[:4]
+            tag = f"md.loss_and_gradients.{len(found)}"
+            found.append(_op(tag, name, NESTS.get(nest, nest), source, moved, loops))
     scale = TensorView(
         "gradient", "gradient", _dims("layers d_model:data"), (32, 256), "float32", 32768
     )
@@ -404,11 +385,11 @@ def _memory() -> MemoryView:
         at_rest.append(TensorView(name, "batch", dims, (4, 2048), "int32", 32768))
     arguments = sum(t.bytes for t in at_rest if t.kind != "gradient")
     large = (
-        ("softmax", SCORES, "bfloat16", "attention.py:75"),
+        ("softmax", NESTS["SCORES"], "bfloat16", "attention.py:75"),
         ("logits", "batch:data length vocab:model", "float32", "transformer.py:198"),
         ("stack of layers", "layers batch:data length:model d_model", "bfloat16", "stack.py:41"),
         ("up", "batch:data length d_ff:model", "bfloat16", "mlp.py:47"),
-        ("gathered", B, "bfloat16", "linear.py:30"),
+        ("gathered", "batch:data length d_model", "bfloat16", "linear.py:30"),
     )
     largest = []
     for name, nest, dtype, source in large:
