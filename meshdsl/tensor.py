@@ -26,7 +26,6 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
-from meshdsl.array_type import ArrayType
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.mesh import axis_names
@@ -218,7 +217,7 @@ def is_value(x) -> bool:
     array = x.stored if is_tensor(x) else x
     if isinstance(array, (np.ndarray, np.generic)):
         return array.dtype.kind not in "OSUMm"
-    return isinstance(array, (jax.Array, ArrayType, float, complex)) or (
+    return isinstance(array, (jax.Array, float, complex)) or (
         isinstance(array, int) and -(2**63) <= array < 2**63
     )
 

@@ -17,7 +17,6 @@ import numpy as np
 from jax.core import Tracer
 
 from meshdsl import dims as dim_algebra
-from meshdsl.array_type import ArrayType
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
 
@@ -257,7 +256,7 @@ _KINDS: dict[type, str] = {}
 
 
 def _kind(of: type) -> str:
-    jaxes = issubclass(of, (jax.Array, Tracer, ArrayType))
+    jaxes = issubclass(of, (jax.Array, Tracer))
     _KINDS[of] = "jax" if jaxes else "host" if issubclass(of, (np.ndarray, np.generic)) else "none"
     return _KINDS[of]
 

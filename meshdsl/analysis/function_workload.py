@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.layout import Layout
 from meshdsl.layout_search.workload import sizes_of
-from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.lowering.lower import Lowered
 from meshdsl.machine import Target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op
 
 
 class FunctionWorkload:
@@ -35,13 +33,9 @@ class FunctionWorkload:
         self.target, self.title, self.rows = target, title, 0
         self.choices: Mapping[str, Sequence[str]] = {}
         self._lowered, self._args, self._compile = lowered, args, compile
-        self._types = LocalTypes()
 
     def program(self, layout: Layout, settings: Mapping[str, str]) -> Program:
         return self._on(layout).program(*self._args)
-
-    def ops(self, layout: Layout, settings: Mapping[str, str]) -> list[Op]:
-        return self._on(layout).record_from_types(self._types, *self._args)
 
     def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
         return self._compile(layout)

@@ -98,7 +98,7 @@ def search(
 
     Raises:
       MeshDSLError: no argument is a Tensor; the target is unknown; constraints contradict each
-        other, or nothing fits: the error names the smallest set of them.
+        other, of which the error names the first that fails; or nothing fits.
     """
     began = time.monotonic()
     constraints = _constraints(keep, never, axes, within_host, dcn, memory)

@@ -25,8 +25,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.figures import time_words
 from meshdsl.layout_search.as_dict import found_as_dict
 from meshdsl.layout_search.confirm import confirmed
-from meshdsl.layout_search.constraint_texts import parse_keep
-from meshdsl.layout_search.constraints import Constraints
+from meshdsl.layout_search.constraints import Constraints, parse_keep
 from meshdsl.layout_search.found import Found
 from meshdsl.layout_search.layout_file import layout_file
 from meshdsl.layout_search.outcome import find
@@ -50,7 +49,7 @@ def search_layout(arguments: argparse.Namespace) -> int:
 
     Raises:
       MeshDSLError: an unknown model, setting or target; constraints that contradict each other, the
-        machine or the model, or that nothing fits: the error names the smallest set of them.
+        machine or the model: the error names the first that fails; or nothing fits.
     """
     check_files(arguments.out)
     compile_only()
@@ -217,8 +216,6 @@ def _find(
     workload = TrainingWorkload(config, target, title_of(arguments, config), microbatches)
     # The program has run for as long as it has computed, at least: imports count too.
     began = time.monotonic() - time.process_time()
-    # The topology of a compiler has threads, which a copy of the process would lack.
-    alone = bool(arguments.compile)
     seconds = arguments.seconds or SECONDS
-    found = find(workload, constraints, seconds=seconds, began=began, two_processes=not alone)
+    found = find(workload, constraints, seconds=seconds, began=began)
     return confirmed(found, workload, arguments.compile) if arguments.compile else found

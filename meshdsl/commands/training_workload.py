@@ -10,11 +10,9 @@ from meshdsl.commands.analysis import training_analysis
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.layout import Layout
 from meshdsl.layout_search.workload import sizes_of
-from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.machine import Target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op
 from meshdsl.train.auto_remat import AUTO
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
@@ -42,15 +40,10 @@ class TrainingWorkload:
         if len(microbatches) > 1 or config.microbatches not in microbatches:
             choices["microbatches"] = [str(n) for n in sorted(microbatches, reverse=True)]
         self.choices: Mapping[str, Sequence[str]] = choices
-        self._types = LocalTypes()
         self._shapes: dict[tuple, State] = {}  # a layout does not change them
 
     def program(self, layout: Layout, settings: Mapping[str, str]) -> Program:
         return self._job(layout, settings).program()
-
-    def ops(self, layout: Layout, settings: Mapping[str, str]) -> list[Op]:
-        job = self._job(layout, settings)
-        return job.step.record_from_types(self._types, job.state, job.batch)
 
     def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
         config = self._config(settings)

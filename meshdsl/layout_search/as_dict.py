@@ -23,7 +23,6 @@ def found_as_dict(found: Found) -> dict[str, Any]:
         "shipped": _judged(found.shipped) if found.shipped else None,
         "differences": [asdict(one) for one in found.differences],
         "rejected": [_judged(one.judged) | {"why": one.why} for one in found.rejected],
-        "priced": found.priced,
         "explained": found.explained,
         "compiled": found.compiled,
         "seconds": found.seconds,

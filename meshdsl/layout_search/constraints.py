@@ -1,17 +1,22 @@
-"""What a layout that is searched for must have, and must not have."""
+"""What a layout that is searched for must have, and must not have, and how a user writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdsl.figures import byte_words
+from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import LEVELS, Layout, Rule
+from meshdsl.parsing import parse_toml
 
-ANY_NUMBER = 64  # of axes: no mesh has so many that are larger than 1
 # What a layout says beside its rules, with the value that stands for nothing said.
 WORDS = {"gather": "layer", "sum": "step", "uneven": "error", "strict": False}
+_LEVEL = re.compile(rf"\s*({'|'.join(LEVELS)})\s*:\s*(.*)", re.DOTALL)
+_KEY = re.compile(r"\s*\w+\s*=")
+_NEVER = re.compile(r"\s*(\w+|\*)\s*->\s*(\w+|\*)\s*")
 
 
 @dataclass(frozen=True)
@@ -65,77 +70,105 @@ class Constraints:
     @property
     def words(self) -> dict[str, Any]:
         """What `keep` says beside its rules, such as `{"gather": "step"}`."""
-        if self.keep is None:
-            return {}
-        said = {word: getattr(self.keep, word) for word in WORDS}
+        said = {word: getattr(self.keep, word) for word in WORDS} if self.keep else {}
         return {word: value for word, value in said.items() if value != WORDS[word]}
 
+    def size_words(self, axis: str) -> str:
+        """The size of an axis as the user has said it, without the dashes of the flag."""
+        by_file = axis not in self.mesh and axis not in self.dcn
+        name = "dcn" if axis in self.across else "mesh"
+        return f"{'keep ' * by_file}{name} {axis}={self.sizes[axis]}"
 
-class Part(NamedTuple):
-    """One of the things that the user has decided.
+
+def kept_words(rule: Rule) -> str:
+    """A rule that is kept, as the user has said it."""
+    return f'keep "{"" if rule.level == "rules" else f"{rule.level}: "}{rule.text}"'
+
+
+# -- texts -------------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """What several `--keep`s say.
 
     Attributes:
-      words: as the user says it, without the dashes of the flag: `keep "batch -> data"`.
-      field: of `Constraints`.
-      value: which part of that field it is.
+      layout: their rules, without a mesh; None where there are none.
+      mesh: sizes of axes within slices, where a layout file has them.
+      dcn: sizes of axes across slices, likewise.
     """
 
-    words: str
-    field: str
-    value: Any
+    layout: Layout | None
+    mesh: dict[str, int]
+    dcn: dict[str, int]
 
 
-def parts(c: Constraints) -> list[Part]:
-    """What the user has decided, one by one; what is rather left out comes first."""
-    found = [Part(f"axes {c.axes}", "axes", c.axes)]
-    if c.memory is not None:
-        found.append(Part(f"max-memory {byte_words(c.memory)}", "memory", c.memory))
-    if c.remat is not None:
-        found.append(Part(f"remat {','.join(c.remat)}", "remat", c.remat))
-    if c.microbatches is not None:
-        counts = ",".join(map(str, c.microbatches))
-        found.append(Part(f"microbatches {counts}", "microbatches", c.microbatches))
-    found += [Part(f"within-host {axis}", "within_host", axis) for axis in c.within_host]
-    for axis, size in c.sizes.items():
-        name = "dcn" if axis in c.across else "mesh"
-        by_file = axis not in c.mesh and axis not in c.dcn
-        words = f"{'keep mesh.' if by_file and name == 'dcn' else 'keep ' * by_file}{name}"
-        found.append(Part(f"{words} {axis}={size}", name, (axis, size)))
-    found += [Part(f'never "{pattern}"', "never", pattern) for pattern in c.never]
-    for word, value in c.words.items():
-        found.append(Part(f"keep {word} = {_toml(value)}", "keep", (word, value)))
-    for level in LEVELS:
-        named = "" if level == "rules" else f"{level}: "
-        for line in getattr(c.keep, level, ()):
-            text = line if isinstance(line, str) else line.get("rule", "")
-            found.append(Part(f'keep "{named}{text}"', "keep", (level, line)))
-    return found
+def parse_keep(texts: Sequence[str]) -> Kept:
+    """What several `--keep`s say, the upper ones first.
 
+    Each is a rule, or a table as in a layout file, `{ rule = "vocab -> model", uneven = "pad" }`,
+    maybe after the name of its list, `parameters: d_model -> data`; or another key of `[layout]`,
+    `gather = "step"`; or a layout file, or the name of a shipped layout. A size `"rest"` is free.
 
-def _toml(value: str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"'
-
-
-def together(some: Iterable[Part]) -> Constraints:
-    """The constraints that have these parts and no others."""
-    by_field: dict[str, list] = {}
-    for part in some:
-        by_field.setdefault(part.field, []).append(part.value)
-    one = lambda name: by_field[name][0] if name in by_field else None
-    keep = None
-    if "keep" in by_field:
-        given: dict[str, Any] = {level: [] for level in LEVELS}
-        for name, value in by_field["keep"]:
-            given[name] = [*given[name], value] if name in LEVELS else value
-        keep = Layout(**given, name="keep")
-    return Constraints(
-        keep=keep,
-        never=tuple(by_field.get("never", ())),
-        mesh=dict(by_field.get("mesh", ())),
-        axes=one("axes") or ANY_NUMBER,
-        within_host=tuple(by_field.get("within_host", ())),
-        dcn=dict(by_field.get("dcn", ())),
-        memory=one("memory"),
-        remat=one("remat"),
-        microbatches=one("microbatches"),
+    Raises:
+      MeshDSLError: a text is none of these.
+    """
+    given: dict[str, Any] = {level: [] for level in LEVELS}
+    sizes: dict[str, int | str] = {}
+    across: list[str] = []
+    for text in texts:
+        found = _parse_one(text)
+        for level in LEVELS:
+            given[level] += getattr(found, level)
+        stated = {word: getattr(found, word) for word in WORDS}
+        given |= {word: value for word, value in stated.items() if value != WORDS[word]}
+        sizes |= found.mesh
+        across += found.dcn
+    fixed = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
+    return Kept(
+        Layout(**given, name="keep") if texts else None,
+        {axis: size for axis, size in fixed.items() if axis not in across},
+        {axis: size for axis, size in fixed.items() if axis in across},
     )
+
+
+def _parse_one(text: str) -> Layout:
+    """The layout that one `--keep` stands for."""
+    match = _LEVEL.fullmatch(text)
+    level, rest = (match[1], match[2]) if match else ("rules", text)
+    name = f"--keep {text!r}"
+    if rest.lstrip().startswith("{"):
+        line = _from_toml(f"rule = {rest}", name)["rule"]
+        return Layout.from_dict({"layout": {level: [line]}}, name=name)
+    if "->" in rest or match:
+        return Layout.from_dict({"layout": {level: [rest]}}, name=name)
+    if _KEY.match(rest):
+        return Layout.from_dict({"layout": _from_toml(rest, name)}, name=name)
+    try:
+        return Layout.load(text)
+    except MeshDSLError as error:
+        hint = "" if Path(text).suffix == ".toml" else f'; a rule is written "{text} -> AXIS"'
+        raise MeshDSLError(f"{name}: {error}{hint}") from None
+
+
+def _from_toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise MeshDSLError(f"{name}: not as in a layout file: {error}") from None
+
+
+def parse_never(pattern: str) -> tuple[str, str, str]:
+    """List, dim and axis of a pattern such as `parameters: vocab -> *`; each may be `*`.
+
+    Raises:
+      MeshDSLError: it is no such pattern.
+    """
+    match = _LEVEL.fullmatch(pattern) if isinstance(pattern, str) else None
+    level, rest = (match[1], match[2]) if match else ("*", pattern)
+    found = _NEVER.fullmatch(rest) if isinstance(rest, str) else None
+    if not found:
+        raise MeshDSLError(
+            f'search: never {quote(pattern)} is not of the form "dim -> axis", in which each may '
+            "be `*`"
+        )
+    return level, found[1], found[2]

@@ -93,7 +93,7 @@ class Found:
       target: the machine's name.
       budget: bytes that may be used on one device.
       margin: the share of the budget that must be left free by an estimate.
-      best: the fastest that fits. Lines that change nothing are not in its layout.
+      best: the fastest that fits; of those that are as fast a shipped one, or the shortest.
       second: the fastest of those that differ from `best` in what they split; None if there is no
         other.
       frontier: the fastest for each amount of memory, the one with the least memory first; each
@@ -101,8 +101,7 @@ class Found:
       shipped: the fastest shipped layout that fits; None if none does.
       differences: between `best` and `shipped`.
       rejected: nearest to the best first.
-      priced: how many layouts were priced from the record alone.
-      explained: how many were traced and estimated in full.
+      explained: how many were estimated.
       compiled: how many were compiled.
       seconds: that the search took, compilations left out.
       ended: whether it ended by itself; if not, its time was over, or its number of estimates.
@@ -118,7 +117,6 @@ class Found:
     shipped: Judged | None
     differences: tuple[Difference, ...]
     rejected: tuple[Rejected, ...]
-    priced: int
     explained: int
     compiled: int
     seconds: float

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.estimate.explain import explain
-from meshdsl.estimate.explanation import Explanation
-from meshdsl.layout_search.ahead import Ahead, Answer, Request
 from meshdsl.layout_search.found import Candidate, Judged
 from meshdsl.layout_search.plan import Plan, layout_of
 from meshdsl.layout_search.workload import Workload
-from meshdsl.machine import Target
 from meshdsl.machine.at_hand import mesh_on
 
 # The share of the memory that an estimate must leave free. Of 29 compiled programs the compiler's
 # peak was at most 7% above the estimate; see *How much memory to leave free* in
 # benchmarks/RESULTS.md.
 MARGIN = 0.1
+SAME = 1e-3  # a step that differs by this share is the same
 
 
-@dataclass
 class Judge:
-    """Estimates candidates, each once.
+    """Estimates plans, each once.
+
+    Args:
+      budget: bytes of a device that may be used.
 
     Attributes:
-      budget: bytes of a device that may be used.
       judged: what was estimated, in the order in which it was.
       refused: why a plan cannot be used, for those that cannot.
-      ahead: a second process that estimates what is expected; None where there is none.
     """
 
-    workload: Workload
-    budget: int
-    judged: dict[Plan, Judged] = field(default_factory=dict)
-    refused: dict[Plan, str] = field(default_factory=dict)
-    ahead: Ahead | None = None
-
-    @property
-    def target(self) -> Target:
-        return self.workload.target
+    def __init__(self, workload: Workload, budget: int):
+        self.workload, self.budget = workload, budget
+        self.judged: dict[Plan, Judged] = {}
+        self.refused: dict[Plan, str] = {}
 
     def __call__(self, plan: Plan, shipped: str = "") -> Judged | None:
         """The estimate of a plan; None where the law or an op refuses it.
@@ -48,56 +40,22 @@ class Judge:
         Args:
           shipped: the name of the shipped layout that it is.
         """
-        if plan in self.refused:
-            return None
-        if plan not in self.judged:
-            request = Request(plan, shipped)
-            self._keep(plan, self.ahead.take(request) if self.ahead else self.estimate(request))
+        if plan not in self.judged and plan not in self.refused:
+            try:
+                self.judged[plan] = self._estimate(plan, shipped)
+            except MeshDSLError as error:
+                self.refused[plan] = str(error)
         return self.judged.get(plan)
 
-    def keep_all(self) -> None:
-        """Add what a second process has estimated and nobody has asked for."""
-        for request, answer in self.ahead.taken().items() if self.ahead else ():
-            if self.is_new(request.plan):
-                self._keep(request.plan, answer)
-
-    def _keep(self, plan: Plan, answer: Answer) -> None:
-        if isinstance(answer, str):
-            self.refused[plan] = answer
-        else:
-            self.judged[plan] = answer
-
-    def practise(self, plan: Plan) -> None:
-        """Let the second process make its first trace, of a plan that nobody asks for."""
-        if self.ahead:
-            self.ahead.practise(Request(plan))
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """Say which plans it will probably be asked for next, so that they may be begun."""
-        if self.ahead:
-            self.ahead.expect([r for r in requests if self.is_new(r.plan)])
-
-    def is_new(self, plan: Plan) -> bool:
-        """Whether nothing is known of a plan."""
-        return plan not in self.judged and plan not in self.refused
-
-    def estimate(self, request: Request) -> Answer:
-        """What a plan comes to, or why it cannot be used."""
-        try:
-            layout = layout_of(request.plan, request.shipped or "layout")
-            mesh_on(self.target, layout)
-            program = self.workload.program(layout, dict(request.plan.settings))
-            explanation = explain(program, target=self.target)
-        except MeshDSLError as error:
-            return str(error)
-        candidate = Candidate(layout, request.plan.settings, request.shipped)
-        return self._judged(candidate, explanation)
-
-    def _judged(self, candidate: Candidate, explanation: Explanation) -> Judged:
+    def _estimate(self, plan: Plan, shipped: str) -> Judged:
+        target, layout = self.workload.target, layout_of(plan, shipped or "layout")
+        mesh_on(target, layout)
+        program = self.workload.program(layout, dict(plan.settings))
+        explanation = explain(program, target=target)
         time, peak = explanation.time, explanation.memory.peak
         assert time is not None
         return Judged(
-            candidate=candidate,
+            candidate=Candidate(layout, plan.settings, shipped),
             step=time.step,
             peak=peak,
             compute=time.compute,
@@ -107,8 +65,11 @@ class Judge:
         )
 
 
-def rank(judged: Judged) -> tuple[bool, float, int]:
-    """A key that sorts by time those that fit, and then by memory those that do not."""
-    if judged.fits:
-        return False, judged.step, judged.peak
-    return True, float(judged.peak), judged.peak
+def rank(judged: Judged) -> tuple[bool, int, int, float]:
+    """A key that sorts by time those that fit, and then by memory those that do not.
+
+    Of those with the same time a shipped layout is best, and then the one with the fewest rules.
+    """
+    counted = judged.step if judged.fits else judged.peak
+    rules = 0 if judged.candidate.shipped else len(judged.candidate.layout.parsed)
+    return not judged.fits, round(math.log(counted or 1e-12) / SAME), rules, counted

@@ -1,43 +1,36 @@
-"""Whether a layout obeys the constraints of a search."""
+"""Whether a layout obeys the constraints of a search, and if not, which one it breaks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import LEVELS, Layout, Rule
-from meshdsl.layout_search.constraint_texts import parse_never
-from meshdsl.layout_search.constraints import Constraints
+from meshdsl.layout_search.constraints import Constraints, kept_words, parse_never
+from meshdsl.layout_search.workload import sizes_of
 from meshdsl.machine.coordinates import device_coordinates
 from meshdsl.machine.target import HOST, Target
 
 
 class Never:
-    """Whether a rule is one that the layout must not have."""
+    """The pattern by which a rule is one that the layout must not have; empty if it may."""
 
     def __init__(self, patterns: Iterable[str]):
-        self._patterns = [parse_never(pattern) for pattern in patterns]
-        self._known: dict[tuple[str, str, str], bool] = {}
+        self._patterns = {pattern: parse_never(pattern) for pattern in patterns}
 
-    def __call__(self, level: str, dim: str, axis: str) -> bool:
-        rule = (level, dim, axis)
-        if rule not in self._known:
-            self._known[rule] = any(
-                all(want in ("*", have) for want, have in zip(pattern, rule, strict=True))
-                for pattern in self._patterns
-            )
-        return self._known[rule]
+    def __call__(self, level: str, dim: str, axis: str) -> str:
+        for pattern, wanted in self._patterns.items():
+            if all(w in ("*", h) for w, h in zip(wanted, (level, dim, axis), strict=True)):
+                return pattern
+        return ""
 
 
 class Obeys:
-    """Whether a candidate obeys constraints: `Obeys(constraints, target)(layout, settings)`.
-
-    It costs some microseconds for a layout whose rules are parsed.
+    """Which constraint a candidate breaks: `Obeys(constraints, target).broken(layout)`.
 
     Each axis larger than 1 must have a rule: the devices along one without all do the same. Rules
     that are kept must be there with the attributes that they state, in their order; and
@@ -50,74 +43,70 @@ class Obeys:
 
     def __init__(self, constraints: Constraints, target: Target):
         self.constraints, self.target = constraints, target
-        c = constraints
-        self._never = Never(c.never)
-        self._sizes, self._words = c.sizes, c.words
-        self._larger = {rule.axis for rule in c.kept} - set(self._sizes)
-        self._across = set(c.across)
-        self._kept = {level: [r for r in c.kept if r.level == level] for level in LEVELS}
+        self._never, self._sizes = Never(constraints.never), constraints.sizes
 
-    def __call__(self, layout: Layout, settings: Mapping[str, str] | None = None) -> bool:
-        """Whether a layout obeys, with the size of each axis as a number.
+    def broken(self, layout: Layout, settings: Mapping[str, str] | None = None) -> str:
+        """The first constraint that a layout breaks, in words; empty if it obeys.
 
         Args:
+          layout: with the size of each axis as a number.
           settings: of the run that go with it, such as `{"model.remat": "full"}`.
         """
+        c, settings = self.constraints, settings or {}
+        if c.remat is not None and settings.get("model.remat", c.remat[0]) not in c.remat:
+            return f"remat {','.join(c.remat)}"
+        if c.microbatches and int(settings.get("microbatches", 1)) not in c.microbatches:
+            return f"microbatches {','.join(map(str, c.microbatches))}"
+        return self._rules(layout) or self._mesh(sizes_of(layout), layout.dcn)
+
+    def _mesh(self, sizes: Mapping[str, int], dcn: Sequence[str]) -> str:
         c = self.constraints
-        if settings:
-            if c.remat is not None and settings.get("model.remat", c.remat[0]) not in c.remat:
-                return False
-            count = int(settings.get("microbatches", 1))
-            if c.microbatches is not None and count not in c.microbatches:
-                return False
-        elif c.microbatches is not None and 1 not in c.microbatches:
-            return False
-        return self.mesh(layout.mesh, layout.dcn) and self.rules(layout)
+        for axis, size in self._sizes.items():
+            if sizes.get(axis, 1) != size:
+                return c.size_words(axis)
+        for rule in c.kept:
+            if rule.axis not in self._sizes and sizes.get(rule.axis, 1) == 1:
+                return kept_words(rule)
+        if sum(size > 1 for size in sizes.values()) > c.axes:
+            return f"axes {c.axes}"
+        for axis in c.across:
+            if sizes.get(axis, 1) > 1 and axis not in dcn:
+                return c.size_words(axis)
+        if other := [a for a in dcn if c.across and sizes[a] > 1 and a not in c.across]:
+            return f"dcn {','.join(c.across)}: it has `{other[0]}` there"
+        for axis in c.within_host:
+            if sizes.get(axis, 1) > 1 and not lies_within_host(
+                self.target, tuple(sizes.items()), axis
+            ):
+                return f"within-host {axis}"
+        return ""
 
-    def mesh(self, sizes: Mapping[str, Any], dcn: Sequence[str] = ()) -> bool:
-        """Whether a mesh of these sizes obeys, of which the axes in `dcn` go across slices."""
-        if sum(size > 1 for size in sizes.values()) > self.constraints.axes:
-            return False
-        if any(sizes.get(axis, 1) != size for axis, size in self._sizes.items()):
-            return False
-        if any(sizes.get(axis, 1) == 1 for axis in self._larger):
-            return False
-        if self._across and {a for a in dcn if sizes[a] > 1} != {
-            a for a in self._across if sizes.get(a, 1) > 1
-        }:
-            return False
-        within = self.constraints.within_host
-        return all(
-            lies_within_host(self.target, tuple(sizes.items()), axis)
-            for axis in within
-            if sizes.get(axis, 1) > 1
-        )
-
-    def rules(self, layout: Layout) -> bool:
-        """Whether the rules of a layout obey, and what it says beside them."""
-        if any(getattr(layout, word) != value for word, value in self._words.items()):
-            return False
+    def _rules(self, layout: Layout) -> str:
         parsed = layout.parsed
-        if {axis for axis, size in layout.mesh.items() if size != 1} - {r.axis for r in parsed}:
-            return False
-        if any(self._never(rule.level, rule.dim, rule.axis) for rule in parsed):
-            return False
-        return all(
-            _keeps(kept, [r for r in parsed if r.level == level])
-            for level, kept in self._kept.items()
-            if kept
-        )
+        for rule in parsed:
+            if pattern := self._never(rule.level, rule.dim, rule.axis):
+                return f'never "{pattern}"'
+        for word, value in self.constraints.words.items():
+            if getattr(layout, word) != value:
+                return f"keep {word} = {str(value).lower()}"
+        for level in LEVELS:
+            kept = [r for r in self.constraints.kept if r.level == level]
+            if kept and (missed := _missed(kept, [r for r in parsed if r.level == level])):
+                return kept_words(missed)
+        ruled = {rule.axis for rule in parsed}
+        idle = [axis for axis, size in layout.mesh.items() if size != 1 and axis not in ruled]
+        return f"a rule for each axis, as for `{idle[0]}`" if idle else ""
 
 
-def _keeps(kept: Sequence[Rule], rules: Sequence[Rule]) -> bool:
-    """Whether `rules` has all of `kept`, in order, and no other that takes one of their axes."""
+def _missed(kept: Sequence[Rule], rules: Sequence[Rule]) -> Rule | None:
+    """The first of `kept` that is not in `rules` in this order, or stands below another."""
     left = list(kept)
     for rule in rules:
         if left and _is(left[0], rule):
             left.pop(0)
-        elif any(rule.axis == other.axis for other in left):
-            return False
-    return not left
+        elif taken := [other for other in left if rule.axis == other.axis]:
+            return taken[0]
+    return left[0] if left else None
 
 
 def _is(kept: Rule, rule: Rule) -> bool:

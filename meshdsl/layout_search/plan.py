@@ -13,6 +13,7 @@ from itertools import combinations, groupby
 from typing import Any
 
 from meshdsl.layout import LEVELS, MOVES, ORDERS, Layout, Rule
+from meshdsl.layout_search.constraints import WORDS
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Plan:
     sizes: tuple[tuple[str, int], ...]
     lines: tuple[Line, ...]
     dcn: tuple[str, ...] = ()
-    words: tuple[tuple[str, str], ...] = ()
+    words: tuple[tuple[str, Any], ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
 
     def at(self, level: str, axis: str | None = None) -> list[Line]:
@@ -74,13 +75,11 @@ class Plan:
         every = {each: self.at(each) for each in LEVELS} | {level: list(lines)}
         return replace(self, lines=tuple(x for each in LEVELS for x in every[each]))
 
-    def with_word(self, word: str, value: str | None) -> Plan:
-        """The same plan with something else said of `gather` or `sum`; None says nothing."""
-        words = dict(self.words)
-        words.pop(word, None)
-        if value is not None:
-            words[word] = value
-        return replace(self, words=tuple(sorted(words.items())))
+    def with_word(self, word: str, value: Any) -> Plan:
+        """The same plan with something else said of `gather`, say; None says nothing."""
+        words = dict(self.words) | {word: value}
+        said = {key: value for key, value in words.items() if value is not None}
+        return replace(self, words=tuple(sorted(said.items())))
 
     def with_setting(self, name: str, value: str) -> Plan:
         """The same plan with another setting of the run."""
@@ -97,7 +96,6 @@ class Plan:
         )
 
 
-_WORDS = {"gather": "layer", "sum": "step"}
 _DEFAULTS = {"uneven": "error", "move": MOVES[0], "order": ORDERS[0], "rounds": 1}
 
 
@@ -105,12 +103,13 @@ def plan_of(
     layout: Layout, sizes: Mapping[str, int], settings: Mapping[str, str] | None = None
 ) -> Plan:
     """A layout on a mesh of these sizes as a plan."""
-    lines = []
-    for level in LEVELS:
-        for rule in (rule for rule in layout.parsed if rule.level == level):
-            lines.append(Line(level, rule.dim, rule.axis, rule.optional, _attributes(rule)))
-    words = {word: getattr(layout, word) for word, default in _WORDS.items()}
-    said = {word: value for word, value in words.items() if value != _WORDS[word]}
+    lines = [
+        Line(rule.level, rule.dim, rule.axis, rule.optional, _attributes(rule))
+        for level in LEVELS
+        for rule in layout.parsed
+        if rule.level == level
+    ]
+    said = {w: getattr(layout, w) for w, default in WORDS.items() if getattr(layout, w) != default}
     plan = Plan(
         tuple(sizes.items()),
         tuple(lines),

@@ -37,8 +37,8 @@ def _head(found: Found) -> list[str]:
     lines = [f"{found.title}, on {found.target}"]
     asked = f", {found.compiled:,} compiled" if found.compiled else ""
     lines.append(
-        f"searched: {found.priced:,} layouts priced from the record, {found.explained:,} estimated "
-        f"in full{asked}, in {time_words(found.seconds)}{' without the compiler' * bool(asked)}"
+        f"searched: {found.explained:,} layouts estimated{asked}, in {time_words(found.seconds)}"
+        f"{' without the compiler' * bool(asked)}"
     )
     if not found.ended:
         lines.append(

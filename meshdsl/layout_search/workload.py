@@ -1,8 +1,4 @@
-"""What a search is for: a step of training, or any function with its arguments.
-
-A workload can be recorded under any layout: in full (`program`) or, in a fraction of the time, on
-types alone (`ops`). It also says which settings a search may choose.
-"""
+"""What a search is for: a step of training, or any function with its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from meshdsl.compiled.report import CompiledReport
 from meshdsl.layout import Layout
 from meshdsl.machine import Target
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op
 
 
 class Workload(Protocol):
@@ -34,10 +29,6 @@ class Workload(Protocol):
 
     def program(self, layout: Layout, settings: Mapping[str, str]) -> Program:
         """The recorded program under a layout whose mesh has a number for each axis."""
-        ...
-
-    def ops(self, layout: Layout, settings: Mapping[str, str]) -> list[Op]:
-        """The ops of `program` with what they move, found without a trace."""
         ...
 
     def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:

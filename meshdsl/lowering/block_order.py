@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.array_type import ArrayType
 from meshdsl.lowering import collectives
 
 
@@ -56,7 +55,7 @@ def of_words(change: Callable, array) -> jax.Array:
 
 
 def _arranged(change: Callable, array, parts: int) -> Any:
-    if isinstance(array, ArrayType) or not array.size or parts == 1:
+    if not array.size or parts == 1:
         return array
     return of_words(change, array)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import jax
 
-from meshdsl.array_type import only_types, traced
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -31,7 +30,7 @@ class Carried:
             x.placement and x.placement.level
         )  # beside the placement, whose equality passes over it
         copies = () if copy is None else (Carried(copy),)
-        stored = x.stored if only_types() else traced(x.stored)
+        stored = x.stored
         return (stored, *copies), (x.dims, x.role, x.placement, level)
 
     @classmethod

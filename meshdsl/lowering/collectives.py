@@ -5,14 +5,13 @@ of an array says over which axes it *varies*. That type decides what a collectiv
 so each function states it.
 
 Of an array without elements nothing travels: a collective then gives the shape and the type that it
-would have given. A sum of bools is whether any of them is true, as in `einsum`. Given an
-`ArrayType` in the place of an array, each gives the type of its result.
+would have given. A sum of bools is whether any of them is true, as in `einsum`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -24,7 +23,6 @@ from jax._src.lax import parallel
 from jax.extend.core import get_opaque_trace_state
 from jax.interpreters import mlir
 
-from meshdsl.array_type import ArrayType, current_body
 from meshdsl.lowering.cpu_barrier import hidden_on_cpu
 
 Axes = tuple[str, ...]
@@ -32,63 +30,28 @@ Axes = tuple[str, ...]
 
 def varying(x) -> frozenset[str]:
     """The axes over which the type of `x` lets its value differ between devices."""
-    return x.varying if isinstance(x, ArrayType) else jax.typeof(x).manual_axis_type.varying
-
-
-def type_of(x, sizes: Mapping[str, int]) -> ArrayType:
-    """The type of an array of JAX, to be used in its place on a mesh of these sizes."""
-    of = jax.typeof(x)
-    return ArrayType(of.shape, of.dtype, of.manual_axis_type.varying, sizes, weak=of.weak_type)
+    return jax.typeof(x).manual_axis_type.varying
 
 
 def vary(x, axes) -> Any:
     """`x` with a type that varies over `axes` too: free, and a psum in the backward pass."""
     if not axes or (have := varying(x)).issuperset(axes):
         return x
-    if isinstance(x, ArrayType):
-        return x.like(varying=have.union(axes))
     missing = tuple([a for a in axes if a not in have])
     return lax.pcast(x if x.size else lax.stop_gradient(x), missing, to="varying")
 
 
-def _or_type(of_type: Callable) -> Callable:
-    """A collective, which does not run where its operand is a type, or has no elements.
+def _of_elements(collective: Callable) -> Callable:
+    """A collective, which does not run where its operand has no elements."""
 
-    Args:
-      of_type: the type of the result, for a type in the place of the operand.
-    """
+    @wraps(collective)
+    def run(x, *args, **how):
+        if x.size:
+            return collective(x, *args, **how)
+        made = jax.eval_shape(lambda x: collective(x, *args, **how), x)
+        return vary(jnp.zeros(made.shape, made.dtype), varying(made))
 
-    def declare(collective: Callable) -> Callable:
-        @wraps(collective)
-        def run(x, *args, **how):
-            if isinstance(x, ArrayType):
-                return of_type(x, *args, **how)
-            if x.size:
-                return collective(x, *args, **how)
-            made = jax.eval_shape(lambda x: collective(x, *args, **how), x)
-            return vary(jnp.zeros(made.shape, made.dtype), varying(made))
-
-        return run
-
-    return declare
-
-
-def _reduced(x: ArrayType, axes: Axes) -> ArrayType:
-    return x.like(varying=x.varying.difference(axes))
-
-
-def _scattered(x: ArrayType, axes: Axes, dim: int) -> ArrayType:
-    return x.resized(dim, x.shape[dim] // x.parts(axes))
-
-
-def _gathered(x: ArrayType, axes: Axes, dim: int, *, varies: bool) -> ArrayType:
-    made = x.resized(dim, x.shape[dim] * x.parts(axes))
-    return made if varies else _reduced(made, axes)
-
-
-def _exchanged(x: ArrayType, axes: Axes, split: int, concat: int) -> ArrayType:
-    part = x.resized(split, x.shape[split] // x.parts(axes))
-    return part.resized(concat, part.shape[concat] * x.parts(axes))
+    return run
 
 
 def _without_ones(collective: Callable) -> Callable:
@@ -128,20 +91,20 @@ def _summed(x, add: Callable) -> jax.Array:
     return total != 0 if x.dtype == bool else total.astype(x.dtype)
 
 
-@_or_type(_reduced)
+@_of_elements
 def psum(x, axes: Axes) -> jax.Array:
     """Sum over `axes`; the result does not vary over them. The transpose is free."""
     return _summed(x, lambda x: lax.psum(x, axes))
 
 
-@_or_type(_scattered)
+@_of_elements
 @_without_ones
 def psum_scatter(x, axes: Axes, dim: int) -> jax.Array:
     """Sum over `axes`, each device keeping its part along `dim`. The transpose is an all_gather."""
     return _summed(x, lambda x: lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True))
 
 
-@_or_type(_gathered)
+@_of_elements
 @_without_ones
 def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     """The parts along `dim` put together.
@@ -153,7 +116,7 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
     return lax.all_gather(x, axes, axis=dim, tiled=True, to="varying" if varies else "invarying")
 
 
-@_or_type(_exchanged)
+@_of_elements
 @_without_ones
 def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     """Move the split over `axes` from dim `concat` to dim `split`. The transpose moves it back."""
@@ -161,7 +124,7 @@ def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     return hidden_on_cpu(moved)  # for the transpose
 
 
-@_or_type(lambda x, axes, pairs: x.like())
+@_of_elements
 def ppermute(x, axes: Axes, pairs) -> jax.Array:
     """Send `x` from the first to the second of each of `pairs` of positions along `axes`.
 
@@ -180,13 +143,13 @@ def ppermute(x, axes: Axes, pairs) -> jax.Array:
     return lax.ppermute(x, tuple(order), [(int(place[s]), int(place[t])) for s, t in pairs])
 
 
-@_or_type(_reduced)
+@_of_elements
 def pmax(x, axes: Axes) -> jax.Array:
     """Maximum over `axes`; has no derivative."""
     return lax.pmax(x, axes)
 
 
-@_or_type(_reduced)
+@_of_elements
 def pmin(x, axes: Axes) -> jax.Array:
     """Minimum over `axes`; has no derivative."""
     return lax.pmin(x, axes)
@@ -199,7 +162,7 @@ def position(axes: Axes) -> jax.Array:
 
 def trace_state():
     """What JAX is tracing: an array made under one state must not be used under an outer one."""
-    return get_opaque_trace_state(), current_body()
+    return get_opaque_trace_state()
 
 
 def _scatter_by_gloo(ctx, x, **how):

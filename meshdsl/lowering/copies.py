@@ -7,7 +7,6 @@ the lowering keeps the copy, under the array of the part.
 
 from __future__ import annotations
 
-from meshdsl.array_type import ArrayType, only_types, traced
 from meshdsl.tensor import Tensor
 
 
@@ -27,10 +26,3 @@ def with_copy(x: Tensor, copy: Tensor | None = None) -> Tensor:
             copy,
         )  # it must live as long as its id counts
     return x
-
-
-def for_jax(x: Tensor) -> Tensor:
-    """`x`, as it enters or leaves a body that JAX traces: with an array, where it has a type."""
-    if only_types() or not isinstance(x.stored, ArrayType):
-        return x
-    return with_copy(x.replace(array=traced(x.stored)), copy_of(x))

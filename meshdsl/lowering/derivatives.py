@@ -18,7 +18,6 @@ from jax.custom_derivatives import linear_call
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import batching
 
-from meshdsl.array_type import ArrayType
 from meshdsl.lowering.block_order import in_natural, own_blocks
 from meshdsl.lowering.collectives import Axes, all_gather, position, varying
 from meshdsl.tensor import Dtypes
@@ -59,8 +58,6 @@ def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> Any:
     """
     parts = math.prod(sizes[a] for a in axes)
     size = x.shape[dim] // parts
-    if isinstance(x, ArrayType):
-        return x.resized(dim, size).like(varying=x.varying.union(axes))
 
     def cut(x):
         if zigzag:
@@ -85,8 +82,6 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
       move, again: the same linear function, run in the forward pass (once) and transposed in the
         backward pass.
     """
-    if isinstance(x, ArrayType):
-        return move(x.astype(dtypes.use))
     like = jax.typeof(x).update(dtype=dtypes.sums)
 
     def transpose(ct):
@@ -110,9 +105,6 @@ def with_derivative_of(value, fn: Callable, x) -> Any:
 
     `fn` runs in forward mode only; in reverse mode only its transpose does.
     """
-
-    if isinstance(value, ArrayType):
-        return value.like()
 
     @jax.custom_jvp
     def same(value, x):

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshdsl.array_type import ArrayType
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding, window_arrays
@@ -76,16 +75,6 @@ class DeviceLoop:
         """A context in which JAX tags what is traced with the op."""
         return jax.named_scope(self._of_op[1].tag)
 
-    @property
-    def key(self) -> tuple:
-        """All that a local function can learn from this, but for the sizes of the mesh."""
-        rings = [
-            tuple([(d, ring.key) for d, ring in rings.items()])
-            for rings in (self._rings, self._result_rings)
-        ]
-        result = () if self.result is self else self.result.key
-        return tuple(self._axes.items()), self._zigzag, *rings, result
-
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
         """The axes that split `dims`."""
         dims = (dims,) if isinstance(dims, Dim) else dims
@@ -128,8 +117,6 @@ class DeviceLoop:
         padded = [d for d in dims if self.padding(d)] if fill is not None else []
         if not padded:
             return array
-        if isinstance(array, ArrayType):
-            return array.like(varying=array.varying.union(self.axes(padded)))
         return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
 
     def inside(self, dims: Dims) -> jax.Array:

@@ -24,12 +24,11 @@ import numpy as np
 from jax import lax
 
 from meshdsl import dims as dim_algebra
-from meshdsl.array_type import ArrayType
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding, transformations
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.lowering.copies import copy_of, for_jax, with_copy
+from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.parameter_copies import to_differentiate_by
 from meshdsl.lowering.scope import Scope, WrongGuess, common
 from meshdsl.record.recorder import next_op_number
@@ -145,7 +144,7 @@ def traced(
 
 def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None):
     """As `traced`, with `tensors` made to vary over the axes `guess`. The uses may be others."""
-    varying = [for_jax(varied(t, axes, scope)) for t, axes in zip(tensors, guess, strict=True)]
+    varying = [varied(t, axes, scope) for t, axes in zip(tensors, guess, strict=True)]
     numbers = [next(scope.origins) for _ in tensors]
     scope.guesses |= dict(zip(numbers, map(frozenset, guess), strict=True))
     results: list = []  # the structure and the leaves of what `body` returned
@@ -196,7 +195,7 @@ def _summed_at_once(t: Tensor, scope: Scope, repeated: Dim | None) -> frozenset[
 
 
 def _is_array(x) -> bool:
-    return isinstance(x, (jax.Array, ArrayType, np.ndarray, np.generic))
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
 
 
 def _own_axes(t: Tensor) -> frozenset[str]:
@@ -222,7 +221,7 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
         out = run(arrays, args)
         return out[0].tensor.array, out
 
-    with_gradient = transformations.value_and_grad(value)
+    with_gradient = jax.value_and_grad(value, has_aux=True)
     if accumulate is None:
         (_, out), grads = with_gradient(arrays, args)
         return uncarried(out), grads
@@ -234,17 +233,11 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
     # The gradients that are carried are sums that no device has shared yet.
     zeros = [_zeros(a) for a in arrays]
     mean, total = transformations.mean_of_turns(turn, accumulate.size, zeros)
-    return uncarried(mean), [_divided(g, accumulate.size) for g in total]
+    return uncarried(mean), [g / accumulate.size for g in total]
 
 
 def _zeros(array):
-    if isinstance(array, ArrayType):
-        return array.like()
     return collectives.vary(jnp.zeros_like(array), collectives.varying(array))
-
-
-def _divided(array, by: int):
-    return array if isinstance(array, ArrayType) else array / by
 
 
 def _parameters(params):
@@ -371,9 +364,7 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
     with jax.named_scope("gradient"):
         dtypes = grad.placement.dtypes
         if axes and dtypes:  # see `derivatives.to_sum`: the cast up may lie further back
-            array = array.astype(dtypes.sums)
-            if not isinstance(array, ArrayType):
-                array = lax.optimization_barrier(array)
+            array = lax.optimization_barrier(array.astype(dtypes.sums))
         rules = scope.layout.at("rules")
         named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
         reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
@@ -406,7 +397,7 @@ def _element(args, dim: Dim | None, index):
         placement = x.placement and x.placement._replace(
             axes=x.placement.axes[:at] + x.placement.axes[at + 1 :]
         )
-        array = transformations.element(x.array, index, at)
+        array = lax.dynamic_index_in_dim(x.array, index, at, keepdims=False)
         return Tensor(array, dim_algebra.without(x.dims, (dim,)), x.role, placement)
 
     return args if dim is None else jax.tree.map(cut, args, is_leaf=is_tensor)

@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
-from meshdsl.lowering.local_types import NOT_COMPARABLE, key_of
 from meshdsl.record.jaxpr import body_of, sub_jaxprs
 from meshdsl.record.kernel_flops import flops_scope
 
@@ -148,14 +149,45 @@ class _Comparable:
         return self._fn(*args)
 
 
+_MOST_BYTES = 4096  # of an array of NumPy that is compared
+# What Python raises for values that have no hash, cannot be compared, or contain themselves.
+_NOT_COMPARABLE = (TypeError, ValueError, RecursionError)
+
+
+def _key_of(x: Any) -> Any:
+    """A key that is equal for two values, functions too, only if they are the same in a kernel.
+
+    Raises:
+      TypeError: it cannot be said, as of a value that has no hash and of a large array of NumPy.
+    """
+    match x:
+        case FunctionType():
+            cells = [_key_of(c.cell_contents) for c in x.__closure__ or ()]
+            return x.__code__, tuple(cells), _key_of(x.__defaults__), _key_of(x.__kwdefaults__)
+        case tuple() | list():
+            return type(x), tuple([_key_of(y) for y in x])
+        case dict():
+            return tuple([(k, _key_of(v)) for k, v in x.items()])
+        case np.ndarray():
+            return x.shape, x.dtype, x.tobytes() if x.nbytes <= _MOST_BYTES else hash(x)
+        case bool() | int() | float() | complex():
+            return type(x), x
+        case partial():
+            return _key_of((x.func, x.args, x.keywords))
+        case MethodType():
+            return x.__func__, _key_of(x.__self__)
+    hash(x)
+    return x
+
+
 def _comparable(fn: Callable) -> _Comparable | None:
     """None for what may depend on more than on values that can be compared."""
     if not isinstance(fn, partial) or getattr(fn.func, "__closure__", fn) is not None:
         return None
     try:
-        key = fn.func, key_of((fn.args, fn.keywords))
+        key = fn.func, _key_of((fn.args, fn.keywords))
         hash(key)
-    except NOT_COMPARABLE:
+    except _NOT_COMPARABLE:
         return None
     return _Comparable(fn, key)
 

@@ -199,9 +199,6 @@ def _going_round(dims: Dims, at: DeviceLoop, work: Work) -> set[Dim]:
 
 def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
     """What the op computes of the parts that this device has."""
-    assert at.scope is not None
-    if at.scope.types is not None:
-        return at.scope.types.results(local, at, arrays, op)
     with jax.named_scope(op.tag):
         return local(at, *arrays)
 

@@ -6,7 +6,8 @@ dims: nothing is pending in it, and its split follows from its dims alone.
 
 from __future__ import annotations
 
-from meshdsl.array_type import is_array
+import jax
+
 from meshdsl.lowering import collectives
 from meshdsl.lowering.resharding import plain, settle
 from meshdsl.tensor import Tensor
@@ -19,7 +20,7 @@ def leaf(x: Tensor) -> Tensor:
     that of optimizer state. So `jax.tree.map` of parameters, gradients and the state of an
     optimizer gets parts that belong together, and ZeRO-1 computes each update once.
     """
-    if not is_array(x.stored):
+    if not isinstance(x.stored, jax.Array):
         return x  # JAX moves structures around that hold no arrays
     scope, placement = x.placement.scope, x.placement
     scope.note_use(placement.origin, ())
@@ -30,7 +31,7 @@ def leaf(x: Tensor) -> Tensor:
 
 def unleaf(x: Tensor) -> Tensor:
     """`x`, put together from a leaf, with a type that varies over the axes that split it."""
-    if not is_array(x.stored):
+    if not isinstance(x.stored, jax.Array):
         return x
     axes = x.placement.scope.of_mesh(a for axes in x.placement.axes for a in axes)
     if collectives.varying(x.stored).issuperset(axes):

@@ -17,18 +17,15 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from meshdsl.array_type import ArrayType, of_types
 from meshdsl.dims import Dim, listed, show
 from meshdsl.errors import LEAKED, MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
-from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
 from meshdsl.values import check_shape
@@ -234,41 +231,6 @@ class Lowered:
         self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
         return outs, out_tree
 
-    def record_from_types(self, types: LocalTypes, *args) -> list[Op]:
-        """The ops of the program for these arguments, with all that they move, without a trace.
-
-        The same function runs, by the same law, as when it is traced; but where an array would be
-        there is its type (`array_type`), so JAX traces nothing but local functions that it has
-        not met. What rules of derivatives move when JAX differentiates is not in it: `softmax` has
-        one that sums over devices.
-
-        Args:
-          types: what is known of local functions. It may serve any number of layouts and meshes.
-          args: `ShapeDtypeStruct`s will do for the arrays.
-        """
-        how = {"platform": platform_of(self.mesh), "types": types}
-        scope = Scope(self.layout, self.mesh.shape, self._name, **how)
-        given = self._given(args, scope)
-        arrays = [
-            type_of_part(t, split, scope) if is_tensor(t) and not _is_key(t) else t
-            for t, split in zip(given.leaves, given.splits, strict=True)
-        ]
-        others = [i for i, a in enumerate(arrays) if not isinstance(a, ArrayType)]
-
-        def local(*traced):
-            every = dict(enumerate(arrays)) | dict(zip(others, traced, strict=True))
-            with of_types():
-                self._on_device(given, scope, every.values())
-            return jnp.zeros(())
-
-        in_specs = tuple(partition_spec(given.splits[i]) for i in others)
-        mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=PartitionSpec())
-        untyped = [given.leaves[i] for i in others]
-        untyped = [x.array if is_tensor(x) else x for x in untyped]
-        with self._explaining(args):
-            jax.eval_shape(mapped, *untyped)
-        return scope.recorder.ops
-
     def _levels(self, args) -> list[str]:
         """For each leaf of the arguments the rules that split it; none for a plain array."""
         each = (levels_of(arg, i in self._optimizer) for i, arg in enumerate(args))
@@ -377,17 +339,6 @@ def _check_whole(x: Tensor, name: str, level: str) -> None:
     check_shape(f"{name}, an argument", x)
 
 
-def type_of_part(t: Tensor, split: Split, scope: Scope) -> ArrayType:
-    """The type of what a device has of the argument `t`."""
-    dtype = jax.dtypes.canonicalize_dtype(t.dtype)
-    varying = frozenset(a for axes in split for a in axes)
-    return ArrayType(scope.local_shape(t.dims, split), dtype, varying, scope.sizes)
-
-
-def _is_key(t: Tensor) -> bool:
-    return jnp.issubdtype(t.dtype, jax.dtypes.prng_key)
-
-
 def _part(array):
     """A device's part of an argument.
 
@@ -395,8 +346,6 @@ def _part(array):
     program that has no other ones and whose results are split.
     """
     if array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return array
-    if isinstance(array, ArrayType):
         return array
     return collectives.vary(jnp.zeros(array.shape, array.dtype), collectives.varying(array))
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.array_type import traced
 from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import block_order, collectives, resharding
 from meshdsl.lowering.legs import Leg
@@ -97,7 +96,6 @@ def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
 def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Array:
     """The array on the first device along `axes`, zeros on the others."""
     backward = "psum" if collectives.varying(array).isdisjoint(axes) else ""
-    array = traced(array)
     resharding.record(op, scope, "mask", axes, resharding.nbytes(array), _WHY, backward)
     with jax.named_scope(op.tag):
         return jnp.where(collectives.position(axes) == 0, array, jnp.zeros((), array.dtype))
@@ -107,7 +105,6 @@ def _among_zeros(
     array, dim: Dim, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op
 ) -> jax.Array:
     """`size` elements of `dim`, at position `at`: this device's part by `axes`, and zeros."""
-    array = traced(array)
     with jax.named_scope(op.tag):
         start = collectives.position(axes) * array.shape[at]
         shape = list(array.shape)

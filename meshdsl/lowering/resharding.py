@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.array_type import ArrayType, traced
 from meshdsl.dims import Dim, Dims, without
 from meshdsl.lowering import block_order, collectives, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
@@ -195,10 +194,7 @@ def _array(
             scope.turn_of(a for axes in split for a in axes).closures.met(x, home)
         return moved(x.stored, op)
     noted = op.aside()
-    if isinstance(x.stored, ArrayType):
-        like = moved(x.stored, noted)
-    else:
-        like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
+    like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]
     value = without_gradient(copy, split, op, why, varies=varies, zigzag=zigzag)
     axes = collectives.varying(value) | collectives.varying(like)
@@ -321,8 +317,6 @@ def _reordered(
 
     if not array.size or parts == 1:
         return array
-    if isinstance(array, ArrayType):
-        return collectives.type_of(exchange(traced(array)), scope.sizes)
     return block_order.of_words(exchange, array)
 
 
@@ -379,7 +373,7 @@ def _in_turn(array, change: Change, scope, op: Op, why: Why) -> jax.Array:
     if change.operation == "slice":
         turn = scope.turn_of(change.axes)
         size = array.shape[change.dim] // turn.count
-        return lax.dynamic_slice_in_dim(traced(array), turn.number * size, size, change.dim)
+        return lax.dynamic_slice_in_dim(array, turn.number * size, size, change.dim)
     raise needs_all(op.name, why(change))
 
 
@@ -421,8 +415,6 @@ def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
 def resized(array, at: int, size: int) -> Any:
     """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
     have = array.shape[at]
-    if isinstance(array, ArrayType):
-        return array if size == have else array.resized(at, size)
     if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = resized(jax.random.key_data(array), at, size)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))

@@ -88,11 +88,6 @@ class Ring:
         self.size = scope.part(dim, (*outer, *axes))
         self.zigzag = zigzag and bool(scope.zigzag((dim,), ((*outer, *axes),)))
 
-    @property
-    def key(self) -> tuple:
-        """All that a local function can learn from this, but for the sizes of the mesh."""
-        return self.axes, self._outer, self.zigzag, self._why
-
     def has(self, dims: Dims) -> bool:
         """Whether an operand of these dims comes part by part."""
         return goes_round(dims, self._dim, self.axes, self._scope, self._level)

@@ -12,7 +12,6 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
-from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.lowering.turns import Turn
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
@@ -28,7 +27,6 @@ class Scope:
 
     Args:
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
-      types: what is known of local functions, where types take the place of arrays.
 
     Attributes:
       takes_parts: whether JAX has taken an array out of a Tensor. Such a program is searched for
@@ -42,11 +40,9 @@ class Scope:
         name: str,
         *,
         platform: str = "cpu",
-        types: LocalTypes | None = None,
     ):
         self.layout = layout
         self.platform = platform
-        self.types = types
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] = {}  # see `note_use`
@@ -57,7 +53,6 @@ class Scope:
         self.copies: dict = {}  # see `copies`
         self.takes_parts = False
         self._remembered: dict = {}
-        self.asked = 0  # how often it was asked for what it remembers
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
         self.turns: Mapping[str, Turn] = {}  # see `taking_turns`
         self._splits: dict = {}
@@ -187,7 +182,6 @@ class Scope:
 
     def remembered(self, source, key):
         """What `remember` kept under this key in the trace that is running, or None."""
-        self.asked += 1
         entry = self._remembered.get((id(source), key))
         if entry is None:
             return None

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.array_type import traced
 from meshdsl.dims import Dim, without
 from meshdsl.layout import Rule
 from meshdsl.lowering import block_order, collectives, resharding, window_arrays
@@ -104,7 +103,7 @@ class Stages:
             inside = loop.inside((self.dim,)).reshape(-1, *(1,) * (array.ndim - 1))
             return jnp.where(inside, array, first)
 
-        return block_order.of_words(filled, traced(array))
+        return block_order.of_words(filled, array)
 
     def of_all(self, array) -> jax.Array:
         """This stage's elements of an array that has all of them in front, on every device."""
@@ -136,7 +135,7 @@ class Stages:
             with jax.named_scope(self.op.tag):
                 return window_arrays.exchanged(array, 0, self.axes, stages, pieces, self.size, send)
 
-        return block_order.of_words(passed, traced(array))
+        return block_order.of_words(passed, array)
 
     def hand_on(self, tree, op: Op):
         """Every array of `tree`, sent to the next stage.

@@ -17,7 +17,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.copies import copy_of, for_jax, with_copy
+from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.record.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
@@ -104,7 +104,7 @@ def fixed(t, scope: Scope | None):
         return t
     t = resharding.plain(resharding.settle(resharding.placed(t, scope)))
     axes = scope.of_mesh(a for axes in t.placement.axes for a in axes)
-    return for_jax(varied(t, axes | scope.spent))
+    return varied(t, axes | scope.spent)
 
 
 def value(t, scope: Scope | None):
@@ -133,7 +133,7 @@ def agreed(t: Tensor) -> Tensor:
     """
     if t.placement is not None:
         t.placement.scope.note_use(t.placement.origin, ())
-    return for_jax(resharding.settle(t))
+    return resharding.settle(t)
 
 
 def lying_as(x: Tensor, dims: Dims) -> Tensor:

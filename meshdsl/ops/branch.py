@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl import dims as dim_algebra
-from meshdsl.array_type import bodies_traced
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives
 from meshdsl.lowering.carried import carried, carrying, uncarried
@@ -108,7 +107,6 @@ def switch(index: Tensor, branches: Sequence[Callable], *operands):
     return _choose("switch", index, tuple(branches), operands)
 
 
-@bodies_traced
 def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands):
     arrays_in(name, "operand", operands)
     scope = scope_of(name, (choice, operands))

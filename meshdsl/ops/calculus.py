@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
-from meshdsl.array_type import bodies_traced
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, gradients, resharding
-from meshdsl.lowering.copies import for_jax
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import (
     fixed,
@@ -53,7 +51,6 @@ op(
     example=of_x(lambda jvp, x: jvp(_example, (x,), (FUNCTIONS["sin"](x),))),
     floats=True,
 )
-@bodies_traced
 def jvp(fn: Callable, primals: tuple, tangents: tuple):
     """`fn(*primals)`, and its derivative along `tangents` (forward mode).
 
@@ -106,7 +103,6 @@ def _vjp_example(vjp: Callable, x: Tensor):
     example=of_x(_vjp_example),
     floats=True,
 )
-@bodies_traced
 def vjp(fn: Callable, *primals):
     """`fn(*primals)`, and its backward pass (reverse mode).
 
@@ -132,7 +128,6 @@ def vjp(fn: Callable, *primals):
     arrays, pull = jax.vjp(run, [x.array for x in leaves])
     out = result(arrays)
 
-    @bodies_traced
     def back(cotangent):
         given, given_tree = _floats("vjp", cotangent, "a cotangent")
         wanted, out_tree = jax.tree.flatten(out, is_leaf=is_tensor)
@@ -203,7 +198,7 @@ def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
         ),
         split=x.placement.axes,
     )
-    return for_jax(varied(ct, collectives.varying(x.array)))
+    return varied(ct, collectives.varying(x.array))
 
 
 def _summed(array, x: Tensor, axes) -> Tensor:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from meshdsl import dims as dim_algebra
-from meshdsl.array_type import ArrayType
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import resharding, transformations
 from meshdsl.lowering.carried import carried, carrying, uncarried
@@ -172,8 +171,6 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """
     x = resharding.settle(x)
     mark(name)
-    if isinstance(x.array, ArrayType):
-        return Tensor(x.array.like(), x.dims, x.role, x.placement)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
         array = lax.complex(marked(x.array.real), marked(x.array.imag))

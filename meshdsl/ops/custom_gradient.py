@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshdsl.array_type import bodies_traced
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, kind, scope_of, shown
@@ -54,7 +53,6 @@ def custom_gradient(fn: Callable) -> Callable:
         Tensors, or a cotangent that comes back has not the dims and the dtype of its argument.
     """
 
-    @bodies_traced
     def differentiable(*args):
         leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
         scope = scope_of("custom_gradient", args)

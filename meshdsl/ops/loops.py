@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import linear_call
 
-from meshdsl.array_type import bodies_traced, traced
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.lowering import collectives, resharding
@@ -48,7 +47,6 @@ def _while_loop_example(while_loop: Callable, x: Tensor):
     example=of_x(_while_loop_example),
     gradients=False,
 )
-@bodies_traced
 def while_loop(cond: Callable, body: Callable, init):
     """`carry = body(carry)` for as long as `cond(carry)` is true.
 
@@ -199,7 +197,7 @@ def map_over(fn: Callable, *xs, dim: Dim | str, batch: int | None = None):
 def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:
     """Elements from `start` on of the first dim of `x`, which is whole, as the dims `into`."""
     sizes = [d.size for d in into]
-    array = lax.slice_in_dim(traced(x.array), start, start + math.prod(sizes)).reshape(
+    array = lax.slice_in_dim(x.array, start, start + math.prod(sizes)).reshape(
         *sizes, *x.array.shape[1:]
     )
     placement = x.placement and x.placement._replace(
@@ -218,6 +216,6 @@ def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
         new = sum(d in gone for d in t.dims)
         if t.placement is not None and any(t.placement.axes[:new]):
             t = resharding.in_turn(t, t.dims[:new], op)
-        arrays.append(lax.collapse(traced(t.array), 0, new))
+        arrays.append(lax.collapse(t.array, 0, new))
     placement = t.placement and t.placement._replace(axes=t.placement.axes[new:])
     return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, placement)

@@ -10,7 +10,6 @@ from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, either
 from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.copies import for_jax
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import leaves_of
 from meshdsl.splits.changes import Split
@@ -49,7 +48,7 @@ def brought_home(x, rule: Rule, home: tuple[str, ...], scope: Scope, op):
     law = zip(cut, scope.split(x.dims), strict=True)
     split = tuple(home if is_cut else axes for is_cut, axes in law)
     varies = scope.of_mesh(scope.spent.union(*split))
-    return for_jax(resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies))
+    return resharding.reshard(x, split, scope, op, lambda _: str(rule), varies=varies)
 
 
 def schedule_of(axes, rule: Rule, carry, scope: Scope) -> Schedule:

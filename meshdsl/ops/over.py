@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
-from meshdsl.array_type import bodies_traced, traced
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import resharding
@@ -57,7 +56,6 @@ def over(dim: Dim | str, fn: Callable) -> Callable:
     return mapped
 
 
-@bodies_traced
 def _mapped(dim: Dim, fn: Callable, args: tuple):
     """`over(dim, fn)(*args)`."""
     leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
@@ -87,10 +85,10 @@ def _mapped(dim: Dim, fn: Callable, args: tuple):
             )
         made = [fixed(t, t.placement.scope if t.placement else scope) for t in made]
         results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in made]]
-        return [traced(t.array) for t in made]
+        return [t.array for t in made]
 
     with scope.spending(axes, dim) if scope else nullcontext():
-        given = [traced(array_of("over", x)) for x, h in zip(entered, has, strict=True) if h]
+        given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
         arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
     out_tree, kinds = results
     return jax.tree.unflatten(
@@ -145,7 +143,6 @@ def _filled(array, loop: DeviceLoop, dim: Dim):
     """
     if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return array
-    array = traced(array)
     (start, _), *_ = loop.runs(dim)
     first = jnp.where(start == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype))
     summed = loop.psum(first.astype(jnp.int32) if array.dtype == bool else first, dim, varies=True)

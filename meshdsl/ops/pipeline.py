@@ -26,13 +26,11 @@ import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
-from meshdsl.array_type import bodies_traced
 from meshdsl.dims import Dim, distinct
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.lowering.copies import for_jax
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
 from meshdsl.lowering.turns import Closures, Turn
@@ -78,7 +76,6 @@ def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
             )
 
 
-@bodies_traced
 def pipelined(
     name: str, fn: Callable, carry, xs, dim: Dim, scope: Scope, rule: Rule, *, reverse, unroll
 ):
@@ -104,7 +101,7 @@ def pipelined(
             schedule = schedule._replace(hands_out=shared)
         op.schedule = schedule
         stages = Stages(dim, axes, rule, schedule, scope, op)
-        entered = lambda x: for_jax(stages.enter(x)) if is_tensor(x) else stages.of_all(x)
+        entered = lambda x: stages.enter(x) if is_tensor(x) else stages.of_all(x)
         xs = each(entered, xs)
         made, ys = _Pipe(name, fn, stages, home, scope, unroll).run(carry, xs)
         made = each(lambda x: _of_last(x, stages, scope, rule), made)
@@ -173,7 +170,7 @@ class _Pipe:
         scope, rule = self.scope, str(self.stages.rule)
         varies = scope.of_mesh(scope.spent.union(*home))
         how = {"varies": varies, "pending": x.placement.pending}
-        return for_jax(resharding.reshard(x, home, scope, self.stages.op, lambda _: rule, **how))
+        return resharding.reshard(x, home, scope, self.stages.op, lambda _: rule, **how)
 
     def _traced(self, carry, xs):
         """What `run` gives.
@@ -293,7 +290,7 @@ class _Pipe:
         split[at] = (*self.home, self.cut.axis)
         begin = lambda: self.scope.recorder.begin("settle", x.dims, tuple(split))
         why = lambda _: str(self.stages.rule)
-        return for_jax(resharding.reshard(x, tuple(split), self.scope, begin, why))
+        return resharding.reshard(x, tuple(split), self.scope, begin, why)
 
     def _put(self, rows, microbatch, which):
         """`rows` with one microbatch in its place."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from jax import lax
+
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering import transformations
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.bodies import (
     arrays_in,
@@ -103,5 +104,5 @@ def scan_as(
 
     with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
         how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
-        carry, ys = transformations.scan(carrying(body), carried(carry), carried(xs), **how)
+        carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
     return uncarried(carry), each(lambda t: restacked(t, dim, name), uncarried(ys))

@@ -27,14 +27,12 @@ import meshdsl as md
 from meshdsl.compiled.options import default_options
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
-from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.lowering.lower import Lowered, gather_updated
 from meshdsl.lowering.parameter_copies import for_use
 from meshdsl.lowering.shardings import shardings
 from meshdsl.ops.global_norm import global_norms
 from meshdsl.record.program import Program
-from meshdsl.record.recorder import Op
-from meshdsl.tensor import Tensor, abstract, is_tensor
+from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.train.adapters import adapted
 from meshdsl.train.config import Precision
 from meshdsl.train.muon import InStacks, Lowering
@@ -249,30 +247,6 @@ class TrainStep:
             (0,),
             frozen={f"params.{name}" for name in self._frozen},
         )
-
-    def record_from_types(self, types: LocalTypes, state: State, batch) -> list[Op]:
-        """The ops of `program`, without a trace; see `Lowered.record_from_types`."""
-        key = jax.ShapeDtypeStruct((), state.key.dtype)
-        if self.microbatches is not None:
-            key = abstract((self.microbatches,), key.dtype)
-        scaled = self._precision.loss_scale != "none"
-        scale = [jax.ShapeDtypeStruct((), jnp.float32)] if scaled else []
-        trained, frozen = self._parts(state)
-        of_gradients = self._gradients.record_from_types(
-            types, trained, batch, key, *scale, *frozen
-        )
-        in_update: list[Op] = []
-
-        def lowered(in_stacks: InStacks, tree: Any) -> Any:
-            given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-            part = self._lowered(in_stacks, given)
-            in_update.extend(part.record_from_types(types, given))
-            return tree
-
-        if self._lowers:
-            update = lambda tree, kept: self._tx.update(tree, kept, tree, lowered=lowered)
-            jax.eval_shape(update, cast(trained, jnp.float32), cast(state.opt_state, jnp.float32))
-        return [*of_gradients, *in_update, *self._to_rest.record_from_types(types, trained)]
 
     def _lowered(self, in_stacks: InStacks, tree: Any) -> Lowered:
         """A part of the optimizer's update, lowered for such a tree of parameters."""

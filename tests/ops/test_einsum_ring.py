@@ -211,3 +211,18 @@ def test_drawn_products_under_drawn_rings(drawn):
     mesh = drawn.draw(st.sampled_from([{"x": 2, "y": 4}, {"x": 1, "y": 3}, {"x": 2, "y": 2}]))
     fn = lambda *operands: md.tanh(md.einsum(*operands, out=tuple(out)))
     assert_same(fn, *operands, layout=md.Layout(rules, mesh=mesh, uneven="pad"), floor=1e-3)
+
+
+def test_products_share_the_parts_that_a_ring_has_brought():
+    a, b, c, d = dims(a=8, b=8, c=8, d=8)
+
+    def fn(x, first, second):
+        one, other = md.einsum(x, first, out=(a, c)), md.einsum(x, second, out=(a, d))
+        return md.einsum(one, other, out=(c, d))
+
+    rules = [{"rule": "c, d -> p"}, {"rule": "a -> p", "move": "ring"}]
+    lowered = md.lower(fn, md.Layout(rules, mesh={"p": 4}))
+    moves = [
+        m for op in lowered.program(data(a, b), weight(b, c), weight(b, d)).ops for m in op.moves
+    ]
+    assert [m.operation for m in moves if m.count > 1] == ["ppermute"]

@@ -61,7 +61,6 @@ FOUND = Found(
         Difference("model.remat=full", False, 0.05, -18 * GIB),
     ),
     rejected=(Rejected(REJECTED, "does not fit, by 3.26 GiB"),),
-    priced=3124,
     explained=14,
     compiled=0,
     seconds=4.2,

@@ -8,7 +8,6 @@ import optax
 import pytest
 
 from meshdsl.layout import Layout
-from meshdsl.lowering.local_types import LocalTypes
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Config
@@ -63,9 +62,6 @@ def test_a_stack_takes_two_all_to_alls_and_a_lone_matrix_one_gather(layout):
     ops, found = _ops_of_update(job)
     assert sum(op.name == "newton_schulz" for op in ops) == 9  # 7 stacks, embedding and head
     assert found == MOVES[layout]
-    recorded = job.step.record_from_types(LocalTypes(), job.state, job.batch)
-    names = [op.name for op in recorded if op.tag.startswith("md.optimizer")]
-    assert names == [op.name for op in ops]
 
 
 @pytest.mark.slow
