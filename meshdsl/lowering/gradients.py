@@ -326,7 +326,7 @@ def made_whole(t: Tensor) -> Tensor:
     its dim is split over: `t` is made whole, and varying, over these beforehand.
     """
     spent = t.placement.scope.in_mesh_order(t.placement.scope.spent)
-    return varied(resharding.settle(t), spent, t.placement.scope) if spent else t
+    return varied(resharding.take_sums(t), spent, t.placement.scope) if spent else t
 
 
 def _settled_result(x: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ def _settled_result(x: Tensor) -> Tensor:
     scope, level = x.placement.scope, x.placement.level
     scope.note_use(x.placement.origin, ())
     level = "parameters" if level == "gradients" else level
-    x = resharding.plain(resharding.settle(x, split=scope.split(x.dims, level), level=level))
+    x = resharding.plain(resharding.take_sums(x, split=scope.split(x.dims, level), level=level))
     return x.replace(placement=x.placement._replace(level=level, origin=frozenset()))
 
 
@@ -380,7 +380,7 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
         placement = grad.placement._replace(
             pending=tuple(axes), level=level, dtypes=None, reasons=reasons
         )
-        settled = resharding.settle(Tensor(array, grad.dims, grad.role, placement), "gradient")
+        settled = resharding.take_sums(Tensor(array, grad.dims, grad.role, placement), "gradient")
         return settled.replace(array=settled.stored.astype(dtype))
 
 

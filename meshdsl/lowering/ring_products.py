@@ -23,7 +23,7 @@ import jax
 from jax.custom_derivatives import SymbolicZero
 
 from meshdsl.lowering import collectives
-from meshdsl.lowering.ring import Ring
+from meshdsl.lowering.moves.ring import Ring
 
 
 class _Way(NamedTuple):

@@ -2,7 +2,7 @@
 
 A kernel gives the output and the log-sum-exp of the scores of some keys. Two such results make one:
 each output is scaled by its share of the sum of both. That is how parts of the keys that come one
-after the other (`lowering.ring`; Liu et al., "Ring Attention with Blockwise Transformers", 2023)
+after the other (`moves.ring`; Liu et al., "Ring Attention with Blockwise Transformers", 2023)
 and parts that lie on several devices (Dao et al., "Flash-Decoding", 2023) are put together.
 
 The backward pass takes the log-sum-exp of all keys, so that the gradients of each part need no
@@ -22,7 +22,7 @@ from jax import ad_checkpoint, lax
 from meshdsl.dims import Dim
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.ring import Ring
+from meshdsl.lowering.moves.ring import Ring
 from meshdsl.ops import attention_blocks
 from meshdsl.ops.attention_blocks import (
     HIDDEN,

@@ -123,14 +123,14 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         own = {a for split in x.placement.axes for a in split}.union(axes)
         # Being cut over an axis is no use that varies over it.
         scope.note_use(x.placement.origin, set(scope.sizes) - own)
-    x = resharding.settle(x)
+    x = resharding.take_sums(x)
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "rules"))
         why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.spent)
-    zigzag = scope.zigzag((dim,), (axes,))
+    orders = scope.orders((dim,), (axes,))
     return Tensor(
-        _filled(x.array, DeviceLoop({dim: axes}, scope, op, zigzag), dim),
+        _filled(x.array, DeviceLoop({dim: axes}, scope, op, orders), dim),
         x.dims,
         x.role,
         x.placement,
@@ -164,6 +164,6 @@ def _left(array, dims: Dims, role, placement: Placement | None, dim: Dim, axes) 
     dims = dim_algebra.distinct((dim, *dims), "over")
     if placement is None:
         return Tensor(array, dims, role)
-    return resharding.settle(
+    return resharding.take_sums(
         varied(Tensor(array, dims, role, placement._replace(axes=(axes, *placement.axes))), axes)
     )

@@ -33,9 +33,9 @@ from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.copies import for_jax
+from meshdsl.lowering.moves.turns import Closures, Turn
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
-from meshdsl.lowering.turns import Closures, Turn
 from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
 from meshdsl.ops.checkpoint import policies_within
 from meshdsl.ops.microbatches import brought_home, home_of, is_shared, schedule_of
@@ -108,7 +108,7 @@ def pipelined(
         xs = each(entered, xs)
         made, ys = _Pipe(name, fn, stages, home, scope, unroll).run(carry, xs)
         made = each(lambda x: _of_last(x, stages, scope, rule), made)
-    return made, each(lambda y: resharding.settle(y) if is_tensor(y) else y, ys)
+    return made, each(lambda y: resharding.take_sums(y) if is_tensor(y) else y, ys)
 
 
 def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
@@ -116,7 +116,7 @@ def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
     if x.placement is not None:
         own = {a for split in x.placement.axes for a in split}.union(axes)
         scope.note_use(x.placement.origin, scope.of_mesh(scope.sizes) - own)
-    return resharding.settle(x)
+    return resharding.take_sums(x)
 
 
 class _NotAtHome(Exception):
