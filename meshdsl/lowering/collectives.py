@@ -65,8 +65,8 @@ def _or_type(of_type: Callable) -> Callable:
                 return of_type(x, *args, **how)
             if x.size:
                 return collective(x, *args, **how)
-            made = jax.eval_shape(lambda x: collective(x, *args, **how), x)
-            return vary(jnp.zeros(made.shape, made.dtype), varying(made))
+            result = jax.eval_shape(lambda x: collective(x, *args, **how), x)
+            return vary(jnp.zeros(result.shape, result.dtype), varying(result))
 
         return run
 
@@ -82,8 +82,8 @@ def _scattered(x: ArrayType, axes: Axes, dim: int) -> ArrayType:
 
 
 def _gathered(x: ArrayType, axes: Axes, dim: int, *, varies: bool) -> ArrayType:
-    made = x.resized(dim, x.shape[dim] * x.parts(axes))
-    return made if varies else _reduced(made, axes)
+    result = x.resized(dim, x.shape[dim] * x.parts(axes))
+    return result if varies else _reduced(result, axes)
 
 
 def _exchanged(x: ArrayType, axes: Axes, split: int, concat: int) -> ArrayType:
@@ -105,9 +105,9 @@ def _without_ones(collective: Callable) -> Callable:
             return collective(x, axes, *positions, **how)
         moved = [at - sum(i < at for i in ones) for at in positions]
         without = [n for i, n in enumerate(x.shape) if i not in ones]
-        made = collective(x.reshape(without), axes, *moved, **how)
-        sizes = iter(made.shape)
-        return made.reshape([1 if i in ones else next(sizes) for i in range(x.ndim)])
+        result = collective(x.reshape(without), axes, *moved, **how)
+        sizes = iter(result.shape)
+        return result.reshape([1 if i in ones else next(sizes) for i in range(x.ndim)])
 
     return run
 

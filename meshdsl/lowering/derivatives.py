@@ -35,8 +35,8 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
         many(x) if at is None else front(x, at) for x, at in zip(operands, batch_dims, strict=True)
     ]
     over = lambda closed: jax.vmap(lambda xs: jaxpr_as_fun(closed)(*xs))
-    made = linear(over(callee), lambda cts: over(transpose_thunk()[0])(cts), operands)
-    return made, [0] * len(made)
+    result = linear(over(callee), lambda cts: over(transpose_thunk()[0])(cts), operands)
+    return result, [0] * len(result)
 
 
 (_LINEAR_CALL,) = {
@@ -61,8 +61,8 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
     like = jax.typeof(x).update(dtype=dtypes.sums)
 
     def transpose(ct):
-        (made,) = jax.linear_transpose(again, like)(to_sum(ct, dtypes.sums))
-        return made.astype(x.dtype)
+        (result,) = jax.linear_transpose(again, like)(to_sum(ct, dtypes.sums))
+        return result.astype(x.dtype)
 
     return linear(lambda x: move(x.astype(dtypes.use)), transpose, x)
 

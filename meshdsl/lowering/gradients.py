@@ -151,11 +151,11 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     results: list = []  # the structure and the leaves of what `body` returned
 
     def of_arrays(arrays, inputs):
-        made = []
+        by_arrays = []
         for t, array, number in zip(varying, arrays, numbers, strict=True):
             placement = t.placement._replace(origin=t.placement.origin | {number})
-            made.append(with_copy(Tensor(array, t.dims, t.role, placement), copy_of(t)))
-        leaves, tree = jax.tree.flatten(body(made, uncarried(inputs)))
+            by_arrays.append(with_copy(Tensor(array, t.dims, t.role, placement), copy_of(t)))
+        leaves, tree = jax.tree.flatten(body(by_arrays, uncarried(inputs)))
         results[:] = [tree, leaves]
         return [x for x in leaves if _is_array(x)]
 
@@ -175,11 +175,11 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     given = [t.stored for t in varying]
     with scope.recorder.repeated(repeated.name, repeated.size) if repeated else nullcontext():
         evaluate = transformations.traced_once(of_leaves, given, arrays_of(inputs))
-    tree, made = results
+    tree, outs = results
 
     def run(arrays, inputs=()):
         found = iter(evaluate(arrays, arrays_of(inputs)))
-        return jax.tree.unflatten(tree, [next(found) if _is_array(x) else x for x in made])
+        return jax.tree.unflatten(tree, [next(found) if _is_array(x) else x for x in outs])
 
     uses = [
         scope.in_mesh_order(scope.uses.get(number, frozenset()) - _own_axes(t))

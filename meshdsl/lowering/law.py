@@ -68,7 +68,7 @@ def apply_op(
     loop nest are fields of `Nest`.
     """
     one = lambda at, *arrays: (local(at, *arrays),)
-    made = apply_op_many(
+    result = apply_op_many(
         name,
         one,
         operands,
@@ -78,7 +78,7 @@ def apply_op(
         fill=fill,
         choose_splits=choose_splits,
     )
-    return made[0]
+    return result[0]
 
 
 def apply_op_many(
@@ -138,11 +138,11 @@ def apply_op_many(
     fills = fill if op.waste or nest.same_split or in_parts else None
     arrays = bring(operands, work, at, op, fills)
     results = compute(local, at, arrays, op)
-    made = place(results, operands, work, scope, op)
+    result = place(results, operands, work, scope, op)
     if scope.copies and level != "rules":
         how = {"linear": linear, "fill": fill, "choose_splits": choose_splits}
-        made = _with_copies(made, name, local, operands, nest, **how)
-    return made
+        result = _with_copies(result, name, local, operands, nest, **how)
+    return result
 
 
 def _parts(axes_of, nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, Parts]:
@@ -153,7 +153,7 @@ def _parts(axes_of, nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, P
         outer = work.axes_of[d]
         orders = IN_ORDER if d in nest.ordered else scope.orders((d,), ((*outer, *axes),))
         order = orders.get(d, NATURAL)
-        found[d] = work.move.parts(d, outer, axes, scope, work.level, op, order)
+        found[d] = work.move.view(d, outer, axes, scope, work.level, op, order)
     return found
 
 

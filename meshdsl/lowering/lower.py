@@ -228,8 +228,8 @@ class Lowered:
                 arrays, given.leaves, given.splits, given.levels, strict=True
             )
         ]
-        made = self._fn(*jax.tree.unflatten(given.tree, placed))
-        outs, out_tree = jax.tree_util.tree_flatten_with_path(made, is_leaf=is_tensor)
+        result = self._fn(*jax.tree.unflatten(given.tree, placed))
+        outs, out_tree = jax.tree_util.tree_flatten_with_path(result, is_leaf=is_tensor)
         names = [f"{self._name}: `{_path('result', path)}`" for path, _ in outs]
         outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
         self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")

@@ -70,7 +70,7 @@ def reshard(
     placement = x.placement or whole_placement(x, scope)
     if orders is None:
         orders = scope.orders(x.dims, split)
-    made = placement._replace(
+    result = placement._replace(
         axes=split, pending=tuple([a for a in placement.pending if a not in pending])
     )
     key = (x.dims, placement, split, varies, pending, frozenset(orders.items()))
@@ -81,7 +81,7 @@ def reshard(
         array = _array(x, placement, split, op, why, varies, pending, orders)
         if x.placement is not None:
             scope.remember(x.stored, key, array)
-    return Tensor(array, x.dims, x.role, made)
+    return Tensor(array, x.dims, x.role, result)
 
 
 def take_sums(
@@ -201,10 +201,10 @@ def _array(
                 return move(array.astype(dtypes.use), op)
             noted, again = op.aside(), op.aside()
             first, second = (lambda a: move(a, noted)), (lambda a: move(a, again))
-            made = cast_and_moved(array, first, second, dtypes)
+            result = cast_and_moved(array, first, second, dtypes)
             narrow, wide = dtypes.use.itemsize, dtypes.sums.itemsize
             op.moves += [replace(m, backward_bytes=m.bytes * wide // narrow) for m in noted.moves]
-            return made
+            return result
 
     moved = cast_and_move if dtypes else move
     copy = copy_of(x)

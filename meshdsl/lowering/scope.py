@@ -194,7 +194,7 @@ class Scope:
         if entry is None:
             return None
         state = collectives.trace_state()
-        return next((made for _, made_in, made in entry if made_in == state), None)
+        return next((array for _, made_in, array in entry if made_in == state), None)
 
     def note_use(self, origin: Iterable[int], axes: Iterable[str]) -> None:
         """An op uses the parameters `origin`, and varies over `axes`.

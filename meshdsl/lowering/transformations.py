@@ -34,8 +34,8 @@ def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) 
 
     def run(*args):
         with body_of_types():
-            made = fn(*_other_arrays(args))
-        return _other_arrays(made)
+            result = fn(*_other_arrays(args))
+        return _other_arrays(result)
 
     return run
 
@@ -74,8 +74,8 @@ def traced_once(fn: Callable, *args) -> Callable:
         run = repeats.shared(jax.make_jaxpr(fn)(*args))
         return lambda *args: run(*jax.tree.leaves(args))
     with body_of_types():
-        made = fn(*_other_arrays(args))
-    return lambda *_: _other_arrays(made)
+        result = fn(*_other_arrays(args))
+    return lambda *_: _other_arrays(result)
 
 
 def value_and_grad(fn: Callable) -> Callable:

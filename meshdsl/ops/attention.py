@@ -194,13 +194,13 @@ def attention(
         name, lacks = _chosen(implementation, at.platform, options, place, *operands, sides)
         at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share, lacks)
         way = _way(at, call, options, beside)
-        made = IMPLEMENTATIONS[name].attend(way, place, *operands, sides)
+        result = IMPLEMENTATIONS[name].attend(way, place, *operands, sides)
         order = (*call.shared, *call.own, call.queries, call.features)
         if call.queries is ONE:
             order = dim_algebra.without(order, (ONE,))
-            made = jnp.squeeze(made, -2)
-        made = jnp.transpose(made, [order.index(d) for d in call.out])
-        return at.fitting(made, call.out, "attention")
+            result = jnp.squeeze(result, -2)
+        result = jnp.transpose(result, [order.index(d) for d in call.out])
+        return at.fitting(result, call.out, "attention")
 
     return apply_op(
         "attention",
@@ -344,15 +344,15 @@ def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, .
 def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Sides:
     """What stands beside them. Positions that are not given are counted where they are needed."""
     scores = (*call.shared, *call.own, call.queries, call.memory)
-    made = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
+    arrays_beside = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
     in_parts = at.in_parts(call.memory) is not None  # then columns are counted part by part
     if options.causal or options.window is not None:
         for name, dim in (("rows", call.queries), ("columns", call.memory)):
-            if name not in made and not (in_parts and name == "columns"):
-                made[name] = _fit((dim,), at.indices(dim), scores)
+            if name not in arrays_beside and not (in_parts and name == "columns"):
+                arrays_beside[name] = _fit((dim,), at.indices(dim), scores)
     if at.padding(call.memory) and not in_parts:
-        made["inside"] = _fit((call.memory,), at.inside((call.memory,)), scores)
-    return Sides(**made)
+        arrays_beside["inside"] = _fit((call.memory,), at.inside((call.memory,)), scores)
+    return Sides(**arrays_beside)
 
 
 def _way(at: DeviceLoop, call: Call, options: Options, beside) -> Way:

@@ -79,15 +79,17 @@ def _mapped(dim: Dim, fn: Callable, args: tuple):
     def element(*arrays):
         arrays = iter(arrays)
         inside = [_element(x, next(arrays)) if h else x for x, h in zip(entered, has, strict=True)]
-        made, out_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor)
-        if others := sorted({type(x).__name__ for x in made if not is_tensor(x)}):
+        result, out_tree = jax.tree.flatten(
+            fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor
+        )
+        if others := sorted({type(x).__name__ for x in result if not is_tensor(x)}):
             raise MeshDSLError(
                 f"over: the function returns Tensors, not {', '.join(others)}; give it dims "
                 "with md.tensor"
             )
-        made = [fixed(t, t.placement.scope if t.placement else scope) for t in made]
-        results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in made]]
-        return [traced(t.array) for t in made]
+        result = [fixed(t, t.placement.scope if t.placement else scope) for t in result]
+        results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in result]]
+        return [traced(t.array) for t in result]
 
     with scope.spending(axes, dim) if scope else nullcontext():
         given = [traced(array_of("over", x)) for x, h in zip(entered, has, strict=True) if h]

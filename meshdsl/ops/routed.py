@@ -176,14 +176,14 @@ def routed(
             used = chosen.size / (parts.count * room_of(chosen.size, parts.count))
             implement = partial(_way, at, experts, used, implementation, name, arrays)
             run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
-            made = by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
-            return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
+            result = by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
+            return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
         first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
         here = at.size(experts)
         used = here / max(experts.size, 1)
         implement = partial(_way, at, experts, used, implementation, name, arrays)
-        made = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
-        return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
+        result = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
+        return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
 
     return apply_op(
         name,

@@ -95,8 +95,8 @@ def by_exchange(
     parts.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], share.dtype), 2)
     parts.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], jnp.int32), 1)
     _refuse_closures(name, run, pieces, share.dtype, tuple(arrays), axes)
-    made: jax.Array = _all_rounds(parts, run, room, rows, share, tuple(arrays), places)
-    return made.astype(rows.dtype)
+    result: jax.Array = _all_rounds(parts, run, room, rows, share, tuple(arrays), places)
+    return result.astype(rows.dtype)
 
 
 def _refuse_closures(name: str, run: Callable, pieces, share, arrays: tuple, axes) -> None:
@@ -161,7 +161,7 @@ def _of_turn(parts: Visited, room: int, turn, choices: int, places: Places) -> _
     return _Turn(choice, choice // choices, piece)
 
 
-def _made(parts: Visited, run: Callable, of: _Turn, places: Places, rows, share, arrays):
+def _by_experts(parts: Visited, run: Callable, of: _Turn, places: Places, rows, share, arrays):
     """What the experts here make of the rows that come in a round."""
     sent = _looked_up(rows, of.row, of.piece.reshape(share.shape))
     weights = _looked_up(share.reshape(-1, 1), of.choice, of.piece[:, None])
@@ -177,7 +177,7 @@ def _all_rounds(parts: Visited, run: Callable, room: int, rows, share, arrays, p
 
     def add(turn, total):
         of = _of_turn(parts, room, turn, share.shape[1], places)
-        back = parts.swap(_made(parts, run, of, places, rows, share, arrays))
+        back = parts.swap(_by_experts(parts, run, of, places, rows, share, arrays))
         found = _looked_up(back, of.piece, of.choice[:, None])
         return total + jnp.sum(found.reshape(*share.shape, -1), axis=1, dtype=wide)
 
@@ -190,9 +190,9 @@ def _backward(parts: Visited, run: Callable, room: int, saved, cotangent):
 
     def add(turn, total):
         of = _of_turn(parts, room, turn, share.shape[1], places)
-        made = lambda *given: _made(parts, run, of, places, *given)
-        ahead = jax.vjp(made, rows, share, arrays)[1]
-        slopes = ahead(parts.swap(_looked_up(cotangent, of.row, of.piece.reshape(share.shape))))
+        forward = lambda *given: _by_experts(parts, run, of, places, *given)
+        backward = jax.vjp(forward, rows, share, arrays)[1]
+        slopes = backward(parts.swap(_looked_up(cotangent, of.row, of.piece.reshape(share.shape))))
         return jax.tree.map(jnp.add, total, slopes)
 
     total = _while(places.rounds, add, jax.tree.map(_zeros, (rows, share, arrays)))

@@ -29,55 +29,6 @@ from meshdsl.record import recorder
 from meshdsl.tensor import Tensor
 
 
-class Exchange(Move):
-    """Operands whose parts stay, while elements of others are sent there or looked up there."""
-
-    name = "exchange"
-    words = "its parts are exchanged"
-    holds_parts = True
-    backward = MappingProxyType({"all_to_all": "all_to_all"})
-
-    def operand_axes(self, fact: ByParts, free: Dims, rules: Rules) -> Axes:
-        if not fact.sent or not fact.dim.size:
-            return ()
-        axes_of = rules.split(without(free, (fact.dim,)))
-        taken = {a for d in fact.sent if d.size for a in axes_of.get(d, ())}
-        return rules.parts_at_rest(self.name, fact.dim, fact.operands, taken)
-
-    def parts(self, *args, **fields) -> Visited:
-        return Visited(*args, **fields)
-
-    def staying(self, operand: Tensor, other: Tensor, dim: Dim) -> tuple[Stays, ...]:
-        """See `Move`. An axis that splits such a dim, or one that the two share, splits no other.
-
-        An operand of which a whole copy is at hand has nothing to exchange.
-        """
-        at_rest, given = operand.placement, other.placement
-        if at_rest is None or given is None or given.scope is not at_rest.scope:
-            return ()
-        if given.level != "rules" or operand.pending or copy_of(operand) is not None:
-            return ()
-        if not operand.size or not other.size:
-            return ()
-        scope, found = at_rest.scope, []
-        loop = tuple(dict.fromkeys((*operand.dims, *other.dims)))
-        law = dict(zip(loop, scope.split(loop, "rules"), strict=True))
-        for d, axes in zip(operand.dims, at_rest.axes, strict=True):
-            if d == dim or d in other.dims or not set(law[d]) <= set(axes):
-                continue
-            spent = {a for e in operand.dims if e != d for a in law[e]}
-            rules = {a: scope.rule(operand.dims, at_rest.level, a) for a in axes}
-            stays = {
-                a: str(rule)
-                for a, rule in rules.items()
-                if rule and rule.move == self.name and rule.dim == d.name and a not in spent
-            }
-            split = tuple(a for a in axes if a in stays or a in law[d])
-            if split != law[d]:
-                found.append(Stays(d, split, "; ".join(dict.fromkeys(stays.values()))))
-        return tuple(found)
-
-
 class Visited(Parts):
     """Parts that stay where they are, and are sent elements of other operands."""
 
@@ -114,3 +65,50 @@ class Visited(Parts):
         self._op.moves.append(recorder.Move("pmax", over, x.dtype.itemsize, self._why))
         with jax.named_scope(self._op.tag):
             return collectives.pmax(x, over)
+
+
+class Exchange(Move):
+    """Operands whose parts stay, while elements of others are sent there or looked up there."""
+
+    name = "exchange"
+    words = "its parts are exchanged"
+    view = Visited
+    holds_parts = True
+    backward = MappingProxyType({"all_to_all": "all_to_all"})
+
+    def operand_axes(self, fact: ByParts, free: Dims, rules: Rules) -> Axes:
+        if not fact.sent or not fact.dim.size:
+            return ()
+        axes_of = rules.split(without(free, (fact.dim,)))
+        taken = {a for d in fact.sent if d.size for a in axes_of.get(d, ())}
+        return rules.parts_at_rest(self.name, fact.dim, fact.operands, taken)
+
+    def staying(self, operand: Tensor, other: Tensor, dim: Dim) -> tuple[Stays, ...]:
+        """See `Move`. An axis that splits such a dim, or one that the two share, splits no other.
+
+        An operand of which a whole copy is at hand has nothing to exchange.
+        """
+        at_rest, given = operand.placement, other.placement
+        if at_rest is None or given is None or given.scope is not at_rest.scope:
+            return ()
+        if given.level != "rules" or operand.pending or copy_of(operand) is not None:
+            return ()
+        if not operand.size or not other.size:
+            return ()
+        scope, found = at_rest.scope, []
+        loop = tuple(dict.fromkeys((*operand.dims, *other.dims)))
+        law = dict(zip(loop, scope.split(loop, "rules"), strict=True))
+        for d, axes in zip(operand.dims, at_rest.axes, strict=True):
+            if d == dim or d in other.dims or not set(law[d]) <= set(axes):
+                continue
+            spent = {a for e in operand.dims if e != d for a in law[e]}
+            rules = {a: scope.rule(operand.dims, at_rest.level, a) for a in axes}
+            stays = {
+                a: str(rule)
+                for a, rule in rules.items()
+                if rule and rule.move == self.name and rule.dim == d.name and a not in spent
+            }
+            split = tuple(a for a in axes if a in stays or a in law[d])
+            if split != law[d]:
+                found.append(Stays(d, split, "; ".join(dict.fromkeys(stays.values()))))
+        return tuple(found)

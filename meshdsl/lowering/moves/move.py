@@ -103,6 +103,7 @@ class Move:
       only_rules: why no rule but those of the list `rules` may name it; empty if all may.
       backward: for each collective that it makes, that which JAX makes of it in the backward pass.
       blocks: how many runs of consecutive elements a part has.
+      view: what the local function sees of operands that come part by part.
       holds_parts: the loop splits a dim that comes part by part over no other axes.
     """
 
@@ -112,6 +113,7 @@ class Move:
     only_rules = ""
     backward: Mapping[str, str] = MappingProxyType({})
     blocks = 1
+    view: type[Parts]
     holds_parts = False
 
     def operand_axes(self, fact: ByParts, free: Dims, rules: Rules) -> Axes:
@@ -137,10 +139,6 @@ class Move:
     def staying(self, operand, other, dim: Dim) -> tuple[Stays, ...]:
         """The dims of an operand that stay in parts while elements of `dim` are looked up in it."""
         return ()
-
-    def parts(self, *args, **fields) -> Parts:
-        """What the local function sees of parts that come by this move; see `Parts`."""
-        raise NotImplementedError
 
     # What follows is of an order of parts. That of a move which is no order is the natural one.
 

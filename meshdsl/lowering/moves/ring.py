@@ -25,46 +25,6 @@ from meshdsl.record import recorder
 from meshdsl.record.collective import crossed
 
 
-class ByRing(Move):
-    """Operands whose parts come one after the other, and results whose sums do."""
-
-    name = "ring"
-    words = "its parts go round a ring"
-    backward = MappingProxyType({"ppermute": "ppermute"})
-    only_rules = "is gathered or summed as a whole"
-
-    def operand_axes(self, fact: ByParts, free: Dims, rules: Rules) -> Axes:
-        if fact.sent or not fact.dim.size:
-            return ()
-        axes_of = rules.split(free)
-        taken = {a for d, axes in axes_of.items() if d != fact.dim and d.size for a in axes}
-        axes = rules.parts_at_rest(self.name, fact.dim, fact.operands, taken)
-        outer = axes_of.get(fact.dim, ())
-        return axes if axes and _within(rules, fact.dim, outer, axes) else ()
-
-    def result_axes(
-        self, fact: ByParts, dims: Dims, now: Axes, summed: Collection[str], rules: Rules
-    ) -> Axes:
-        dim, scope = fact.dim, rules.scope
-        if not fact.terms or dim not in dims or not dim.size:
-            return ()
-        law = scope.split(dims, rules.level)[dims.index(dim)]
-        axes, named = law[len(now) :], scope.layout.taken(dims, rules.level)
-        if law[: len(now)] != now or not set(axes) <= set(summed) or scope.parts(axes) == 1:
-            return ()
-        rings = all(named[a].move == self.name for a in axes)
-        return axes if rings and _within(rules, dim, now, axes) else ()
-
-    def parts(self, *args, **fields) -> Ring:
-        return Ring(*args, **fields)
-
-
-def _within(rules: Rules, dim: Dim, outer: Axes, axes: Axes) -> bool:
-    """Whether the parts over all axes lie within those over the outer ones: with their padding."""
-    scope = rules.scope
-    return not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))
-
-
 class Ring(Parts):
     """Parts that go round over `axes`."""
 
@@ -209,3 +169,41 @@ class Ring(Parts):
         for (start, _), run in zip(runs, jnp.split(part, len(runs), at), strict=True):
             whole = lax.dynamic_update_slice_in_dim(whole, run, start, at)
         return resized(whole, at, x.shape[at])
+
+
+class ByRing(Move):
+    """Operands whose parts come one after the other, and results whose sums do."""
+
+    name = "ring"
+    words = "its parts go round a ring"
+    backward = MappingProxyType({"ppermute": "ppermute"})
+    view = Ring
+    only_rules = "is gathered or summed as a whole"
+
+    def operand_axes(self, fact: ByParts, free: Dims, rules: Rules) -> Axes:
+        if fact.sent or not fact.dim.size:
+            return ()
+        axes_of = rules.split(free)
+        taken = {a for d, axes in axes_of.items() if d != fact.dim and d.size for a in axes}
+        axes = rules.parts_at_rest(self.name, fact.dim, fact.operands, taken)
+        outer = axes_of.get(fact.dim, ())
+        return axes if axes and _within(rules, fact.dim, outer, axes) else ()
+
+    def result_axes(
+        self, fact: ByParts, dims: Dims, now: Axes, summed: Collection[str], rules: Rules
+    ) -> Axes:
+        dim, scope = fact.dim, rules.scope
+        if not fact.terms or dim not in dims or not dim.size:
+            return ()
+        law = scope.split(dims, rules.level)[dims.index(dim)]
+        axes, named = law[len(now) :], scope.layout.taken(dims, rules.level)
+        if law[: len(now)] != now or not set(axes) <= set(summed) or scope.parts(axes) == 1:
+            return ()
+        rings = all(named[a].move == self.name for a in axes)
+        return axes if rings and _within(rules, dim, now, axes) else ()
+
+
+def _within(rules: Rules, dim: Dim, outer: Axes, axes: Axes) -> bool:
+    """Whether the parts over all axes lie within those over the outer ones: with their padding."""
+    scope = rules.scope
+    return not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))

@@ -159,11 +159,11 @@ def regrouped(
     if not scope.turns:
         return best_splits(now, then, dims, out, groups, scope)
     there, now_left = scope.in_turn(dims, now)
-    made, then_left = scope.in_turn(out, then)
-    of = dict(zip((*dims, *out), (*there, *made), strict=True))
+    out_there, then_left = scope.in_turn(out, then)
+    of = dict(zip((*dims, *out), (*there, *out_there), strict=True))
     cut = lambda some: tuple(of[d] for d in some)
     smaller = [Group(cut(group.old), cut(group.new)) for group in groups]
-    before, after = best_splits(now_left, then_left, there, made, smaller, scope)
+    before, after = best_splits(now_left, then_left, there, out_there, smaller, scope)
     turns = lambda axes: tuple(a for a in axes if a in scope.turns)
     again = lambda split, had: tuple(
         (*axes, *turns(own)) for axes, own in zip(split, had, strict=True)

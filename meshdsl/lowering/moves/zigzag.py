@@ -1,4 +1,13 @@
-"""`order = "zigzag"`: each part of a dim has a block from both ends of it (`splits.zigzag`).
+"""`order = "zigzag"`: part i of n has the blocks i and 2n-1-i of 2n equal blocks of a dim.
+
+In causal attention later queries see more keys. Where each part has one early and one late block,
+all parts see equally many. With 4 parts:
+
+    natural   0 1 | 2 3 | 4 5 | 6 7
+    zigzag    0 7 | 1 6 | 2 5 | 3 4
+
+The order nests, as the natural one does: where each part of a dim in zigzag order is itself cut in
+zigzag order over more axes, the dim is in zigzag order over all of them.
 
 A dim that is cut so is first arranged such that the parts are runs of it, and one that has been put
 together of such parts is arranged back: nothing more travels than in natural order. Only where an
@@ -19,7 +28,7 @@ from jax import lax
 from meshdsl.array_type import ArrayType, traced
 from meshdsl.lowering import collectives, window_arrays
 from meshdsl.lowering.moves.move import Axes, Move
-from meshdsl.splits import zigzag
+from meshdsl.splits.windows import Piece
 
 
 class Zigzag(Move):
@@ -59,7 +68,7 @@ class Zigzag(Move):
 
         def exchanged(x):
             size = x.shape[at]
-            pieces = zigzag.pieces(parts, size // 2, to_zigzag=into)
+            pieces = self.pieces(parts, size, into=into)
             return window_arrays.exchanged(x, at, axes, parts, pieces, size, send)
 
         if not x.size or parts == 1:
@@ -67,6 +76,16 @@ class Zigzag(Move):
         if isinstance(x, ArrayType):
             return collectives.type_of(exchanged(traced(x)), sizes)
         return window_arrays.of_words(exchanged, x)
+
+    def pieces(self, parts: int, size: int, *, into: bool) -> list[Piece]:
+        """The pieces by which parts of this size pass from natural order to this one, or back."""
+        pieces, block = [], size // 2
+        for part in range(parts):
+            for place, (start, _) in enumerate(self.runs(part, parts, size)):
+                home, there = divmod(start, size)
+                piece = Piece(home, part, there, place * block, block)
+                pieces.append(piece if into else Piece(part, home, place * block, there, block))
+        return pieces
 
 
 def _arranged(change: Callable, x, parts: int) -> Any:
