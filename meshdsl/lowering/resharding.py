@@ -68,20 +68,19 @@ def reshard(
     if scope.turns:
         x = at_home(x, scope)
     placement = x.placement or whole_placement(x, scope)
-    if orders is None:
-        orders = scope.orders(x.dims, split)
-    result = placement._replace(
+    wanted: Orders = scope.orders(x.dims, split) if orders is None else orders
+    target = placement._replace(
         axes=split, pending=tuple([a for a in placement.pending if a not in pending])
     )
-    key = (x.dims, placement, split, varies, pending, frozenset(orders.items()))
+    key = (x.dims, placement, split, varies, pending, frozenset(wanted.items()))
     # A constant may outlive this trace, so nothing is remembered of one.
     array = None if x.placement is None else scope.remembered(x.stored, key)
     if array is None:
         op = op if isinstance(op, Op) else op()
-        array = _array(x, placement, split, op, why, varies, pending, orders)
+        array = _array(x, placement, split, op, why, varies, pending, wanted)
         if x.placement is not None:
             scope.remember(x.stored, key, array)
-    return Tensor(array, x.dims, x.role, result)
+    return Tensor(array, x.dims, x.role, target)
 
 
 def take_sums(
