@@ -34,9 +34,9 @@ LEVELS = ("rules", "parameters", "gradients", "optimizer")
 UNEVEN = ("error", "pad")
 GATHER = ("layer", "step")
 SUM = ("step", "layer")
-MOVES = ("collective", "ring", "exchange")
-ORDERS = ("natural", "zigzag")
-ATTRIBUTES = {"uneven": UNEVEN, "move": MOVES, "order": ORDERS}
+# What a rule may say, the default first; the moves and orders are those of `lowering.moves.table`.
+ATTRIBUTES: dict[str, Any] = {"uneven": UNEVEN, "move": {}, "order": {}}
+_DEFAULTS = {"move": "collective", "order": "natural"}
 _OF_PIPELINES = ("microbatches", "rounds")
 _BY_SIZE = re.compile(r"dim\d+_\d+")  # what `md.from_jax` calls a dim without a name
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
@@ -49,10 +49,8 @@ class Rule:
     Attributes:
       where, text: quote the line of the layout that it came from.
       pads: whether parts are padded where the dim does not divide.
-      move: one of MOVES, how operands are gathered over the axis. By "ring" an op that can take
-        them part by part gets them so, see `lowering.ring`. By "exchange" what is looked up, or the
-        rows of experts, travel in their place, see `lowering.exchange` and `ops.routed_exchange`.
-      order: one of ORDERS, which elements of the dim each part has; see `splits.zigzag`.
+      move: how ops get operands that are split over the axis at rest; see `lowering.moves`.
+      order: which elements of the dim each part has; see `lowering.moves`.
       microbatches: of a rule that makes a scan over `dim` a pipeline, the dim that is cut into
         microbatches and how many there are; see `splits.pipeline`.
       rounds: how often each microbatch goes round the stages of that pipeline.
@@ -65,13 +63,19 @@ class Rule:
     where: str
     text: str
     pads: bool = False
-    move: str = "collective"
-    order: str = "natural"
+    move: str = _DEFAULTS["move"]
+    order: str = _DEFAULTS["order"]
     microbatches: tuple[str, int] | None = None
     rounds: int = 1
 
     def __str__(self):
         return f"{self.where}: {self.text}"
+
+    @property
+    def words(self) -> list[str]:
+        """What its `order` and `move` do, each in words."""
+        named = ATTRIBUTES["order"][self.order], ATTRIBUTES["move"][self.move]
+        return [move.words for move in named if move.words]
 
 
 @dataclass(frozen=True)
@@ -211,17 +215,19 @@ class Layout:
 
     def _parse(self, level, number, line) -> list[Rule]:
         where = f"{self.name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
-        how = {"uneven": self.uneven, "move": MOVES[0], "order": ORDERS[0]}
+        how = {"uneven": self.uneven, **_DEFAULTS}
         if isinstance(line, Mapping):
             _known_keys(where, "", line, ("rule", *ATTRIBUTES, *_OF_PIPELINES))
             how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
             for attribute, words in ATTRIBUTES.items():
                 check_word(where, attribute, how[attribute], words)
-            if how["move"] == "ring" and level != "rules":
-                raise MeshDSLError(
-                    f'{where}: move = "ring" is of the list `rules`; what the list `{level}` '
-                    "splits is gathered or summed as a whole"
-                )
+            for attribute in _DEFAULTS:
+                named = ATTRIBUTES[attribute][how[attribute]]
+                if named.only_rules and level != "rules":
+                    raise MeshDSLError(
+                        f'{where}: {attribute} = "{named.name}" is of the list `rules`; what the '
+                        f"list `{level}` splits {named.only_rules}"
+                    )
         match = _RULE.fullmatch(line) if isinstance(line, str) else None
         if not match:
             raise MeshDSLError(f'{where}: {quote(line)} is not of the form "dim, ... -> axis, ..."')
@@ -238,11 +244,6 @@ class Layout:
                     f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}"
                 )
         pads, move, order = how["uneven"] == "pad", how["move"], how["order"]
-        if order != ORDERS[0] and level != "rules":
-            raise MeshDSLError(
-                f"{where}: order = {order!r} is of values, so of a rule in `rules`; what is at "
-                "rest is in natural order"
-            )
         cut = _microbatches(where, level, names, how) if how.keys() & set(_OF_PIPELINES) else None
         rule = Rule("", "", False, level, where, line.strip(), pads, move, order, cut)
         rule = replace(rule, rounds=how.get("rounds", 1))
@@ -293,14 +294,15 @@ class Layout:
         return frozenset(r.dim for r in self.parsed if r.pads)
 
     @cached_property
-    def in_rings(self) -> frozenset[str]:
-        """The names of dims whose parts may go round a ring."""
-        return frozenset(r.dim for r in self.parsed if r.move == "ring")
+    def by_parts(self) -> frozenset[str]:
+        """The names of dims of which rules bring operands part by part, where ops can take them."""
+        return frozenset(r.dim for r in self.parsed if r.move != _DEFAULTS["move"])
 
     @cached_property
-    def zigzag(self) -> frozenset[str]:
-        """The names of dims whose parts are in zigzag order."""
-        return frozenset(r.dim for r in self.parsed if r.order == "zigzag")
+    def orders(self) -> dict[str, Any]:
+        """The order of each dim, by name, whose parts are not in natural order."""
+        orders = ATTRIBUTES["order"]
+        return {r.dim: orders[r.order] for r in self.parsed if r.order != _DEFAULTS["order"]}
 
     @cached_property
     def rounds(self) -> dict[str, int]:
@@ -313,8 +315,8 @@ class Layout:
         Each part is one block, two in zigzag order, or one for each round of a pipeline.
         """
         parts = math.prod(sizes[a] for a in axes)
-        if parts > 1 and dim.name in self.zigzag:
-            return 2 * parts
+        if parts > 1 and dim.name in self.orders:
+            return self.orders[dim.name].blocks * parts
         return parts * self.rounds.get(dim.name, 1) if parts > 1 else parts
 
     @cached_property
@@ -370,7 +372,7 @@ class Layout:
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
             if dim.size % self.blocks(dim, axes, sizes) and dim.name not in self.padded:
-                if dim.name in self.zigzag or dim.name in self.rounds:
+                if dim.name in self.orders or dim.name in self.rounds:
                     raise MeshDSLError(f"{taken[axes[-1]]}: {self._unequal(dim, axes, sizes)}")
                 over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
                 legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
@@ -394,17 +396,18 @@ class Layout:
                 f"chunks, {each} for each part over {over}; use stages and rounds whose product is "
                 f'{either(legal)}, or uneven = "pad"'
             )
-        divides = lambda n: dim.size % (2 * n if n > 1 else 1) == 0
+        order = self.orders[dim.name]
+        divides = lambda n: dim.size % (order.blocks * n if n > 1 else 1) == 0
         legal = [str(n) for n in range(1, dim.size + 1) if divides(n)][:8]
         advice = (
             f"use a `{axes[-1]}` of {either(legal)}"
             if len(axes) == 1
-            else "use axes whose product divides half of it"
+            else f"use axes whose product, times {order.blocks}, divides it"
         )
         return (
             f"`{dim.name}`={dim.size} does not divide into {self.blocks(dim, axes, sizes)} blocks, "
-            f'two for each part over {over}, which order = "zigzag" takes; {advice}, or '
-            'uneven = "pad"'
+            f'{order.blocks} for each part over {over}, which order = "{order.name}" takes; '
+            f'{advice}, or uneven = "pad"'
         )
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
@@ -463,7 +466,7 @@ def _microbatches(where: str, level: str, dims: list[str], how: Mapping) -> tupl
             f"{where}: a rule with microbatches is of one dim, over which a scan runs, and cuts "
             f'another one, as in {{ rule = "layers -> stage", {example} }}'
         )
-    if how["order"] != ORDERS[0] or how["move"] != MOVES[0]:
+    if any(how[attribute] != word for attribute, word in _DEFAULTS.items()):
         raise MeshDSLError(
             f"{where}: `move` and `order` do not go with microbatches: the stages of a pipeline "
             "are in natural order, and nothing gathers them"

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 # is a folder of meshdsl/ or one of its modules; `meshdsl` itself is the language, with every op.
 ROOMS = (
     *("errors", "extras", "fields", "figures", "dims", "layouts", "layout", "mesh"),
-    *("array_type", "values", "tensor"),
+    *("values", "tensor"),
     *("user_code", "parameters", "checked", "later", "hosts", "record", "splits"),
     *("lowering", "ops", "stages", "family", "meshdsl"),
     *("layers", "models", "machine", "estimate", "compiled", "report"),

@@ -147,10 +147,7 @@ def _splits(level: str, rules: Sequence[Rule], e: Explanation) -> str:
 
 def _how(rule: Rule) -> str:
     """What the attributes of a rule say."""
-    said = ["in zigzag order"] if rule.order == "zigzag" else []
-    said += ["its parts go round a ring"] if rule.move == "ring" else []
-    said += ["its parts are exchanged"] if rule.move == "exchange" else []
-    said += ["padded where it does not divide"] if rule.pads else []
+    said = rule.words + (["padded where it does not divide"] if rule.pads else [])
     return _and(said) if said else ""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from typing import Any
 
-from meshdsl.layout import LEVELS, MOVES, ORDERS, Layout, Rule
+from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import WORDS
 
 
@@ -96,7 +96,7 @@ class Plan:
         )
 
 
-_DEFAULTS = {"uneven": "error", "move": MOVES[0], "order": ORDERS[0], "rounds": 1}
+_DEFAULTS = {"uneven": "error", "move": Rule.move, "order": Rule.order, "rounds": 1}
 
 
 def plan_of(

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from meshdsl.estimate.explanation import AxisView
 from meshdsl.figures import byte_words, columns, time_words
-from meshdsl.layout import LEVELS, MOVES, Layout
+from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import WORDS
 from meshdsl.layout_search.found import Candidate, Difference, Found, Judged
 
@@ -156,7 +156,7 @@ def _rule_words(layout: Layout) -> str:
         axes = dict.fromkeys(rule.axis for rule in layout.parsed if rule.level == level)
         for axis in axes:
             mine = [r for r in layout.parsed if r.level == level and r.axis == axis]
-            dims = [r.dim if r.move == MOVES[0] else f"{r.dim} ({r.move})" for r in mine]
+            dims = [r.dim if r.move == Rule.move else f"{r.dim} ({r.move})" for r in mine]
             lines.append((tuple(dict.fromkeys(dims)), axis))
         for dims, same in groupby(lines, key=lambda pair: pair[0]):
             axes_of = ", ".join(axis for _, axis in same)

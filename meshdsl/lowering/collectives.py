@@ -48,8 +48,8 @@ def _of_elements(collective: Callable) -> Callable:
     def run(x, *args, **how):
         if x.size:
             return collective(x, *args, **how)
-        made = jax.eval_shape(lambda x: collective(x, *args, **how), x)
-        return vary(jnp.zeros(made.shape, made.dtype), varying(made))
+        result = jax.eval_shape(lambda x: collective(x, *args, **how), x)
+        return vary(jnp.zeros(result.shape, result.dtype), varying(result))
 
     return run
 
@@ -68,9 +68,9 @@ def _without_ones(collective: Callable) -> Callable:
             return collective(x, axes, *positions, **how)
         moved = [at - sum(i < at for i in ones) for at in positions]
         without = [n for i, n in enumerate(x.shape) if i not in ones]
-        made = collective(x.reshape(without), axes, *moved, **how)
-        sizes = iter(made.shape)
-        return made.reshape([1 if i in ones else next(sizes) for i in range(x.ndim)])
+        result = collective(x.reshape(without), axes, *moved, **how)
+        sizes = iter(result.shape)
+        return result.reshape([1 if i in ones else next(sizes) for i in range(x.ndim)])
 
     return run
 

@@ -1,13 +1,11 @@
 """Functions of local arrays that state their own derivative, where JAX's own would move too much.
 
-A device's part of an array that is whole is a slice, and by itself that transposes to a full-size
-psum of mostly zeros: here its transpose is one all_gather. A parameter that is cast and moved in
-the forward pass has its gradient summed in a dtype of its own.
+A parameter that is cast and moved in the forward pass has its gradient summed in a dtype of its
+own. `moves.gather` has the derivative of a slice of copies, by `linear`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +16,6 @@ from jax.custom_derivatives import linear_call
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import batching
 
-from meshdsl.lowering.block_order import in_natural, own_blocks
-from meshdsl.lowering.collectives import Axes, all_gather, position, varying
 from meshdsl.tensor import Dtypes
 
 
@@ -38,37 +34,14 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
         many(x) if at is None else front(x, at) for x, at in zip(operands, batch_dims, strict=True)
     ]
     over = lambda closed: jax.vmap(lambda xs: jaxpr_as_fun(closed)(*xs))
-    made = linear(over(callee), lambda cts: over(transpose_thunk()[0])(cts), operands)
-    return made, [0] * len(made)
+    result = linear(over(callee), lambda cts: over(transpose_thunk()[0])(cts), operands)
+    return result, [0] * len(result)
 
 
 (_LINEAR_CALL,) = {
     eqn.primitive for eqn in jax.make_jaxpr(lambda x: linear(lambda x: x, lambda x: x, x))(0.0).eqns
 }
 batching.primitive_batchers[_LINEAR_CALL] = _batched
-
-
-def own_part(x, axes: Axes, dim: int, sizes, *, zigzag: bool = False) -> Any:
-    """This device's part along `dim`, which is cut into equal parts over `axes`.
-
-    The transpose is free where `x` varies over `axes`, and one all_gather where it does not.
-
-    Args:
-      zigzag: the parts are in zigzag order.
-    """
-    parts = math.prod(sizes[a] for a in axes)
-    size = x.shape[dim] // parts
-
-    def cut(x):
-        if zigzag:
-            return own_blocks(x, axes, dim, parts)
-        return lax.dynamic_slice_in_dim(x, position(axes) * size, size, dim)
-
-    def put_together(ct):
-        whole = all_gather(ct, axes, dim, varies=False)
-        return in_natural(whole, dim, parts) if zigzag else whole
-
-    return linear(cut, put_together, x) if varying(x).isdisjoint(axes) else cut(x)
 
 
 def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Array:
@@ -85,8 +58,8 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
     like = jax.typeof(x).update(dtype=dtypes.sums)
 
     def transpose(ct):
-        (made,) = jax.linear_transpose(again, like)(to_sum(ct, dtypes.sums))
-        return made.astype(x.dtype)
+        (result,) = jax.linear_transpose(again, like)(to_sum(ct, dtypes.sums))
+        return result.astype(x.dtype)
 
     return linear(lambda x: move(x.astype(dtypes.use)), transpose, x)
 

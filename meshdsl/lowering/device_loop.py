@@ -15,16 +15,17 @@ import jax.numpy as jnp
 
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering import collectives, resharding, window_arrays
-from meshdsl.lowering.ring import Ring
+from meshdsl.lowering import collectives, window_arrays
+from meshdsl.lowering.moves.move import IN_ORDER, NATURAL, Move, Orders, Parts, nbytes
+from meshdsl.lowering.moves.turns import needs_all
 from meshdsl.lowering.scope import Scope
-from meshdsl.lowering.turns import Turn, needs_all
+from meshdsl.record import recorder
 from meshdsl.record.collective import crossed
-from meshdsl.record.recorder import Move, Op
+from meshdsl.record.recorder import Op
 from meshdsl.splits import windows
 from meshdsl.splits.changes import Split
 
-_NO_RINGS: Mapping[Dim, Ring] = MappingProxyType({})
+_NO_PARTS: Mapping[Dim, Parts] = MappingProxyType({})
 
 
 class DeviceLoop:
@@ -35,16 +36,16 @@ class DeviceLoop:
         axes: Mapping[Dim, tuple[str, ...]],
         scope: Scope | None = None,
         op: Op | None = None,
-        zigzag: frozenset[Dim] = frozenset(),
-        rings: Mapping[Dim, Ring] = _NO_RINGS,
-        result_rings: Mapping[Dim, Ring] = _NO_RINGS,
+        orders: Orders = IN_ORDER,
+        in_parts: Mapping[Dim, Parts] = _NO_PARTS,
+        result_in_parts: Mapping[Dim, Parts] = _NO_PARTS,
     ):
         self._axes = axes  # of dims of the results too, where the loop carries their split
-        self._zigzag = zigzag  # the dims whose parts are in zigzag order
+        self._orders = orders
         self.scope = scope
         self._op = op
-        self._rings = rings
-        self._result_rings = result_rings
+        self._in_parts = in_parts
+        self._result_in_parts = result_in_parts
         self.result = self  # where `choose_splits` gives the result another split, a loop with that
 
     @property
@@ -151,41 +152,32 @@ class DeviceLoop:
         turn, first = self.scope.turn_of(axes), self._first_of_part(dim)
         if turn is None:
             return first
-        block = self._block_of(dim, turn)
-        if block % self.size(dim):
+        if turn.block(dim, self.scope) % self.size(dim):
             self._not_in_turns(axes)
-        return self._in_whole(first, dim, turn)
+        return turn.index_in_whole(first, dim, self.scope)
 
     def _first_of_part(self, dim: Dim):
         """The index of the first element on this device, among those that are there in a turn."""
         axes = tuple(a for a in self.axes(dim) if self.scope is None or a not in self.scope.turns)
         return collectives.position(axes) * self.size(dim) if axes else 0
 
-    def _block_of(self, dim: Dim, turn: Turn) -> int:
-        """How many elements of each part at home are there in a turn."""
-        assert self.scope is not None
-        return dim.size // (self.scope.parts(turn.homes[dim.name]) * turn.count)
-
-    def _in_whole(self, index, dim: Dim, turn: Turn):
-        """The index in the whole dim of an element, by its index among those of a turn."""
-        block = self._block_of(dim, turn)
-        return (index // block * turn.count + turn.number) * block + index % block
+    def order(self, dim: Dim) -> Move:
+        """The order of the parts of `dim`."""
+        return self._orders.get(dim, NATURAL)
 
     def runs(self, dim: Dim) -> list[tuple[Any, int]]:
         """The runs of consecutive elements that this device has of `dim`, one after the other.
 
-        It is one run where the parts of the dim are in natural order, and two in zigzag order.
+        It is one run where the parts of the dim are in natural order, and several in another one.
 
         Returns:
           For each run the index, in the whole dim, of its first element, which may be traced; and
           how many elements it has, padding included.
         """
-        if dim not in self._zigzag:
+        if dim not in self._orders:
             return [(self.offset(dim), self.size(dim))]
-        assert self.scope is not None
-        part, parts = collectives.position(self.axes(dim)), self.parts(dim)
-        block = self.size(dim) // 2
-        return [(part * block, block), ((2 * parts - 1 - part) * block, block)]
+        part = collectives.position(self.axes(dim))
+        return self.order(dim).runs(part, self.parts(dim), self.size(dim))
 
     def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
         """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
@@ -193,7 +185,7 @@ class DeviceLoop:
         exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32
         if self.scope is not None and (turn := self.scope.turn_of(self.axes(dim))):
             numbers = self._first_of_part(dim) + jnp.arange(self.size(dim), dtype=jnp.int32)
-            return self._in_whole(numbers, dim, turn).astype(dtype)
+            return turn.index_in_whole(numbers, dim, self.scope).astype(dtype)
         runs = [
             jnp.arange(size, dtype=exact) + jnp.asarray(start, exact)
             for start, size in self.runs(dim)
@@ -203,18 +195,22 @@ class DeviceLoop:
     def _in_natural_order(self, what: str, dims) -> None:
         """Check that the op has asked for the natural order of `dims`, as `what` needs it."""
         for dim in (dims,) if isinstance(dims, Dim) else dims:
-            assert dim not in self._zigzag, (
-                f"{self._op and self._op.name}: `{what}` along {dim}, whose parts are in zigzag "
-                "order; name the dim in `in_order`"
+            assert dim not in self._orders, (
+                f"{self._op and self._op.name}: `{what}` along {dim}, whose parts are in "
+                f"{self.order(dim).name} order; name the dim in `in_order`"
             )
 
-    def ring(self, dim: Dim) -> Ring | None:
-        """The ring of `dim`, where operands with it come part by part; else None."""
-        return self._rings.get(dim)
+    def in_parts(self, dim: Dim) -> Any:
+        """The `Parts` of `dim`, where operands with it come part by part; else None.
 
-    def result_ring(self, dim: Dim) -> Ring | None:
-        """The ring of `dim`, where the result is to be a sum, made part by part; else None."""
-        return self._result_rings.get(dim)
+        What else these can do is of the move that brings them: ask for it where the op has stated
+        that it can take them so.
+        """
+        return self._in_parts.get(dim)
+
+    def result_in_parts(self, dim: Dim) -> Any:
+        """The `Parts` of `dim`, where the result is to be a sum, made part by part; else None."""
+        return self._result_in_parts.get(dim)
 
     @property
     def aside(self) -> DeviceLoop:
@@ -224,8 +220,8 @@ class DeviceLoop:
         """
         if self._op is None:
             return self
-        rings = self._rings, self._result_rings
-        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._zigzag, *rings)
+        parts = self._in_parts, self._result_in_parts
+        return DeviceLoop(self._axes, self.scope, self._op.aside(), self._orders, *parts)
 
     def note_move(self, operation: str, dims, size: int, backward: str = "") -> None:
         """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""
@@ -259,7 +255,7 @@ class DeviceLoop:
         if not axes:
             return x
         self._not_in_turns(axes)
-        self._record(operation, axes, resharding.nbytes(x), backward)
+        self._record(operation, axes, nbytes(x), backward)
         with self._named():
             return collective(x, axes)
 
@@ -283,7 +279,7 @@ class DeviceLoop:
         self._record(
             "all_gather",
             axes,
-            resharding.nbytes(x) * self._of_op[0].parts(axes),
+            nbytes(x) * self._of_op[0].parts(axes),
             "psum_scatter" if varies else "",
         )
         with self._named():
@@ -298,7 +294,7 @@ class DeviceLoop:
         self._in_natural_order("all_to_all", dim)
         axes = self.axes(dim)
         self._not_in_turns(axes)
-        self._record("all_to_all", axes, resharding.nbytes(x), "all_to_all")
+        self._record("all_to_all", axes, nbytes(x), "all_to_all")
         with self._named():
             return collectives.all_to_all(x, axes, split, concat)
 
@@ -355,7 +351,7 @@ class DeviceLoop:
 
         def send(piece, pairs):
             across = crossed(pairs, axes, self._of_op[0].sizes)
-            self._record("ppermute", across, resharding.nbytes(piece), "ppermute")
+            self._record("ppermute", across, nbytes(piece), "ppermute")
             with self._named():
                 return collectives.ppermute(piece, axes, pairs)
 
@@ -374,4 +370,6 @@ class DeviceLoop:
         scope, op = self._of_op
         if size and scope.parts(axes) > 1:
             dims = ", ".join(f"`{d.name}`" for d, a in self._axes.items() if set(a) & set(axes))
-            op.moves.append(Move(operation, axes, size, f"{op.name} along {dims}", backward))
+            op.moves.append(
+                recorder.Move(operation, axes, size, f"{op.name} along {dims}", backward)
+            )

@@ -154,12 +154,12 @@ def _literal(v: Any) -> Any:
 def keys_of(equations: Sequence) -> list[Key]:
     """The keys of some equations."""
     seen: dict[int, tuple] = {}
-    made = []
+    keys = []
     for e in equations:
         reader = _Reader(seen)
         alike = reader.equation(e)
-        made.append(Key(_kind(e), alike, tuple(reader.own), reader.first, reader.count))
-    return made
+        keys.append(Key(_kind(e), alike, tuple(reader.own), reader.first, reader.count))
+    return keys
 
 
 def _kind(e: Any) -> Any:

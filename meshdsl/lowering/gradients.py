@@ -150,11 +150,11 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     results: list = []  # the structure and the leaves of what `body` returned
 
     def of_arrays(arrays, inputs):
-        made = []
+        by_arrays = []
         for t, array, number in zip(varying, arrays, numbers, strict=True):
             placement = t.placement._replace(origin=t.placement.origin | {number})
-            made.append(with_copy(Tensor(array, t.dims, t.role, placement), copy_of(t)))
-        leaves, tree = jax.tree.flatten(body(made, uncarried(inputs)))
+            by_arrays.append(with_copy(Tensor(array, t.dims, t.role, placement), copy_of(t)))
+        leaves, tree = jax.tree.flatten(body(by_arrays, uncarried(inputs)))
         results[:] = [tree, leaves]
         return [x for x in leaves if _is_array(x)]
 
@@ -174,11 +174,11 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     given = [t.stored for t in varying]
     with scope.recorder.repeated(repeated.name, repeated.size) if repeated else nullcontext():
         evaluate = transformations.traced_once(of_leaves, given, arrays_of(inputs))
-    tree, made = results
+    tree, outs = results
 
     def run(arrays, inputs=()):
         found = iter(evaluate(arrays, arrays_of(inputs)))
-        return jax.tree.unflatten(tree, [next(found) if _is_array(x) else x for x in made])
+        return jax.tree.unflatten(tree, [next(found) if _is_array(x) else x for x in outs])
 
     uses = [
         scope.in_mesh_order(scope.uses.get(number, frozenset()) - _own_axes(t))
@@ -319,7 +319,7 @@ def made_whole(t: Tensor) -> Tensor:
     its dim is split over: `t` is made whole, and varying, over these beforehand.
     """
     spent = t.placement.scope.in_mesh_order(t.placement.scope.spent)
-    return varied(resharding.settle(t), spent, t.placement.scope) if spent else t
+    return varied(resharding.take_sums(t), spent, t.placement.scope) if spent else t
 
 
 def _settled_result(x: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ def _settled_result(x: Tensor) -> Tensor:
     scope, level = x.placement.scope, x.placement.level
     scope.note_use(x.placement.origin, ())
     level = "parameters" if level == "gradients" else level
-    x = resharding.plain(resharding.settle(x, split=scope.split(x.dims, level), level=level))
+    x = resharding.plain(resharding.take_sums(x, split=scope.split(x.dims, level), level=level))
     return x.replace(placement=x.placement._replace(level=level, origin=frozenset()))
 
 
@@ -371,7 +371,7 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
         placement = grad.placement._replace(
             pending=tuple(axes), level=level, dtypes=None, reasons=reasons
         )
-        settled = resharding.settle(Tensor(array, grad.dims, grad.role, placement), "gradient")
+        settled = resharding.take_sums(Tensor(array, grad.dims, grad.role, placement), "gradient")
         return settled.replace(array=settled.stored.astype(dtype))
 
 

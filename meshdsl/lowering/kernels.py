@@ -285,8 +285,8 @@ def _batched(operands, batch_dims, *, jaxpr, products):
     mapped = jax.vmap(jaxpr_as_fun(_closed(jaxpr)), in_axes=batch_dims, out_axes=0, axis_size=size)
     if products is not None:
         products = tuple(p._replace(batch=p.batch * size, flops=p.flops * size) for p in products)
-    made = opaque(lambda *xs: mapped(*xs), *operands, products=products)
-    return made, [0] * len(made)
+    result = opaque(lambda *xs: mapped(*xs), *operands, products=products)
+    return result, [0] * len(result)
 
 
 mlir.register_lowering(_OPAQUE, _lowered)

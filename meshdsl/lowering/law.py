@@ -3,11 +3,12 @@
 An op states its *loop nest*, which is every dim that it touches, the dims of its results, and a
 function of local arrays. The rules of the layout decide the rest, in four steps:
 
-1. `split` (`lowering.nest`) the loop nest: the rules give its dims the axes of the mesh.
+1. `split_loop` (`lowering.nest`): the rules give the dims of the loop nest the axes of the mesh.
 2. `bring` each operand to the split of the loop, restricted to the operand's own dims.
 3. `compute` on what each device has. A dim that is split and that no result has, because it is
    contracted, leaves a sum pending over its axes.
-4. `settle` each result in the split that the rules give its own dims.
+4. `place` each result in the split that the rules give its own dims. Sums stay pending: what needs
+   one takes it, by `resharding.take_sums`.
 
 For example, with the rules `batch -> data` and `d_ff -> model`,
 
@@ -35,16 +36,16 @@ from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.legs import legs_between
-from meshdsl.lowering.nest import Nest, Work, reason_of, split, without_axes
-from meshdsl.lowering.ring import Ring
+from meshdsl.lowering.moves.move import IN_ORDER, NATURAL, Move, Parts, without_axes
+from meshdsl.lowering.moves.turns import legs_between
+from meshdsl.lowering.nest import Nest, Work, reason_of, split_loop
 from meshdsl.lowering.scope import Scope, common
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
-_NO_RINGS: Mapping[Dim, Ring] = MappingProxyType({})
+_NO_PARTS: Mapping[Dim, Parts] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
 
 
@@ -67,7 +68,7 @@ def apply_op(
     loop nest are fields of `Nest`.
     """
     one = lambda at, *arrays: (local(at, *arrays),)
-    made = apply_op_many(
+    result = apply_op_many(
         name,
         one,
         operands,
@@ -77,7 +78,7 @@ def apply_op(
         fill=fill,
         choose_splits=choose_splits,
     )
-    return made[0]
+    return result[0]
 
 
 def apply_op_many(
@@ -119,35 +120,41 @@ def apply_op_many(
 
     level, pending = _level(operands), _stays_pending(operands, linear)
     if not pending:
-        operands = [resharding.settle(t) if t.pending else t for t in operands]
+        operands = [resharding.take_sums(t) if t.pending else t for t in operands]
     chosen = None
     if choose_splits is not None:
         law = without_axes(scope.split(nest.outs[0], level), pending)
         chosen = choose_splits(operands[0].placement.axes, law, scope)
 
-    work = split(scope, nest, level, pending, chosen)
+    work = split_loop(scope, nest, level, pending, chosen)
     op = _begin(name, nest, work, scope)
-    rings = _rings(work.rings, nest, work, scope, op) if work.rings else _NO_RINGS
-    of_result = _rings(work.result_rings, nest, work, scope, op) if work.result_rings else _NO_RINGS
-    at = DeviceLoop(work.axes_of, scope, op, work.zigzag, rings, of_result)
+    in_parts, of_result = _NO_PARTS, _NO_PARTS
+    if work.move is not None:
+        in_parts = _parts(work.in_parts, nest, work, scope, op)
+        of_result = _parts(work.result_in_parts, nest, work, scope, op)
+    at = DeviceLoop(work.axes_of, scope, op, work.orders, in_parts, of_result)
     if chosen is not None:
         at.result = DeviceLoop(dict(zip(nest.outs[0], chosen[1], strict=True)), scope, op)
-    fills = fill if op.waste or nest.same_split or rings else None
+    fills = fill if op.waste or nest.same_split or in_parts else None
     arrays = bring(operands, work, at, op, fills)
     results = compute(local, at, arrays, op)
-    made = settle(results, operands, work, scope, op)
+    result = place(results, operands, work, scope, op)
     if scope.copies and level != "rules":
         how = {"linear": linear, "fill": fill, "choose_splits": choose_splits}
-        made = _with_copies(made, name, local, operands, nest, **how)
-    return made
+        result = _with_copies(result, name, local, operands, nest, **how)
+    return result
 
 
-def _rings(axes_of, nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, Ring]:
-    """The ring of each dim of `axes_of`, which are those of the ring."""
-    return {
-        d: Ring(d, work.axes_of[d], axes, scope, work.level, op, zigzag=d not in nest.ordered)
-        for d, axes in axes_of.items()
-    }
+def _parts(axes_of, nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, Parts]:
+    """The parts of each dim of `axes_of`, over these axes, as the local function sees them."""
+    assert work.move is not None
+    found = {}
+    for d, axes in axes_of.items():
+        outer = work.axes_of[d]
+        orders = IN_ORDER if d in nest.ordered else scope.orders((d,), ((*outer, *axes),))
+        order = orders.get(d, NATURAL)
+        found[d] = work.move.view(d, outer, axes, scope, work.level, op, order)
+    return found
 
 
 def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) -> list[jax.Array]:
@@ -155,25 +162,26 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
     fills = fill if isinstance(fill, tuple) else (fill,) * len(operands)
     scope, arrays = at.scope, []
     assert scope is not None
-    in_zigzag = bool(scope.layout.zigzag)
     for t, value in zip(operands, fills, strict=True):
         wanted, placement = work.split_of(t.dims), t.placement
         if placement is not None and placement.origin and work.level == "rules":
             # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
             own = {a for axes in (*placement.axes, *wanted) for a in axes}
             placement.scope.note_use(placement.origin, work.loop_axes - own)
-        zigzag = None
-        if in_zigzag:
-            zigzag = work.zigzag.intersection(t.dims) | _going_round(t.dims, at, work)
-        stands = zigzag is None or zigzag == scope.zigzag(t.dims, wanted)
+        orders = None
+        if scope.layout.orders:
+            orders = {d: order for d, order in work.orders.items() if d in t.dims}
+            orders |= _orders_of_parts(t.dims, at, work)
+        stands = orders is None or orders == scope.orders(t.dims, wanted)
         if not stands or not _stands_so(t, wanted, work.loop_axes):
-            how = {"varies": work.loop_axes, "zigzag": zigzag}
-            t = resharding.reshard(t, wanted, scope, op, work.why, **how)
+            t = resharding.reshard(
+                t, wanted, scope, op, work.why, varies=work.loop_axes, orders=orders
+            )
         array = array_of(op.name, t)
         if fill is not None:
             axes = dict(zip(t.dims, wanted, strict=True))
-            of_parts = DeviceLoop(axes, scope, op, zigzag or _NOTHING)
-            array = _masked(of_parts, array, t.dims, value, shared=bool(work.rings))
+            of_parts = DeviceLoop(axes, scope, op, orders or IN_ORDER)
+            array = _masked(of_parts, array, t.dims, value, shared=bool(work.in_parts))
         arrays.append(array)
     return arrays
 
@@ -191,10 +199,10 @@ def _masked(at: DeviceLoop, array, dims: Dims, fill, *, shared: bool) -> Any:
     return found
 
 
-def _going_round(dims: Dims, at: DeviceLoop, work: Work) -> set[Dim]:
-    """The dims of an operand whose parts come one after the other, each in zigzag order."""
-    rings = {d: at.ring(d) for d in work.rings}
-    return {d for d, ring in rings.items() if ring and ring.zigzag and ring.has(dims)}
+def _orders_of_parts(dims: Dims, at: DeviceLoop, work: Work) -> dict[Dim, Move]:
+    """The dims along which an operand comes in parts that are not in natural order."""
+    parts = {d: at.in_parts(d) for d in work.in_parts}
+    return {d: p.order for d, p in parts.items() if p and p.order is not NATURAL and p.has(dims)}
 
 
 def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
@@ -203,7 +211,7 @@ def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
         return local(at, *arrays)
 
 
-def settle(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, ...]:
+def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, ...]:
     """Each result as a Tensor, split by the law for its own dims.
 
     Axes of pending sums split nothing until the sum is taken.
@@ -220,9 +228,15 @@ def settle(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor,
         placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
         if not result.stands:
             legs = legs_between(dims, result.split, result.target, scope)
-            how = {"varies": _NOTHING, "orders": (result.zigzag, result.then)}
-            why = reason_of(scope, dims, work.level)
-            array = resharding.reshard_array(array, legs, scope, op, **how, why=why)
+            array = resharding.reshard_array(
+                array,
+                legs,
+                scope,
+                op,
+                varies=_NOTHING,
+                why=reason_of(scope, dims, work.level),
+                orders=(result.orders, result.then),
+            )
         role = roles.get(dims, Parameter()) if roles is not None else None
         made.append(Tensor(array, dims, role, placement))
     return tuple(made)
@@ -282,7 +296,7 @@ def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:
             scope.recorder.names.update([d.name for d in dims])
     op = scope.recorder.begin(name, nest.loop, work.axes, work.waste)
     op.unsplit = tuple(dim.name for dim in nest.unsplit)
-    op.visited = tuple(dim.name for dim, _, _ in nest.visited)
+    op.visited = tuple([fact.dim.name for fact in nest.by_parts if fact.sent])
     return op
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 
 from meshdsl.lowering import collectives
-from meshdsl.lowering.resharding import plain, settle
+from meshdsl.lowering.resharding import plain, take_sums
 from meshdsl.tensor import Tensor
 
 
@@ -25,7 +25,7 @@ def leaf(x: Tensor) -> Tensor:
     scope, placement = x.placement.scope, x.placement
     scope.note_use(placement.origin, ())
     level = "rules" if placement.level == "rules" else "optimizer"
-    x = plain(settle(x, "tree_leaf", split=scope.split(x.dims, level), level=level))
+    x = plain(take_sums(x, "tree_leaf", split=scope.split(x.dims, level), level=level))
     return x.replace(placement=x.placement._replace(origin=frozenset()))
 
 

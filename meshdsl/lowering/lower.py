@@ -22,6 +22,7 @@ from meshdsl.errors import LEAKED, MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
+from meshdsl.lowering.moves.move import IN_ORDER
 from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
@@ -224,8 +225,8 @@ class Lowered:
                 arrays, given.leaves, given.splits, given.levels, strict=True
             )
         ]
-        made = self._fn(*jax.tree.unflatten(given.tree, placed))
-        outs, out_tree = jax.tree_util.tree_flatten_with_path(made, is_leaf=is_tensor)
+        result = self._fn(*jax.tree.unflatten(given.tree, placed))
+        outs, out_tree = jax.tree_util.tree_flatten_with_path(result, is_leaf=is_tensor)
         names = [f"{self._name}: `{_path('result', path)}`" for path, _ in outs]
         outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
         self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
@@ -378,8 +379,8 @@ def _leave(x, scope: Scope, what: str):
         )
     common(what, [x], scope)
     x = resharding.placed(x, scope, level_of(x))
-    natural: frozenset[Dim] = frozenset()  # outside of a lowering every dim is in natural order
-    x = resharding.settle(x, split=scope.at_rest(x.dims, x.placement.level), zigzag=natural)
+    at_rest = scope.at_rest(x.dims, x.placement.level)
+    x = resharding.take_sums(x, split=at_rest, orders=IN_ORDER)  # as every dim is outside
     loose = collectives.varying(x.array) - {a for axes in x.placement.axes for a in axes}
     assert not loose, f"{x} varies over {loose}"
     return x

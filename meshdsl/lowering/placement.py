@@ -12,9 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims
-from meshdsl.lowering import block_order, collectives, resharding
-from meshdsl.lowering.legs import Leg
+from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.moves.gather import runs_alike
+from meshdsl.lowering.moves.move import NATURAL, nbytes, record
+from meshdsl.lowering.moves.turns import Leg
 from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.window_arrays import resized
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split, changes, padded_changes
 from meshdsl.tensor import Tensor
@@ -48,7 +51,7 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
             array = _among_zeros(array, dims[i], i, inner, size, scope, op)
             placed += inner
     held = tuple(a for a in added if a not in placed)
-    for run in resharding.runs_alike(held, collectives.varying(array)):
+    for run in runs_alike(held, collectives.varying(array)):
         array = _first_alone(array, run, scope, op)
     # What is there in other turns of a loop stays there.
     turns = [tuple(a for a in axes if a in scope.turns) for axes in now.axes]
@@ -96,7 +99,7 @@ def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
 def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Array:
     """The array on the first device along `axes`, zeros on the others."""
     backward = "psum" if collectives.varying(array).isdisjoint(axes) else ""
-    resharding.record(op, scope, "mask", axes, resharding.nbytes(array), _WHY, backward)
+    record(op, scope, "mask", axes, nbytes(array), _WHY, backward)
     with jax.named_scope(op.tag):
         return jnp.where(collectives.position(axes) == 0, array, jnp.zeros((), array.dtype))
 
@@ -111,8 +114,8 @@ def _among_zeros(
         shape[at] *= scope.parts(axes)
         zeros = collectives.vary(jnp.zeros(shape, array.dtype), collectives.varying(array))
         array = lax.dynamic_update_slice_in_dim(zeros, array, start, at)
-        if scope.zigzag((dim,), (axes,)):
-            array = block_order.in_natural(array, at, scope.parts(axes))
-        array = resharding.resized(array, at, size)
-    resharding.record(op, scope, "place", axes, resharding.nbytes(array), _WHY, "")
+        order = scope.orders((dim,), (axes,)).get(dim, NATURAL)
+        array = order.joined(array, at, scope.parts(axes))
+        array = resized(array, at, size)
+    record(op, scope, "place", axes, nbytes(array), _WHY, "")
     return array

@@ -52,8 +52,8 @@ def shared(closed: Any) -> Callable:
         read = lambda v: v.val if isinstance(v, jex.Literal) else env[v]
         for step in steps:
             with jax.named_scope(later(step.later)) if step.later else nullcontext():
-                made = step.fn(*[env[v] for v in step.ins])
-            env.update(zip(step.outs, made, strict=True))
+                result = step.fn(*[env[v] for v in step.ins])
+            env.update(zip(step.outs, result, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     return run
@@ -97,19 +97,19 @@ class _Steps:
 
     def _ins(self, start: int, end: int) -> list:
         """What some equations take from others, or from outside."""
-        made: set = set()
+        defined: set = set()
         taken: dict = {}
         for e in self._equations[start:end]:
             for v in e.invars:
-                if not isinstance(v, jex.Literal) and v not in made:
+                if not isinstance(v, jex.Literal) and v not in defined:
                     taken[v] = None
-            made.update(e.outvars)
+            defined.update(e.outvars)
         return list(taken)
 
     def _outs(self, start: int, end: int) -> list:
         """What some equations make for others, or for outside."""
-        made = [v for e in self._equations[start:end] for v in e.outvars]
-        return [v for v in made if self._last.get(v, 0) >= end]
+        defined = [v for e in self._equations[start:end] for v in e.outvars]
+        return [v for v in defined if self._last.get(v, 0) >= end]
 
     def _of_repeats(self) -> Iterator[tuple[int, int, _Step]]:
         """Calls of shared functions, with where their equations begin and end."""
@@ -167,7 +167,7 @@ class _Steps:
 
     def _as(self, first: int, other: int, period: int) -> tuple[int, dict] | None:
         same: dict = {}
-        made: set = set()
+        defined: set = set()
         shifts = set()
         for i in range(period):
             a, b = self._equations[first + i], self._equations[other + i]
@@ -177,12 +177,12 @@ class _Steps:
             for v, w in zip(a.invars, b.invars, strict=True):
                 if isinstance(v, jex.Literal):
                     continue
-                if v not in same and w in made:
+                if v not in same and w in defined:
                     return None
                 if same.setdefault(v, w) is not w:
                     return None
             same.update(zip(a.outvars, b.outvars, strict=True))
-            made.update(b.outvars)
+            defined.update(b.outvars)
         shift = shifts.pop() if shifts else 0
         return None if shifts or shift < 0 else (shift, same)
 
@@ -192,11 +192,11 @@ class _Steps:
         functions = []
         for begin, end in self._stretches([start for start, *_ in copies], period):
             ins, used = self._ins(first + begin, first + end), set()
-            made = [v for e in self._equations[first + begin : first + end] for v in e.outvars]
+            defined = [v for e in self._equations[first + begin : first + end] for v in e.outvars]
             for start, _, same in copies:
                 outside = start + end
-                used.update(v for v in made if self._last.get(same[v], 0) >= outside)
-            outs = [v for v in made if v in used]
+                used.update(v for v in defined if self._last.get(same[v], 0) >= outside)
+            outs = [v for v in defined if v in used]
             closed = self._cut(first + begin, first + end, ins, outs)
             functions.append((begin, end, _jitted(closed), ins, outs))
         for start, shift, same in copies:

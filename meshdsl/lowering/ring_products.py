@@ -23,7 +23,7 @@ import jax
 from jax.custom_derivatives import SymbolicZero
 
 from meshdsl.lowering import collectives
-from meshdsl.lowering.ring import Ring
+from meshdsl.lowering.moves.ring import Ring
 
 
 class _Way(NamedTuple):
@@ -67,13 +67,13 @@ def _varying_alike(*arrays):
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _product(way: _Way, parts, whole, others):
     """The product if the parts arrive, else the products of all parts by their turns."""
-    return _made(way, parts, whole, others)
+    return _all_parts(way, parts, whole, others)
 
 
-def _made(way: _Way, parts, whole, others):
+def _all_parts(way: _Way, parts, whole, others):
     parts = parts if way.arrives else way.ring.taken_apart(whole, way.at)
-    made = [way.product(part, *others) for part in parts]
-    return way.ring.put_together(made, way.out_at) if way.arrives else made
+    result = [way.product(part, *others) for part in parts]
+    return way.ring.put_together(result, way.out_at) if way.arrives else result
 
 
 def _derivative(way: _Way, primals, tangents):
@@ -82,16 +82,16 @@ def _derivative(way: _Way, primals, tangents):
     moved: Sequence = of_parts if way.arrives else [of_whole]
     terms = []
     if not any(isinstance(t, SymbolicZero) for t in moved):
-        terms.append(_made(way, of_parts, of_whole, others))
+        terms.append(_all_parts(way, of_parts, of_whole, others))
     for i, tangent in enumerate(of_others):
         if not isinstance(tangent, SymbolicZero):
             term = way.product(whole, *others[:i], tangent, *others[i + 1 :])
             terms.append(term if way.arrives else way.ring.taken_apart(term, way.out_at))
-    made = _product(way, parts, whole, others)
+    result = _product(way, parts, whole, others)
     first, *rest = terms
     for term in rest:
         first = jax.tree.map(lambda a, b: a + b, first, term)
-    return made, first
+    return result, first
 
 
 _product.defjvp(_derivative, symbolic_zeros=True)

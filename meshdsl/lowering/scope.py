@@ -12,7 +12,8 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
-from meshdsl.lowering.turns import Turn
+from meshdsl.lowering.moves.move import IN_ORDER, Orders
+from meshdsl.lowering.moves.turns import Turn
 from meshdsl.record.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
@@ -49,7 +50,7 @@ class Scope:
         self.data_axes: frozenset[str] = frozenset()  # those that split the data of the program
         self.origins = itertools.count()  # numbers for the parameters that gradients are taken by
         self.guesses: dict[int, frozenset[str]] = {}  # see `gradients.traced`
-        self.loops: dict = {}  # what the law said of a loop nest, see `law.split`
+        self.loops: dict = {}  # what the law said of a loop nest, see `nest.split_loop`
         self.copies: dict = {}  # see `copies`
         self.takes_parts = False
         self._remembered: dict = {}
@@ -110,12 +111,13 @@ class Scope:
             self._shapes[key] = tuple(parts)
         return self._shapes[key]
 
-    def zigzag(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> frozenset[Dim]:
-        """Those of `dims` whose parts are in zigzag order when `axes` split them."""
-        if not self.layout.zigzag:
-            return frozenset()
-        zigzag = lambda d, a: d.name in self.layout.zigzag and self.parts(a) > 1
-        return frozenset([d for d, a in zip(dims, axes, strict=True) if zigzag(d, a)])
+    def orders(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Orders:
+        """Orders of the parts of `dims` over `axes`, where that is not the natural one."""
+        named = self.layout.orders
+        if not named:
+            return IN_ORDER
+        pairs = zip(dims, axes, strict=True)
+        return {d: named[d.name] for d, a in pairs if d.name in named and self.parts(a) > 1}
 
     def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
         """The work on padding, as a fraction of the work on elements, of a loop split so."""
@@ -186,7 +188,7 @@ class Scope:
         if entry is None:
             return None
         state = collectives.trace_state()
-        return next((made for _, made_in, made in entry if made_in == state), None)
+        return next((array for _, made_in, array in entry if made_in == state), None)
 
     def note_use(self, origin: Iterable[int], axes: Iterable[str]) -> None:
         """An op uses the parameters `origin`, and varies over `axes`.

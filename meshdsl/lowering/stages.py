@@ -14,9 +14,10 @@ from jax import lax
 
 from meshdsl.dims import Dim, without
 from meshdsl.layout import Rule
-from meshdsl.lowering import block_order, collectives, resharding, window_arrays
+from meshdsl.lowering import collectives, resharding, window_arrays
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.moves.move import nbytes, record
 from meshdsl.lowering.scope import Scope
 from meshdsl.record.collective import crossed
 from meshdsl.record.recorder import Op
@@ -103,7 +104,7 @@ class Stages:
             inside = loop.inside((self.dim,)).reshape(-1, *(1,) * (array.ndim - 1))
             return jnp.where(inside, array, first)
 
-        return block_order.of_words(filled, array)
+        return window_arrays.of_words(filled, array)
 
     def of_all(self, array) -> jax.Array:
         """This stage's elements of an array that has all of them in front, on every device."""
@@ -135,7 +136,7 @@ class Stages:
             with jax.named_scope(self.op.tag):
                 return window_arrays.exchanged(array, 0, self.axes, stages, pieces, self.size, send)
 
-        return block_order.of_words(passed, array)
+        return window_arrays.of_words(passed, array)
 
     def hand_on(self, tree, op: Op):
         """Every array of `tree`, sent to the next stage.
@@ -156,17 +157,17 @@ class Stages:
 
         def send(array):
             backward = "ppermute" if jnp.issubdtype(array.dtype, jnp.inexact) else ""
-            how = (resharding.nbytes(array), str(self.rule), backward)
-            resharding.record(op, self._scope, "ppermute", across, *how)
+            how = (nbytes(array), str(self.rule), backward)
+            record(op, self._scope, "ppermute", across, *how)
             return collectives.ppermute(array, self.axes, pairs)
 
         with jax.named_scope(op.tag):
-            return jax.tree.map(lambda array: block_order.of_words(send, array), tree)
+            return jax.tree.map(lambda array: window_arrays.of_words(send, array), tree)
 
     def _record(self, operation: str, axes, array, backward: str | None = None) -> None:
-        size, why = resharding.nbytes(array), str(self.rule)
+        size, why = nbytes(array), str(self.rule)
         backward = operation if backward is None else backward
-        resharding.record(self.op, self._scope, operation, axes, size, why, backward)
+        record(self.op, self._scope, operation, axes, size, why, backward)
 
     def gathered(self, array) -> jax.Array:
         """All elements, in front, of an array of which each stage has its own; in their order."""
@@ -176,7 +177,7 @@ class Stages:
             with jax.named_scope(self.op.tag):
                 return collectives.all_gather(array, self.axes, 0, varies=False)
 
-        return block_order.of_words(gathered, array)[: self.dim.size]
+        return window_arrays.of_words(gathered, array)[: self.dim.size]
 
     def of_last(self, array) -> jax.Array:
         """What the last stage has of an array: a sum over all stages, to which others add zeros."""
@@ -201,4 +202,4 @@ class Stages:
             with jax.named_scope(self.op.tag):
                 return collectives.psum(self.of_last(array), self.axes)
 
-        return block_order.of_words(summed, array)
+        return window_arrays.of_words(summed, array)

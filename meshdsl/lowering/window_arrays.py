@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -148,3 +149,22 @@ def whole(array, at: int, start: int, length: int, stop: int, fill):
         if before or after
         else found
     )
+
+
+def resized(array, at: int, size: int) -> Any:
+    """The array with `size` elements at position `at`: zeros added at the end, or elements cut."""
+    have = array.shape[at]
+    if size > have and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = resized(jax.random.key_data(array), at, size)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
+    if size > have:
+        return jnp.pad(array, [(0, size - have if i == at else 0) for i in range(array.ndim)])
+    return lax.slice_in_dim(array, 0, size, axis=at) if size < have else array
+
+
+def of_words(change: Callable, array) -> jax.Array:
+    """`change` of an array; of random keys, of which JAX can do less, it is that of their words."""
+    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return change(array)
+    words = change(jax.random.key_data(array))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))

@@ -18,6 +18,7 @@ from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.lowering.moves.move import ByParts, Move
 from meshdsl.ops import attention_cudnn, attention_parts
 from meshdsl.ops.attention_blocks import SAVED, Options, Sides
 from meshdsl.ops.attention_kernels import (
@@ -33,7 +34,6 @@ from meshdsl.ops.attention_kernels import (
 from meshdsl.ops.attention_parts import Way, by_blocks
 from meshdsl.ops.checkpoint import mark
 from meshdsl.ops.declare import Case, Draw, op
-from meshdsl.splits.zigzag import blocks_of
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -194,13 +194,13 @@ def attention(
         name, lacks = _chosen(implementation, at.platform, options, place, *operands, sides)
         at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share, lacks)
         way = _way(at, call, options, beside)
-        made = IMPLEMENTATIONS[name].attend(way, place, *operands, sides)
+        result = IMPLEMENTATIONS[name].attend(way, place, *operands, sides)
         order = (*call.shared, *call.own, call.queries, call.features)
         if call.queries is ONE:
             order = dim_algebra.without(order, (ONE,))
-            made = jnp.squeeze(made, -2)
-        made = jnp.transpose(made, [order.index(d) for d in call.out])
-        return at.fitting(made, call.out, "attention")
+            result = jnp.squeeze(result, -2)
+        result = jnp.transpose(result, [order.index(d) for d in call.out])
+        return at.fitting(result, call.out, "attention")
 
     return apply_op(
         "attention",
@@ -210,7 +210,7 @@ def attention(
         out=call.out,
         unsplit=tuple(dict.fromkeys((call.head_dim, call.features))),
         in_order=(),
-        part_by_part=((call.memory, (key.dims, value.dims)),),
+        by_parts=(ByParts(call.memory, (key.dims, value.dims)),),
     )
 
 
@@ -331,7 +331,7 @@ def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, .
         (*call.shared, call.memory, call.head_dim),
         (*call.shared, call.memory, call.features),
     )
-    ring = at.ring(call.memory)
+    ring = at.in_parts(call.memory)
     sizes = {d: at.size(d) for order in orders for d in order}
     if ring is not None:
         sizes[call.memory] = ring.size
@@ -344,20 +344,20 @@ def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, .
 def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Sides:
     """What stands beside them. Positions that are not given are counted where they are needed."""
     scores = (*call.shared, *call.own, call.queries, call.memory)
-    made = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
-    in_parts = at.ring(call.memory) is not None  # then columns are counted part by part
+    arrays_beside = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
+    in_parts = at.in_parts(call.memory) is not None  # then columns are counted part by part
     if options.causal or options.window is not None:
         for name, dim in (("rows", call.queries), ("columns", call.memory)):
-            if name not in made and not (in_parts and name == "columns"):
-                made[name] = _fit((dim,), at.indices(dim), scores)
+            if name not in arrays_beside and not (in_parts and name == "columns"):
+                arrays_beside[name] = _fit((dim,), at.indices(dim), scores)
     if at.padding(call.memory) and not in_parts:
-        made["inside"] = _fit((call.memory,), at.inside((call.memory,)), scores)
-    return Sides(**made)
+        arrays_beside["inside"] = _fit((call.memory,), at.inside((call.memory,)), scores)
+    return Sides(**arrays_beside)
 
 
 def _way(at: DeviceLoop, call: Call, options: Options, beside) -> Way:
     """What is known of the call, by blocks."""
-    ring = at.ring(call.memory)
+    ring = at.in_parts(call.memory)
     counted = (options.causal or options.window is not None) and "columns" not in beside
     travels = () if ring is None else tuple(n for n, t in beside.items() if ring.has(t.dims))
     return Way(options, by_blocks(options), at, call.memory, counted, ring, travels)
@@ -405,20 +405,19 @@ IMPLEMENTATIONS = {
 
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
-    parts, ring = at.parts(call.queries), at.ring(call.memory)
+    parts, ring = at.parts(call.queries), at.in_parts(call.memory)
     # Made anew for each pass: what is traced in one cannot be used in the other.
     numbers = lambda: [start // size for start, size in at.runs(call.queries)]
     part = numbers if parts > 1 else None
-    rows = _runs(parts, at.size(call.queries), zigzag=len(at.runs(call.queries)) > 1)
+    rows = _runs(parts, at.size(call.queries), at.order(call.queries))
     if ring is None:
-        zigzag = len(at.runs(call.memory)) > 1
-        columns = _runs(at.parts(call.memory), at.size(call.memory), zigzag=zigzag)
+        columns = _runs(at.parts(call.memory), at.size(call.memory), at.order(call.memory))
         padded = bool(at.padding(call.queries) or at.padding(call.memory))
         aligned = False
     else:
-        columns = _runs(ring.parts, ring.size, zigzag=ring.zigzag)
+        columns = _runs(ring.all_parts, ring.size, ring.order)
         padded = bool(at.padding(call.queries) or ring.padded)
-        aligned = ring.axes == at.axes(call.queries) and ring.parts == ring.count
+        aligned = ring.axes == at.axes(call.queries) and ring.all_parts == ring.count
     whole = ring is None and at.parts(call.memory) == 1
     platform = at.platform, at.lowered
     return Place(
@@ -426,11 +425,10 @@ def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     )
 
 
-def _runs(parts: int, size: int, *, zigzag: bool) -> Runs:
+def _runs(parts: int, size: int, order: Move) -> Runs:
     """The runs of each part of a dim, of which each has `size` elements."""
-    blocks = blocks_of(parts) if zigzag else [(part,) for part in range(parts)]
-    length = size // len(blocks[0])
-    return Runs(tuple(tuple(number * length for number in some) for some in blocks), length)
+    starts = [tuple(start for start, _ in order.runs(i, parts, size)) for i in range(parts)]
+    return Runs(tuple(starts), size // order.blocks)
 
 
 def _chosen(wanted: str | None, platform: str, *arguments) -> tuple[str, dict[str, str]]:

@@ -108,8 +108,8 @@ def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Arra
                 output = output * kept[..., None] + added
                 return output, highest, total * kept + weights.sum(-1)
 
-            made = _if_seen(options, row, block, seen, lambda carry, block: carry, carry, block)
-            return made, None
+            result = _if_seen(options, row, block, seen, lambda carry, block: carry, carry, block)
+            return result, None
 
         shape = row.query.shape[:-1]
         first = (
@@ -123,8 +123,8 @@ def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Arra
         total = jnp.where(some, total, 1)
         return output / total[..., None], jnp.where(some, top + jnp.log(total), HIDDEN)
 
-    made = lax.map(one_block_of_rows, _row_blocks(options, query, sides))
-    output, normaliser = (_joined(x, query.ndim - 2, query.shape[-2]) for x in made)
+    result = lax.map(one_block_of_rows, _row_blocks(options, query, sides))
+    output, normaliser = (_joined(x, query.ndim - 2, query.shape[-2]) for x in result)
     return output, normaliser
 
 

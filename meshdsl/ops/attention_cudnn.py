@@ -90,8 +90,8 @@ def _cudnn(way, q, k, v, part):
 
 
 def _cudnn_forward(way, q, k, v, part):
-    made = _output(way, q, k, v, part)
-    output, normaliser = (ad_checkpoint.checkpoint_name(x, SAVED) for x in made)
+    result = _output(way, q, k, v, part)
+    output, normaliser = (ad_checkpoint.checkpoint_name(x, SAVED) for x in result)
     return output, (q, k, v, part, output, normaliser)
 
 

@@ -101,8 +101,8 @@ def column_slopes_kernel(options: Options, blocks: Blocks, through, own, by_key_
             cotangent = cotangent_ref[one, at, :]
             normaliser, through = (ref[one, at] for ref in numbers)
             given = _all(rows, at), beside, normaliser, through, cotangent
-            made = _by_scores(options, q, k, v, *given)
-            weights, by_scores = (x.astype(q.dtype) for x in made)
+            result = _by_scores(options, q, k, v, *given)
+            weights, by_scores = (x.astype(q.dtype) for x in result)
             return by_key + _dot(by_scores.T, q), by_value + _dot(weights.T, cotangent)
 
         return lax.fori_loop(first[block], last[block], turn, slopes)

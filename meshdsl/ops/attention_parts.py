@@ -2,7 +2,7 @@
 
 A kernel gives the output and the log-sum-exp of the scores of some keys. Two such results make one:
 each output is scaled by its share of the sum of both. That is how parts of the keys that come one
-after the other (`lowering.ring`; Liu et al., "Ring Attention with Blockwise Transformers", 2023)
+after the other (`moves.ring`; Liu et al., "Ring Attention with Blockwise Transformers", 2023)
 and parts that lie on several devices (Dao et al., "Flash-Decoding", 2023) are put together.
 
 The backward pass takes the log-sum-exp of all keys, so that the gradients of each part need no
@@ -22,7 +22,7 @@ from jax import ad_checkpoint, lax
 from meshdsl.dims import Dim
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.ring import Ring
+from meshdsl.lowering.moves.ring import Ring
 from meshdsl.ops import attention_blocks
 from meshdsl.ops.attention_blocks import (
     HIDDEN,
@@ -142,8 +142,8 @@ def _attend(way, query, key, value, sides):
 
 
 def _attend_forward(way, query, key, value, sides):
-    made = _forward(way, query, key, value, sides)
-    output, normaliser = (ad_checkpoint.checkpoint_name(x, SAVED) for x in made)
+    result = _forward(way, query, key, value, sides)
+    output, normaliser = (ad_checkpoint.checkpoint_name(x, SAVED) for x in result)
     return output, (query, key, value, sides, output, normaliser)
 
 
@@ -155,8 +155,8 @@ def _forward(way: Way, query, key, value, sides: Sides):
         beside = _beside(way, here, sides, turn)
 
         def seen(state):
-            made = way.kernel.forward(turns, query, here.key, here.value, beside)
-            return made if 0 in turns else merged(state, made)
+            result = way.kernel.forward(turns, query, here.key, here.value, beside)
+            return result if 0 in turns else merged(state, result)
 
         return _if_seen(way, turns, of_rows, beside, seen, lambda state: state, state)
 
@@ -185,13 +185,13 @@ def _attend_backward(way, saved, cotangent):
             while this computes, the sum so far may still travel.
             """
             arrays = query, here.key, here.value, beside
-            made = way.kernel.backward(turns, *arrays, *known)
+            result = way.kernel.backward(turns, *arrays, *known)
             if 0 not in turns:
-                made = made._replace(query=stays.query + made.query)
+                result = result._replace(query=stays.query + result.query)
             if stays.bias is not None and way.ring is not None:
-                at = made.bias.ndim - 1
-                made = made._replace(bias=way.ring.put(stays.bias, made.bias, at, turn))
-            return made
+                at = result.bias.ndim - 1
+                result = result._replace(bias=way.ring.put(stays.bias, result.bias, at, turn))
+            return result
 
         def unseen(stays: Slopes):
             zeros = {name: zeros_like(x) for name, x in _following(way, state).items()}
@@ -199,11 +199,11 @@ def _attend_backward(way, saved, cotangent):
 
         follows = _following(way, state)
         stays = state._replace(**dict.fromkeys(follows))
-        made = _if_seen(way, turns, of_rows, beside, seen, unseen, stays)
+        result = _if_seen(way, turns, of_rows, beside, seen, unseen, stays)
         if 0 in turns:
-            return made
+            return result
         arrived = way.ring.hop(follows)
-        return made._replace(**{name: x + getattr(made, name) for name, x in arrived.items()})
+        return result._replace(**{name: x + getattr(result, name) for name, x in arrived.items()})
 
     zeros_like = lambda x: varying_as(query, jnp.zeros(x.shape, wide))
     of_bias = None if sides.bias is None else (parts.bias if travels else sides.bias)
@@ -279,12 +279,12 @@ def _beside(way: Way, here: Parts, sides: Sides, turn) -> Sides:
             return whole if travelling is None else travelling
         return ring.part_of(whole, whole.ndim - 1, turn)
 
-    made = {name: here_of(name) for name in ("columns", "column_segments", "bias")}
+    result = {name: here_of(name) for name in ("columns", "column_segments", "bias")}
     indices = ring.indices(turn)
     if way.counted:
-        made["columns"] = indices.reshape((1,) * (sides.rows.ndim - 1) + (-1,))
+        result["columns"] = indices.reshape((1,) * (sides.rows.ndim - 1) + (-1,))
     inside = indices < way.memory.size if ring.padded else None
-    return sides._replace(**made, inside=inside)
+    return sides._replace(**result, inside=inside)
 
 
 def _if_seen(way: Way, turns, of_rows, beside: Sides, seen: Callable, unseen: Callable, state):

@@ -153,16 +153,18 @@ def _forward(options: Options, place: Place, turns: range, query, key, value, si
     def of_rows(row: int):
         found = None
         for column in range(place.columns.count):
-            made = _of_runs(options, place, turns, arrays, sides, row, column, _output, nothing, 0)
-            wide = made[0].astype(jnp.float32), made[1]
+            result = _of_runs(
+                options, place, turns, arrays, sides, row, column, _output, nothing, 0
+            )
+            wide = result[0].astype(jnp.float32), result[1]
             found = wide if found is None else merged(found, wide)
         return found
 
     if place.whole:
-        made = _of_all(options, place, arrays, _output, 0)
+        result = _of_all(options, place, arrays, _output, 0)
     else:
-        made = [of_rows(row) for row in range(place.rows.count)]
-    output, normaliser = (_joined(x) for x in zip(*made, strict=True))
+        result = [of_rows(row) for row in range(place.rows.count)]
+    output, normaliser = (_joined(x) for x in zip(*result, strict=True))
     output = output.reshape(*leading, *output.shape[-2:])
     return output, normaliser.reshape(*leading, normaliser.shape[-1])
 
@@ -195,8 +197,8 @@ def _backward(
         for row in range(place.rows.count):
             for column in range(place.columns.count):
                 how = (arrays, sides, row, column, _slopes, nothing, 1)
-                made = _of_runs(options, place, turns, *how)
-                by_query, by_key, by_value = (x.astype(wide) for x in made)
+                result = _of_runs(options, place, turns, *how)
+                by_query, by_key, by_value = (x.astype(wide) for x in result)
                 by_row[row] += by_query
                 before = by_column[column]
                 by_column[column] = before[0] + by_key, before[1] + by_value
@@ -306,9 +308,11 @@ class Run(NamedTuple):
         arrays = arrays.padded()
         # Work on what is added is not counted.
         share *= rows * columns / (arrays.query.shape[2] * arrays.key.shape[2])
-        made = self._of_whole_blocks(place, fn, arrays, share, backward, part)
+        result = self._of_whole_blocks(place, fn, arrays, share, backward, part)
         lengths = (rows, columns, columns) if backward else (rows, rows)
-        return tuple(lax.slice_in_dim(x, 0, n, axis=2) for x, n in zip(made, lengths, strict=True))
+        return tuple(
+            lax.slice_in_dim(x, 0, n, axis=2) for x, n in zip(result, lengths, strict=True)
+        )
 
     def _of_whole_blocks(
         self, place: Place, fn: Callable, arrays: Arrays, share: float, backward: int, part

@@ -102,7 +102,7 @@ def fixed(t, scope: Scope | None):
     """Settled, and with the type that a boundary asks for."""
     if scope is None or not is_tensor(t):
         return t
-    t = resharding.plain(resharding.settle(resharding.placed(t, scope)))
+    t = resharding.plain(resharding.take_sums(resharding.placed(t, scope)))
     axes = scope.of_mesh(a for axes in t.placement.axes for a in axes)
     return varied(t, axes | scope.spent)
 
@@ -133,7 +133,7 @@ def agreed(t: Tensor) -> Tensor:
     """
     if t.placement is not None:
         t.placement.scope.note_use(t.placement.origin, ())
-    return resharding.settle(t)
+    return resharding.take_sums(t)
 
 
 def lying_as(x: Tensor, dims: Dims) -> Tensor:

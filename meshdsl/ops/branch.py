@@ -115,9 +115,9 @@ def _choose(name: str, choice: Tensor, branches: tuple[Callable, ...], operands)
 
     def alike(fn):
         def run(operands):
-            made = arrays_in(name, "result of a branch", fn(*operands), scope)
+            result = arrays_in(name, "result of a branch", fn(*operands), scope)
             leaves, tree = jax.tree.flatten(
-                each(lambda t: value(t, scope), made), is_leaf=is_tensor
+                each(lambda t: value(t, scope), result), is_leaf=is_tensor
             )
             if not first:
                 first.extend([tree, leaves])

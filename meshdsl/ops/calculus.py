@@ -189,7 +189,7 @@ def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
     if ct.placement is not None:
         scope.note_use(ct.placement.origin, ())
     ct = resharding.placed(ct, scope)
-    ct = resharding.settle(
+    ct = resharding.take_sums(
         Tensor(
             ct.array,
             ct.dims,

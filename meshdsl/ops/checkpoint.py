@@ -169,7 +169,7 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
 
     A sum that `x` waits for is taken, so that what is kept is the sum.
     """
-    x = resharding.settle(x)
+    x = resharding.take_sums(x)
     mark(name)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole

@@ -126,8 +126,8 @@ def as_tensor(x, name: str) -> Tensor:
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:
     """`x` times a number, or divided by it. Linear: a pending sum keeps waiting."""
     fn = (lambda _, a: a / factor) if inverse else (lambda _, a: a * factor)
-    made = jnp.result_type(x.dtype, jnp.float32 if inverse else factor)
-    how = {"in_order": (), "linear": sums_alike(x.dtype, made), "fill": None}
+    dtype = jnp.result_type(x.dtype, jnp.float32 if inverse else factor)
+    how = {"in_order": (), "linear": sums_alike(x.dtype, dtype), "fill": None}
     return apply_op(name, fn, (x,), loop=x.dims, out=x.dims, **how)
 
 

@@ -231,11 +231,11 @@ def _apply(
             weights, kernel.dims, [*[(k,) for k in taps.values()], ins, groups + outs]
         )
         array = convolve(loop, array, weights, feature_group_count=count, **types)
-        made = (*batch, *become, *groups, *outs)
+        order = (*batch, *become, *groups, *outs)
         array = array.reshape(
-            [array.shape[1 + become.index(d)] if d in become else loop.size(d) for d in made]
+            [array.shape[1 + become.index(d)] if d in become else loop.size(d) for d in order]
         )
-        return jnp.transpose(array, [made.index(d) for d in out])
+        return jnp.transpose(array, [order.index(d) for d in out])
 
     carried = {new: old for old, new in spatial.items() if new != old}
     return apply_op(

@@ -238,8 +238,8 @@ def _in_chunks(options: Options, chunk: int | None, operands: Operands):
     operands = operands._replace(
         rows=padded(operands.rows, 0), targets=padded(operands.targets, -1)
     )
-    made: Any = _over_chunks(options, operands)
-    return [found.reshape(-1)[:count] for found in made]
+    result: Any = _over_chunks(options, operands)
+    return [found.reshape(-1)[:count] for found in result]
 
 
 def _resized(a, size: int, fill) -> jax.Array:
@@ -308,8 +308,8 @@ def _scanned(fn: Callable, carry, chunks):
     """A scan over chunks; of a single one a call, without a loop."""
     if len(chunks[0]) > 1:
         return lax.scan(fn, carry, chunks)
-    carry, made = fn(carry, jax.tree.map(lambda a: a[0], chunks))
-    return carry, jax.tree.map(lambda a: a[None], made)
+    carry, result = fn(carry, jax.tree.map(lambda a: a[0], chunks))
+    return carry, jax.tree.map(lambda a: a[None], result)
 
 
 def _logits(options: Options, operands: Operands) -> tuple[jax.Array, jax.Array | None]:

@@ -98,8 +98,8 @@ def _logaddexp_jvp(primals, tangents):
         ratio = jnp.exp(jnp.where(same, 0, x - jnp.where(same, 0, total)))
         return jnp.where(jnp.isneginf(x.real), 0, ratio)
 
-    made: Any = sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
-    return total, made
+    result: Any = sum(share(x) * t for x, t in zip(primals, tangents, strict=True))
+    return total, result
 
 
 def _associative(combine: Callable) -> Callable:
@@ -150,8 +150,7 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
     fn, at = _extremum if has_ties else _scanned, x.dims.index(dim)
     local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)
-    how = {"in_order": (dim,), "fill": scan.identity}
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(dim,), fill=scan.identity)
 
 
 def _running(fn: Callable, draw: Draw) -> Case:

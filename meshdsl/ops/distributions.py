@@ -42,8 +42,7 @@ def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     dims = dim_algebra.resolve("random", like.dims if like is not None else (), dims)
     dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
     local = lambda loop: of(loop, data, dims)
-    how = {"in_order": (), "like": like}
-    return apply_op(f"random.{name}", local, (), loop=dims, out=dims, **how)
+    return apply_op(f"random.{name}", local, (), loop=dims, out=dims, in_order=(), like=like)
 
 
 def _drawn(

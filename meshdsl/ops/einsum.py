@@ -18,6 +18,7 @@ from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering import ring_products
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, sums_alike
+from meshdsl.lowering.moves.move import ByParts
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
@@ -89,17 +90,21 @@ def einsum(
 
     def local(at: DeviceLoop, *arrays):
         for dim, number in in_parts.items():
-            if at.ring(dim) or at.result_ring(dim):
+            if at.in_parts(dim) or at.result_in_parts(dim):
                 return _by_parts(at, product, tensors, out, dim, number, arrays)
         return product(*arrays)
 
-    how = {}
-    if in_parts:
-        parts = tuple((d, (tensors[i].dims,)) for d, i in in_parts.items())
-        how = {"part_by_part": parts, "term_by_term": tuple(in_parts)}
-    made = preferred_element_type or tensors[0].dtype
-    linear = len(tensors) == 1 and sums_alike(tensors[0].dtype, made)
-    return apply_op("einsum", local, tensors, loop=loop, out=out, in_order=(), linear=linear, **how)
+    dtype = preferred_element_type or tensors[0].dtype
+    return apply_op(
+        "einsum",
+        local,
+        tensors,
+        loop=loop,
+        out=out,
+        in_order=(),
+        linear=len(tensors) == 1 and sums_alike(tensors[0].dtype, dtype),
+        by_parts=tuple([ByParts(d, (tensors[i].dims,), terms=True) for d, i in in_parts.items()]),
+    )
 
 
 def _by_parts(
@@ -109,27 +114,26 @@ def _by_parts(
     others = arrays[:number] + arrays[number + 1 :]
     of_one = lambda x, *others: product(*others[:number], x, *others[number:])
     positions = tensors[number].dims.index(dim), out.index(dim)
-    if (ring := at.ring(dim)) is not None:
-        return ring_products.of_arriving(of_one, ring, arrays[number], others, *positions)
-    ring = at.result_ring(dim)
-    assert ring is not None
-    return ring_products.summed(of_one, ring, arrays[number], others, *positions)
+    if (parts := at.in_parts(dim)) is not None:
+        return ring_products.of_arriving(of_one, parts, arrays[number], others, *positions)
+    parts = at.result_in_parts(dim)
+    return ring_products.summed(of_one, parts, arrays[number], others, *positions)
 
 
 def _in_parts(tensors, out: Dims) -> dict[Dim, int]:
-    """The dims whose parts may go round a ring, each with the number of the operand that has it.
+    """The dims that may come part by part, each with the number of the operand that has it.
 
     It is one operand: of several, the parts would have to meet.
     """
     scope = next((t.placement.scope for t in tensors if t.placement is not None), None)
-    if scope is None or not scope.layout.in_rings:
+    if scope is None or not scope.layout.by_parts:
         return {}
     if not all(t.size and jnp.issubdtype(t.dtype, jnp.inexact) for t in tensors):
         return {}
     found = {}
     for d in out:
         having = [i for i, t in enumerate(tensors) if d in t.dims]
-        if d.name in scope.layout.in_rings and len(having) == 1 < len(tensors):
+        if d.name in scope.layout.by_parts and len(having) == 1 < len(tensors):
             found[d] = having[0]
     return found
 

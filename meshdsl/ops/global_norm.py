@@ -58,7 +58,7 @@ def global_norms(*trees: Any) -> list[Tensor]:
         found = list(powers.values())
         if pending and len(found) > 1:
             dim = Dim("norms", len(found))
-            found = list(slicing.unstack(resharding.settle(slicing.stack(found, dim)), dim))
+            found = list(slicing.unstack(resharding.take_sums(slicing.stack(found, dim)), dim))
         for i, power in zip(powers, found, strict=True):
             totals[i].append(power)
     return [sqrt(sum(rest, start=first)) for first, *rest in totals]

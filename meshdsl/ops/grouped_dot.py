@@ -131,13 +131,13 @@ def _dot_by_blocks(size: int, _, transposed: bool, rows, weight, starts):
     padded = jnp.pad(rows, ((0, size), (0, 0)))
     contracted = ((1,), (1 if transposed else 0,)), ((), ())
 
-    def one(number, made):
+    def one(number, result):
         group, row, _ = block(number)
         own = lax.dynamic_slice_in_dim(padded, row, size)
         matrix = lax.dynamic_index_in_dim(weight, group, keepdims=False)
         product = lax.dot_general(own, matrix, contracted, preferred_element_type=_wide(own))
         # What a block writes beyond its group, the blocks of the next groups write again.
-        return lax.dynamic_update_slice_in_dim(made, product.astype(made.dtype), row, 0)
+        return lax.dynamic_update_slice_in_dim(result, product.astype(result.dtype), row, 0)
 
     features = weight.shape[1 if transposed else 2]
     empty = jnp.zeros((len(padded), features), jnp.result_type(rows, weight))
@@ -149,16 +149,16 @@ def _outer_by_blocks(size: int, _, dtype: str, rows, others, starts):
     pad = lambda x: jnp.pad(x, ((0, size), (0, 0)))
     padded, others = pad(rows), pad(others)
 
-    def one(number, made):
+    def one(number, result):
         group, row, left = block(number)
         inside = (jnp.arange(size) < left)[:, None]
         own, other = (
             jnp.where(inside, lax.dynamic_slice_in_dim(x, row, size), 0) for x in (padded, others)
         )
         contracted = ((0,), (0,)), ((), ())
-        product = lax.dot_general(own, other, contracted, preferred_element_type=made.dtype)
-        so_far = lax.dynamic_index_in_dim(made, group, keepdims=False)
-        return lax.dynamic_update_index_in_dim(made, so_far + product, group, 0)
+        product = lax.dot_general(own, other, contracted, preferred_element_type=result.dtype)
+        so_far = lax.dynamic_index_in_dim(result, group, keepdims=False)
+        return lax.dynamic_update_index_in_dim(result, so_far + product, group, 0)
 
     shape = len(starts) - 1, rows.shape[1], others.shape[1]
     return lax.fori_loop(0, count, one, jnp.zeros(shape, _wide(rows))).astype(dtype)
@@ -189,7 +189,7 @@ def _padded_rows(x, tile: int):
 def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts):
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
     tiling = _tiles(len(rows), inner, features)
-    made = imported(_MEGABLOX, "gmm")(
+    result = imported(_MEGABLOX, "gmm")(
         _padded_rows(rows, tiling[0]),
         weight,
         jnp.diff(starts),
@@ -198,7 +198,7 @@ def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts)
         transpose_rhs=transposed,
         interpret=interpret,
     )
-    return made[: len(rows)]
+    return result[: len(rows)]
 
 
 def _outer_by_megablox(_, interpret: bool, dtype: str, rows, others, starts):

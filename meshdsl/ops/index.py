@@ -13,8 +13,8 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.derivatives import to_sum
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.exchange import kept_in_lookup
 from meshdsl.lowering.law import apply_op
+from meshdsl.lowering.moves.table import staying
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
@@ -59,8 +59,8 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     shared = tuple(d for d in x.dims if d in ids.dims)
     picked = dim_algebra.without(ids.dims, shared)
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
-    made, wide, kept = x.dtype, None, kept_in_lookup(x, ids, dim)
-    if kept and (dtypes := x.placement.dtypes):
+    dtype, wide, stays = x.dtype, None, staying(x, ids, dim)
+    if stays and (dtypes := x.placement.dtypes):
         # One device adds up the gradient of every index: in the dtype of sums, not in that of use.
         wide = jnp.promote_types(x.stored.dtype, dtypes.sums)
         x = Tensor(x.stored, x.dims, x.role, x.placement._replace(dtypes=None))
@@ -73,10 +73,17 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
         if not dim.size:  # one element to look up, which `inside` then replaces by zeros
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
         found = _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
-        return found if wide is None else found.astype(made)
+        return found if wide is None else found.astype(dtype)
 
-    how = {"loop": every, "out": (*shared, *inner), "in_order": (dim,), "kept": kept}
-    return apply_op("take", local, (x, ids), **how)
+    return apply_op(
+        "take",
+        local,
+        (x, ids),
+        loop=every,
+        out=(*shared, *inner),
+        in_order=(dim,),
+        stays=stays,
+    )
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):

@@ -72,7 +72,7 @@ def local(
         axes = frozenset().union(*map(collectives.varying, arrays))
         offsets = [jnp.asarray(at.offset(d), jnp.int32) for d in begin]
         arrays = (*arrays, *[collectives.vary(x, axes) for x in offsets])
-        made = kernels.called(fn, arrays, title) if at.lowered and arrays else fn(*arrays)
-        return at.fitting(made, out, title)
+        result = kernels.called(fn, arrays, title) if at.lowered and arrays else fn(*arrays)
+        return at.fitting(result, out, title)
 
     return apply_op(title, on_device, tensors, loop=loop, out=out, unsplit=unsplit)

@@ -83,8 +83,8 @@ def while_loop(cond: Callable, body: Callable, init):
 
     def step(carry):
         carry = uncarried(carry)
-        made = arrays_in("while_loop", "carry that comes back", body(carry), scope)
-        after = matching("while_loop", each(lambda t: value(t, scope), made), carry)
+        result = arrays_in("while_loop", "carry that comes back", body(carry), scope)
+        after = matching("while_loop", each(lambda t: value(t, scope), result), carry)
         return carried(after)
 
     init = carried(init)
@@ -185,13 +185,15 @@ def map_over(fn: Callable, *xs, dim: Dim | str, batch: int | None = None):
         Dim(f"{dim.name}_part", batch),
         Dim(f"{dim.name}_part", left),
     )
-    made = []
+    result = []
     if turns:
         cut = each(lambda x: _cut(x, 0, (turn, part)), xs)
-        made.append(scan_as("map_over", lambda _, x: ((), over(part, fn)(*x)), (), cut, turn)[1])
+        result.append(scan_as("map_over", lambda _, x: ((), over(part, fn)(*x)), (), cut, turn)[1])
     if left or not turns:
-        made.append(over(rest, fn)(*each(lambda x: _cut(x, turns * batch, (rest,)), xs)))
-    return each(lambda *ts: restacked(_joined(ts, (turn, part, rest), op), dim, "map_over"), *made)
+        result.append(over(rest, fn)(*each(lambda x: _cut(x, turns * batch, (rest,)), xs)))
+    return each(
+        lambda *ts: restacked(_joined(ts, (turn, part, rest), op), dim, "map_over"), *result
+    )
 
 
 def _cut(x: Tensor, start: int, into: tuple[Dim, ...]) -> Tensor:

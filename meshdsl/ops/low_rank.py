@@ -73,8 +73,8 @@ class LowRank(StandIn):
 
     def compute(self, op: Callable, args: tuple, named: dict[str, Any]) -> Any:
         linear = _LINEAR.get(op.__name__)
-        made = linear(self, op, args, named) if linear else None
-        return super().compute(op, args, named) if made is None else made
+        result = linear(self, op, args, named) if linear else None
+        return super().compute(op, args, named) if result is None else result
 
     def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> LowRank | None:
         how = dict(zip(("x", "dtype"), args, strict=False)) | named
@@ -85,18 +85,18 @@ class LowRank(StandIn):
         x = as_tensor(how.pop("x", None))
         if how.pop("weight", None) is not self or x is None:
             return None
-        made = op(x, self.weight, **how)
+        result = op(x, self.weight, **how)
         thin = cast(self.a, x.dtype), cast(self.b, x.dtype)
-        return made + einsum(x, *thin, out=made.dims, **how)
+        return result + einsum(x, *thin, out=result.dims, **how)
 
     def _einsum(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor:
         at = next(i for i, x in enumerate(args) if x is self)
         before, after = map(as_tensor, args[:at]), map(as_tensor, args[at + 1 :])
         before, after = tuple(before), tuple(after)
-        made = op(*before, self.weight, *after, **named)
+        result = op(*before, self.weight, *after, **named)
         how = {name: value for name, value in named.items() if name not in ("out", "contract")}
         thin = self.a, self.b
-        return made + cast(einsum(*before, *thin, *after, out=made.dims, **how), made.dtype)
+        return result + cast(einsum(*before, *thin, *after, out=result.dims, **how), result.dtype)
 
     def _take(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         if len(args) != 3 or args[0] is not self or named:
@@ -105,9 +105,9 @@ class LowRank(StandIn):
         name = dim.name if isinstance(dim, Dim) else dim
         if name not in [d.name for d in self.a.dims] or name in [d.name for d in self.b.dims]:
             return None
-        made = op(self.weight, ids, dim)
+        result = op(self.weight, ids, dim)
         of_ids = take(self.a, ids, self.a.dim(name))
-        return made + cast(einsum(of_ids, self.b, out=made.dims), made.dtype)
+        return result + cast(einsum(of_ids, self.b, out=result.dims), result.dtype)
 
 
 # By the name of an op that is linear in a weight: how it is computed without the sum; None from it

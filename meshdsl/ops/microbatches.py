@@ -75,7 +75,7 @@ def schedule_of(axes, rule: Rule, carry, scope: Scope) -> Schedule:
         )
     ((batch, split),) = cut.items()
     rows = scope.part(batch, split)
-    if batch.name in scope.layout.zigzag or rows * scope.parts(split) != batch.size:
+    if batch.name in scope.layout.orders or rows * scope.parts(split) != batch.size:
         raise MeshDSLError(
             f"{rule}: `{name}`={batch.size} is cut into microbatches, so it divides over "
             f"{' x '.join(f'`{a}`={scope.sizes[a]}' for a in split)}, in natural order"

@@ -77,15 +77,17 @@ def _mapped(dim: Dim, fn: Callable, args: tuple):
     def element(*arrays):
         arrays = iter(arrays)
         inside = [_element(x, next(arrays)) if h else x for x, h in zip(entered, has, strict=True)]
-        made, out_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor)
-        if others := sorted({type(x).__name__ for x in made if not is_tensor(x)}):
+        result, out_tree = jax.tree.flatten(
+            fn(*jax.tree.unflatten(tree, inside)), is_leaf=is_tensor
+        )
+        if others := sorted({type(x).__name__ for x in result if not is_tensor(x)}):
             raise MeshDSLError(
                 f"over: the function returns Tensors, not {', '.join(others)}; give it dims "
                 "with md.tensor"
             )
-        made = [fixed(t, t.placement.scope if t.placement else scope) for t in made]
-        results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in made]]
-        return [t.array for t in made]
+        result = [fixed(t, t.placement.scope if t.placement else scope) for t in result]
+        results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in result]]
+        return [t.array for t in result]
 
     with scope.spending(axes, dim) if scope else nullcontext():
         given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
@@ -121,14 +123,14 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         own = {a for split in x.placement.axes for a in split}.union(axes)
         # Being cut over an axis is no use that varies over it.
         scope.note_use(x.placement.origin, set(scope.sizes) - own)
-    x = resharding.settle(x)
+    x = resharding.take_sums(x)
     with scope.spending(axes, dim):
         split = (axes, *scope.split(x.dims[1:], x.placement.level if x.placement else "rules"))
         why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.spent)
-    zigzag = scope.zigzag((dim,), (axes,))
+    orders = scope.orders((dim,), (axes,))
     return Tensor(
-        _filled(x.array, DeviceLoop({dim: axes}, scope, op, zigzag), dim),
+        _filled(x.array, DeviceLoop({dim: axes}, scope, op, orders), dim),
         x.dims,
         x.role,
         x.placement,
@@ -161,6 +163,6 @@ def _left(array, dims: Dims, role, placement: Placement | None, dim: Dim, axes) 
     dims = dim_algebra.distinct((dim, *dims), "over")
     if placement is None:
         return Tensor(array, dims, role)
-    return resharding.settle(
+    return resharding.take_sums(
         varied(Tensor(array, dims, role, placement._replace(axes=(axes, *placement.axes))), axes)
     )

@@ -19,7 +19,6 @@ of it is dropped. So nothing that is not a number arises that was not there befo
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import jax
@@ -31,9 +30,9 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.lowering.moves.turns import Closures, Turn
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
-from meshdsl.lowering.turns import Closures, Turn
 from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
 from meshdsl.ops.checkpoint import policies_within
 from meshdsl.ops.microbatches import brought_home, home_of, is_shared, schedule_of
@@ -103,9 +102,9 @@ def pipelined(
         stages = Stages(dim, axes, rule, schedule, scope, op)
         entered = lambda x: stages.enter(x) if is_tensor(x) else stages.of_all(x)
         xs = each(entered, xs)
-        made, ys = _Pipe(name, fn, stages, home, scope, unroll).run(carry, xs)
-        made = each(lambda x: _of_last(x, stages, scope, rule), made)
-    return made, each(lambda y: resharding.settle(y) if is_tensor(y) else y, ys)
+        last, ys = _Pipe(name, fn, stages, home, scope, unroll).run(carry, xs)
+        last = each(lambda x: _of_last(x, stages, scope, rule), last)
+    return last, each(lambda y: resharding.take_sums(y) if is_tensor(y) else y, ys)
 
 
 def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
@@ -113,11 +112,15 @@ def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
     if x.placement is not None:
         own = {a for split in x.placement.axes for a in split}.union(axes)
         scope.note_use(x.placement.origin, scope.of_mesh(scope.sizes) - own)
-    return resharding.settle(x)
+    return resharding.take_sums(x)
 
 
-class _NotAtHome(Exception):
-    """The body of a pipeline takes microbatches of tensors that are to be brought home first."""
+class _Abandoned(Exception):
+    """The body of a pipeline takes microbatches of tensors that are to be brought home first.
+
+    An attempt ends with it in the middle of a `lax.scan`: a loop that was traced to its end would
+    stay in the program, with its collectives, and nobody would look at its results.
+    """
 
 
 class _Pipe:
@@ -152,31 +155,45 @@ class _Pipe:
 
     def run(self, carry, xs):
         """The carry as each stage has it in the end, and the results of all elements."""
-        seen, closures = next_op_number(), self._closures
-        with suppress(_NotAtHome):
-            return self._traced(carry, xs)
-        met, closures.away = closures.away, {}
-        with suppress(_NotAtHome):
-            return self._traced(carry, xs)
-        self.scope.recorder.forget(seen)
+        first_op, closures = next_op_number(), self._closures
+        if (results := self._attempt(carry, xs)) is not None:
+            return results
+        first_met, closures.away = closures.away, {}
+        if (results := self._attempt(carry, xs)) is not None:
+            return results
+        self.scope.recorder.forget(first_op)
         # What the body makes itself is another tensor each time that it is traced.
-        for x, home in (closures.away[key] for key in met if key in closures.away):
+        for x, home in (closures.away[key] for key in first_met if key in closures.away):
             closures.brought(x, self._brought(x, home))
         self._learns = False
         return self._traced(carry, xs)
+
+    def _attempt(self, carry, xs):
+        """What `run` gives; None where the body has met tensors that are not at home."""
+        try:
+            return self._traced(carry, xs)
+        except _Abandoned:
+            return None
 
     def _brought(self, x: Tensor, home) -> Tensor:
         """What the body closes over, in the split in which microbatches are cut from it."""
         scope, rule = self.scope, str(self.stages.rule)
         varies = scope.of_mesh(scope.spent.union(*home))
-        how = {"varies": varies, "pending": x.placement.pending}
-        return resharding.reshard(x, home, scope, self.stages.op, lambda _: rule, **how)
+        return resharding.reshard(
+            x,
+            home,
+            scope,
+            self.stages.op,
+            lambda _: rule,
+            varies=varies,
+            pending=x.placement.pending,
+        )
 
     def _traced(self, carry, xs):
         """What `run` gives.
 
         Raises:
-          _NotAtHome: in the first two attempts, where the body closes over what is to be brought
+          _Abandoned: in the first two attempts, where the body closes over what is to be brought
             home before the ticks.
         """
         schedule, scope = self.stages.schedule, self.scope
@@ -197,7 +214,7 @@ class _Pipe:
                 handed = self.stages.hand_on(carried(made), op)
                 made = each(self._at_home, made)
                 if self._learns and self._closures.away:
-                    raise _NotAtHome
+                    raise _Abandoned
                 done = last_stage & real & (in_round == schedule.rounds - 1)
                 result = _choose(done, made, fresh)
                 if schedule.hands_out:
@@ -330,8 +347,8 @@ class _Pipe:
         self.recomputed = gathers or rounds > 1
         if self.recomputed:
             work = jax.checkpoint(work, policy=kept(inner))
-        made, ys = work(carried(given), in_round, number)
-        return uncarried(made), uncarried(ys)
+        result, ys = work(carried(given), in_round, number)
+        return uncarried(result), uncarried(ys)
 
     def _body(self, given, both):
         number, x = both
@@ -339,8 +356,8 @@ class _Pipe:
         if self.recomputed:
             given = jax.tree.map(named, given)
         before = uncarried(given)
-        made = self.fn(before, each(lambda t: element(t, self.stages.dim), uncarried(x)))
-        after, y = two_results(self.name, made, self.scope)
+        result = self.fn(before, each(lambda t: element(t, self.stages.dim), uncarried(x)))
+        after, y = two_results(self.name, result, self.scope)
         after = matching(self.name, each(self._value, after), before)
         if self.stages.padded:
             after = _choose(number < self.stages.dim.size, after, before)

@@ -89,7 +89,8 @@ def reshard(
         blocks = scope.layout.blocks(dim, over, scope.sizes)
         if dim.size % blocks and dim.name not in scope.layout.padded:
             shown = " x ".join(f"`{a}`={scope.sizes[a]}" for a in over)
-            into = "" if blocks == scope.parts(over) else f" in zigzag order, into {blocks} blocks"
+            order = scope.layout.orders.get(dim.name)
+            into = f" in {order.name} order, into {blocks} blocks" if order else ""
             raise MeshDSLError(
                 f"reshard: `{dim.name}`={dim.size} does not divide over {shown}{into}; use other "
                 'axes, or a layout with uneven = "pad"'

@@ -296,8 +296,7 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
     check_some(name, x, dim_algebra.find_all(name, x.dims, _one(name, x, dim)))
     check_real(name, x)
     along = dim_algebra.find_all(name, x.dims, dim)
-    how = {"in_order": along, "sums": False, "fill": bounds(x.dtype)[sign < 0]}
-    return _reduce(name, x, dim, local, **how)
+    return _reduce(name, x, dim, local, in_order=along, sums=False, fill=bounds(x.dtype)[sign < 0])
 
 
 def _one(name, x, dim):
@@ -403,8 +402,7 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))
     local = lambda loop, a: fn(loop, at, dims, a)
-    how = {"in_order": (), "fill": -jnp.inf}
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(), fill=-jnp.inf)
 
 
 @op(

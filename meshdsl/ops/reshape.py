@@ -18,9 +18,9 @@ from einops.parsing import ParsedExpression
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering import turns
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.lowering.moves import turns
 from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import regrouping
 from meshdsl.splits.regrouping import Group

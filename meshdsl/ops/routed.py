@@ -21,6 +21,7 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.lowering.moves.move import ByParts
 from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot, megablox_lacks
@@ -170,23 +171,30 @@ def routed(
             jnp.moveaxis(a, t.dims.index(experts), 0)
             for a, t in zip(arrays, parameters, strict=True)
         ]
-        ring = at.ring(experts)
-        if ring is not None:
-            used = chosen.size / (ring.count * room_of(chosen.size, ring.count))
+        parts = at.in_parts(experts)
+        if parts is not None:
+            used = chosen.size / (parts.count * room_of(chosen.size, parts.count))
             implement = partial(_way, at, experts, used, implementation, name, arrays)
-            run = partial(_by_expert, fn, implement, experts=ring.size, name=name)
-            made = by_exchange(name, ring, run, rows, chosen, share, arrays, experts.size, axes)
-            return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
+            run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
+            result = by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
+            return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
         first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
         here = at.size(experts)
         used = here / max(experts.size, 1)
         implement = partial(_way, at, experts, used, implementation, name, arrays)
-        made = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
-        return jnp.moveaxis(made.reshape(last.shape), -1, x.dims.index(features))
+        result = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
+        return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
 
-    how = {"unsplit": unsplit, "in_order": (experts,)}
-    how["visited"] = ((experts, tuple(t.dims for t in parameters), tokens),)
-    return apply_op(name, local, tensors, loop=loop, out=x.dims, **how)
+    return apply_op(
+        name,
+        local,
+        tensors,
+        loop=loop,
+        out=x.dims,
+        unsplit=unsplit,
+        in_order=(experts,),
+        by_parts=(ByParts(experts, tuple([t.dims for t in parameters]), sent=tokens),),
+    )
 
 
 def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:

@@ -24,7 +24,7 @@ from jax.core import Tracer
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
-from meshdsl.lowering.ring import Ring
+from meshdsl.lowering.moves.exchange import Visited
 
 ROOM = 1.25  # times the rows to a device that there would be if all experts had the same load
 _ROWS = 8  # the room is a multiple of it, as a TPU has arrays in tiles of so many rows
@@ -58,7 +58,7 @@ class Places(NamedTuple):
 
 def by_exchange(
     name: str,
-    ring: Ring,
+    parts: Visited,
     run: Callable,
     rows,
     chosen,
@@ -71,7 +71,7 @@ def by_exchange(
 
     Args:
       name: what errors call the op.
-      ring: of the parts of the experts.
+      parts: those of the experts.
       run: called with rows, for each the number of its expert among those here, [rows, 1], and its
         weight, [rows, 1], and the arrays of the experts here.
       chosen: the numbers of the experts of each row; [rows, choices].
@@ -85,18 +85,18 @@ def by_exchange(
     """
     if not chosen.size or not rows.size:
         return rows * 0
-    axes = axes | {*ring.axes}
-    room = room_of(chosen.size, ring.count)
-    places = _places(ring, chosen.reshape(-1), experts, room, axes)
+    axes = axes | {*parts.axes}
+    room = room_of(chosen.size, parts.count)
+    places = _places(parts, chosen.reshape(-1), experts, room, axes)
     rows, share = (collectives.vary(a, axes) for a in (rows, share))
-    pieces = jax.ShapeDtypeStruct((ring.count * room, rows.shape[1]), rows.dtype)
-    ring.note_swap(pieces, 2)
-    ring.note_swap(pieces, 1)
-    ring.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], share.dtype), 2)
-    ring.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], jnp.int32), 1)
+    pieces = jax.ShapeDtypeStruct((parts.count * room, rows.shape[1]), rows.dtype)
+    parts.note_swap(pieces, 2)
+    parts.note_swap(pieces, 1)
+    parts.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], share.dtype), 2)
+    parts.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], jnp.int32), 1)
     _refuse_closures(name, run, pieces, share.dtype, tuple(arrays), axes)
-    made: jax.Array = _all_rounds(ring, run, room, rows, share, tuple(arrays), places)
-    return made.astype(rows.dtype)
+    result: jax.Array = _all_rounds(parts, run, room, rows, share, tuple(arrays), places)
+    return result.astype(rows.dtype)
 
 
 def _refuse_closures(name: str, run: Callable, pieces, share, arrays: tuple, axes) -> None:
@@ -120,10 +120,10 @@ def _refuse_closures(name: str, run: Callable, pieces, share, arrays: tuple, axe
         )
 
 
-def _places(ring: Ring, chosen, experts: int, room: int, axes) -> Places:
-    count = ring.count
+def _places(parts: Visited, chosen, experts: int, room: int, axes) -> Places:
+    count = parts.count
     chosen = collectives.vary(chosen, axes)
-    to = jnp.where((chosen >= 0) & (chosen < experts), chosen // ring.size, count)
+    to = jnp.where((chosen >= 0) & (chosen < experts), chosen // parts.size, count)
     numbers = lax.iota(jnp.int32, len(to)) + to * 0
     in_order, order = lax.sort((to, numbers), num_keys=1, is_stable=True)
     edges = jnp.arange(count + 1, dtype=jnp.int32)
@@ -132,8 +132,8 @@ def _places(ring: Ring, chosen, experts: int, room: int, axes) -> Places:
     _, place = lax.sort((order, numbers), num_keys=1)
     rank = place - jnp.take(starts, to)
     most = jnp.max(starts[1:] - starts[:-1])
-    rounds = -(-ring.most(most, axes) // room)
-    return Places(to, rank, order, starts, chosen - to * ring.size, rounds)
+    rounds = -(-parts.most(most, axes) // room)
+    return Places(to, rank, order, starts, chosen - to * parts.size, rounds)
 
 
 class _Turn(NamedTuple):
@@ -150,49 +150,49 @@ class _Turn(NamedTuple):
     piece: jax.Array
 
 
-def _of_turn(ring: Ring, room: int, turn, choices: int, places: Places) -> _Turn:
+def _of_turn(parts: Visited, room: int, turn, choices: int, places: Places) -> _Turn:
     count = len(places.to)
     rank = places.rank - turn * room
-    goes = (rank >= 0) & (rank < room) & (places.to < ring.count)
-    piece = jnp.where(goes, places.to * room + rank, ring.count * room)
+    goes = (rank >= 0) & (rank < room) & (places.to < parts.count)
+    piece = jnp.where(goes, places.to * room + rank, parts.count * room)
     first = places.starts[:-1, None] + turn * room + jnp.arange(room, dtype=jnp.int32)
     there = first < places.starts[1:, None]
     choice = jnp.where(there, jnp.take(places.order, first, mode="clip"), count).reshape(-1)
     return _Turn(choice, choice // choices, piece)
 
 
-def _made(ring: Ring, run: Callable, of: _Turn, places: Places, rows, share, arrays):
+def _by_experts(parts: Visited, run: Callable, of: _Turn, places: Places, rows, share, arrays):
     """What the experts here make of the rows that come in a round."""
     sent = _looked_up(rows, of.row, of.piece.reshape(share.shape))
     weights = _looked_up(share.reshape(-1, 1), of.choice, of.piece[:, None])
     local = jnp.take(places.local, of.choice, mode="clip")
-    local = jnp.where(of.choice < len(of.piece), local, ring.size)
-    sent, weights, local = ring.swap((sent, weights[:, 0], local))
+    local = jnp.where(of.choice < len(of.piece), local, parts.size)
+    sent, weights, local = parts.swap((sent, weights[:, 0], local))
     return run(sent, local[:, None], weights[:, None], arrays)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _all_rounds(ring: Ring, run: Callable, room: int, rows, share, arrays, places: Places):
+def _all_rounds(parts: Visited, run: Callable, room: int, rows, share, arrays, places: Places):
     wide = jnp.promote_types(rows.dtype, jnp.float32)
 
     def add(turn, total):
-        of = _of_turn(ring, room, turn, share.shape[1], places)
-        back = ring.swap(_made(ring, run, of, places, rows, share, arrays))
+        of = _of_turn(parts, room, turn, share.shape[1], places)
+        back = parts.swap(_by_experts(parts, run, of, places, rows, share, arrays))
         found = _looked_up(back, of.piece, of.choice[:, None])
         return total + jnp.sum(found.reshape(*share.shape, -1), axis=1, dtype=wide)
 
     return _while(places.rounds, add, _zeros(rows, wide))
 
 
-def _backward(ring: Ring, run: Callable, room: int, saved, cotangent):
+def _backward(parts: Visited, run: Callable, room: int, saved, cotangent):
     rows, share, arrays, places = saved
     cotangent = cotangent.astype(rows.dtype)
 
     def add(turn, total):
-        of = _of_turn(ring, room, turn, share.shape[1], places)
-        made = lambda *given: _made(ring, run, of, places, *given)
-        ahead = jax.vjp(made, rows, share, arrays)[1]
-        slopes = ahead(ring.swap(_looked_up(cotangent, of.row, of.piece.reshape(share.shape))))
+        of = _of_turn(parts, room, turn, share.shape[1], places)
+        forward = lambda *given: _by_experts(parts, run, of, places, *given)
+        backward = jax.vjp(forward, rows, share, arrays)[1]
+        slopes = backward(parts.swap(_looked_up(cotangent, of.row, of.piece.reshape(share.shape))))
         return jax.tree.map(jnp.add, total, slopes)
 
     total = _while(places.rounds, add, jax.tree.map(_zeros, (rows, share, arrays)))
@@ -200,7 +200,7 @@ def _backward(ring: Ring, run: Callable, room: int, saved, cotangent):
 
 
 _all_rounds.defvjp(
-    lambda ring, run, room, *given: (_all_rounds(ring, run, room, *given), given), _backward
+    lambda parts, run, room, *given: (_all_rounds(parts, run, room, *given), given), _backward
 )
 
 

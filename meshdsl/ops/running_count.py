@@ -71,8 +71,7 @@ def cumcount(ids: Tensor, dim: Dim | str, bins: Dim) -> Tensor:
         counted = jnp.where(rows < bins.size, counted, 0)
         return jnp.moveaxis(counted.reshape(shape), -1, at)
 
-    how = {"in_order": (dim,), "fill": 0}
-    return apply_op("cumcount", local, (ids,), loop=ids.dims, out=ids.dims, **how)
+    return apply_op("cumcount", local, (ids,), loop=ids.dims, out=ids.dims, in_order=(dim,), fill=0)
 
 
 def _before(rows):

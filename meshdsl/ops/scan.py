@@ -97,8 +97,8 @@ def scan_as(
     xs = each(lambda x: stacked(x, dim, op, name), xs)
 
     def body(carry, x):
-        made = fn(carry, each(lambda t: element(t, dim), x))
-        after, y = two_results(name, made, scope)
+        result = fn(carry, each(lambda t: element(t, dim), x))
+        after, y = two_results(name, result, scope)
         after = matching(name, each(lambda t: value(t, scope), after), carry)
         return after, each(lambda t: fixed(t, scope), y)
 

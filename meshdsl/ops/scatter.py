@@ -348,10 +348,10 @@ def _largest(loop: DeviceLoop, target: _Target, sign: int, dims: Dims, index, in
         return _largest_complex(loop, target, sign, index, inside, updates)
     lowest = bounds(updates.dtype)[sign < 0]
     updates = jnp.where(inside, updates, jnp.asarray(lowest, updates.dtype))
-    made = _put(target, loop, "max" if sign > 0 else "min", index, updates, lowest)
+    result = _put(target, loop, "max" if sign > 0 else "min", index, updates, lowest)
     if not loop.axes(target.picked):
-        return made
-    return from_key(loop.pmax(to_key(made, sign), target.picked), updates.dtype, sign)
+        return result
+    return from_key(loop.pmax(to_key(result, sign), target.picked), updates.dtype, sign)
 
 
 def _largest_complex(loop: DeviceLoop, target: _Target, sign: int, index, inside, updates):

@@ -159,7 +159,7 @@ def windows(
     Raises:
       MeshDSLError: a setting is not legal, or a window is larger than the padded dim.
     """
-    made = []
+    found = []
     for d, n, s, e, p, new in _settings(name, taps, stride, dilation, padding, into):
         reach = (n - 1) * e + 1
         low, high = _padding(name, d, p, d.size, s, reach)
@@ -169,8 +169,8 @@ def windows(
             raise MeshDSLError(
                 f"{name}: a window of {n}{apart} is larger than {d} with {low} and {high} around it"
             )
-        made.append(Window(d, _renamed(name, dims, d, new, [count]), n, s, e, low, high))
-    return tuple(made)
+        found.append(Window(d, _renamed(name, dims, d, new, [count]), n, s, e, low, high))
+    return tuple(found)
 
 
 def windows_of_transpose(
@@ -181,7 +181,7 @@ def windows_of_transpose(
     With a stride, dims of several sizes have as many outputs. By default the smallest of these is
     meant, and for "SAME" the largest.
     """
-    made = []
+    found = []
     for d, n, s, e, p, new in _settings(name, taps, stride, dilation, padding, into):
         reach, most = (n - 1) * e + 1, d.size * s
         if p == "SAME":
@@ -194,8 +194,8 @@ def windows_of_transpose(
                 f"{name}: nothing is left of {d} with a window of {n} and padding {p}"
             )
         dim = _renamed(name, dims, d, new, sizes)
-        made.append(Window(dim, d, n, s, e, *_padding(name, d, p, dim.size, s, reach)))
-    return tuple(made)
+        found.append(Window(dim, d, n, s, e, *_padding(name, d, p, dim.size, s, reach)))
+    return tuple(found)
 
 
 def _settings(name, taps, stride, dilation, padding, into):

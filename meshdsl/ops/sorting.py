@@ -259,12 +259,12 @@ def _sort(
 
     def local(loop: DeviceLoop, a):
         a = jnp.moveaxis(a, at, -1)
-        made = (
+        result = (
             (_values(loop, dim, descending, a),)
             if wanted == (0,)
             else _sorted(loop, dim, descending, wanted, a)
         )
-        return [jnp.moveaxis(b, -1, at) for b in made]
+        return [jnp.moveaxis(b, -1, at) for b in result]
 
     nest = Nest(x.dims, (x.dims,) * len(wanted), in_order=(dim,))
     return apply_op_many(name, local, (x,), nest, fill=_end(x.dtype, descending))
@@ -312,8 +312,8 @@ def _arranged(operands, descending: bool):
 
     The first one is compared first, the others where those before them tie.
     """
-    made = lax.sort(operands, dimension=-1, num_keys=len(operands))
-    return [jnp.flip(a, -1) for a in made] if descending else made
+    result = lax.sort(operands, dimension=-1, num_keys=len(operands))
+    return [jnp.flip(a, -1) for a in result] if descending else result
 
 
 def _end(dtype, descending: bool) -> Any:
@@ -342,10 +342,10 @@ def sort_together(operands: Sequence[Tensor], dim: Dim, keys: int) -> tuple[Tens
         indices = jnp.broadcast_to(loop.indices(dim), arrays[0].shape)
         every = [*arrays[:keys], indices, *arrays[keys:]]
         if _rows_are_cheaper(loop, dim, indices):
-            made = _by_rows(loop, dim, every, lambda *every: _arranged(every, False))
+            result = _by_rows(loop, dim, every, lambda *every: _arranged(every, False))
         else:
-            made = _merged(loop, dim, every, False)
-        return [jnp.moveaxis(a, -1, at) for a in (*made[:keys], *made[keys + 1 :])]
+            result = _merged(loop, dim, every, False)
+        return [jnp.moveaxis(a, -1, at) for a in (*result[:keys], *result[keys + 1 :])]
 
     nest = Nest(dims, (dims,) * len(operands), in_order=(dim,), sums=False)
     fill = tuple(_end(x.dtype, False) for x in operands)

@@ -73,6 +73,6 @@ def restacked(x, dim: Dim, name: str):
     dims = dim_algebra.distinct((dim, *x.dims), name)
     if x.placement is None:
         return Tensor(x.array, dims, x.role)
-    return resharding.settle(
+    return resharding.take_sums(
         Tensor(x.array, dims, x.role, x.placement._replace(axes=((), *x.placement.axes)))
     )

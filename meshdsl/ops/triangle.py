@@ -103,8 +103,7 @@ def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Calla
         i, j = (loop.indices(d).reshape([-1 if e == d else 1 for e in x.dims]) for d in (row, col))
         return jnp.where(keeps(i, j), array, jnp.zeros((), array.dtype))
 
-    how = {"in_order": (), "linear": True, "fill": None}
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(), linear=True, fill=None)
 
 
 def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]:

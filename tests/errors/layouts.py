@@ -145,7 +145,7 @@ ERRORS = {
     ),
     "an order of what is at rest": (
         lambda: md.Layout(parameters=[{"rule": "a -> data", "order": "zigzag"}]),
-        ["layout, parameters rule 1: order = 'zigzag' is of values", "`rules`", "natural order"],
+        ['parameters rule 1: order = "zigzag" is of the list `rules`', "natural order"],
     ),
     "two orders of one dim": (
         lambda: md.Layout([{"rule": "a -> data", "order": "zigzag"}, "b, a -> model"]),
@@ -159,7 +159,7 @@ ERRORS = {
         lambda: under([{"rule": "a -> model", "order": "zigzag"}]),
         [
             "layout dp.toml, rule 1: a -> model: `a`=4 does not divide into 8 blocks",
-            'two for each part over `model`=4, which order = "zigzag" takes',
+            '2 for each part over `model`=4, which order = "zigzag" takes',
             "use a `model` of 1 or 2",
             'uneven = "pad"',
         ],
@@ -167,8 +167,8 @@ ERRORS = {
     "a size that does not divide into blocks over two axes": (
         lambda: under([{"rule": "b -> data, model", "order": "zigzag"}]),
         [
-            "`b`=8 does not divide into 16 blocks, two for each part over `data`=2 x `model`=4",
-            "use axes whose product divides half of it",
+            "`b`=8 does not divide into 16 blocks, 2 for each part over `data`=2 x `model`=4",
+            "use axes whose product, times 2, divides it",
         ],
     ),
     "a placement by hand that does not divide into blocks": (

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import collectives
-from meshdsl.lowering.legs import legs_between
+from meshdsl.lowering.moves.turns import legs_between
 from meshdsl.lowering.resharding import reshard_array
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec

@@ -1,4 +1,10 @@
-"""Turns: a loop in which a part of a dim is there at a time, see `Scope.taking_turns`.
+"""Turns of a loop: in each, one part of a dim is there. A rule with `microbatches` makes them.
+
+`Scope.taking_turns` adds a rule below all rules of the layout, whose axis stands for turns and not
+for devices. So the law splits tensors over it as over any axis. An array is cut by a slice, in the
+split in which the parts are cut: a tensor goes there in legs, `legs_between`. JAX differentiates
+the slice as it stands. No collective runs over turns, because the other parts are not there: what
+would need one is an error.
 
 Where such a dim is renamed, or regrouped with others, what comes of it is there in turns too.
 """
@@ -10,10 +16,11 @@ from math import prod
 from typing import NamedTuple
 
 import jax
+from jax import lax
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.splits.changes import Split
+from meshdsl.splits.changes import Change, Split, padded_changes
 from meshdsl.splits.regrouping import Group, best_splits
 from meshdsl.tensor import Tensor
 
@@ -69,6 +76,20 @@ class Turn(NamedTuple):
     count: int
     homes: dict[str, Axes]
     closures: Closures
+
+    def part(self, x, at: int) -> jax.Array:
+        """What is there in this turn of an array that is cut at position `at`."""
+        size = x.shape[at] // self.count
+        return lax.dynamic_slice_in_dim(x, self.number * size, size, at)
+
+    def block(self, dim: Dim, scope) -> int:
+        """How many elements of each part at home are there in a turn."""
+        return dim.size // (scope.parts(self.homes[dim.name]) * self.count)
+
+    def index_in_whole(self, index, dim: Dim, scope):
+        """The index in the whole dim of an element, by its index among those of a turn."""
+        block = self.block(dim, scope)
+        return (index // block * self.count + self.number) * block + index % block
 
 
 def at_home(x: Tensor, scope) -> Tensor:
@@ -137,13 +158,74 @@ def regrouped(
     if not scope.turns:
         return best_splits(now, then, dims, out, groups, scope)
     there, now_left = scope.in_turn(dims, now)
-    made, then_left = scope.in_turn(out, then)
-    of = dict(zip((*dims, *out), (*there, *made), strict=True))
+    out_there, then_left = scope.in_turn(out, then)
+    of = dict(zip((*dims, *out), (*there, *out_there), strict=True))
     cut = lambda some: tuple(of[d] for d in some)
     smaller = [Group(cut(group.old), cut(group.new)) for group in groups]
-    before, after = best_splits(now_left, then_left, there, made, smaller, scope)
+    before, after = best_splits(now_left, then_left, there, out_there, smaller, scope)
     turns = lambda axes: tuple(a for a in axes if a in scope.turns)
     again = lambda split, had: tuple(
         (*axes, *turns(own)) for axes, own in zip(split, had, strict=True)
     )
     return again(before, now), again(after, then)
+
+
+class Leg(NamedTuple):
+    """A leg of the way of a tensor from one split to another.
+
+    There is one leg, unless the tensor gets into a loop in turns: then the first leads to the split
+    in which the parts are cut, on the second nothing travels and the part is taken, and on the
+    third what is there gets on.
+
+    Attributes:
+      dims: of the tensor, with the sizes that are there.
+      now, then: its splits at the beginning and at the end.
+      changes: that lead from one to the other.
+    """
+
+    dims: Dims
+    now: Split
+    then: Split
+    changes: list[Change]
+
+
+def legs_between(
+    dims: Dims, now: Split, then: Split, scope, pending: tuple[str, ...] = ()
+) -> list[Leg]:
+    """The legs from the split `now`, with sums pending over `pending`, to the split `then`."""
+    if not scope.turns:
+        return [Leg(dims, now, then, padded_changes(dims, now, then, scope, pending))]
+    if over_turns := tuple(axis for axis in pending if axis in scope.turns):
+        return [_impossible(dims, now, Change("psum", over_turns))]
+    turns = [(scope.turn_of(a), scope.turn_of(b)) for a, b in zip(now, then, strict=True)]
+    lost = next((i for i, (a, b) in enumerate(turns) if a is not None and b is None), None)
+    if lost is not None:
+        axes = tuple(axis for axis in now[lost] if axis in scope.turns)
+        return [_impossible(dims, now, Change("all_gather", axes, lost))]
+    cut = next((i for i, (a, b) in enumerate(turns) if a is None and b is not None), None)
+    (there, now), (after, then_left) = scope.in_turn(dims, now), scope.in_turn(dims, then)
+    if cut is None:
+        return [_leg(there, now, then_left, scope, pending)]
+    home = turns[cut][1].homes[dims[cut].name]
+    away = lambda axes: tuple(axis for axis in axes if axis not in home)
+    between = tuple(home if i == cut else away(axes) for i, axes in enumerate(now))
+    axes = tuple(axis for axis in then[cut] if axis in scope.turns)
+    taken = Leg(after, between, between, [Change("slice", axes, cut)])
+    first = _leg(there, now, between, scope, pending)
+    return [first, taken, _leg(after, between, then_left, scope, ())]
+
+
+def away_from_home(legs: list[Leg], scope) -> Split | None:
+    """The split in which parts are cut, of a way that leads there from devices of other stages."""
+    first = legs[0]
+    changed = {axis for change in first.changes for axis in change.axes}
+    return None if len(legs) == 1 or changed.isdisjoint(scope.spent) else first.then
+
+
+def _leg(dims: Dims, now: Split, then: Split, scope, pending) -> Leg:
+    return Leg(dims, now, then, padded_changes(dims, now, then, scope, pending))
+
+
+def _impossible(dims: Dims, now: Split, change: Change) -> Leg:
+    """A leg with a change that no collective can make, because other parts are not there."""
+    return Leg(dims, now, now, [change])

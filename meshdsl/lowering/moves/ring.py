@@ -1,96 +1,32 @@
-"""A ring: the parts of a dim that devices pass on to their neighbours, one after the other.
+"""`move = "ring"`: the parts of a dim go round, and the next one travels while a device computes.
 
 Where a rule with `move = "ring"` splits a dim at rest, and an op needs all of that dim on every
 device, the op may take one part after the other instead of gathering them. On turn 0 a device has
-its own part, on turn 1 that of the device before it, and so on; while it computes with one part the
-next one travels. So no device ever holds the whole, and the network works while the device does.
-
-By `move = "exchange"` the parts stay, and elements of other operands are sent to them (`swap`).
+its own part, on turn 1 that of the device before it, and so on. So no device ever holds the whole.
+Where the result is a sum that the law would scatter over the dim, the terms are made part by part,
+and the sum of each part goes round instead. A hop is a hop back in the backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims
-from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering import collectives
 from meshdsl.lowering.derivatives import linear
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.moves.move import Axes, ByParts, Move, Parts, Rules
+from meshdsl.lowering.window_arrays import resized
+from meshdsl.record import recorder
 from meshdsl.record.collective import crossed
-from meshdsl.record.recorder import Move, Op
 
 
-def ring_axes(
-    dim: Dim,
-    carriers: Sequence[Dims],
-    taken: Collection[str],
-    scope: Scope,
-    level: str,
-    move: str = "ring",
-) -> tuple[str, ...]:
-    """The axes over which the parts of `dim` go round; none where they are gathered.
-
-    They are those over which a rule with this `move` splits `dim` at rest, alike in tensors of all
-    the dims of `carriers`, and which other dims of the loop have `taken`.
-    """
-    found = set()
-    for dims in carriers:
-        rules = scope.layout.taken(dims, level)
-        axes = scope.split(dims, level)[dims.index(dim)]
-        found.add(tuple(a for a in axes if a in taken and rules[a].move == move))
-    (axes,) = found if len(found) == 1 else ((),)
-    return axes if scope.parts(axes) > 1 else ()
-
-
-def goes_round(dims: Dims, dim: Dim, axes: tuple[str, ...], scope: Scope, level: str) -> bool:
-    """Whether the law splits `dim`, in a tensor of these dims, over all `axes` of a ring."""
-    return dim in dims and set(axes) <= set(scope.split(dims, level)[dims.index(dim)])
-
-
-class Ring:
-    """The parts of `dim` that go round over `axes`.
-
-    Attributes:
-      axes: over which they go round.
-      count: how many parts go round, which is also how many devices take part.
-      parts: how many there are in all rings of the dim.
-      size: of each part, with padding.
-      zigzag: whether the parts are in zigzag order.
-    """
-
-    def __init__(
-        self,
-        dim: Dim,
-        outer: tuple[str, ...],
-        axes: tuple[str, ...],
-        scope: Scope,
-        level: str,
-        op: Op,
-        *,
-        zigzag: bool = False,
-    ):
-        """A ring.
-
-        Args:
-          outer: the axes over which the loop of the op splits `dim` besides. Each of their parts
-            has a ring of its own.
-          level: of the op.
-          zigzag: the parts are to be in zigzag order, if the layout says so.
-        """
-        self._dim, self._outer, self._scope, self._level, self._op = dim, outer, scope, level, op
-        self.axes = axes
-        self.count = scope.parts(axes)
-        self.parts = scope.parts((*outer, *axes))
-        self.size = scope.part(dim, (*outer, *axes))
-        self.zigzag = zigzag and bool(scope.zigzag((dim,), ((*outer, *axes),)))
-
-    def has(self, dims: Dims) -> bool:
-        """Whether an operand of these dims comes part by part."""
-        return goes_round(dims, self._dim, self.axes, self._scope, self._level)
+class Ring(Parts):
+    """Parts that go round over `axes`."""
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -105,39 +41,6 @@ class Ring:
         pairs = [pair[::-1] for pair in self.pairs] if back else self.pairs
         with jax.named_scope(self._op.tag):
             return jax.tree.map(lambda x: collectives.ppermute(x, self.axes, pairs), tree)
-
-    def swap(self, tree):
-        """Every array of `tree` cut in as many pieces as there are parts, one sent to each device.
-
-        The pieces lie along the first position, there and in what arrives, in the order of the
-        parts. It is not written down: see `note_swap`.
-        """
-        with jax.named_scope(self._op.tag):
-            return jax.tree.map(lambda x: collectives.all_to_all(x, self.axes, 0, 0), tree)
-
-    def note_swap(self, x, backward: int) -> None:
-        """Write down that an array of the shape of `x` is cut and sent in the forward pass.
-
-        Args:
-          backward: how often it is so in the backward pass, one or more times.
-        """
-        size = x.size * jnp.dtype(x.dtype).itemsize
-        axes = self._scope.in_mesh_order(self.axes)
-        if size:
-            self._op.moves.append(Move("all_to_all", axes, size, self._why, "all_to_all"))
-        if size and (more := backward - 1):
-            self._op.moves.append(Move("follow", axes, size, self._why, "all_to_all", count=more))
-
-    def most(self, x, axes: Collection[str]):
-        """The maximum of a number over devices; it has no derivative."""
-        over = self._scope.in_mesh_order(axes)
-        self._op.moves.append(Move("pmax", over, x.dtype.itemsize, self._why))
-        with jax.named_scope(self._op.tag):
-            return collectives.pmax(x, over)
-
-    @property
-    def _why(self) -> str:
-        return str(self._scope.rule((self._dim,), self._level, self.axes[0]))
 
     @property
     def ways(self) -> list[tuple[bool, list[int]]]:
@@ -159,7 +62,7 @@ class Ring:
         Args:
           at: the position of the dim.
         """
-        key = "ring", self._dim, self._outer, self.axes, self.zigzag, at
+        key = "ring", self._dim, self._outer, self.axes, self.order.name, at
         found = self._scope.remembered(x, key)
         if found is None:
             parts = {0: x}
@@ -212,10 +115,10 @@ class Ring:
         )
         for turn, part in enumerate(parts):
             whole = self.put(whole, part, at, turn)
-        return resharding.resized(whole, at, self._scope.part(self._dim, self._outer))
+        return resized(whole, at, self._scope.part(self._dim, self._outer))
 
     def _taken_apart(self, x, at: int) -> list[jax.Array]:
-        x = resharding.resized(x, at, self.size * self.count)
+        x = resized(x, at, self.size * self.count)
         return [self.part_of(x, at, turn) for turn in range(self.count)]
 
     def note(self, x, hops: int, *, in_backward: bool, alone: bool = False, dtype=None) -> None:
@@ -230,9 +133,9 @@ class Ring:
         if not size or not hops:
             return
         axes = crossed(self.pairs, self.axes, self._scope.sizes)
-        backward = "ppermute" if in_backward else ""
+        backward = ByRing.backward["ppermute"] if in_backward else ""
         operation = "follow" if alone else "ppermute"
-        move = Move(operation, axes, size, self._why, backward, count=hops)
+        move = recorder.Move(operation, axes, size, self._why, backward, count=hops)
         self._op.moves.append(move)
 
     def number(self, turn) -> jax.Array:
@@ -242,11 +145,7 @@ class Ring:
     def runs(self, turn) -> list[tuple[jax.Array, int]]:
         """The runs of elements of the part that is here on a turn: first index and size of each."""
         first = collectives.position(self._outer) * self.count if self._outer else 0
-        number = first + self.number(turn)
-        if not self.zigzag:
-            return [(number * self.size, self.size)]
-        block = self.size // 2
-        return [(number * block, block), ((2 * self.parts - 1 - number) * block, block)]
+        return self.order.runs(first + self.number(turn), self.all_parts, self.size)
 
     def indices(self, turn) -> jax.Array:
         """The indices in the whole dim of the elements that are here on a turn."""
@@ -256,26 +155,55 @@ class Ring:
     @property
     def padded(self) -> bool:
         """Whether the last parts hold padding."""
-        return self.size * self.parts != self._dim.size
+        return self.size * self.all_parts != self._dim.size
 
     def part_of(self, x, at: int, turn) -> jax.Array:
         """The part, here on a turn, of an array that is not split over the axes of the ring."""
-        x = resharding.resized(x, at, self.size * self.count)
-        runs = [lax.dynamic_slice_in_dim(x, start, n, at) for start, n in self._runs_within(turn)]
-        return jnp.concatenate(runs, at) if len(runs) > 1 else runs[0]
-
-    def _runs_within(self, turn) -> list[tuple[jax.Array, int]]:
-        """As `runs`, in an array that the axes of the ring do not split."""
-        number = self.number(turn)
-        if not self.zigzag:
-            return [(number * self.size, self.size)]
-        block = self.size // 2
-        return [(number * block, block), ((2 * self.count - 1 - number) * block, block)]
+        whole = resized(x, at, self.size * self.count)
+        return self.order.taken(whole, at, self.number(turn), self.count)
 
     def put(self, x, part, at: int, turn) -> jax.Array:
         """`x` with the elements of `part` in their place: the other way of `part_of`."""
-        whole = resharding.resized(x, at, self.size * self.count)
-        runs = self._runs_within(turn)
+        whole = resized(x, at, self.size * self.count)
+        runs = self.order.runs(self.number(turn), self.count, self.size)
         for (start, _), run in zip(runs, jnp.split(part, len(runs), at), strict=True):
             whole = lax.dynamic_update_slice_in_dim(whole, run, start, at)
-        return resharding.resized(whole, at, x.shape[at])
+        return resized(whole, at, x.shape[at])
+
+
+class ByRing(Move):
+    """Operands whose parts come one after the other, and results whose sums do."""
+
+    name = "ring"
+    words = "its parts go round a ring"
+    backward = MappingProxyType({"ppermute": "ppermute"})
+    view = Ring
+    only_rules = "is gathered or summed as a whole"
+
+    def operand_axes(self, fact: ByParts, free: Dims, rules: Rules) -> Axes:
+        if fact.sent or not fact.dim.size:
+            return ()
+        axes_of = rules.split(free)
+        taken = {a for d, axes in axes_of.items() if d != fact.dim and d.size for a in axes}
+        axes = rules.parts_at_rest(self.name, fact.dim, fact.operands, taken)
+        outer = axes_of.get(fact.dim, ())
+        return axes if axes and _within(rules, fact.dim, outer, axes) else ()
+
+    def result_axes(
+        self, fact: ByParts, dims: Dims, now: Axes, summed: Collection[str], rules: Rules
+    ) -> Axes:
+        dim, scope = fact.dim, rules.scope
+        if not fact.terms or dim not in dims or not dim.size:
+            return ()
+        law = scope.split(dims, rules.level)[dims.index(dim)]
+        axes, named = law[len(now) :], scope.layout.taken(dims, rules.level)
+        if law[: len(now)] != now or not set(axes) <= set(summed) or scope.parts(axes) == 1:
+            return ()
+        rings = all(named[a].move == self.name for a in axes)
+        return axes if rings and _within(rules, dim, now, axes) else ()
+
+
+def _within(rules: Rules, dim: Dim, outer: Axes, axes: Axes) -> bool:
+    """Whether the parts over all axes lie within those over the outer ones: with their padding."""
+    scope = rules.scope
+    return not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))

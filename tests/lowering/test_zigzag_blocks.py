@@ -3,23 +3,24 @@
 import numpy as np
 import pytest
 
-from meshdsl.splits import zigzag
+from meshdsl.lowering.moves.zigzag import Zigzag
 from meshdsl.splits.exchanges import exchanges
 
 
 def in_zigzag(array, parts: int) -> np.ndarray:
     """The array with the elements of each part one after the other."""
-    blocks = array.reshape(2 * parts, -1)
-    return np.concatenate([blocks[list(pair)].ravel() for pair in zigzag.blocks_of(parts)])
+    size = array.size // parts
+    runs = [run for part in range(parts) for run in Zigzag().runs(part, parts, size)]
+    return np.concatenate([array[start : start + n] for start, n in runs])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4, 5, 8, 16])
 def test_pieces_bring_parts_from_one_order_to_the_other_and_back(parts):
     natural = np.arange(parts * 6)
     ordered = in_zigzag(natural, parts)
-    for now, then, to_zigzag in ((natural, ordered, True), (ordered, natural, False)):
+    for now, then, into in ((natural, ordered, True), (ordered, natural, False)):
         now, made = now.reshape(parts, 6), np.full((parts, 6), -1)
-        pieces = zigzag.pieces(parts, 3, to_zigzag=to_zigzag)
+        pieces = Zigzag().pieces(parts, 6, into=into)
         for p in pieces:
             sent = now[p.source, p.read : p.read + p.length]
             made[p.target, p.write : p.write + p.length] = sent
