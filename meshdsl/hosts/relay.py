@@ -84,15 +84,19 @@ class Relay:
             for end in (client, coordinator):
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _in_thread(self._pass_on, client, coordinator, lambda: None)
-            _in_thread(self._pass_on, coordinator, client, self._end_if_lost)
+            _in_thread(self._pass_on, client, coordinator)
+            _in_thread(self._pass_on, coordinator, client)
 
-    def _pass_on(self, of: socket.socket, to: socket.socket, ended: Callable[[], None]) -> None:
-        """Pass on what is said until the connection ends, and then its end too."""
+    def _pass_on(self, of: socket.socket, to: socket.socket) -> None:
+        """Pass on what is said until a connection ends, and then its end too.
+
+        The connection to process 0 ends where it is read, and where it is written to: whichever of
+        the two sees it first, the client's own stays open until it is known why.
+        """
         with suppress(OSError):
             while said := of.recv(2**16):
                 to.sendall(said)
-        ended()
+        self._end_if_lost()
         for end in (of, to):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
