@@ -95,8 +95,8 @@ def loss(model: Transformer, batch, key):
     return model.loss(batch["tokens"], batch["targets"], key=key)
 
 
-def assert_same_gradients(found, expected) -> None:
-    """Each gradient differs from the expected one by at most 1e-5 of its norm."""
+def assert_same_gradients(found, expected, tolerance: float = 1e-5) -> None:
+    """Each gradient differs from the expected one by at most `tolerance` times its norm."""
     expected, found = _by_path(expected), _by_path(found)
     assert expected.keys() == found.keys()
     everything = np.sqrt(sum(np.sum(np.square(g)) for g in expected.values()))
@@ -105,7 +105,7 @@ def assert_same_gradients(found, expected) -> None:
         # measured by the rest.
         scale = everything if "key.bias" in path else np.linalg.norm(g)
         assert found[path].shape == g.shape, path
-        assert np.linalg.norm(found[path] - g) <= 1e-5 * scale, path
+        assert np.linalg.norm(found[path] - g) <= tolerance * scale, path
 
 
 def _by_path(tree):
