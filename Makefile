@@ -13,7 +13,7 @@
 # All set up .venv on first use, and again only when pyproject.toml changes. PYTHON=python3.12 picks
 # the interpreter of an environment that is not there yet, VENV=.venv312 one beside it. The tests of
 # compiled programs, all of them, with the newest jax and libtpu:
-# HYPOTHESIS_PROFILE=nightly make test-all PYTHON=python3.12 VENV=.venv312 ARGS=tests/compiled
+# HYPOTHESIS_PROFILE=nightly make test-all PYTHON=python3.12 VENV=.venv312 ARGS=tests/predict/compiler
 
 PYTHON ?= python3
 VENV   ?= .venv

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from meshdsl.analysis.analysis import Analysis
-from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
+from meshdsl.predict.compiler.topology import compile_only
+from meshdsl.tools.analysis import Analysis
 
 from .estimate_accuracy import Case
 from .measure import show

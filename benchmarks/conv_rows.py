@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import find_target
+from meshdsl.predict.compiler.topology import compile_only, target_devices
 
 from .measure import show
 

@@ -29,12 +29,12 @@ import numpy as np
 from jax.experimental import topologies
 
 import meshdsl as md
-from meshdsl.compiled.hlo_text import Instruction, Module
-from meshdsl.compiled.instruction_time import traffic
 from meshdsl.mesh import axis_sizes
 from meshdsl.models import generate
 from meshdsl.models.generate import Progress, Sampling
 from meshdsl.models.transformer import Config
+from meshdsl.predict.compiler.hlo_text import Instruction, Module
+from meshdsl.predict.compiler.instruction_time import traffic
 
 from . import decode_by_hand
 from .measure import show

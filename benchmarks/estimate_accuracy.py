@@ -15,15 +15,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.analysis.analysis import Analysis
 from meshdsl.commands.analysis import training_analysis
 from meshdsl.commands.settings import model_values
-from meshdsl.compiled.out_of_memory import parse_oom
-from meshdsl.compiled.replay import replay
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import Network, find_target
 from meshdsl.mesh import make_mesh
+from meshdsl.predict.compiler.out_of_memory import parse_oom
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.tools.analysis import Analysis
 from meshdsl.train.auto_remat import choose_remat
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override

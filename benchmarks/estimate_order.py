@@ -30,16 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.analysis.analysis import Analysis
 from meshdsl.commands.analysis import training_analysis
 from meshdsl.commands.settings import model_values
-from meshdsl.compiled.out_of_memory import parse_oom
-from meshdsl.compiled.replay import replay
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 from meshdsl.machine import Network, find_target
 from meshdsl.mesh import make_mesh
+from meshdsl.predict.compiler.out_of_memory import parse_oom
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.tools.analysis import Analysis
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 

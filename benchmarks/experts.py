@@ -23,15 +23,15 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.analysis.analysis import Analysis
 from meshdsl.commands.analysis import training_analysis
 from meshdsl.commands.settings import model_values
-from meshdsl.compiled.replay import replay
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.figures import byte_words
 from meshdsl.layers import Experts
 from meshdsl.machine import Network, find_target
 from meshdsl.mesh import make_mesh
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.tools.analysis import Analysis
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout

@@ -33,12 +33,12 @@ from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from examples.flax_llama import FlaxLlama
-from meshdsl.compiled.collectives import from_hlo
-from meshdsl.compiled.options import default_options
-from meshdsl.compiled.replay import replay
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
-from meshdsl.record import summary
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.predict.compiler.options import default_options
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.program import summary
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import make_schedule, peak

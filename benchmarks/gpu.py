@@ -44,10 +44,10 @@ from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from meshdsl.commands.settings import model_values
-from meshdsl.compiled.replay import replay
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, Target, find_target
 from meshdsl.machine.chips import chip_of
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from meshdsl.compiled.collectives import from_hlo
-from meshdsl.record import Collective
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.program import Collective
 
 from .program import Program
 

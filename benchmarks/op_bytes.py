@@ -16,7 +16,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 import numpy as np  # noqa: E402
 
 import meshdsl as md  # noqa: E402
-from meshdsl.compiled.collectives import from_hlo  # noqa: E402
+from meshdsl.predict.compiler.collectives import from_hlo  # noqa: E402
 
 from .measure import show  # noqa: E402
 

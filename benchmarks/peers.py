@@ -3,9 +3,9 @@
     python -m benchmarks.peers --rows "llama2-7b full" "llama2-7b 32GiB" --keep texts
 
 Each row is a step of a published model, compiled for its target by the real compiler and replayed
-from its schedule (`meshdsl.compiled.replay`): no TPU is needed, and nothing is measured on one. The
-fused kernels of attention have no cycles in a schedule; a share of the chip's FLOP/s is assumed of
-them, and they have a column of their own. MFU counts causal attention half.
+from its schedule (`meshdsl.predict.compiler.replay`): no TPU is needed, and nothing is measured on
+one. The fused kernels of attention have no cycles in a schedule; a share of the chip's FLOP/s is
+assumed of them, and they have a column of their own. MFU counts causal attention half.
 
 "einsums" is attention whose scores stand in memory; a budget such as "32GiB" is what
 `model.remat=auto` chooses for that memory. "bound by" is what a step is made of: the share of it in
@@ -24,10 +24,10 @@ from unittest import mock
 import jax
 
 import meshdsl as md
-from meshdsl.compiled.report import CompiledReport
-from meshdsl.compiled.topology import compile_only
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import FUSED_EFFICIENCY
+from meshdsl.predict.compiler.report import CompiledReport
+from meshdsl.predict.compiler.topology import compile_only
 
 from . import einsum_attention
 from .estimate_accuracy import Case

@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from meshdsl.compiled.topology import compile_only
 from meshdsl.figures import byte_words
 from meshdsl.layout import Layout
 from meshdsl.machine import find_target
 from meshdsl.mesh import axis_sizes
+from meshdsl.predict.compiler.topology import compile_only
 
 from .estimate_accuracy import Case
 from .measure import show

@@ -29,8 +29,6 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.analysis.function_workload import FunctionWorkload
-from meshdsl.compiled.topology import compile_only
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.judge import Judge, rank
 from meshdsl.layout_search.outcome import find
@@ -38,6 +36,8 @@ from meshdsl.layout_search.plan import Line, Plan
 from meshdsl.layout_search.text import candidate_lines
 from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
+from meshdsl.predict.compiler.topology import compile_only
+from meshdsl.tools.function_workload import FunctionWorkload
 
 from .measure import show
 

@@ -26,10 +26,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.compiled.options import default_options
-from meshdsl.compiled.replay import replay
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
+from meshdsl.predict.compiler.options import default_options
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.predict.compiler.topology import compile_only, target_devices
 
 from .measure import show
 

@@ -20,9 +20,9 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 import jax
 from jax.experimental import topologies
 
-from meshdsl.compiled.replay import replay
 from meshdsl.machine import Network, Target, find_target
-from meshdsl.record import summary
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.program import summary
 
 from . import cases, measure
 from .against_handwritten import IMPLEMENTATIONS

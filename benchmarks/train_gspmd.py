@@ -10,7 +10,7 @@ intermediate and every weight where it is used. Each implementation first takes 
 model on 8 CPU devices, and must have meshdsl's losses and parameters.
 
 The compiler gets the same options for all. Times are replayed from the compiled schedule
-(`meshdsl.compiled.replay`).
+(`meshdsl.predict.compiler.replay`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from meshdsl.commands.settings import model_values
-from meshdsl.compiled.collectives import from_hlo
-from meshdsl.compiled.options import default_options, parse_options
-from meshdsl.compiled.replay import replay
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import Network, find_target
-from meshdsl.record import summary
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.predict.compiler.options import default_options, parse_options
+from meshdsl.predict.compiler.replay import replay
+from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.program import summary
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override

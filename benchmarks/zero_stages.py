@@ -27,9 +27,9 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.machine import find_target
-from meshdsl.record.collective import Collective, summary
+from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.program.collective import Collective, summary
 from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job

@@ -14,19 +14,19 @@ from typing import Any
 
 # What is public as `md.NAME`, with the module that has it.
 LATER = {
-    "compare": "meshdsl.analysis.from_python",
-    "compile": "meshdsl.analysis.from_python",
-    "explain": "meshdsl.analysis.from_python",
+    "compare": "meshdsl.tools.from_python",
+    "compile": "meshdsl.tools.from_python",
+    "explain": "meshdsl.tools.from_python",
     "JaxFamily": "meshdsl.plain_jax.family",
     "from_jax": "meshdsl.plain_jax.public",
-    "search": "meshdsl.analysis.search",
-    "show": "meshdsl.report.show",
+    "search": "meshdsl.tools.search",
+    "show": "meshdsl.tools.show",
 }
 
 
 def imported(module: str, name: str) -> Any:
     """What is called `name` in `module`, which is imported if it has not been yet.
 
-    For example `imported("meshdsl.report.explained", "Explained")`.
+    For example `imported("meshdsl.tools.explained", "Explained")`.
     """
     return getattr(import_module(module), name)

@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import NamedSharding
 
 import meshdsl as md
-from meshdsl.compiled.collectives import from_hlo
 from meshdsl.lowering.shardings import level_of, partition_spec
-from meshdsl.record import summary
-from meshdsl.record.collective import live_axes
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.program import summary
+from meshdsl.program.collective import live_axes
 from meshdsl.tensor import is_tensor
 
 TOLERANCE = 1e-5

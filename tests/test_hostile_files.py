@@ -22,8 +22,8 @@ from safetensors.numpy import save_file
 
 import meshdsl as md
 from meshdsl import MeshDSLError
-from meshdsl.compiled import saved
 from meshdsl.machine.chips import chips
+from meshdsl.predict.compiler import saved
 from meshdsl.train.checkpoints import manifest
 from meshdsl.train.checkpoints.named_parameters import adapters_of, averages_of, parameters_of
 from meshdsl.train.checkpoints.newest import newest_complete

@@ -7,8 +7,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from meshdsl.record.program import Program
-from meshdsl.report.show import Shown
+from meshdsl.program.program import Program
+from meshdsl.tools.show import Shown
 
 CLASSES = [found for name in md.__all__ if inspect.isclass(found := getattr(md, name))]
 PROTOCOLS = {"tree_flatten", "tree_flatten_with_keys", "tree_unflatten"}  # which JAX asks for

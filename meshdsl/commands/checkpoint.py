@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
-from meshdsl.compiled.topology import compile_only
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words, columns
+from meshdsl.predict.compiler.topology import compile_only
 from meshdsl.train.checkpoints import folders, manifest, safetensors_files
 from meshdsl.train.checkpoints.folders import making
 from meshdsl.train.checkpoints.parameters import checkpoints_folder

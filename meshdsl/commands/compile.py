@@ -8,10 +8,10 @@ import sys
 
 from meshdsl.commands.analysis import analysis_of
 from meshdsl.commands.output import check_files, write_file
-from meshdsl.compiled.options import parse_options
-from meshdsl.compiled.topology import compile_only
-from meshdsl.report.compiled_text import describe
-from meshdsl.report.page import page
+from meshdsl.predict.compiler.options import parse_options
+from meshdsl.predict.compiler.topology import compile_only
+from meshdsl.tools.compiled_text import describe
+from meshdsl.tools.page import page
 
 DOES_NOT_FIT = 3  # the exit code
 

@@ -7,9 +7,9 @@ import json
 
 from meshdsl.commands.analysis import analysis_of
 from meshdsl.commands.output import check_files, write_file
-from meshdsl.compiled.topology import compile_only
-from meshdsl.report.explanation_text import describe
-from meshdsl.report.page import page
+from meshdsl.predict.compiler.topology import compile_only
+from meshdsl.tools.explanation_text import describe
+from meshdsl.tools.page import page
 
 
 def explain_step(arguments: argparse.Namespace) -> int:

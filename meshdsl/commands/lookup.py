@@ -7,9 +7,9 @@ import math
 import jax
 
 from meshdsl import hosts
-from meshdsl.compiled.topology import ask_for_virtual, without_tpu
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
+from meshdsl.predict.compiler.topology import ask_for_virtual, without_tpu
 
 _Devices = list[jax.Device]  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX's types
 _REST = 8  # virtual devices for a mesh that takes as many as there are

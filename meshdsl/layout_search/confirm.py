@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshdsl.compiled.report import CompiledReport
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words
 from meshdsl.layout_search.found import Found, Judged, Rejected, frontier_of
 from meshdsl.layout_search.judge import rank
 from meshdsl.layout_search.workload import Workload
+from meshdsl.predict.compiler.report import CompiledReport
 
 
 def confirmed(found: Found, workload: Workload, count: int) -> Found:

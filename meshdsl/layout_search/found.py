@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshdsl.estimate.explanation import AxisView
 from meshdsl.layout import Layout
+from meshdsl.predict.explanation import AxisView
 
 _LESS = 1e-2  # memory that is less by this share is worth a line of its own
 

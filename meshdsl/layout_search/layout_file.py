@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshdsl.estimate.explanation import Explanation, MoveView
 from meshdsl.figures import byte_words, time_words
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import WORDS
+from meshdsl.predict.explanation import Explanation, MoveView
 
 _WIDTH = 100
 _MATTERS = 1e-3  # the share of all bytes from which on a kind of collective is worth a line

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from meshdsl.estimate.explanation import AxisView
 from meshdsl.figures import byte_words, columns, time_words
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import WORDS
 from meshdsl.layout_search.found import Candidate, Difference, Found, Judged
+from meshdsl.predict.explanation import AxisView
 
 _EQUAL = 5e-4  # a share of a step that is not worth a word
 _SHOWN = 8  # rows of the frontier, and of what was not taken

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend import core as jex
 
-from meshdsl.record.jaxpr import body_of
-from meshdsl.record.recorder import without_numbers
+from meshdsl.program.jaxpr import body_of
+from meshdsl.program.recorder import without_numbers
 
 
 class Key(NamedTuple):

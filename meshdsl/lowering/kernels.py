@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
-from meshdsl.record.jaxpr import body_of, sub_jaxprs
-from meshdsl.record.kernel_flops import flops_scope
+from meshdsl.program.jaxpr import body_of, sub_jaxprs
+from meshdsl.program.kernel_flops import flops_scope
 
 _OPAQUE = Primitive("local_kernel")
 _OPAQUE.multiple_results = True

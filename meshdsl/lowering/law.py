@@ -40,7 +40,7 @@ from meshdsl.lowering.moves.move import IN_ORDER, NATURAL, Move, Parts, without_
 from meshdsl.lowering.moves.turns import legs_between
 from meshdsl.lowering.nest import Nest, Work, reason_of, split_loop
 from meshdsl.lowering.scope import Scope, common
-from meshdsl.record.recorder import Op
+from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of

@@ -14,9 +14,9 @@ import jax
 from jax.extend.core import Literal
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.record.collective import live_axes
-from meshdsl.record.jaxpr import body_of, sub_jaxprs
-from meshdsl.record.recorder import tag_in
+from meshdsl.program.collective import live_axes
+from meshdsl.program.jaxpr import body_of, sub_jaxprs
+from meshdsl.program.recorder import tag_in
 
 _OF_MANY = ("reduce_", "arg", "cum", "dot_general", "conv_general", "ragged_dot", "fft", "sort")
 _OF_MATRICES = ("cholesky", "eig", "eigh", "lu", "qr", "svd", "schur", "triangular_solve", "top_k")

@@ -26,7 +26,7 @@ from meshdsl.lowering.moves.move import IN_ORDER
 from meshdsl.lowering.scope import Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
-from meshdsl.record.program import Program
+from meshdsl.program.program import Program
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
 from meshdsl.values import check_shape

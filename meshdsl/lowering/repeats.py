@@ -4,7 +4,7 @@ JAX differentiates a jaxpr equation by equation, but a function under `jit` once
 is called. Here equations that come again and again, with other operands, become calls of one such
 function. What is computed stays the same, and so does its order.
 
-The equations of each layer carry the tags of its own ops, see `record.recorder`, and those of the
+The equations of each layer carry the tags of its own ops, see `program.recorder`, and those of the
 function carry the tags of the first layer. So every later call stands in a name stack that says by
 how much the numbers of its ops are larger, which `tag_in` adds.
 """
@@ -21,8 +21,8 @@ import numpy as np
 from jax.extend import core as jex
 
 from meshdsl.lowering.equation_keys import do_the_same, keys_of
-from meshdsl.record.jaxpr import body_of
-from meshdsl.record.recorder import later
+from meshdsl.program.jaxpr import body_of
+from meshdsl.program.recorder import later
 
 _LEAST = 8  # so many equations are worth a function of their own
 _PERIODS = 16  # how many lengths of a repeated run are tried

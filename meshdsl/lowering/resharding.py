@@ -33,8 +33,8 @@ from meshdsl.lowering.moves.turns import (
     needs_all,
 )
 from meshdsl.lowering.window_arrays import resized
-from meshdsl.record.collective import crossed
-from meshdsl.record.recorder import Op
+from meshdsl.program.collective import crossed
+from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Change, Split
 from meshdsl.tensor import Placement, Tensor
 

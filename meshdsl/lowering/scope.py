@@ -14,7 +14,7 @@ from meshdsl.layout import Layout, Rule
 from meshdsl.lowering import collectives, leaves
 from meshdsl.lowering.moves.move import IN_ORDER, Orders
 from meshdsl.lowering.moves.turns import Turn
-from meshdsl.record.recorder import Recorder
+from meshdsl.program.recorder import Recorder
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
 

@@ -19,8 +19,8 @@ from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.moves.move import nbytes, record
 from meshdsl.lowering.scope import Scope
-from meshdsl.record.collective import crossed
-from meshdsl.record.recorder import Op
+from meshdsl.program.collective import crossed
+from meshdsl.program.recorder import Op
 from meshdsl.splits.pipeline import Schedule
 from meshdsl.tensor import Tensor
 

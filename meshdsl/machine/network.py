@@ -19,7 +19,7 @@ from meshdsl.machine.axis_network import AxisNetwork, Level, TorusPart
 from meshdsl.machine.chips import Chip
 from meshdsl.machine.coordinates import device_coordinates
 from meshdsl.machine.target import Target
-from meshdsl.record.collective import live_axes
+from meshdsl.program.collective import live_axes
 
 
 class Network:

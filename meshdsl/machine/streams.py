@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from meshdsl.machine.network import Network
-from meshdsl.record.collective import Collective
+from meshdsl.program.collective import Collective
 
 Lane = tuple[str, str]
 COPIES: Lane = ("copies", "")

@@ -9,8 +9,8 @@ core.
 Loops run their body twice, because what is started in one turn may still be under way in the next;
 all further turns take as long as the second.
 
-The actions come from an estimate (`meshdsl.estimate.time`), or from the schedule of a compiled
-program (`meshdsl.compiled.replay`).
+The actions come from an estimate (`meshdsl.predict.time`), or from the schedule of a compiled
+program (`meshdsl.predict.compiler.replay`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.machine.streams import Lane, Streams, stream_of
-from meshdsl.record.collective import Collective, phase_in_step
-from meshdsl.record.recorder import tag_in
+from meshdsl.program.collective import Collective, phase_in_step
+from meshdsl.program.recorder import tag_in
 
 BETWEEN_SLICES = "between slices"  # how the keys of exchanges between slices begin
 
@@ -35,7 +35,7 @@ class Span:
       name: of the primitive or instruction.
       start: seconds from the start of the step.
       end: seconds from the start of the step.
-      phase: one of `estimate.explanation.PHASES`.
+      phase: one of `predict.explanation.PHASES`.
       tag: of the op; empty if it belongs to none.
       repeats: how often it runs. What stands in a loop is shown for the first turn alone.
     """

@@ -31,7 +31,7 @@ from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
 from meshdsl.ops.scan import scan_as
 from meshdsl.ops.stacking import dim_of, restacked, stacked
-from meshdsl.record.recorder import Move
+from meshdsl.program.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
 

@@ -38,7 +38,7 @@ from meshdsl.ops.checkpoint import policies_within
 from meshdsl.ops.microbatches import brought_home, home_of, is_shared, schedule_of
 from meshdsl.ops.pipeline_memory import CARRY, gathered_at, is_gathered, kept
 from meshdsl.ops.stacking import element, in_front
-from meshdsl.record.recorder import next_op_number
+from meshdsl.program.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
 
 

@@ -93,7 +93,7 @@ def repeats(fn: Callable, args: Any, layout: Layout, mesh: Any) -> list[str]:
     """
     rules = {rule.dim for rule in layout.parsed}  # those of a whole step, of which this is a part
     program = Lowered(fn, layout, mesh, [Dim(name, 1) for name in rules]).program(*args)
-    count = imported("meshdsl.estimate.repeated_work", "repeated_work")
+    count = imported("meshdsl.predict.repeated_work", "repeated_work")
     return [
         f"{one.source or 'no line'} ({', '.join(one.ops[:3])}), by {one.copies} devices over "
         f"{', '.join(one.axes)}: {flop_words(one.flops)} ({one.share_of_flops:.1%}) and results of "

@@ -7,7 +7,7 @@ import sysconfig
 from functools import cache
 from typing import Any
 
-from meshdsl.record.recorder import Lines
+from meshdsl.program.recorder import Lines
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "haiku", "equinox", "optax", "einops", "numpy")
 _HERE = os.path.dirname(os.path.abspath(__file__))

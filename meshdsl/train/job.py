@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.compiled import saved
-from meshdsl.estimate.fusion.kernel_graph import kernel_graph
-from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
-from meshdsl.record.program import Program
+from meshdsl.predict.compiler import saved
+from meshdsl.predict.kernels.kernel_graph import kernel_graph
+from meshdsl.predict.time.model_flops import counted_flops
+from meshdsl.program.program import Program
 from meshdsl.train.adapters import RANK, adapted_names, first_adapters
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of

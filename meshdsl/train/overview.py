@@ -14,7 +14,7 @@ import jax
 
 from meshdsl.figures import byte_words
 from meshdsl.layout import Layout
-from meshdsl.record.collective import Collective, summary
+from meshdsl.program.collective import Collective, summary
 from meshdsl.tensor import axes_of, notation
 from meshdsl.train.checkpoints import named_leaves
 

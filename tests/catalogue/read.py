@@ -7,7 +7,7 @@ import jax
 import meshdsl as md
 from meshdsl.ops.declare import Case, Declaration
 from meshdsl.ops.families import FAMILIES, declared
-from meshdsl.record.recorder import Move, Op
+from meshdsl.program.recorder import Move, Op
 from meshdsl.tensor import is_tensor
 
 

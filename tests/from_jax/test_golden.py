@@ -8,7 +8,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.mesh import axis_sizes
-from meshdsl.record.collective import summary
+from meshdsl.program.collective import summary
 from meshdsl.train.step import TrainStep
 from tests.models import common, test_golden
 

@@ -1,7 +1,7 @@
 """Arrays travel without dims of size 1, for which a TPU's compiler would copy them."""
 
 import meshdsl as md
-from meshdsl.record.jaxpr import body_of, sub_jaxprs
+from meshdsl.program.jaxpr import body_of, sub_jaxprs
 from tests.helpers import assert_same, collectives, data, dims, layout, weight, with_gradients
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.compiled.collectives import from_hlo
+from meshdsl.predict.compiler.collectives import from_hlo
 from tests.helpers import assert_equal, data, dims, layout, only, weight
 
 BATCH, D, FF, LAYERS, MICRO = dims(batch=8, d=16, ff=8, layers=3, micro=2)
@@ -72,7 +72,7 @@ def promised(program):
 
 
 def compiled_for_cpu(collectives):
-    """The CPU compiler runs every collective of bfloat16 in float32, see `compiled.collectives`."""
+    """The CPU compiler runs every collective of bfloat16 in float32: `compiler.collectives`."""
     twice = {(o, a, 2 * n if dtype == "bfloat16" else n): 0 for o, a, n, dtype in collectives}
     for (operation, axes, size, dtype), count in collectives.items():
         twice[operation, axes, 2 * size if dtype == "bfloat16" else size] += count

@@ -56,7 +56,7 @@ import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec as P
 import meshdsl as md
-from meshdsl.compiled.collectives import from_hlo
+from meshdsl.predict.compiler.collectives import from_hlo
 from meshdsl.machine import find_target
 for name in json.load(sys.stdin):
     target = find_target(f"{name}:8")

@@ -10,7 +10,7 @@ import meshdsl as md
 from meshdsl.layout import Layout
 from meshdsl.mesh import axis_sizes
 from meshdsl.models.transformer import Config, Transformer
-from meshdsl.record.jaxpr import sub_jaxprs
+from meshdsl.program.jaxpr import sub_jaxprs
 
 LAYOUTS = (
     "single",

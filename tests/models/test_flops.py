@@ -7,12 +7,12 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl.estimate.fusion.kernel_graph import kernel_graph
-from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.models import bert, t5, vit
 from meshdsl.models.architecture import STYLES
 from meshdsl.models.transformer import Config
-from meshdsl.record.jaxpr import sub_jaxprs
+from meshdsl.predict.kernels.kernel_graph import kernel_graph
+from meshdsl.predict.time.model_flops import counted_flops
+from meshdsl.program.jaxpr import sub_jaxprs
 from tests.helpers import only
 from tests.models import common
 

@@ -15,9 +15,9 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.compiled.collectives import from_hlo
 from meshdsl.mesh import axis_sizes
-from meshdsl.record.collective import summary
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.program.collective import summary
 from meshdsl.train.step import TrainStep
 from tests.helpers import only
 from tests.models import common

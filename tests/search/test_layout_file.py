@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.layout import LEVELS, shipped
 from meshdsl.layout_search.layout_file import layout_file
-from tests.report.sample import MESH, piped, sample
+from tests.tools.sample import MESH, piped, sample
 
 AXES = ("data", "model", "context", "replica")
 DIMS = st.lists(st.sampled_from(["batch", "length", "d_ff?", "vocab"]), min_size=1, unique=True)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.analysis.function_workload import FunctionWorkload
 from meshdsl.machine import Target, find_target
 from meshdsl.mesh import abstract_mesh
+from meshdsl.tools.function_workload import FunctionWorkload
 
 BATCH, D, F = md.Dim("batch", 512), md.Dim("d", 4096), md.Dim("f", 16384)
 

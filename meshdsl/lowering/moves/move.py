@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims
-from meshdsl.record.recorder import Move as Recorded
-from meshdsl.record.recorder import Op
+from meshdsl.program.recorder import Move as Recorded
+from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split
 
 if TYPE_CHECKING:

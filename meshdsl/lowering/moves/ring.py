@@ -21,8 +21,8 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.derivatives import linear
 from meshdsl.lowering.moves.move import Axes, ByParts, Move, Parts, Rules
 from meshdsl.lowering.window_arrays import resized
-from meshdsl.record import recorder
-from meshdsl.record.collective import crossed
+from meshdsl.program import recorder
+from meshdsl.program.collective import crossed
 
 
 class Ring(Parts):

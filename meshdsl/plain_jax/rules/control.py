@@ -25,7 +25,7 @@ from meshdsl.plain_jax.evaluate import (
 from meshdsl.plain_jax.factors import leaves
 from meshdsl.plain_jax.program import Equation, Program, Value, Variable
 from meshdsl.plain_jax.saving import saving
-from meshdsl.record.jaxpr import scan_counts
+from meshdsl.program.jaxpr import scan_counts
 from meshdsl.tensor import Tensor, is_tensor
 
 

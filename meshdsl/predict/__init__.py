@@ -1,0 +1,7 @@
+"""The memory and the time of a program on a machine, estimated or by a real compiler.
+
+- `explain`: the estimate, from a recorded program to an `Explanation`.
+- `kernels`: from the jaxpr to what a compiler launches as one.
+- `memory`, `time`: of the kernels.
+- `compiler`: what a real compiler makes of the program.
+"""

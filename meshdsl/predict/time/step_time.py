@@ -1,0 +1,145 @@
+"""Estimates the time of one step on a target from the program's kernels; nothing is compiled.
+
+The kernels become actions of a timeline (`meshdsl.machine.timeline`): `kernel_order` says in which
+order, `kernel_time` how long each takes, and `collective_timing` whether the device computes while
+a collective runs. Such a collective starts when the one before it is finished and what it reads is
+there. What uses its result waits for it. A turn of a loop, and the step, end when everything that
+they started has finished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from meshdsl.machine import Chip, Network, Target
+from meshdsl.machine.streams import lanes_of
+from meshdsl.machine.timeline import Action, timeline
+from meshdsl.predict.explanation import TimeView
+from meshdsl.predict.kernels.kernels import Buffer, Graph, Kernel
+from meshdsl.predict.time.collective_timing import CollectiveTiming, collective_timing
+from meshdsl.predict.time.kernel_order import scheduled
+from meshdsl.predict.time.kernel_time import is_fused, kernel_seconds
+
+
+def step_time(
+    graph: Graph, target: Target, network: Network, model_flops: float, model_flops_full: float
+) -> TimeView:
+    """The time of one step of `graph`.
+
+    Args:
+      network: of the target under the program's mesh.
+      model_flops: of the model on one device in one step, causal attention counted half.
+      model_flops_full: the same with attention in full.
+    """
+    actions = _Actions(target.chip, network)
+    ran = timeline(actions.of, actions.block(graph.kernels, to_end=True))
+    return TimeView.of(ran, (model_flops, model_flops_full), target.chip.flops)
+
+
+def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
+    """Seconds that each op computes in each phase: `{(tag, phase): seconds}`.
+
+    The tag of what belongs to no op is empty.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for span in view.spans:
+        if span.stream == "compute":
+            key = (span.tag, span.phase)
+            found[key] = found.get(key, 0.0) + (span.end - span.start) * span.repeats
+    return found
+
+
+class _Actions:
+    """The actions of blocks of kernels, made when they are asked for."""
+
+    def __init__(self, chip: Chip, network: Network):
+        self.chip, self.network = chip, network
+        self._blocks: dict[int, tuple[Sequence[Kernel], bool]] = {}
+        self._made: dict[int, list[Action]] = {}
+        self._seconds: dict[int, float] = {}
+        self._timings: dict[int, CollectiveTiming] = {}
+
+    def block(self, kernels: Sequence[Kernel], *, to_end: bool) -> int:
+        """The name of a block.
+
+        Args:
+          to_end: whether it ends only when all collectives that it started are finished.
+        """
+        self._blocks[id(kernels)] = kernels, to_end
+        return id(kernels)
+
+    def of(self, block: int) -> list[Action]:
+        """The actions of a block, in the order of the compiler's schedule."""
+        if block not in self._made:
+            kernels, to_end = self._blocks[block]
+            order = scheduled(kernels, self._seconds_of, self._is_asynchronous)
+            found = [action for kernel in order for action in self._actions(kernel)]
+            if to_end:
+                started = [k.writes[0] for k in kernels if self._is_asynchronous(k)]
+                found += [Action("done", "", "", key=_key(buffer)) for buffer in started]
+            self._made[block] = found
+        return self._made[block]
+
+    def _actions(self, kernel: Kernel) -> Iterator[Action]:
+        name, scope, needs = kernel.primitive, kernel.scope, tuple(map(_key, kernel.reads))
+        if kernel.collective is not None:
+            yield from self._communication(kernel)
+        elif kernel.loop is not None:
+            body, turns = self.block(kernel.loop.kernels, to_end=True), kernel.loop.length
+            yield Action("loop", name, scope, needs=needs, bodies=(body,), turns=turns)
+        elif kernel.branches:
+            bodies = tuple(self.block(branch, to_end=False) for branch in kernel.branches)
+            yield Action("branch", name, scope, needs=needs, bodies=bodies)
+        else:
+            seconds, fused = self._seconds_of(kernel), is_fused(kernel)
+            yield Action("compute", name, scope, seconds, needs=needs, fused=fused)
+
+    def _communication(self, kernel: Kernel) -> Iterator[Action]:
+        result, timing, collective = kernel.writes[0], self._timing(kernel), kernel.collective
+        assert collective is not None
+        if timing.zero_filled:
+            width = result.bytes // max(math.prod(result.shape), 1)
+            filling = timing.filling_seconds(self.chip, width)
+            yield Action("compute", kernel.primitive, kernel.scope, filling)
+        yield Action(
+            what="start" if timing.asynchronous else "sync",
+            name=kernel.primitive,
+            scope=kernel.scope,
+            moves=collective,
+            lanes=lanes_of(collective, self.network),
+            link_seconds=timing.seconds,
+            key=_key(result),
+            needs=tuple(map(_key, kernel.reads)),
+            alone=True,
+        )
+
+    def _seconds_of(self, kernel: Kernel) -> float:
+        """Seconds of a kernel, of a loop and of branches with one kernel after the other."""
+        if kernel.collective is not None:
+            return self._timing(kernel).seconds
+        if id(kernel) not in self._seconds:
+            self._seconds[id(kernel)] = self._compute_seconds(kernel)
+        return self._seconds[id(kernel)]
+
+    def _compute_seconds(self, kernel: Kernel) -> float:
+        if kernel.loop is not None:
+            return kernel.loop.length * math.fsum(map(self._seconds_of, kernel.loop.kernels))
+        if kernel.branches:
+            return max(math.fsum(map(self._seconds_of, branch)) for branch in kernel.branches)
+        return kernel_seconds(kernel, self.chip)
+
+    def _timing(self, kernel: Kernel) -> CollectiveTiming:
+        assert kernel.collective is not None
+        if id(kernel) not in self._timings:
+            self._timings[id(kernel)] = collective_timing(kernel.collective, self.network)
+        return self._timings[id(kernel)]
+
+    def _is_asynchronous(self, kernel: Kernel) -> bool:
+        """Whether the kernel is a collective that runs while the device computes."""
+        return kernel.collective is not None and self._timing(kernel).asynchronous
+
+
+def _key(buffer: Buffer) -> str:
+    """The name of the event that a buffer is there; nothing waits for one that was computed."""
+    return str(id(buffer))

@@ -1,6 +1,0 @@
-"""The record of a program: its ops, moves and collectives, written down while it is traced."""
-
-from meshdsl.record.collective import Collective, summary
-from meshdsl.record.jaxpr import from_jaxpr
-
-__all__ = ["Collective", "from_jaxpr", "summary"]

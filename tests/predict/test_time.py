@@ -1,0 +1,320 @@
+"""Times of small graphs: a byte of memory, a byte on the links and a FLOP take 1 us each."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from meshdsl.machine import chips
+from meshdsl.predict.kernels.kernels import Buffer, Dot, Graph, Kernel, Loop
+from meshdsl.predict.time.collective_timing import collective_timing
+from meshdsl.predict.time.kernel_time import kernel_seconds, padded_flops
+from meshdsl.predict.time.step_time import seconds_by_tag, step_time
+from meshdsl.program.collective import Collective
+
+US = 1e-6
+CHIP = SimpleNamespace(
+    kind="tpu",
+    flops=1e6,
+    matmul_efficiency=1.0,
+    hbm_bandwidth=1e6,
+    hbm_efficiency=1.0,
+    vector_rate=0.0,
+    tile=1,
+    float32_slowdown=1.58,
+    kernel_latency=1e-6,
+)
+
+
+def behaviour(name):
+    """How the compiler for a chip runs collectives."""
+    chip = chips()[name]
+    return {key: getattr(chip, key) for key in ("name", "waits", "as_sums", "small_sum")}
+
+
+class Links:
+    """1 us for each byte.
+
+    `dims` of a torus lie under each axis; the axis is all of the slice if `whole`.
+    """
+
+    def __init__(self, dims=1, *, whole=True, wraps=True, chip="v5p"):
+        self.target = SimpleNamespace(
+            chip=SimpleNamespace(**vars(CHIP), **behaviour(chip)), devices=64, slices=1
+        )
+        level = SimpleNamespace(kind="torus", parts=("part",) * dims)
+        self.on = SimpleNamespace(levels=(level,), size=64 if whole else 16, wraps=wraps)
+
+    def seconds(self, operation, axes, bytes):
+        return (2 if operation == "psum" else 1) * bytes * US
+
+    def axes(self, axes):
+        return self.on
+
+
+def buffer(size=1):
+    return Buffer((size,), "bool", size)
+
+
+def work(count, reads=(), writes=(), tag="md.f.1"):
+    """`count` us."""
+    return Kernel("add", f"jit(f)/shard_map/{tag}/add", list(reads), list(writes), traffic=count)
+
+
+def move(count, reads, writes, axis="data", operation="all_gather"):
+    return Kernel(
+        operation,
+        f"jit(f)/shard_map/md.f.2/{operation}",
+        [reads],
+        [writes],
+        collective=Collective(operation, (axis,), 1, count, "bool"),
+    )
+
+
+def run(kernels, links=None):
+    target = SimpleNamespace(chip=CHIP)
+    return step_time(Graph(kernels, [], [], ()), target, links or Links(), 25.0, 50.0)
+
+
+def times(view):
+    return pytest.approx((view.step, view.compute, view.communication, view.exposed, view.serial))
+
+
+def us(*values):
+    return tuple(value * US for value in values)
+
+
+def test_a_collective_hides_behind_what_does_not_need_it():
+    x, y = buffer(), buffer()
+    view = run([move(100, x, y), work(60), work(20, [y])])
+    assert us(120, 80, 100, 40, 180) == times(view)
+    assert view.mfu == pytest.approx(25 / (120 * US * 1e6))
+
+
+def test_it_starts_when_its_operand_is_made():
+    x, y = buffer(), buffer()
+    assert us(150, 50, 100, 100, 150) == times(
+        run([work(30, [], [x]), move(100, x, y), work(20, [y])])
+    )
+
+
+def test_later_work_runs_while_one_waits():
+    x, y = buffer(), buffer()
+    view = run([work(10, [], [x]), move(100, x, y), work(20, [y]), work(70)])
+    assert us(130, 100, 100, 30, 200) == times(view)
+
+
+def test_what_leads_to_a_collective_goes_first():
+    x, y = buffer(), buffer()
+    view = run([work(70), work(10, [], [x]), move(100, x, y), work(20, [y])])
+    assert us(130, 100, 100, 30, 200) == times(view)
+
+
+@pytest.mark.parametrize("axis", ["data", "model"])
+def test_two_collectives_take_turns_whatever_their_axes(axis):
+    x, y, z = buffer(), buffer(), buffer()
+    view = run([move(100, x, y), move(100, x, z, axis), work(0, [y, z])])
+    assert view.step == pytest.approx(200 * US)
+
+
+def test_of_two_collectives_the_one_that_ends_the_longer_chain_of_them_is_started_last():
+    x, y, z, w = (buffer() for _ in range(4))
+    kernels = [move(30, x, y), move(20, y, w), work(45, [], [z]), move(60, z, buffer())]
+    assert us(135, 45, 110, 90, 155) == times(run(kernels))
+
+
+def test_a_loop_is_its_first_turn_and_then_its_second_as_often_as_it_turns():
+    x, y = buffer(), buffer()
+    body = [move(100, x, y), work(60, tag="md.f.7"), work(10, [y])]
+    view = run([Kernel("scan", "jit(f)/shard_map/while", [x], [], loop=Loop(5, body))])
+    assert us(550, 350, 500, 200, 850) == times(view)
+    assert [(s.stream, s.repeats) for s in view.spans] == [
+        ("data", 5),
+        ("compute", 5),
+        ("compute", 5),
+        ("loops", 1),
+    ]
+    assert seconds_by_tag(view)["md.f.7", "forward"] == pytest.approx(300 * US)
+
+
+def test_a_turn_waits_for_all_that_it_started():
+    x, y = buffer(), buffer()
+    body = [work(10, [], [x]), move(100, x, y, operation="psum_scatter")]
+    view = run([Kernel("scan", "jit(f)/shard_map/while", [], [], loop=Loop(3, body))])
+    assert us(330, 30, 300, 300, 330) == times(view)
+
+
+def test_the_step_waits_for_all_that_it_started():
+    x, y = buffer(), buffer()
+    view = run([work(10, [], [x]), move(100, x, y, operation="psum_scatter"), work(30)])
+    assert us(110, 40, 100, 70, 140) == times(view)
+
+
+def test_a_product_that_nothing_waits_for_is_left_for_the_time_of_a_collective():
+    x, y, z = buffer(), buffer(), buffer()
+    kernels = [work(10, [], [x]), work(80, [x], [z], "md.f.7"), move(100, x, y), work(5, [y])]
+    assert us(115, 95, 100, 20, 195) == times(run(kernels))
+
+
+def test_one_collective_is_under_way_at_a_time_and_none_while_a_loop_has_its_own():
+    x, y, z = buffer(), buffer(), buffer()
+    loop = Kernel("scan", "jit(f)/shard_map/while", loop=Loop(1, [move(50, x, z, "model")]))
+    view = run([move(100, x, y), loop, work(20, [y])])
+    assert us(170, 20, 150, 150, 170) == times(view)
+
+
+def test_the_longest_branch_counts():
+    branches = ((work(10),), (work(90),))
+    assert run([Kernel("cond", "jit(f)/shard_map/cond", branches=branches)]).step == pytest.approx(
+        90 * US
+    )
+
+
+def test_an_optimizers_kernels_are_its_phase():
+    assert run([Kernel("add", "jit(f)/add", traffic=5)]).spans[0].phase == "optimizer"
+
+
+@pytest.mark.parametrize(
+    "operation, links, expected",
+    [
+        ("all_gather", Links(1), (10, True, 0)),
+        ("all_to_all", Links(1), (10, False, 0)),
+        ("all_gather", Links(2), (10, True, 0)),
+        ("all_gather", Links(2, chip="v4"), (10, False, 0)),
+        ("all_gather", Links(2, chip="v6e"), (10, True, 0)),
+        ("all_gather", Links(3), (10, True, 0)),
+        ("all_gather", Links(3, chip="tpu7x"), (20, True, 10)),
+        ("all_gather", Links(3, wraps=False, chip="v4"), (10, False, 0)),
+        ("all_gather", Links(3, whole=False, chip="v4"), (10, False, 0)),
+        ("psum_scatter", Links(2, whole=False), (10, True, 0)),
+        ("psum_scatter", Links(2), (20, True, 0)),
+        ("psum_scatter", Links(2, chip="tpu7x"), (10, True, 0)),
+        ("psum_scatter", Links(3, wraps=False), (20, True, 0)),
+        ("psum", Links(3), (20, True, 0)),
+        ("psum", Links(1, chip="v5e"), (20, False, 0)),
+    ],
+)
+def test_how_a_collective_runs_depends_on_the_chip_and_the_torus_under_its_axis(
+    operation, links, expected
+):
+    large = 2**17
+    how = collective_timing(Collective(operation, ("data",), 1, 10 * large, "bool"), links)
+    seconds, asynchronous, filled = expected
+    assert how.seconds == pytest.approx(seconds * large * US)
+    assert (how.asynchronous, how.zero_filled) == (asynchronous, filled * large)
+
+
+@pytest.mark.parametrize(
+    "operation, links, asynchronous",
+    [
+        ("psum", Links(1, whole=False), False),
+        ("psum_scatter", Links(2), False),  # over a whole slice: run as a sum
+        ("psum_scatter", Links(1, whole=False), True),
+        ("all_gather", Links(1), True),
+    ],
+)
+def test_the_device_waits_for_small_sums(operation, links, asynchronous):
+    small = Collective(operation, ("data",), 1, 2**16 - 1, "bool")
+    assert collective_timing(small, links).asynchronous is asynchronous
+
+
+def test_a_synchronous_collective_stops_computing():
+    x, y = buffer(), buffer()
+    assert us(180, 80, 100, 100, 180) == times(
+        run([move(100, x, y), work(60), work(20, [y])], Links(2, chip="v4"))
+    )
+
+
+def test_a_gather_that_runs_as_a_sum_is_filled_first():
+    x, y = buffer(), buffer(100)
+    view = run([move(100, x, y), work(20, [y])], Links(3, chip="tpu7x"))
+    assert us(420, 220, 200, 200, 420) == times(view)
+
+
+def chip(**figures):
+    return SimpleNamespace(**{**vars(CHIP), **figures})
+
+
+def dot(batch, m, k, n, dtype="bfloat16"):
+    return Dot(batch, m, k, n, 2 * batch * m * k * n, dtype)
+
+
+@pytest.mark.parametrize(
+    "product, padded",
+    [
+        (dot(1, 256, 256, 256), 2 * 256**3),
+        (dot(3, 8, 100, 256), 3 * 2 * 8 * 128 * 256),
+        (dot(1, 256, 128, 5), 2 * 8 * 128 * 256),  # the operand of 256 is held, the 5 rows are fed
+        (dot(1, 1, 1, 1), 2 * 8 * 128 * 128),
+    ],
+)
+def test_dims_are_padded_to_the_matrix_unit(product, padded):
+    assert padded_flops(product, 128) == pytest.approx(padded)
+
+
+def test_a_short_contraction_takes_as_long_as_its_result():
+    machine = chip(
+        flops=459e12,
+        tile=128,
+        matmul_efficiency=0.9,
+        hbm_bandwidth=2765e9,
+        hbm_efficiency=0.85,
+        vector_rate=437e9,
+    )
+
+    def cycles(k):
+        kernel = Kernel(
+            "dot_general",
+            "",
+            dots=[dot(1, 8192, k, 4096)],
+            traffic=2 * (8192 * k + k * 4096 + 8192 * 4096),
+        )
+        return kernel_seconds(kernel, machine) * 1.75e9
+
+    # What the TPU compiler says for v5p, in cycles.
+    compiled = {128: 179_556, 256: 183_616, 512: 197_012, 1024: 280_296, 4096: 1_078_890}
+    for k, expected in compiled.items():
+        assert cycles(k) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("times", [1.58, 2.0])
+def test_products_of_float32_take_as_much_longer_as_the_chip_says(times):
+    one, other = (
+        kernel_seconds(
+            Kernel("dot_general", "", dots=[dot(1, 256, 256, 256, dtype)]),
+            chip(float32_slowdown=times),
+        )
+        for dtype in ("float32", "bfloat16")
+    )
+    assert one == pytest.approx(times * other)
+
+
+def test_what_a_product_is_fused_with_comes_on_top():
+    own = 8 * (4 + 4 + 4)
+    alone = Kernel("dot_general", "", dots=[Dot(1, 4, 4, 4, 128, "int8")], traffic=48)
+    fused = Kernel("dot_general", "", dots=[Dot(1, 4, 4, 4, 128, "int8")], traffic=48 + own)
+    assert kernel_seconds(alone, chip()) == pytest.approx(
+        1e-6 * 256
+    )  # of which the matrix unit, its rows padded to 8
+    assert kernel_seconds(fused, chip()) == pytest.approx(1e-6 * (256 + own))
+
+
+@pytest.mark.parametrize("kind, added", [("tpu", 2 * 2 * 100), ("gpu", 0)])
+def test_a_convolution_over_few_rows_passes_over_its_arrays_twice_more_on_a_tpu(kind, added):
+    one = dot(1, 256, 256, 256)
+    few = Kernel("conv_general_dilated", "", dots=[replace(one, rearranged=100)])
+    enough = Kernel("conv_general_dilated", "", dots=[one])
+    more = kernel_seconds(few, chip(kind=kind)) - kernel_seconds(enough, chip(kind=kind))
+    assert more == pytest.approx(1e-6 * added)
+
+
+def test_a_kernel_takes_a_microsecond_at_least():
+    fast = chip(flops=1e15, hbm_bandwidth=1e12)
+    assert kernel_seconds(Kernel("add", "", traffic=5000), fast) == 1e-6
+    assert kernel_seconds(Kernel("add", "", traffic=8), fast) < 1e-9  # scalars
+
+
+def test_a_gather_counts_what_it_takes():
+    table, rows = Buffer((1000, 10), "int8", 10_000), Buffer((5, 10), "int8", 50)
+    kernel = Kernel("gather", "", [table], [rows], traffic=100)
+    assert kernel_seconds(kernel, chip(vector_rate=1e6)) == pytest.approx(1e-6 * (100 + 50))
