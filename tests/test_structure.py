@@ -57,4 +57,6 @@ def test_nothing_but_a_saved_executable_is_unpickled():
                     or name.endswith("serialize_executable")
                     or name == "np.load"
                 ]
-    assert found == [("meshdsl/predict/compiler/saved.py", "jax.experimental.serialize_executable")]
+    assert found == [
+        ("meshdsl/predict/compiler/executables.py", "jax.experimental.serialize_executable")
+    ]

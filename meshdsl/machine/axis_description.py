@@ -19,7 +19,7 @@ def describe(axis: AxisNetwork, target: Target) -> str:
 
 
 def _level(level: Level, target: Target) -> str:
-    rate = f"{level.bandwidth / 1e9:.4g} GB/s"
+    rate = f"{level.sum.bandwidth / 1e9:.4g} GB/s"
     if level.kind == "cores":
         return f"the {level.size} devices of a chip, {rate} one way"
     if level.kind == "switch":
@@ -59,9 +59,9 @@ def _block(level: Level, target: Target) -> str:
 def _slower(level: Level) -> str:
     """What gathers and scatters reach, in brackets, where that is less than what sums reach."""
     rates: dict[float, list[str]] = {}
-    for what, rate in (("gathers", level.gather_bandwidth), ("scatters", level.scatter_bandwidth)):
-        if rate < level.bandwidth:
-            rates.setdefault(rate, []).append(what)
+    for what, route in (("gathers", level.gather), ("scatters", level.scatter)):
+        if route.bandwidth < level.sum.bandwidth:
+            rates.setdefault(route.bandwidth, []).append(what)
     if not rates:
         return ""
     said = [f"{' and '.join(what)} {rate / 1e9:.4g} GB/s" for rate, what in rates.items()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,19 @@ class TorusPart:
         return self.step * (self.size // 2 if self.ring else self.size - 1)
 
 
+class Route(NamedTuple):
+    """How collectives of a kind use a level.
+
+    Attributes:
+      bandwidth: bytes/s of one device over all the links that are used, both ways, as the vendor
+        states them.
+      hops: of a gather, a scatter or half a sum, one after the other.
+    """
+
+    bandwidth: float
+    hops: int
+
+
 @dataclass(frozen=True)
 class Level:
     """What a group of devices uses of one network.
@@ -45,13 +59,10 @@ class Level:
     Attributes:
       kind: `cores` (the devices of a chip), `torus`, `switch` or `scale-out`.
       size: how many members of the group it joins.
-      bandwidth: bytes/s of one device over all its links, both ways, as the vendor states them.
-      gather_bandwidth, scatter_bandwidth: the same for gathers and for scatters, which may leave
-        links unused.
-      one_way: bytes/s of one device to a neighbour.
-      hops: of half a sum, one after the other.
-      gather_hops, scatter_hops: of a gather and of a scatter, one after the other.
       latency: seconds of a hop.
+      one_way: bytes/s of one device to a neighbour.
+      sum, gather, scatter: how these collectives use it; gathers and scatters may leave links
+        unused.
       step_hops: the most hops from a device to the next one of the group; next to the last one is
         the first.
       parts: on a torus, one for each dim that the group uses; empty where it fills no block of it.
@@ -59,41 +70,13 @@ class Level:
 
     kind: str
     size: int
-    bandwidth: float
-    gather_bandwidth: float
-    scatter_bandwidth: float
-    one_way: float
-    hops: int
-    gather_hops: int
-    scatter_hops: int
     latency: float
+    one_way: float
+    sum: Route
+    gather: Route
+    scatter: Route
     step_hops: int = 1
     parts: tuple[TorusPart, ...] = ()
-
-    @classmethod
-    def alike(
-        cls,
-        kind: str,
-        size: int,
-        bandwidth: float,
-        hops: int,
-        latency: float,
-        step_hops: int = 1,
-    ) -> Level:
-        """A level on which all collectives reach the same bandwidth in as many hops."""
-        return cls(
-            kind,
-            size,
-            bandwidth,
-            gather_bandwidth=bandwidth,
-            scatter_bandwidth=bandwidth,
-            one_way=bandwidth,
-            hops=hops,
-            gather_hops=hops,
-            scatter_hops=hops,
-            latency=latency,
-            step_hops=step_hops,
-        )
 
     @property
     def one_ring(self) -> bool:
@@ -121,51 +104,18 @@ class AxisNetwork:
     """How a mesh axis, or several together, lie on the network of the machine.
 
     Attributes:
-      size: how many devices there are along the axis.
-      kind: `ring` or `line` on one dim of a torus, `torus` on several, `path` where the devices do
-        not fill a block of it, `cores`, `switch`, `scale-out`; `mixed` for more than one level;
-        `none` for a single device.
-      links: how many links of one device it uses.
-      gbytes_one_way: GB/s to a neighbour.
-      gbytes: GB/s over all links, both ways, of the narrowest level.
-      wraps: whether it is a ring along every dim of the torus that it uses.
-      hops: of a gather, one after the other, over all levels.
-      levels: the networks that it uses, inner first.
+      levels: the networks that it uses, inner first; none for a single device.
     """
 
-    size: int
-    kind: str
-    links: int
-    gbytes_one_way: float
-    gbytes: float
-    wraps: bool
-    hops: int
     levels: tuple[Level, ...]
 
-    @classmethod
-    def of_levels(cls, levels: tuple[Level, ...]) -> AxisNetwork:
-        """Sums up `levels`, which are ordered inner first; none stand for a single device."""
-        if not levels:
-            return cls(1, "none", 0, 0.0, 0.0, False, 0, ())
-        return cls(
-            size=math.prod(level.size for level in levels),
-            kind=_kind(levels[0]) if len(levels) == 1 else "mixed",
-            links=sum(level.links for level in levels),
-            gbytes_one_way=min(level.one_way for level in levels) / 1e9,
-            gbytes=min(level.bandwidth for level in levels) / 1e9,
-            wraps=any(level.ring for level in levels)
-            and all(level.ring for level in levels if level.kind == "torus"),
-            hops=sum(level.gather_hops for level in levels),
-            levels=levels,
-        )
+    @property
+    def size(self) -> int:
+        """How many devices there are along the axis."""
+        return math.prod(level.size for level in self.levels)
 
-
-def _kind(level: Level) -> str:
-    """What `AxisNetwork.kind` says of a single level."""
-    if level.kind != "torus":
-        return level.kind
-    if len(level.parts) > 1:
-        return "torus"
-    if not level.parts:
-        return "path"
-    return "ring" if level.ring else "line"
+    @property
+    def wraps(self) -> bool:
+        """Whether it is a ring along every dim of the torus that it uses, and uses one."""
+        torus = [level for level in self.levels if level.kind == "torus"]
+        return bool(torus) and all(level.ring for level in torus)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,81 +40,26 @@ _UNITS: dict[str, tuple[str, float]] = {
     "Gelem/s": ("elements", 1e9),
 }
 
-# The figures of a chip, and what each of them measures.
-_FIGURES = {
-    "flops": "compute",
-    "hbm": "memory",
-    "hbm_bandwidth": "bandwidth",
-    "clock": "frequency",
-    "tile": "number",
-    "matmul_efficiency": "number",
-    "hbm_efficiency": "number",
-    "vector_rate": "elements",
-    "float32_slowdown": "number",
-    "kernel_latency": "time",
-    "small_sum": "size",
-    "link_bandwidth": "bandwidth",
-    "link_latency": "time",
-    "link_efficiency": "number",
-    "core_bandwidth": "bandwidth",
-    "scale_out_bandwidth": "bandwidth",
-    "scale_out_latency": "time",
-}
-# The figures that the devices of a chip share evenly.
-_SHARED = (
-    "flops",
-    "hbm",
-    "hbm_bandwidth",
-    "vector_rate",
-    "link_bandwidth",
-    "scale_out_bandwidth",
-)
-
-# The other keys of each kind of chip, and their types.
-_KEYS: dict[str, dict[str, type]] = {
-    "tpu": {
-        "device_kind": str,
-        "dims": int,
-        "longest": int,
-        "cube": int,
-        "most_chips": int,
-        "gather_dims": int,
-        "scatter_dims": int,
-        "devices_per_chip": int,
-        "topology_options": dict,
-        "waits": list,
-        "as_sums": list,
-        "options": dict,
-        "options_of_parts": dict,
-        "source": str,
-    },
-    "gpu": {
-        "device_kind": str,
-        "node": int,
-        "waits": list,
-        "options": dict,
-        "compiler": dict,
-        "source": str,
-    },
-    "cpu": {"device_kind": str},
-}
 _COLLECTIVES = ("all_gather", "psum_scatter", "psum", "pmax", "pmin", "all_to_all", "ppermute")
-_OPTIONAL = {
-    "topology_options",
-    "devices_per_chip",
-    "longest",
-    "cube",
-    "gather_dims",
-    "scatter_dims",
-    "options",
-    "options_of_parts",
-    "compiler",
-    "vector_rate",
-    "float32_slowdown",
-    "kernel_latency",
-    "small_sum",
-    "core_bandwidth",
-}
+
+
+def _figure(measures: str, default: Any = 0.0, *, shared: bool = False, must: bool = True) -> Any:
+    """A field for a figure of TPUs and GPUs.
+
+    Args:
+      measures: one of the measures of `_UNITS`.
+      shared: whether the devices of a chip share it evenly.
+      must: whether a chip must have it.
+    """
+    return field(default=default, metadata={"figure": measures, "shared": shared, "must": must})
+
+
+def _key(kinds: str, type: type, default: Any = None, *, must: bool = True) -> Any:
+    """A field for another key, of a type, that chips of these `kinds` have."""
+    told = {"kinds": kinds.split(), "type": type, "must": must}
+    if type is dict:
+        return field(default_factory=dict, hash=False, metadata=told)
+    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True)
@@ -163,44 +108,46 @@ class Chip:
       node: how many GPUs are on one switch.
       imbalance: how many times the mean load the most loaded device has, of what depends on data,
         as the tokens of the experts of a device do. All others wait for it.
-      sources: for each figure where it is from; under `topology`, where the other keys are from.
+      source: where the keys that are no figures are from.
+      sources: for each figure where it is from.
     """
 
     name: str
     kind: str
-    device_kind: str
-    devices_per_chip: int = 1
-    flops: float = 0.0
-    hbm: int | None = None
-    hbm_bandwidth: float = 0.0
-    clock: float = 0.0
-    tile: int = 1
-    matmul_efficiency: float = 1.0
-    hbm_efficiency: float = 1.0
-    vector_rate: float = 0.0
-    float32_slowdown: float = 1.0
-    kernel_latency: float = 0.0
-    small_sum: float = 0.0
-    link_bandwidth: float = 0.0
-    link_latency: float = 0.0
-    link_efficiency: float = 1.0
-    core_bandwidth: float = 0.0
-    scale_out_bandwidth: float = 0.0
-    scale_out_latency: float = 0.0
-    dims: int = 1
-    longest: int = 0
-    cube: int = 0
-    most_chips: int = 0
-    gather_dims: int = 1
-    scatter_dims: int = 1
-    topology_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    waits: tuple[str, ...] = ()
-    as_sums: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict, hash=False)
-    options_of_parts: Mapping[str, str] = field(default_factory=dict, hash=False)
-    compiler: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    node: int = 0
+    device_kind: str = _key("tpu gpu cpu", str)
+    devices_per_chip: int = _key("tpu", int, 1, must=False)
+    flops: float = _figure("compute", shared=True)
+    hbm: int | None = _figure("memory", None, shared=True)
+    hbm_bandwidth: float = _figure("bandwidth", shared=True)
+    clock: float = _figure("frequency")
+    tile: int = _figure("number", 1)
+    matmul_efficiency: float = _figure("number", 1.0)
+    hbm_efficiency: float = _figure("number", 1.0)
+    vector_rate: float = _figure("elements", shared=True, must=False)
+    float32_slowdown: float = _figure("number", 1.0, must=False)
+    kernel_latency: float = _figure("time", must=False)
+    small_sum: float = _figure("size", must=False)
+    link_bandwidth: float = _figure("bandwidth", shared=True)
+    link_latency: float = _figure("time")
+    link_efficiency: float = _figure("number", 1.0)
+    core_bandwidth: float = _figure("bandwidth", must=False)
+    scale_out_bandwidth: float = _figure("bandwidth", shared=True)
+    scale_out_latency: float = _figure("time")
+    dims: int = _key("tpu", int, 1)
+    longest: int = _key("tpu", int, 0, must=False)
+    cube: int = _key("tpu", int, 0, must=False)
+    most_chips: int = _key("tpu", int, 0)
+    gather_dims: int = _key("tpu", int, 1, must=False)
+    scatter_dims: int = _key("tpu", int, 1, must=False)
+    topology_options: Mapping[str, Any] = _key("tpu", dict, must=False)
+    node: int = _key("gpu", int, 0)
+    waits: tuple[str, ...] = _key("tpu gpu", list, ())
+    as_sums: tuple[str, ...] = _key("tpu", list, ())
+    options: Mapping[str, str] = _key("tpu gpu", dict, must=False)
+    options_of_parts: Mapping[str, str] = _key("tpu", dict, must=False)
+    compiler: Mapping[str, Any] = _key("gpu", dict, must=False)
     imbalance: float = 1.0
+    source: str = _key("tpu gpu", str, "")
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -261,31 +208,30 @@ def _chip(name: str, table: Mapping[str, Any], file: str) -> Chip:
     """The chip that a table of the file describes; `file` is its name, for errors."""
     where = f"{file}, chip `{name}`"
     kind = table.get("kind")
-    if kind not in _KEYS:
+    if kind not in ("tpu", "gpu", "cpu"):
         raise MeshDSLError(f"{where}: `kind` is `tpu`, `gpu` or `cpu`, not {quote(kind)}")
-    figures = {} if kind == "cpu" else _FIGURES
-    keys = _KEYS[kind]
+    declared = {f.name: f.metadata for f in fields(Chip)}
+    keys = {key: told for key, told in declared.items() if kind in told.get("kinds", ())}
+    if kind != "cpu":
+        keys |= {key: told for key, told in declared.items() if "figure" in told}
     for key in table:
-        if key not in ("kind", *keys, *figures):
-            raise MeshDSLError(
-                f"{where}: unknown key `{key}`{nearest(key, ['kind', *keys, *figures])}"
-            )
-    missing = [key for key in (*keys, *figures) if key not in table and key not in _OPTIONAL]
-    if missing:
-        raise MeshDSLError(f"{where}: {', '.join(f'`{key}`' for key in missing)} missing")
-    fields: dict[str, Any] = {
-        key: _checked(key, table[key], keys[key], where) for key in keys if key in table
-    }
-    for key, measure in figures.items():
-        if key in table:
-            fields[key] = _figure(key, table[key], measure, where)
-    devices = fields.get("devices_per_chip", 1)
-    fields.update({key: fields[key] / devices for key in _SHARED if key in fields})
-    fields.update({key: int(fields[key]) for key in ("tile", "hbm") if key in fields})
-    sources = {key: table[key]["source"] for key in figures if key in table} | {
-        "topology": fields.pop("source", "")
-    }
-    return Chip(name=name, kind=kind, sources=sources, **fields)
+        if key not in ("kind", *keys):
+            raise MeshDSLError(f"{where}: unknown key `{key}`{nearest(key, ['kind', *keys])}")
+    if missing := [f"`{key}`" for key, told in keys.items() if told["must"] and key not in table]:
+        raise MeshDSLError(f"{where}: {', '.join(missing)} missing")
+    given, sources = {}, {}
+    for key, told in keys.items():
+        if key not in table:
+            continue
+        if "figure" not in told:
+            given[key] = _checked(key, table[key], told["type"], where)
+            continue
+        value = _checked_figure(key, table[key], told["figure"], where)
+        if told["shared"]:
+            value /= given.get("devices_per_chip", 1)
+        given[key] = int(value) if key in ("tile", "hbm") else value
+        sources[key] = table[key]["source"]
+    return Chip(name=name, kind=kind, sources=sources, **given)
 
 
 def _checked(key: str, value: Any, kind: type, where: str) -> Any:
@@ -317,7 +263,7 @@ def _checked(key: str, value: Any, kind: type, where: str) -> Any:
     return value
 
 
-def _figure(key: str, figure: Any, measure: str, where: str) -> float:
+def _checked_figure(key: str, figure: Any, measure: str, where: str) -> float:
     """The value of a figure in the base unit of what it measures (`_UNITS`)."""
     units = [unit for unit, (what, _) in _UNITS.items() if what == measure]
     form = f'{{ value = ..., unit = "{units[0]}", source = "..." }}'

@@ -19,9 +19,17 @@ own part. The hops through a switch are those of recursive doubling (Thakur, Rab
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from meshdsl.machine.axis_network import Level
+
+# Of collectives that leave to each device its own part of an array at each level: how the level is
+# used (`Level`), and how many times.
+_IN_PARTS = {
+    "all_gather": ("gather", 1),
+    "psum_scatter": ("scatter", 1),
+    "psum": ("sum", 2),
+    "pmax": ("sum", 2),
+    "pmin": ("sum", 2),
+}
 
 
 def seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
@@ -33,8 +41,31 @@ def seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency:
       bytes: the larger of operand and result on one device.
       efficiency: the share of the bandwidth that collectives reach.
     """
-    formula = _FORMULAS.get(operation)
-    return formula(levels, bytes, efficiency) if formula else 0.0
+    if operation == "ppermute":
+        one_way = [
+            bytes / (level.one_way * efficiency) + level.step_hops * level.latency
+            for level in levels
+        ]
+        return max(one_way, default=0.0)
+    total = 0.0
+    for level in levels:
+        if operation == "all_to_all":
+            total += _all_to_all(level, bytes) / efficiency + level.sum.hops * level.latency
+        elif operation in _IN_PARTS:
+            kind, times = _IN_PARTS[operation]
+            bandwidth, hops = getattr(level, kind)
+            moved = bytes * (level.size - 1) / level.size
+            total += times * (moved / (bandwidth * efficiency) + hops * level.latency)
+            bytes /= level.size
+    return total
+
+
+def _all_to_all(level: Level, bytes: float) -> float:
+    """Seconds of an all_to_all at a level, if it reached the whole bandwidth."""
+    if level.kind != "torus":
+        return bytes * (level.size - 1) / level.size / level.sum.bandwidth
+    whole = level.size / level.sum.bandwidth
+    return bytes / 4 * max((p.size / p.bandwidth for p in level.parts), default=whole)
 
 
 def sent_between(operation: str, levels: tuple[Level, ...], bytes: float) -> float:
@@ -50,83 +81,14 @@ def sent_between(operation: str, levels: tuple[Level, ...], bytes: float) -> flo
     """
     inside = 1
     for level in levels:
-        if level.kind == "scale-out":
-            share = (level.size - 1) / level.size
-            return bytes * {
-                "all_gather": share / inside,
-                "psum_scatter": share / inside,
-                "psum": 2 * share / inside,
-                "pmax": 2 * share / inside,
-                "pmin": 2 * share / inside,
-                "all_to_all": share,
-                "ppermute": 1.0,
-            }.get(operation, 0.0)
-        inside *= level.size
-    return 0.0
-
-
-def _gather(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
-    total = 0.0
-    for level in levels:
-        total += (
-            bytes * (level.size - 1) / level.size / (level.gather_bandwidth * efficiency)
-            + level.gather_hops * level.latency
-        )
-        bytes /= level.size
-    return total
-
-
-def _scatter(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
-    total = 0.0
-    for level in levels:
-        total += (
-            bytes * (level.size - 1) / level.size / (level.scatter_bandwidth * efficiency)
-            + level.scatter_hops * level.latency
-        )
-        bytes /= level.size
-    return total
-
-
-def _reduce(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
-    total = 0.0
-    for level in levels:
-        total += 2 * (
-            bytes * (level.size - 1) / level.size / (level.bandwidth * efficiency)
-            + level.hops * level.latency
-        )
-        bytes /= level.size
-    return total
-
-
-def _all_to_all(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
-    total = 0.0
-    for level in levels:
-        if level.kind == "torus":
-            whole = level.size / level.bandwidth
-            longest = max((p.size / p.bandwidth for p in level.parts), default=whole)
-            on_links = bytes / 4 * longest
+        if level.kind != "scale-out":
+            inside *= level.size
+        elif operation == "ppermute":
+            return bytes
         else:
-            on_links = bytes * (level.size - 1) / level.size / level.bandwidth
-        total += on_links / efficiency + level.hops * level.latency
-    return total
-
-
-def _permute(levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
-    return max(
-        (
-            bytes / (level.one_way * efficiency) + level.step_hops * level.latency
-            for level in levels
-        ),
-        default=0.0,
-    )
-
-
-_FORMULAS: dict[str, Callable[[tuple[Level, ...], float, float], float]] = {
-    "all_gather": _gather,
-    "psum_scatter": _scatter,
-    "psum": _reduce,
-    "pmax": _reduce,
-    "pmin": _reduce,
-    "all_to_all": _all_to_all,
-    "ppermute": _permute,
-}
+            share = (level.size - 1) / level.size
+            if operation == "all_to_all":
+                return bytes * share
+            _, times = _IN_PARTS.get(operation, ("", 0))
+            return bytes * (times * share / inside)
+    return 0.0

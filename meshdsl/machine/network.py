@@ -15,7 +15,7 @@ import numpy as np
 
 from meshdsl.machine import collective_time
 from meshdsl.machine.axis_description import describe
-from meshdsl.machine.axis_network import AxisNetwork, Level, TorusPart
+from meshdsl.machine.axis_network import AxisNetwork, Level, Route, TorusPart
 from meshdsl.machine.chips import Chip
 from meshdsl.machine.coordinates import device_coordinates
 from meshdsl.machine.target import Target
@@ -71,7 +71,7 @@ class Network:
         """How the mesh axes `names`, taken together as one, lie on the network."""
         names = live_axes(names, self.axis_sizes)
         if names not in self._networks:
-            self._networks[names] = AxisNetwork.of_levels(self._levels(names))
+            self._networks[names] = AxisNetwork(self._levels(names))
         return self._networks[names]
 
     def describe(self, axis: str) -> str:
@@ -114,8 +114,8 @@ class Network:
 
 def _switch(kind: str, size: int, bandwidth: float, latency: float) -> Level:
     """A level where any device reaches any other in one hop, so that a gather goes by doubling."""
-    hops = math.ceil(math.log2(size))
-    return Level.alike(kind, size, bandwidth, hops, latency)
+    route = Route(bandwidth, math.ceil(math.log2(size)))
+    return Level(kind, size, latency, bandwidth, sum=route, gather=route, scatter=route)
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
@@ -137,8 +137,9 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
     step_hops = int(nearest.sum(-1).max())
     extents = _distinct(at.swapaxes(1, 2))
     if (extents != extents[0]).any() or extents[0].prod() != size:
-        link, hops = chip.link_bandwidth, step_hops * (size - 1)
-        return Level.alike("torus", size, link, hops, chip.link_latency, step_hops)
+        link = chip.link_bandwidth
+        route = Route(link, step_hops * (size - 1))
+        return Level("torus", size, chip.link_latency, link, route, route, route, step_hops)
     parts = []
     for d, extent in enumerate(extents[0].tolist()):
         if extent > 1:
@@ -157,33 +158,28 @@ def _block(parts: tuple[TorusPart, ...], size: int, chip: Chip, step_hops: int) 
     over more dims, or over a part of one, goes along one ring through all chips, last dim first, as
     fast as its narrowest dim; but over all three dims it is compiled as a sum where that is faster.
     """
-    ring = min(p.bandwidth for p in parts)
-    ring_hops = parts[-1].step * (size // 2 if all(p.ring for p in parts) else size - 1)
-    every, every_hops = sum(p.bandwidth for p in parts), sum(p.hops for p in parts)
+    hops = parts[-1].step * (size // 2 if all(p.ring for p in parts) else size - 1)
+    ring = Route(min(p.bandwidth for p in parts), hops)
+    every = Route(sum(p.bandwidth for p in parts), sum(p.hops for p in parts))
     if any(p.size < p.of for p in parts):
-        every, every_hops = ring, ring_hops
+        every = ring
 
-    def over(dims: int) -> tuple[float, int]:
-        """Bandwidth and hops of what uses so many dims of the torus at once."""
+    def over(dims: int) -> Route:
+        """The route of what uses so many dims of the torus at once."""
         if len(parts) <= dims:
-            return every, every_hops
-        if len(parts) == 3 and every / 2 > ring:
-            return every / 2, 2 * every_hops
-        return ring, ring_hops
+            return every
+        if len(parts) == 3 and every.bandwidth / 2 > ring.bandwidth:
+            return Route(every.bandwidth / 2, 2 * every.hops)
+        return ring
 
-    gather, gather_hops = over(chip.gather_dims)
-    scatter, scatter_hops = over(chip.scatter_dims)
     return Level(
         "torus",
         size,
-        bandwidth=every,
-        gather_bandwidth=gather,
-        scatter_bandwidth=scatter,
+        chip.link_latency,
         one_way=chip.link_bandwidth / max(p.step for p in parts),
-        hops=every_hops,
-        gather_hops=gather_hops,
-        scatter_hops=scatter_hops,
-        latency=chip.link_latency,
+        sum=every,
+        gather=over(chip.gather_dims),
+        scatter=over(chip.scatter_dims),
         step_hops=step_hops,
         parts=parts,
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
-from meshdsl.predict.compiler import saved
+from meshdsl.predict.compiler import executables
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.predict.time.model_flops import counted_flops
 from meshdsl.program.program import Program
@@ -172,7 +172,7 @@ class Job:
         Returns:
           The size of the file in bytes.
         """
-        return saved.save(path, executable, self.lowered, self._made(options))
+        return executables.save(path, executable, self.lowered, self._made(options))
 
     def load(self, path: Path, *, trusted: bool = False) -> Callable:
         """Read the compiled step from a file that `save` wrote.
@@ -184,10 +184,12 @@ class Job:
           MeshDSLError: the file is damaged, is of another configuration, layout or mesh, or is
             neither trusted nor this user's alone.
         """
-        return saved.load(path, self._made({}), lambda: self.lowered, self.mesh, trusted=trusted)
+        return executables.load(
+            path, self._made({}), lambda: self.lowered, self.mesh, trusted=trusted
+        )
 
-    def _made(self, options: Mapping[str, str]) -> saved.Provenance:
-        return saved.Provenance.of(self.mesh, self._settings, options)
+    def _made(self, options: Mapping[str, str]) -> executables.Provenance:
+        return executables.Provenance.of(self.mesh, self._settings, options)
 
     @property
     def _settings(self) -> dict[str, str]:

@@ -17,9 +17,9 @@ import jax
 import meshdsl as md
 from meshdsl import hosts
 from meshdsl.extras import check_extra
+from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.train.auto_remat import choose_remat_here
 from meshdsl.train.checkpoints import Checkpoints
-from meshdsl.train.compile_cache import compile_cache
 from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.device_batches import rows_here

@@ -19,187 +19,99 @@ def network(text, slices=1, **sizes):
     return Network(find_target(text, slices=slices), sizes)
 
 
-@pytest.mark.parametrize(
-    "text, slices, sizes, axis, words",
-    [
-        (
-            "v5p:4x4x4",
-            1,
-            {"data": 16, "model": 4},
-            "model",
-            "ring of 4 along x of the torus, 2 links, 180 GB/s both ways",
-        ),
-        (
-            "v5p:4x4x4",
-            1,
-            {"data": 16, "model": 4},
-            "data",
-            "4 by 4, rings along y and z of the torus, 4 links, 360 GB/s both ways",
-        ),
-        (
-            "v5p:4x4x4",
-            1,
-            {"data": 64},
-            "data",
-            (
-                "4 by 4 by 4, rings along x, y and z of the torus, 6 links, 540 GB/s both "
-                "ways (scatters 270 GB/s)"
-            ),
-        ),
-        (
-            "tpu7x:4x4x4",
-            1,
-            {"data": 16, "model": 8},
-            "data",
-            "4 by 4, rings along y and z of the torus, 4 links, 180 GB/s both ways",
-        ),
-        (
-            "v5p:2x2x1",
-            1,
-            {"data": 4},
-            "data",
-            (
-                "2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, "
-                "2 links, 180 GB/s"
-            ),
-        ),
-        (
-            "v4:2x2x1",
-            1,
-            {"data": 4},
-            "data",
-            (
-                "2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, "
-                "2 links, 90 GB/s (gathers and scatters 45 GB/s)"
-            ),
-        ),
-        (
-            "v6e:16x16",
-            1,
-            {"data": 64, "model": 4},
-            "model",
-            (
-                "line of 4 along x (4 of its 16 chips, no ring, half the bandwidth) of the "
-                "torus, 1 link, 90 GB/s"
-            ),
-        ),
-        (
-            "v6e:16x16",
-            1,
-            {"data": 64, "model": 4},
-            "data",
-            (
-                "one ring through 4 by 16 chips along x (4 of its 16 chips, one in 4, 1/4 of "
-                "the bandwidth) and y of the torus, 2 links, 45 GB/s both ways"
-            ),
-        ),
-        (
-            "v5p:4x4x4",
-            1,
-            {"data": 8, "model": 8},
-            "model",
-            (
-                "one ring through 4 by 2 chips along x and y (2 of its 4 chips, no ring, "
-                "half the bandwidth) of the torus, 1 link, 90 GB/s"
-            ),
-        ),
-        (
-            "v5e:2x2",
-            1,
-            {"data": 2, "model": 2},
-            "data",
-            "2 chips that fill no block of the torus, up to 2 hops apart, 45 GB/s",
-        ),
-        (
-            "tpu7x:2x2x2",
-            1,
-            {"data": 8, "model": 2},
-            "model",
-            "the 2 devices of a chip, 540 GB/s one way",
-        ),
-        (
-            "h100:8x4",
-            1,
-            {"data": 4, "model": 8},
-            "model",
-            "8 GPUs of a node, NVLink, 450 GB/s one way",
-        ),
-        (
-            "h100:8x4",
-            1,
-            {"data": 2, "model": 16},
-            "model",
-            "8 GPUs of a node, NVLink, 450 GB/s one way; then 2 nodes, InfiniBand, 50 GB/s one way",
-        ),
-        (
-            "v5p:4x4x4",
-            2,
-            {"replica": 2, "data": 64},
-            "replica",
-            "2 slices, the data-centre network, 6.25 GB/s one way",
-        ),
-        ("cpu:8", 1, {"data": 8}, "data", "8 virtual devices of one machine"),
-        ("cpu:8", 1, {"data": 8, "model": 1}, "model", "one device"),
-    ],
-)
-def test_words(text, slices, sizes, axis, words):
-    assert network(text, slices, **sizes).describe(axis) == words
+# A machine, a mesh, one of its axes; and how that lies.
+WORDS = """
+v5p:4x4x4, data=16 model=4: model
+ring of 4 along x of the torus, 2 links, 180 GB/s both ways
+
+v5p:4x4x4, data=16 model=4: data
+4 by 4, rings along y and z of the torus, 4 links, 360 GB/s both ways
+
+v5p:4x4x4, data=64: data
+4 by 4 by 4, rings along x, y and z of the torus, 6 links, 540 GB/s both ways (scatters 270
+GB/s)
+
+tpu7x:4x4x4, data=16 model=8: data
+4 by 4, rings along y and z of the torus, 4 links, 180 GB/s both ways
+
+v5p:2x2x1, data=4: data
+2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, 2 links, 180 GB/s
+
+v4:2x2x1, data=4: data
+2 by 2, lines along x (no wrap-around) and y (no wrap-around) of the torus, 2 links, 90 GB/s
+(gathers and scatters 45 GB/s)
+
+v6e:16x16, data=64 model=4: model
+line of 4 along x (4 of its 16 chips, no ring, half the bandwidth) of the torus, 1 link, 90 GB/s
+
+v6e:16x16, data=64 model=4: data
+one ring through 4 by 16 chips along x (4 of its 16 chips, one in 4, 1/4 of the bandwidth) and y
+of the torus, 2 links, 45 GB/s both ways
+
+v5p:4x4x4, data=8 model=8: model
+one ring through 4 by 2 chips along x and y (2 of its 4 chips, no ring, half the bandwidth) of
+the torus, 1 link, 90 GB/s
+
+v5e:2x2, data=2 model=2: data
+2 chips that fill no block of the torus, up to 2 hops apart, 45 GB/s
+
+tpu7x:2x2x2, data=8 model=2: model
+the 2 devices of a chip, 540 GB/s one way
+
+h100:8x4, data=4 model=8: model
+8 GPUs of a node, NVLink, 450 GB/s one way
+
+h100:8x4, data=2 model=16: model
+8 GPUs of a node, NVLink, 450 GB/s one way; then 2 nodes, InfiniBand, 50 GB/s one way
+
+v5p:4x4x4 x2, replica=2 data=64: replica
+2 slices, the data-centre network, 6.25 GB/s one way
+
+cpu:8, data=8: data
+8 virtual devices of one machine
+
+cpu:8, data=8 model=1: model
+one device
+"""
 
 
-def test_network_of_an_axis():
-    found = network("v5p:4x4x4", data=16, model=4).axis("model")
-    assert (
-        found.size,
-        found.kind,
-        found.links,
-        found.gbytes_one_way,
-        found.gbytes,
-        found.wraps,
-        found.hops,
-    ) == (
-        4,
-        "ring",
-        2,
-        90,
-        180,
-        True,
-        2,
-    )
-    assert network("h100:8x4", data=2, model=16).axis("model").kind == "mixed"
-    assert network("v5e:2x2", a=2, b=2).axis("a").kind == "path"
+@pytest.mark.parametrize("case", WORDS.strip().split("\n\n"))
+def test_words(case):
+    head, *words = case.split("\n")
+    text, slices, mesh, axis = re.fullmatch(r"([\w:]+)(?: x(\d))?, (.*): (\w+)", head).groups()
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", mesh)}
+    assert network(text, int(slices or 1), **sizes).describe(axis) == " ".join(words)
 
 
 def test_axes_that_fill_a_dim_together_are_a_ring():
     parts = network("v6e:16x16", a=4, b=4, c=16)
-    assert parts.axis("a").wraps and parts.axis("b").kind == "line"
+    assert parts.axis("a").wraps and not parts.axis("b").wraps
     assert parts.axes(("a", "b")) == network("v6e:16x16", a=16, c=16).axis("a")
 
 
-RING, FAST = (
-    180e9 * 0.82,
-    450e9 * 0.82,
-)  # what collectives reach of a v5p's ring and of an h100's NVLink
+# What collectives reach of a v5p's ring and of an h100's NVLink, and a gather along these.
+RING, FAST = 180e9 * 0.82, 450e9 * 0.82
+ON_RING, ON_SWITCH = 100 * MB * 3 / 4 / RING + 2e-6, 100 * MB * 7 / 8 / FAST + 9e-6
 
 
 @pytest.mark.parametrize(
     "operation, ring, switch",
     [
-        ("all_gather", 100 * MB * 3 / 4 / RING + 2e-6, 100 * MB * 7 / 8 / FAST + 9e-6),
-        ("psum_scatter", 100 * MB * 3 / 4 / RING + 2e-6, 100 * MB * 7 / 8 / FAST + 9e-6),
-        ("psum", 2 * (100 * MB * 3 / 4 / RING + 2e-6), 2 * (100 * MB * 7 / 8 / FAST + 9e-6)),
-        ("pmax", 2 * (100 * MB * 3 / 4 / RING + 2e-6), 2 * (100 * MB * 7 / 8 / FAST + 9e-6)),
-        ("all_to_all", 100 * MB * 4 / 4 / RING + 2e-6, 100 * MB * 7 / 8 / FAST + 9e-6),
+        ("all_gather", ON_RING, ON_SWITCH),
+        ("psum_scatter", ON_RING, ON_SWITCH),
+        ("psum", 2 * ON_RING, 2 * ON_SWITCH),
+        ("pmax", 2 * ON_RING, 2 * ON_SWITCH),
+        ("all_to_all", 100 * MB * 4 / 4 / RING + 2e-6, ON_SWITCH),
         ("ppermute", 100 * MB / (RING / 2) + 1e-6, 100 * MB / FAST + 3e-6),
         ("slice", 0, 0),
     ],
 )
 def test_seconds_by_the_formulas(operation, ring, switch):
-    assert network("v5p:4x4x4", data=16, model=4).seconds(
-        operation, ("model",), 100 * MB
-    ) == pytest.approx(ring)
-    assert network("h100:8x4", data=4, model=8).seconds(
-        operation, ("model",), 100 * MB
-    ) == pytest.approx(switch)
+    for net, seconds in (
+        (network("v5p:4x4x4", data=16, model=4), ring),
+        (network("h100:8x4", data=4, model=8), switch),
+    ):
+        assert net.seconds(operation, ("model",), 100 * MB) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +186,8 @@ def test_more_bytes_and_more_axes_never_take_less():
 def test_all_to_all_is_the_load_of_the_busiest_link(text, sizes, axes):
     target, size = find_target(text), 64 * MB
     busiest = max(loads(target, sizes, axes, size).values())
-    latency = Network(target, sizes).axes(axes).hops * target.chip.link_latency
+    hops = sum(level.gather.hops for level in Network(target, sizes).axes(axes).levels)
+    latency = hops * target.chip.link_latency
     expected = busiest / (target.chip.link_bandwidth * target.chip.link_efficiency) + latency
     assert Network(target, sizes).seconds("all_to_all", axes, size) == pytest.approx(
         expected, rel=0.03
@@ -297,10 +210,8 @@ def loads(target, sizes, axes, size):
     for group in groups:
         for a in group:
             for b in group:
-                for way in (
-                    0,
-                    1,
-                ):  # two ways round a ring are equally short from its middle: half goes each
+                # Two ways round a ring are equally short from its middle: half goes each.
+                for way in (0, 1):
                     at = list(a)
                     for d, joined in zip(range(3), (*target.wraps, False), strict=False):
                         step = direction(at[d], b[d], shape[d], joined, way)

@@ -13,25 +13,22 @@ LEGAL_V5P = (
 )
 
 
-@pytest.mark.parametrize(
-    "text, slices, devices",
-    [
-        ("v5p:4x4x4", 1, 64),
-        ("v5p:4x4x4", 4, 256),
-        ("v5p:16x16x32", 1, 8192),
-        ("v5p:1x1x1", 1, 1),
-        ("v4:4x4x4", 1, 64),
-        ("tpu7x:2x2x2", 1, 16),
-        ("tpu7x:2x2x2", 2, 32),
-        ("v5e:16x16", 1, 256),
-        ("h100:8", 1, 8),
-        ("h100:2", 1, 2),
-        ("h100:8x4", 1, 32),
-        ("cpu:8", 1, 8),
-    ],
-)
-def test_devices_over_all_slices(text, slices, devices):
-    assert find_target(text, slices=slices).devices == devices
+def test_devices_over_all_slices():
+    devices = {
+        "v5p:4x4x4": 64,
+        "v5p:16x16x32": 8192,
+        "v5p:1x1x1": 1,
+        "v4:4x4x4": 64,
+        "tpu7x:2x2x2": 16,
+        "v5e:16x16": 256,
+        "h100:8": 8,
+        "h100:2": 2,
+        "h100:8x4": 32,
+        "cpu:8": 8,
+    }
+    assert {text: find_target(text).devices for text in devices} == devices
+    assert find_target("v5p:4x4x4", slices=4).devices == 256
+    assert find_target("tpu7x:2x2x2", slices=2).devices == 32
 
 
 @pytest.mark.parametrize(

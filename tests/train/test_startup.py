@@ -6,8 +6,8 @@ import os
 import jax
 import pytest
 
-from meshdsl.train import compile_cache as module
-from meshdsl.train.compile_cache import compile_cache
+from meshdsl.predict.compiler import executables as module
+from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.train.startup import Startup, process_age
 from meshdsl_cli import main
 from tests.train.common import TINY
@@ -35,7 +35,7 @@ def test_phases_add_up():
 
 
 def test_a_folder_that_others_may_write_is_not_read(tmp_path, no_cache):
-    said = []
+    said, mine = [], os.geteuid()
     tmp_path.chmod(0o777)
     (tmp_path / "here").write_text("a file")
     with pytest.MonkeyPatch.context() as patch:
@@ -50,9 +50,9 @@ def test_a_folder_that_others_may_write_is_not_read(tmp_path, no_cache):
         with compile_cache(tmp_path, said.append):
             assert jax.config.values["jax_compilation_cache_dir"] is None
     assert [line.rpartition(": ")[2] for line in said] == [
-        "other users may write into it, and what is in it would be run",
+        "can be written by other users",
         "Not a directory",
-        "it belongs to another user, and what is in it would be run",
+        f"belongs to user {mine}, and this run is of user 12345",
     ]
 
 

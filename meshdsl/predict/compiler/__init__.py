@@ -12,5 +12,5 @@ From the text of a compiled program to a report, in the order in which the modul
   `out_of_memory` reads what the compiler says where the step does not fit.
 
 A training run uses three modules that need none of these: `topology` (devices to compile for),
-`options` (of the compiler) and `saved` (a compiled step as a file).
+`options` (of the compiler) and `executables` (what was compiled before).
 """

@@ -128,7 +128,7 @@ def test_a_file_that_others_could_have_written_is_loaded_only_if_trusted(
     file, tmp_path, monkeypatch
 ):
     assert not file.stat().st_mode & 0o022
-    monkeypatch.setattr("meshdsl.predict.compiler.saved._check", None)  # comes after
+    monkeypatch.setattr("meshdsl.predict.compiler.executables._check", None)  # comes after
     remedy = "; loading it can run any code that is in it; compile it again, or say --trust-exec"
     path = tmp_path / "other"
     path.write_bytes(file.read_bytes())

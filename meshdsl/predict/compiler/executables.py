@@ -1,10 +1,14 @@
-"""A compiled step as a file, so that a run need not compile what was compiled before.
+"""What was compiled before, so that a run need not compile it again: in a folder, and as a file.
 
-The file begins with a line of JSON that says what the executable was compiled from and for.
+`compile_cache` gives JAX a folder for all programs of a run. `save` and `load` are for one
+executable that was compiled for a machine elsewhere.
+
+Such a file begins with a line of JSON that says what the executable was compiled from and for.
 Everything in it is compared with the run that wants to load it, and the checksum with the rest of
 the file, before that rest is unpickled: an executable that doesn't belong to the run would compute
-something else, or nothing. Unpickling can run any code, so a file that belongs to another
-user or that others may write is refused, unless the caller says that it is trusted.
+something else, or nothing. Loading it can run any code, as can loading what is in the folder. So
+what belongs to another user or what others may write is not read, unless the caller says that the
+file is trusted.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import json
 import os
 import platform
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,7 @@ from typing import Any
 import jax
 import jaxlib.version
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.parsing import parse_json
@@ -29,6 +35,66 @@ from meshdsl.parsing import parse_json
 _FORMAT = "meshdsl executable 1"
 _LONGEST = 1 << 20  # bytes of the first line
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_LEAST = 0.3  # seconds that a program took to compile, for JAX to keep it
+
+
+@contextmanager
+def compile_cache(folder: Path, print_line: Callable[[str], None]) -> Iterator[None]:
+    """A context in which programs that take a while to compile are kept in `folder`, and found.
+
+    Where the user has given JAX a cache, by `JAX_COMPILATION_CACHE_DIR` say, that one is used, and
+    `folder` is left alone. A cache that cannot be used is said in a line, and costs nothing but the
+    time to compile.
+
+    Args:
+      folder: made where it is missing. Programs for CPUs lie in a folder of their own for each
+        kind of CPU, because JAX would give one to another kind, where it may crash.
+      print_line: prints a line, in one process.
+    """
+    # JAX adds its options to `jax.config` when it is imported, which a type checker cannot see.
+    given = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if given is not None:
+        yield
+        return
+    if jax.default_backend() == "cpu":
+        folder = folder / f"cpu-{_kind_of_cpu()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = _others_could_write(folder.stat())
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        print_line(f"compiled programs are not kept: {folder}: {problem}")
+        yield
+        return
+    option = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, option)
+    jax.config.update(option, _LEAST)
+    compilation_cache.set_cache_dir(str(folder))
+    compilation_cache.reset_cache()  # JAX looks only once whether there is one
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+
+
+def _kind_of_cpu() -> str:
+    """A short text that differs between CPUs that understand different instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    says = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(f"{platform.machine()} {says}".encode()).hexdigest()[:8]
+
+
+def _others_could_write(found: os.stat_result) -> str:
+    """Why somebody else could have written what is found; empty where nobody could."""
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, and this run is of user {os.geteuid()}"
+    return "can be written by other users" if found.st_mode & _WRITABLE_BY_OTHERS else ""
 
 
 @dataclass(frozen=True)
@@ -170,7 +236,14 @@ def _read(path: Path, trusted: bool) -> tuple[dict[str, Any], bytes]:
     try:
         # A pipe that nobody writes to would be waited for.
         with open(path, "rb", opener=_without_waiting) as file:
-            _check_owner(path, os.fstat(file.fileno()), trusted)
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise MeshDSLError(f"executable {path}: is no file")
+            if (problem := _others_could_write(found)) and not trusted:
+                raise MeshDSLError(
+                    f"executable {path}: {problem}; loading it can run any code that is in it; "
+                    "compile it again, or say --trust-executable"
+                )
             line, content = file.readline(_LONGEST), file.read()
     except OSError as error:
         raise MeshDSLError(f"executable {path}: {error.strerror}") from None
@@ -191,28 +264,6 @@ def _read(path: Path, trusted: bool) -> tuple[dict[str, Any], bytes]:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _check_owner(path: Path, found: os.stat_result, trusted: bool) -> None:
-    """Refuse what is no file, and a file that somebody else could have written.
-
-    Raises:
-      MeshDSLError: it is one of these; the second is accepted where it is trusted.
-    """
-    if not stat.S_ISREG(found.st_mode):
-        raise MeshDSLError(f"executable {path}: is no file")
-    if trusted:
-        return
-    if found.st_uid != os.geteuid():
-        problem = f"belongs to user {found.st_uid}, and this run is of user {os.geteuid()}"
-    elif found.st_mode & _WRITABLE_BY_OTHERS:
-        problem = "can be written by other users"
-    else:
-        return
-    raise MeshDSLError(
-        f"executable {path}: {problem}; loading it can run any code that is in it; "
-        "compile it again, or say --trust-executable"
-    )
 
 
 def _check(path: Path, header: Mapping[str, Any], wanted: Provenance) -> None:
