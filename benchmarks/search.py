@@ -37,7 +37,7 @@ from meshdsl.layout_search.text import candidate_lines
 from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.compiler.topology import compile_only
-from meshdsl.tools.function_workload import FunctionWorkload
+from meshdsl.tools.search import FunctionWorkload
 
 from .measure import show
 

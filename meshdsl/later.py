@@ -14,9 +14,9 @@ from typing import Any
 
 # What is public as `md.NAME`, with the module that has it.
 LATER = {
-    "compare": "meshdsl.tools.from_python",
-    "compile": "meshdsl.tools.from_python",
-    "explain": "meshdsl.tools.from_python",
+    "compare": "meshdsl.tools.compare",
+    "compile": "meshdsl.tools.function",
+    "explain": "meshdsl.tools.function",
     "JaxFamily": "meshdsl.plain_jax.family",
     "from_jax": "meshdsl.plain_jax.public",
     "search": "meshdsl.tools.search",
@@ -27,6 +27,6 @@ LATER = {
 def imported(module: str, name: str) -> Any:
     """What is called `name` in `module`, which is imported if it has not been yet.
 
-    For example `imported("meshdsl.tools.explained", "Explained")`.
+    For example `imported("meshdsl.tools.analysis", "Explained")`.
     """
     return getattr(import_module(module), name)

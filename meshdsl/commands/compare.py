@@ -10,8 +10,7 @@ from pathlib import Path
 
 from meshdsl.commands.analysis import analysis_of, configured, target_of
 from meshdsl.predict.compiler.topology import compile_only, target_devices
-from meshdsl.tools.compare import table
-from meshdsl.tools.side_by_side import Case, side_by_side
+from meshdsl.tools.compare import Case, side_by_side, table
 from meshdsl.train.stored_layout import find_layout
 
 NOTHING_FITS = 3  # the exit code

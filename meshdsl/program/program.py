@@ -137,7 +137,7 @@ class Program:
 
     def _repr_html_(self) -> str:
         """What `explain` says of it, as a notebook draws it."""
-        return imported("meshdsl.tools.explained", "Explained").of(self)._repr_html_()
+        return imported("meshdsl.tools.analysis", "Explained").of(self)._repr_html_()
 
     @cached_property
     def collectives(self) -> list[Collective]:

@@ -1,10 +1,8 @@
 """`md.explain`, `md.compile`, `md.compare`, `md.search` and `md.show`, and how their results print.
 
-- `analysis`: a program under one layout on one mesh, estimated or compiled (`Analysis`).
-- `function`: the analysis of a function with its arguments. `from_python`: `md.explain`,
-  `md.compile` and `md.compare`. `search`: `md.search`. `show`: `md.show`, one tensor.
-- `explained`: an explanation that prints itself (`explanation_text`) and draws itself (`page`).
-- `compiled_text`: the report on a compiled step as text.
-- `side_by_side`, `compare`: layouts in a table, the best first, for `meshdsl compare` too.
+- `function`: `md.explain` and `md.compile`. `compare`, `search`, `show`: each is named for its own.
+- `analysis`: a program under one layout on one mesh, estimated or compiled. The commands of the
+  command line make theirs of a step of training.
+- `explanation_text`, `compiled_text`, `pipeline_text`: results as text.
 - `page`: the pictures, as an HTML file and as fragments for notebooks.
 """

@@ -21,11 +21,28 @@ from meshdsl.predict.compiler.compile import compile_for
 from meshdsl.predict.compiler.options import default_options
 from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.topology import target_devices
+from meshdsl.predict.explain import explain
 from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
-from meshdsl.tools.compiled_text import describe
-from meshdsl.tools.explained import Explained
+from meshdsl.tools import compiled_text, explanation_text
 from meshdsl.tools.page import program_html
+
+
+class Explained(Explanation):
+    """An explanation that prints itself as text and draws itself in a notebook."""
+
+    @classmethod
+    def of(cls, program: Program, **options: Any) -> Explained:
+        """What one call of `program` does on one device; `options` are those of `explain`."""
+        return cls(**vars(explain(program, **options)))
+
+    def __str__(self) -> str:
+        return explanation_text.describe(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return program_html(self)
 
 
 class Subject(Protocol):
@@ -66,7 +83,7 @@ class Compiled(CompiledReport):
         return self.report.to_dict()
 
     def __str__(self) -> str:
-        return describe(self)
+        return compiled_text.describe(self)
 
     __repr__ = __str__
 
@@ -148,8 +165,7 @@ class Analysis:
         )
         if report.fits is False:
             report = replace(report, remedies=(*report.remedies, *self.remedies))
-        known = {f.name: getattr(report, f.name) for f in fields(report)}
-        known |= {"remat": self.remat, "choice": self.choice}
+        known = vars(report) | {"remat": self.remat, "choice": self.choice}
         return Compiled(**known, executable=executable, explanation=explanation, subject=subject)
 
     def _explain(self, program: Program, target: Target | None) -> Explanation:

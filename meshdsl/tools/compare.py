@@ -1,15 +1,188 @@
-"""Layouts side by side, a row for each and the best first: what `meshdsl compare` prints."""
+"""Layouts side by side, a row for each and the best first: `md.compare` and `meshdsl compare`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from html import escape
+from typing import Any, NamedTuple
 
+from jax.sharding import AbstractMesh, Mesh
+
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.figures import byte_words, columns, time_words
+from meshdsl.layout import Layout
+from meshdsl.lowering.lower import Lowered
+from meshdsl.machine import Target
 from meshdsl.predict.compiler.report import CompiledReport
+from meshdsl.predict.compiler.topology import target_devices
 from meshdsl.predict.explanation import Explanation, PipelineView, TimeView
+from meshdsl.tools.analysis import Analysis
+from meshdsl.tools.function import MeshLike, analysis_of, chosen_target, how_to_lower
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Layouts side by side, a row for each and the best first; it prints itself as a table.
+
+    Attributes:
+      rows: those that fit by their step time, then those that don't, then those that cannot be
+        used, each of which says why.
+    """
+
+    rows: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        return table(self.rows)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(table(self.rows))}</pre>"
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The rows as dicts, as `meshdsl compare --json` prints them."""
+        return [row.to_dict() for row in self.rows]
+
+
+def compare(
+    fn: Callable,
+    *args,
+    layouts: Sequence[Layout] | Mapping[str, Layout],
+    target: Target | str,
+    meshes: Sequence[MeshLike] = (),
+    compiled: int = 0,
+    tokens: int = 0,
+    flops: float | None = None,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Comparison:
+    """Layouts and meshes side by side for `fn(*args)` on one machine, the best first.
+
+    It prints the table of `meshdsl compare`. A layout that cannot be used for the function, or on
+    the machine, has a row that says why.
+
+    Args:
+      fn: as in `md.explain`, and so are all arguments that are not listed here; not lowered.
+      layouts: a list of them, or a dict by the names that they have in the table.
+      meshes: to try with each layout, instead of the layout's own.
+      compiled: how many of the best to compile too.
+
+    Raises:
+      MeshDSLError: what is wrong under every layout, such as an unknown target.
+    """
+    chosen = chosen_target("compare", target)
+    if isinstance(fn, Lowered):
+        raise MeshDSLError(
+            f"compare: `{fn.name}` is lowered already, by {fn.layout.name}; give the function "
+            "itself, which is lowered by each layout"
+        )
+    how = how_to_lower(dims, optimizer_argnums, donate_argnums)
+    compiled = whole_number("compare: `compiled`", compiled, 0)
+    if compiled and chosen is not None:
+        target_devices(chosen)
+
+    def case(name: str, layout: Layout, mesh: MeshLike | None) -> Case:
+        asked = ("compare", fn, args, layout, chosen, mesh)
+        analyse = partial(analysis_of, *asked, tokens=tokens, flops=flops, how=how)
+        return Case(name, _mesh_words(mesh), analyse)
+
+    named = _named(layouts)
+    rows = side_by_side(
+        [case(name, layout, mesh) for name, layout in named for mesh in meshes or (None,)],
+        compiled,
+    )
+    errors = {row.error for row in rows}
+    if len(errors) == 1 and (error := errors.pop()):
+        # What is wrong under every layout is one error, not a table of them.
+        raise MeshDSLError(error)
+    return Comparison(tuple(rows))
+
+
+def _named(layouts: Sequence[Layout] | Mapping[str, Layout]) -> list[tuple[str, Layout]]:
+    """The layouts with the names that they have in the table."""
+    if isinstance(layouts, Mapping):
+        found = [(str(name), layout) for name, layout in layouts.items()]
+    else:
+        names = [_short_name(layout) for layout in layouts]
+        found = [
+            (f"{name} {i}" if names.count(name) > 1 else name, layout)
+            for i, (name, layout) in enumerate(zip(names, layouts, strict=True), 1)
+        ]
+    if not found:
+        raise MeshDSLError("compare: `layouts` has no layout in it")
+    for _, layout in found:
+        if not isinstance(layout, Layout):
+            raise MeshDSLError(
+                f"compare: each of `layouts` is a Layout, not {quote(layout)}; read one with "
+                "md.Layout.load(file)"
+            )
+    return found
+
+
+def _short_name(layout: Layout) -> str:
+    """`fsdp` for the layout in `fsdp.toml`."""
+    return str(getattr(layout, "name", "")).removeprefix("layout ").removesuffix(".toml")
+
+
+def _mesh_words(mesh: MeshLike | None) -> str:
+    if mesh is None:
+        return ""
+    sizes = mesh.shape if isinstance(mesh, (Mesh, AbstractMesh)) else mesh
+    if not isinstance(sizes, Mapping):
+        return ""  # no mesh at all, as the row will say
+    return _mesh(sizes)
+
+
+class Case(NamedTuple):
+    """A row to be.
+
+    Attributes:
+      layout: its name.
+      mesh: in words, where the analysis cannot say it.
+      analyse: makes the analysis, or raises a MeshDSLError that says why there is none.
+    """
+
+    layout: str
+    mesh: str
+    analyse: Callable[[], Analysis]
+
+
+def side_by_side(cases: Iterable[Case], compiled: int = 0) -> list[Row]:
+    """A row for each case, the best first.
+
+    A case that cannot be used has a row that says why.
+
+    Args:
+      compiled: how many of the best to compile too.
+    """
+    found = [_estimated(case) for case in cases]
+    rows = best_first(row for row, _ in found)
+    analyses = {id(row): analysis for row, analysis in found if analysis is not None}
+    best = [id(row) for row in rows if id(row) in analyses][:compiled]
+    return best_first(_compiled(row, analyses[id(row)]) if id(row) in best else row for row in rows)
+
+
+def _estimated(case: Case) -> tuple[Row, Analysis | None]:
+    try:
+        analysis = case.analyse()
+        return Row.of(case.layout, analysis.sizes, analysis.explain()), analysis
+    except MeshDSLError as error:
+        return Row(case.layout, case.mesh, error=_one_line(error)), None
+
+
+def _compiled(row: Row, analysis: Analysis) -> Row:
+    """The row as the compiler sees it."""
+    try:
+        return Row.compiled(row.layout, analysis.sizes, analysis.compile().report)
+    except MeshDSLError as error:
+        return Row(row.layout, row.mesh, error=_one_line(error))
+
+
+def _one_line(error: MeshDSLError) -> str:
+    return " ".join(str(error).split())
 
 
 @dataclass(frozen=True)
@@ -104,7 +277,7 @@ def _bubble(pipelines: Sequence[PipelineView], time: TimeView | None) -> float |
     return math.fsum(one.waiting or 0.0 for one in pipelines) / time.step
 
 
-def _mesh(sizes: Mapping[str, int]) -> str:
+def _mesh(sizes: Mapping[str, int | str]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 

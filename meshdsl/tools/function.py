@@ -1,10 +1,10 @@
-"""The analysis of a function of Tensors with its arguments, under one layout on one mesh."""
+"""`md.explain` and `md.compile`: what a function of Tensors does on a machine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,29 +15,121 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, lower
-from meshdsl.machine import Target
+from meshdsl.machine import Target, find_target
 from meshdsl.machine.at_hand import mesh_on
 from meshdsl.mesh import abstract_mesh, axis_sizes
+from meshdsl.predict.compiler.topology import target_devices
+from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
 from meshdsl.tensor import is_tensor, is_value
-from meshdsl.tools.analysis import Analysis
+from meshdsl.tools.analysis import Analysis, Compiled
 
 MeshLike = Mesh | AbstractMesh | Mapping[str, int | str]
 
 
-@dataclass(frozen=True)
-class HowToLower:
-    """The options of `md.lower`, see there."""
+def explain(
+    fn: Callable,
+    *args,
+    layout: Layout | None = None,
+    target: Target | str | None = None,
+    mesh: MeshLike | None = None,
+    title: str = "",
+    tokens: int = 0,
+    flops: float | None = None,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Explanation:
+    """What one call of `fn(*args)` does on one device, before anything runs.
 
-    dims: Iterable[Dim | str] = ()
-    optimizer_argnums: int | Iterable[int] = ()
-    donate_argnums: int | Iterable[int] = ()
+    It prints as `meshdsl explain` does, and a notebook draws it: every op with its FLOPs, every
+    collective with its bytes and the rule that caused it, the memory, and on a `target` the time.
 
-    @property
-    def given(self) -> bool:
-        """Whether there is any."""
-        options = (self.dims, self.optimizer_argnums, self.donate_argnums)
-        return any(not isinstance(option, tuple) or option for option in options)
+        md.explain(step, params, opt_state, batch, layout=layout, target="v5p:4x4x4")
+
+    Args:
+      fn: takes and returns pytrees of Tensors and arrays: a loss, `md.value_and_grad(loss)`, or a
+        whole step with its optimizer. Or a function that is lowered, `md.lower(...)`, which is
+        explained as it runs; it has a layout and a mesh.
+      args: pytrees of Tensors of arrays, or of `ShapeDtypeStruct`s: only shapes matter.
+      target: the machine, such as `v5p:4x4x4`, `h100:8x4` or `cpu:8`; without one there are no
+        times.
+      mesh: instead of that of the layout: a mesh, or sizes such as `{"data": 4, "model": 2}`.
+      title: what is explained, in words; by default the name of the function.
+      tokens: of one call, on all devices together, for the rate.
+      flops: FLOPs of the model in one call, on all devices together, for the MFU. By default those
+        of its products are counted, each once, without what is recomputed.
+      dims: as in `md.lower`, and so are `optimizer_argnums` and `donate_argnums`.
+
+    Raises:
+      MeshDSLError: no argument is a Tensor; the target is unknown, or the mesh does not fit it; and
+        what `md.lower` raises. An error of `fn` stays as it is.
+    """
+    how = how_to_lower(dims, optimizer_argnums, donate_argnums)
+    asked = ("explain", fn, args, layout, chosen_target("explain", target), mesh)
+    return analysis_of(*asked, title=title, tokens=tokens, flops=flops, how=how).explain()
+
+
+def compile(
+    fn: Callable,
+    *args,
+    layout: Layout | None = None,
+    target: Target | str | None = None,
+    mesh: MeshLike | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
+    title: str = "",
+    tokens: int = 0,
+    flops: float | None = None,
+    dims: Iterable[Dim | str] = (),
+    optimizer_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+) -> Compiled:
+    """What the compiler of a machine makes of `fn(*args)`, and the executable.
+
+    It prints as `meshdsl compile` does: whether it fits, the compiler's memory, the time by its
+    schedule, and its collectives, each led back to the op that asked for it. The machine need not
+    be at hand: TPU programs are compiled by libtpu, which the extra `meshdsl[tpu]` brings.
+
+    Args:
+      fn: as in `md.explain`, and so are all arguments that are not listed here.
+      target: the machine; by default the devices of this one, on which `.executable` runs.
+      options: of the compiler, by name.
+
+    Returns:
+      The report. `.executable` is called with arguments that are split by the layout, as `md.init`
+      and `jax.device_put(x, md.shardings(x, layout, mesh))` split them. It is None where the
+      program does not fit.
+
+    Raises:
+      MeshDSLError: what `md.explain` raises; the compiler is not installed, or refuses the function
+        or an option.
+    """
+    how = how_to_lower(dims, optimizer_argnums, donate_argnums)
+    chosen = chosen_target("compile", target)
+    if chosen is not None:
+        # First: the devices of a cpu target can be made only before JAX computes anything.
+        target_devices(chosen)
+    asked = ("compile", fn, args, layout, chosen, mesh)
+    return analysis_of(*asked, title=title, tokens=tokens, flops=flops, how=how).compile(options)
+
+
+def chosen_target(what: str, given: Target | str | None) -> Target | None:
+    """The machine that a caller names; `what` is the function, for errors."""
+    if isinstance(given, str):
+        return find_target(given)
+    if given is None or isinstance(given, Target):
+        return given
+    raise MeshDSLError(f"{what}: `target` is a machine such as 'v5p:4x4x4', not {quote(given)}")
+
+
+def how_to_lower(dims: Any, optimizer_argnums: Any, donate_argnums: Any) -> dict[str, Any]:
+    """Those of the options of `md.lower` that are given, by name."""
+    options = {
+        "dims": dims,
+        "optimizer_argnums": optimizer_argnums,
+        "donate_argnums": donate_argnums,
+    }
+    return {name: value for name, value in options.items() if value != ()}
 
 
 class Call:
@@ -67,7 +159,7 @@ def analysis_of(
     title: str = "",
     tokens: int = 0,
     flops: float | None = None,
-    how: HowToLower,
+    how: Mapping[str, Any],
 ) -> Analysis:
     """The analysis of `fn(*args)`.
 
@@ -77,6 +169,7 @@ def analysis_of(
       args: of Tensors of arrays or of `ShapeDtypeStruct`s. Their values do not matter.
       target: the machine; without one nothing is known but the number of devices.
       mesh: instead of the layout's, or of that for which `fn` is lowered.
+      how: the options of `md.lower` that are given.
 
     Raises:
       MeshDSLError: no argument is a Tensor; there is no layout, or two; the mesh does not fit the
@@ -85,7 +178,7 @@ def analysis_of(
     name = fn.name if isinstance(fn, Lowered) else getattr(fn, "__name__", "the function")
     shapes = _shapes(what, name, args)
     if isinstance(fn, Lowered):
-        if layout is not None or how.given:
+        if layout is not None or how:
             raise MeshDSLError(
                 f"{what}: `{name}` is lowered already, by {fn.layout.name}; its layout and how it "
                 "is lowered are given to md.lower"
@@ -99,17 +192,7 @@ def analysis_of(
     layout, sizes = _mesh(layout, mesh, target)
     platform = target.chip.kind if target else None
     where = mesh if isinstance(mesh, Mesh) else abstract_mesh(sizes, platform)
-    if isinstance(fn, Lowered):
-        lowered = fn
-    else:
-        lowered = lower(
-            fn,
-            layout,
-            where,
-            dims=how.dims,
-            optimizer_argnums=how.optimizer_argnums,
-            donate_argnums=how.donate_argnums,
-        )
+    lowered = fn if isinstance(fn, Lowered) else lower(fn, layout, where, **how)
     each = None if flops is None else flops / math.prod(sizes.values())
     return Analysis(
         lambda on: Call(lowered if on is lowered.mesh else lowered.on(on), shapes),

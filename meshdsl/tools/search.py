@@ -19,13 +19,14 @@ from meshdsl.layout_search.found import Found
 from meshdsl.layout_search.layout_file import layout_file
 from meshdsl.layout_search.outcome import find
 from meshdsl.layout_search.text import describe
+from meshdsl.layout_search.workload import sizes_of
 from meshdsl.lowering.lower import Lowered
 from meshdsl.machine import Target
+from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.topology import target_devices
-from meshdsl.tools.from_python import chosen_target
-from meshdsl.tools.function import HowToLower, analysis_of
-from meshdsl.tools.function_workload import FunctionWorkload
+from meshdsl.program.program import Program
+from meshdsl.tools.function import analysis_of, chosen_target, how_to_lower
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,7 +122,7 @@ def search(
     compiled = whole_number("search: `compiled`", compiled, 0)
     if compiled:
         target_devices(chosen)
-    how = HowToLower(dims, optimizer_argnums, donate_argnums)
+    how = how_to_lower(dims, optimizer_argnums, donate_argnums)
 
     def analysis(layout: Layout):
         return analysis_of("search", fn, args, layout, chosen, None, title=title, how=how)
@@ -136,6 +137,37 @@ def search(
     if compiled:
         found = confirmed(found, workload, compiled)
     return Search(**{f.name: getattr(found, f.name) for f in fields(Found)})
+
+
+class FunctionWorkload:
+    """A function of Tensors with its arguments.
+
+    Args:
+      lowered: the function, under any layout on any mesh.
+      args: of one call; `ShapeDtypeStruct`s will do.
+      compile: called with a layout, compiles the function for the target.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        args: tuple,
+        target: Target,
+        title: str,
+        compile: Callable[[Layout], CompiledReport],
+    ):
+        self.target, self.title, self.rows = target, title, 0
+        self.choices: Mapping[str, Sequence[str]] = {}
+        self._lowered, self._args, self._compile = lowered, args, compile
+
+    def program(self, layout: Layout, settings: Mapping[str, str]) -> Program:
+        return self._on(layout).program(*self._args)
+
+    def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
+        return self._compile(layout)
+
+    def _on(self, layout: Layout) -> Lowered:
+        return self._lowered.on(abstract_mesh(sizes_of(layout), self.target.chip.kind), layout)
 
 
 def _constraints(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import meshdsl as md
 from meshdsl.machine import Target, find_target
 from meshdsl.mesh import abstract_mesh
-from meshdsl.tools.function_workload import FunctionWorkload
+from meshdsl.tools.search import FunctionWorkload
 
 BATCH, D, F = md.Dim("batch", 512), md.Dim("d", 4096), md.Dim("f", 16384)
 

@@ -18,7 +18,8 @@ a loop only uses in a narrower type is converted once, before the loop.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from meshdsl.predict.kernels.before_fusion import (
@@ -27,6 +28,7 @@ from meshdsl.predict.kernels.before_fusion import (
     scalars_early,
     updated_in_place,
 )
+from meshdsl.predict.kernels.block_outputs import copy_kernel, place_outputs, scope_in_body
 from meshdsl.predict.kernels.equation_work import collectives, dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel, Loop
@@ -44,6 +46,24 @@ from meshdsl.predict.kernels.written_values import written_values
 from meshdsl.program.branch_shares import shares_in
 from meshdsl.program.collective import phase_in_step
 from meshdsl.program.recorder import tag_in
+
+
+@dataclass(eq=False)
+class _Draft:
+    """A kernel of a block that more equations may join.
+
+    Attributes:
+      place: its position among the kernels of the block.
+      elements: how many it goes over, if it is element-wise code or a reduction.
+      equations: what it computes.
+      of_batch: whether it is a batch of products.
+    """
+
+    kernel: Kernel
+    place: int
+    elements: int | None = None
+    equations: set[Equation] = field(default_factory=set)
+    of_batch: bool = False
 
 
 class KernelBuilder:
@@ -67,26 +87,21 @@ class KernelBuilder:
     ):
         self.table, self.flops, self.times, self.share = table, flops, times, share
         self.kernels: list[Kernel] = []
-        # Kernels are known by their position in `kernels`, and "elements" is how many a kernel goes
-        # over. Of written values: the kernel that makes them, its elements if more code can join
-        # it, and the kernels that read them.
-        self._made_by: dict[Value, int] = {}
-        self._joinable: dict[Value, int] = {}
-        self._readers: dict[Value, list[int]] = defaultdict(list)
-        # Of kernels: the elements of element-wise ones, and the equations that they compute.
-        self._elements: dict[int, int] = {}
-        self._computes: dict[int, set[Equation]] = defaultdict(set)
-        self._batches: set[int] = set()  # kernels of batches of products
+        # Of values that are written in this block: who makes them, and who reads them.
+        self._makers: dict[Value, _Draft] = {}
+        self._readers: dict[Value, list[_Draft]] = defaultdict(list)
+        self._joinable: set[Value] = set()  # values whose kernel more code over them can join
         equations = needed(updated_in_place(block.equations), block.outputs)
         equations = scalars_early(convert_stacks(equations))
-        self._written = written_values(equations, block.outputs, table.sources)
+        outside = lambda value: table.sources_of([value])
+        self._written = written_values(equations, block.outputs, outside)
         self._transposed = {original(v) for e in equations for v in e.operands if v.transposed}
+        self._drafts: list[_Draft] = []
         for equation in equations:
             self._count_flops(equation)
             self._add(equation)
-        for index, kernel in enumerate(self.kernels):
-            if kernel.loop is None and not kernel.branches:
-                kernel.traffic = self._traffic(index)
+        for draft in self._drafts:
+            draft.kernel.traffic = self._traffic(draft)
 
     def _count_flops(self, equation: Equation) -> None:
         flops = sum(dot.flops for dot in dots(equation)) or other_flops(equation)
@@ -101,18 +116,17 @@ class KernelBuilder:
         elif equation.primitive == BARRIER:
             self._add_barrier(equation)
         elif equation.primitive in ELEMENTWISE:
-            sources = self.table.sources_of(equation.operands)
             for value in equation.outputs:
                 if value in self._written:
-                    self._join(equation, sources, value, value.size)
+                    self._join(equation, value, value.size)
+                    self._joinable.add(value)
                     self._note_in_place(equation, value)
                 else:
                     self.table.leave_unwritten(value, equation)
         elif equation.primitive in REDUCTIONS:
-            sources = self.table.sources_of(equation.operands)
             elements = max((v.size for v in equation.operands), default=1)
             for value in equation.outputs:
-                self._join(equation, sources, value, elements)
+                self._join(equation, value, elements)
         else:
             self._add_alone(equation)
 
@@ -123,41 +137,44 @@ class KernelBuilder:
         """
         (before,), (behind,) = equation.operands, equation.outputs
         if not self.table.is_written(before):
-            self._join(equation, self.table.sources(before), behind, behind.size)
+            self._join(equation, behind, behind.size)
         elif (stack := self.table.buffer(before, equation.scope).within) is None:
             self.table.share(behind, before)
-            self._made_by[behind] = self._made_by.get(original(before), -1)
+            if (maker := self._makers.get(original(before))) is not None:
+                self._makers[behind] = maker
         else:
             self.table.buffer(behind, stack.scope)
-            self._extend(self._new(equation), equation, self.table.sources(before), [behind])
+            self._extend(self._begin(equation), equation, equation.operands, [behind])
 
-    def _join(
-        self, equation: Equation, sources: frozenset[Value], value: Value, elements: int
-    ) -> None:
+    def _join(self, equation: Equation, value: Value, elements: int) -> None:
         """Adds element-wise code or a reduction to a kernel that goes over as many elements.
 
         That is the kernel that makes its newest operand, or else one behind it that reads an
         operand. If neither goes over as many elements, a kernel is begun.
         """
-        latest = max((self._made_by.get(v, -1) for v in sources), default=-1)
-        newest = [v for v in sources if self._made_by.get(v, -1) == latest]
-        if latest >= 0 and all(self._joinable.get(v) == elements for v in newest):
-            index = latest
+        sources = self.table.sources_of(equation.operands)
+        latest = max((self._made_at(v) for v in sources), default=-1)
+        newest = [v for v in sources if self._made_at(v) == latest]
+        if latest >= 0 and all(v in self._joinable and v.size == elements for v in newest):
+            draft = self._makers[newest[0]]
         else:
-            beside = (
-                i
+            beside = [
+                reader
                 for v in sources
                 if v.size == elements
-                for i in self._readers[v]
-                if i > latest and self._elements.get(i) == elements
-            )
-            index = min(beside, default=None)
-        if index is None:
-            index = self._new(equation)
-            self._elements[index] = elements
-        self._extend(index, equation, sources, [value])
-        if equation.primitive in ELEMENTWISE:
-            self._joinable[value] = elements
+                for reader in self._readers[v]
+                if reader.place > latest and reader.elements == elements
+            ]
+            draft = min(beside, key=lambda reader: reader.place, default=None)
+        if draft is None:
+            draft = self._begin(equation)
+            draft.elements = elements
+        self._extend(draft, equation, equation.operands, [value])
+
+    def _made_at(self, value: Value) -> int:
+        """The place of the kernel that makes a value; -1 for one from outside of the block."""
+        maker = self._makers.get(value)
+        return -1 if maker is None else maker.place
 
     def _add_alone(self, equation: Equation) -> None:
         """Begins a kernel: for a product, a collective, or whatever else is not element-wise."""
@@ -166,59 +183,54 @@ class KernelBuilder:
             for collective, operand, result in zip(
                 moved, equation.inputs, equation.outputs, strict=True
             ):
-                index = self._new(equation)
-                kernel = self.kernels[index]
-                kernel.collective, kernel.scope = collective, collective.scope
-                sources = self.table.sources(operand) if operand else frozenset()
-                self._extend(index, equation, sources, [result])
+                draft = self._begin(equation)
+                draft.kernel.collective, draft.kernel.scope = collective, collective.scope
+                self._extend(draft, equation, [operand] if operand else [], [result])
             return
-        copies = self._copied_slices(equation) if equation.primitive == FUSED else {}
-        copies |= self._reordered(equation)
-        index = self._new(equation)
-        kernel = self.kernels[index]
-        kernel.dots = dots(equation)
+        copies = self._copied(equation)
+        draft = self._begin(equation)
+        kernel = draft.kernel
+        kernel.dots, draft.of_batch = dots(equation), is_batch(equation)
         if moved:
             kernel.collective, kernel.scope = moved[0], moved[0].scope
             if reorders(equation) == "all_gather":
                 self.table.reordered.update(equation.outputs)
-        self._extend(index, equation, self.table.sources_of(equation.operands), equation.outputs)
+        self._extend(draft, equation, equation.operands, equation.outputs)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
         if equation.primitive in PRODUCTS:
-            self._joinable[equation.outputs[0]] = equation.outputs[0].size
-        if is_batch(equation):
-            self._batches.add(index)
-        if equation.primitive in IN_PLACE and equation.inputs[0] is not None:
-            operand = self.table.buffer(equation.inputs[0], equation.scope)
-            kernel.in_place.append(
-                (operand, self.table.buffer(equation.outputs[0], equation.scope))
-            )
+            self._joinable.add(equation.outputs[0])
+        if equation.primitive in IN_PLACE and (first := equation.inputs[0]) is not None:
+            self._note_result_over(kernel, first, equation.outputs[0], equation.scope)
 
-    def _copied_slices(self, equation: Equation) -> dict[int, Buffer]:
-        """Copies of what an equation reads of stacks, by the id of the slice's buffer."""
+    def _copied(self, equation: Equation) -> dict[int, Buffer]:
+        """Copies of what an equation cannot read where it stands, by the id of its buffer.
+
+        These are slices of stacks, of what a fused kernel reads, and what stands in another order.
+        """
+        sources = self.table.sources_of(equation.operands)
         copies: dict[int, Buffer] = {}
-        for value in _by_number(self.table.sources_of(equation.operands)):
-            slice_ = self.table.buffer(value, equation.scope)
-            if slice_.within is not None:
-                copy = Buffer(slice_.shape, slice_.dtype, slice_.bytes, scope=equation.scope)
-                self.kernels.append(_copy(slice_, copy, equation.scope))
-                copies[id(slice_)] = copy
-        return copies
-
-    def _reordered(self, equation: Equation) -> dict[int, Buffer]:
-        """Copies, in the order that an equation needs, of what stands in another; by its id."""
-        sources: Iterable[Value] = ()
+        if equation.primitive == FUSED:
+            for value in _by_number(sources):
+                if self.table.buffer(value, equation.scope).within is not None:
+                    self._copy_for(equation, value, copies)
         if is_batch(equation):
-            sources = self.table.reordered & self.table.sources_of(equation.operands)
+            sources &= self.table.reordered
         elif reorders(equation) == "reduce_scatter":
-            made = self.table.sources_of(equation.operands)
-            sources = [v for v in made if self._made_by.get(v) in self._batches]
-        copies: dict[int, Buffer] = {}
+            made = ((v, self._makers.get(v)) for v in sources)
+            sources = [v for v, maker in made if maker is not None and maker.of_batch]
+        else:
+            return copies
         for value in _by_number(sources):
-            buffer = self.table.buffer(value, equation.scope)
-            copy = Buffer(buffer.shape, buffer.dtype, buffer.bytes, scope=equation.scope)
-            self.kernels.append(_copy(buffer, copy, equation.scope, REORDER))
-            copies[id(buffer)] = copy
+            self._copy_for(equation, value, copies, REORDER)
         return copies
+
+    def _copy_for(
+        self, equation: Equation, value: Value, copies: dict[int, Buffer], how: str = "copy"
+    ) -> None:
+        buffer = self.table.buffer(value, equation.scope)
+        copy = Buffer(buffer.shape, buffer.dtype, buffer.bytes, scope=equation.scope)
+        self.kernels.append(copy_kernel([buffer], copy, equation.scope, how))
+        copies[id(buffer)] = copy
 
     def _note_in_place(self, equation: Equation, value: Value) -> None:
         """Notes which operands a result may be written over.
@@ -226,44 +238,51 @@ class KernelBuilder:
         A result that is used with its dims transposed is laid out for that use, and its elements
         stand where no operand's do.
         """
-        if value in self._transposed:
-            return
-        index, result = self._made_by[value], self.table.buffer(value, equation.scope)
-        for source in _by_number(self.table.aligned(equation)):
-            if self._made_by.get(source) != index:
-                operand = self.table.buffer(source, equation.scope)
-                self.kernels[index].in_place.append((operand, result))
+        if value not in self._transposed:
+            maker = self._makers[value]
+            for source in _by_number(self.table.aligned(equation)):
+                if self._makers.get(source) is not maker:
+                    self._note_result_over(maker.kernel, source, value, equation.scope)
 
-    def _new(self, equation: Equation) -> int:
-        """Begins a kernel; returns its position."""
-        self.kernels.append(Kernel(equation.primitive, equation.scope))
-        return len(self.kernels) - 1
+    def _note_result_over(self, kernel: Kernel, operand: Value, result: Value, scope: str) -> None:
+        """Notes that a result may be written over an operand."""
+        buffers = self.table.buffer(operand, scope), self.table.buffer(result, scope)
+        kernel.in_place.append(buffers)
+
+    def _begin(self, equation: Equation) -> _Draft:
+        """Begins a kernel."""
+        draft = _Draft(Kernel(equation.primitive, equation.scope), len(self.kernels))
+        self.kernels.append(draft.kernel)
+        self._drafts.append(draft)
+        return draft
 
     def _extend(
-        self, index: int, equation: Equation, sources: Iterable[Value], outputs: Iterable[Value]
+        self, draft: _Draft, equation: Equation, values: Iterable[Value], outputs: Iterable[Value]
     ) -> None:
-        """Lets the kernel at `index` compute `outputs` of an equation from `sources`."""
-        kernel = self.kernels[index]
-        for value in _by_number(sources):
-            if self._made_by.get(value) != index:
-                self._readers[value].append(index)
+        """Lets a kernel compute `outputs` of an equation from `values`."""
+        kernel = draft.kernel
+        for value in _by_number(self.table.sources_of(values)):
+            if self._makers.get(value) is not draft:
+                self._readers[value].append(draft)
                 _read(kernel, self.table.buffer(value, equation.scope))
         for value in outputs:
-            self._made_by[value] = index
+            self._makers[value] = draft
             kernel.writes.append(self.table.buffer(value, equation.scope))
-        added = self.table.chain(equation) - self._computes[index]
+        added = self.table.chain(equation) - draft.equations
         kernel.other_flops += sum(other_flops(e) for e in added)
-        self._computes[index] |= added
+        draft.equations |= added
 
-    def _traffic(self, index: int) -> int:
-        """The bytes that the kernel at `index` reads and writes.
+    def _traffic(self, draft: _Draft) -> int:
+        """The bytes that a kernel reads and writes; of a loop or a choice those of its blocks.
 
         What it only reads a part of counts for that part, and what it updates in place for the
         update.
         """
-        kernel, wanted = self.kernels[index], defaultdict(int)
+        kernel, wanted = draft.kernel, defaultdict(int)
+        if kernel.loop is not None or kernel.branches:
+            return 0
         written = sum(b.bytes for b in kernel.writes)
-        for equation in self._computes[index]:
+        for equation in draft.equations:
             part = None
             if equation.primitive in PARTIAL_READS:
                 part = sum(v.bytes for v in equation.outputs)
@@ -283,45 +302,49 @@ class KernelBuilder:
 
     def _add_with_blocks(self, equation: Equation) -> None:
         """Begins the kernel of a loop or a `cond`, and makes those of its blocks."""
-        index = self._new(equation)
-        kernel = self.kernels[index]
+        draft, scope = self._begin(equation), equation.scope
+        kernel = draft.kernel
         for value in equation.operands:
-            for source in _by_number(self.table.sources(value)):
-                _read(kernel, self.table.buffer(source, equation.scope))
+            for source in _by_number(self.table.sources_of([value])):
+                _read(kernel, self.table.buffer(source, scope))
         for value in equation.outputs:
-            self._made_by[value] = index
-            kernel.writes.append(self.table.buffer(value, equation.scope))
+            self._makers[value] = draft
+            kernel.writes.append(self.table.buffer(value, scope))
         if equation.primitive == "cond":
-            kernel.shares = shares_in(equation.scope, len(equation.blocks))
+            kernel.shares = shares_in(scope, len(equation.blocks))
             kernel.branches = tuple(
                 tuple(self._branch(block, equation, share))
                 for block, share in zip(equation.blocks, kernel.shares, strict=True)
             )
-        else:
-            kernel.loop = self._loop(equation)
-            self._note_carried(kernel, equation)
-
-    def _note_carried(self, kernel: Kernel, equation: Equation) -> None:
-        """Notes that what a loop carries stays where the first turn finds it."""
+            return
+        kernel.loop = self._loop(equation)
+        # What a loop carries stays where the first turn finds it.
         carried = equation.inputs[equation.body_start + equation.constants :]
-        results = equation.outputs[: equation.carried]
-        for first, result in zip(carried, results, strict=False):
+        for first, result in zip(carried, equation.outputs[: equation.carried], strict=False):
             if first is not None:
-                operand = self.table.buffer(first, equation.scope)
-                kernel.in_place.append((operand, self.table.buffer(result, equation.scope)))
+                self._note_result_over(kernel, first, result, scope)
+
+    def _inside(self, block: Block, times: int, share: Fraction) -> list[Kernel]:
+        """The kernels of a block inside of this one."""
+        return KernelBuilder(block, self.table, self.flops, times, share).kernels
 
     def _branch(self, block: Block, equation: Equation, share: Fraction) -> list[Kernel]:
         self._give(block.inputs, equation.inputs[equation.body_start :], equation.scope)
         results = [self.table.buffer(v, equation.scope) for v in equation.outputs]
-        copied = self._place(block, results, range(len(results)))
-        share *= self.share
-        kernels = KernelBuilder(block, self.table, self.flops, self.times, share).kernels
-        return kernels + [self._copy(value, to, equation.scope) for value, to in copied]
+        copied = place_outputs(self.table, block, results, range(len(results)))
+        kernels = self._inside(block, self.times, share * self.share)
+        for value, to in copied:
+            kernels.append(copy_kernel(self._standing(value, equation.scope), to, equation.scope))
+        return kernels
+
+    def _standing(self, value: Value, scope: str) -> list[Buffer]:
+        """The buffers that a value is in or is computed from."""
+        return [self.table.buffer(v, scope) for v in self.table.sources_of([value])]
 
     def _loop(self, equation: Equation) -> Loop:
         block, scope = equation.blocks[0], equation.scope
         constants, carried = equation.constants, equation.carried
-        stacked = constants + carried
+        stacked, reordered = constants + carried, self.table.reordered
         # Nobody knows how often a `while` runs.
         length = equation.eqn.params["length"] if equation.primitive == "scan" else 1
         given = equation.inputs[equation.body_start :]
@@ -331,25 +354,28 @@ class KernelBuilder:
         for inner, stack in zip(block.inputs[stacked:], given[stacked:], strict=True):
             within = None if stack is None else self.table.buffer(stack, scope)
             self.table.buffer(inner, scope, within)
-            if stack is not None and original(stack) in self.table.reordered:
-                self.table.reordered.add(original(inner))
+            if stack is not None and original(stack) in reordered:
+                reordered.add(original(inner))
             stacks |= set() if within is None else {id(within)}
         results = [self.table.buffer(v, scope) for v in equation.outputs]
         for result, value in zip(results, block.outputs, strict=True):
-            result.scope = _scope_in_body(block, value, constants, scope)
-        copied = self._place(block, results, range(carried, len(results)), within=True)
-        times = self.times * length
-        kernels = KernelBuilder(block, self.table, self.flops, times, self.share).kernels
+            result.scope = scope_in_body(block, value, constants, scope)
+        which = range(carried, len(results))
+        copied = place_outputs(self.table, block, results, which, within=True)
+        kernels = self._inside(block, self.times * length, self.share)
         for result, value in zip(equation.outputs[carried:], block.outputs[carried:], strict=True):
-            if value is not None and original(value) in self.table.reordered:
-                self.table.reordered.add(original(result))
-        copies = (self._copy(value, to, scope) for value, to in copied)
-        kernels += [_from_stack_to_stack(copy, stacks, length) for copy in copies]
+            if value is not None and original(value) in reordered:
+                reordered.add(original(result))
+        for value, to in copied:
+            # Where a slice of a stack that the loop is given goes as it is to a stack that the loop
+            # makes, XLA takes the one for the other, and copies all of it in each turn.
+            reads = self._standing(value, scope)
+            whole = any(id(buffer.within) in stacks for buffer in reads)
+            kernels.append(copy_kernel(reads, to, scope, times=length if whole else 1))
         for condition in equation.blocks[1:]:
             values = [*equation.inputs[: equation.body_start], *block.inputs[constants:]]
             self._give(condition.inputs, values, scope)
-            built = KernelBuilder(condition, self.table, self.flops, times, self.share)
-            kernels = built.kernels + kernels
+            kernels = self._inside(condition, self.times * length, self.share) + kernels
         ends = [None if v is None else self.table.buffer(v, scope) for v in block.outputs[:carried]]
         carries = [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
         return Loop(length, kernels, carries)
@@ -362,87 +388,12 @@ class KernelBuilder:
             else:
                 self.table.share(value, given)
 
-    def _place(
-        self, block: Block, buffers: list[Buffer], which: Collection[int], within: bool = False
-    ) -> list[tuple[Value, Buffer]]:
-        """Lets outputs of a block be written where the results of its equation stand.
-
-        Args:
-          buffers: of the results of the equation.
-          which: positions of the outputs that are placed.
-          within: whether a buffer is a stack, of which the block writes a slice.
-
-        Returns:
-          Outputs that have to be copied, because they stand somewhere else already (an input of the
-          block, say) or come from what cannot write a slice of a stack, with the buffers to copy
-          them to.
-        """
-        copied = []
-        placed = {original(v) for v in block.inputs}
-        placed |= {
-            original(v) for i, v in enumerate(block.outputs) if v is not None and i not in which
-        }
-        for i in which:
-            output = block.outputs[i]
-            if output is None:
-                continue
-            value, buffer = original(output), buffers[i]
-            if within:
-                buffer = Buffer(value.shape, value.dtype, value.bytes, within=buffer)
-            if value in placed or (within and not _joins(value)):
-                copied.append((output, buffer))
-            else:
-                placed.add(value)
-                self.table.set_buffer(value, buffer)
-        return copied
-
-    def _copy(self, value: Value, to: Buffer, scope: str) -> Kernel:
-        reads = [self.table.buffer(v, scope) for v in self.table.sources(value)]
-        return Kernel("copy", scope, reads, [to], traffic=sum(b.bytes for b in reads) + to.bytes)
-
 
 def _read(kernel: Kernel, buffer: Buffer) -> None:
     if all(buffer is not b for b in kernel.reads):
         kernel.reads.append(buffer)
 
 
-def _copy(buffer: Buffer, to: Buffer, scope: str, primitive: str = "copy") -> Kernel:
-    return Kernel(primitive, scope, [buffer], [to], traffic=buffer.bytes + to.bytes)
-
-
-def _from_stack_to_stack(copy: Kernel, stacks: set[int], length: int) -> Kernel:
-    """A copy in the body of a loop that runs `length` times, as XLA makes it.
-
-    Where it copies a slice of a stack that the loop is given, as it is, to a stack that the loop
-    makes, XLA takes the one for the other, and copies all of it in each turn.
-
-    Args:
-      stacks: ids of the buffers that the loop is given to slice.
-    """
-    if [id(b.within) for b in copy.reads if id(b.within) in stacks] and copy.writes[0].within:
-        copy.traffic *= length
-    return copy
-
-
-def _joins(value: Value) -> bool:
-    """Whether more code can join the kernel that makes a value: to write it into a stack, say."""
-    made = value.equation
-    return made is None or made.primitive in ELEMENTWISE | REDUCTIONS | PRODUCTS
-
-
 def _by_number(values: Iterable[Value]) -> list[Value]:
     """Values in the order in which they were made, so that kernels do not depend on hashes."""
     return sorted(values, key=lambda v: v.number)
-
-
-def _scope_in_body(block: Block, value: Value | None, constants: int, otherwise: str) -> str:
-    """The scope of the equation in a loop's body that makes an output of it.
-
-    For an output that is an input carried on as it is, that of the equation that makes the next
-    turn's.
-    """
-    if value is not None and original(value) in block.inputs[constants:]:
-        i = block.inputs.index(original(value)) - constants
-        value = block.outputs[i] if i < len(block.outputs) else None
-    equation = original(value).equation if value is not None else None
-    return equation.scope if equation else otherwise

@@ -1,12 +1,28 @@
-"""What is known about values while kernels are made: their buffers, or what computes them."""
+"""Where the values of a program are while kernels are made: in a buffer, or computed where used."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from meshdsl.predict.kernels.equations import Equation, Value, original
 from meshdsl.predict.kernels.kernels import Buffer
 from meshdsl.predict.kernels.primitives import REORDERS
+
+
+@dataclass(frozen=True)
+class Computed:
+    """How a value is computed that is not written.
+
+    Attributes:
+      sources: the written values that it is computed from.
+      aligned: those of them whose elements stand in the same order as the value's own.
+      chain: the equations that compute it.
+    """
+
+    sources: frozenset[Value]
+    aligned: frozenset[Value]
+    chain: frozenset[Equation]
 
 
 class ValueTable:
@@ -23,19 +39,10 @@ class ValueTable:
         self.axis_sizes = axis_sizes
         self.reordered: set[Value] = set()
         self._buffers: dict[Value, Buffer] = {}
-        # Of values that are not written: the written ones that they are computed from; those of
-        # them that are aligned with the value; the equations that compute it.
-        self._sources: dict[Value, frozenset[Value]] = {}
-        self._aligned: dict[Value, frozenset[Value]] = {}
-        self._chains: dict[Value, frozenset[Equation]] = {}
+        self._computed: dict[Value, Computed] = {}
 
     def buffer(self, value: Value, scope: str, within: Buffer | None = None) -> Buffer:
-        """The buffer of a written value.
-
-        Args:
-          scope: of the buffer, if it is made by this call.
-          within: likewise.
-        """
+        """The buffer of a written value; the first call gives it its `scope` and `within`."""
         value = original(value)
         if value not in self._buffers:
             self._buffers[value] = Buffer(
@@ -49,49 +56,43 @@ class ValueTable:
 
     def leave_unwritten(self, value: Value, equation: Equation) -> None:
         """Lets what uses `value`, a result of `equation`, compute it."""
-        self._sources[value] = self.sources_of(equation.operands)
-        self._aligned[value] = self.aligned(equation)
-        self._chains[value] = self.chain(equation)
+        self._computed[value] = Computed(
+            self.sources_of(equation.operands), self.aligned(equation), self.chain(equation)
+        )
 
     def is_written(self, value: Value) -> bool:
         """Whether the value stands in memory, and is not computed where it is used."""
-        return original(value) not in self._sources
+        return original(value) not in self._computed
 
     def share(self, value: Value, other: Value) -> None:
         """Lets `value` be the memory of `other`, or be computed as `other` is."""
         value, other = original(value), original(other)
-        if other in self._sources:
-            self._sources[value] = self._sources[other]
-            self._aligned[value] = frozenset()
-            self._chains[value] = self._chains[other]
+        if other in self._computed:
+            self._computed[value] = replace(self._computed[other], aligned=frozenset())
         else:
             self._buffers[value] = self.buffer(other, "")
 
-    def sources(self, value: Value) -> frozenset[Value]:
-        """The written values that `value` is computed from; itself if it is written."""
-        value = original(value)
-        return self._sources[value] if value in self._sources else frozenset((value,))
-
     def sources_of(self, values: Iterable[Value]) -> frozenset[Value]:
-        """The written values that any of `values` is computed from."""
-        return frozenset().union(*(self.sources(v) for v in values))
+        """The written values that any of `values` is computed from; itself if it is written."""
+        found: set[Value] = set()
+        for value in map(original, values):
+            found |= self._computed[value].sources if value in self._computed else {value}
+        return frozenset(found)
 
     def chain(self, equation: Equation) -> frozenset[Equation]:
         """An equation with those that compute its unwritten operands in the same kernel."""
-        return frozenset((equation,)).union(
-            *(self._chains.get(original(v), ()) for v in equation.operands)
-        )
+        operands = (original(v) for v in equation.operands)
+        chains = (self._computed[v].chain for v in operands if v in self._computed)
+        return frozenset((equation,)).union(*chains)
 
     def aligned(self, equation: Equation) -> frozenset[Value]:
         """The written values that an element-wise equation goes over along with its result.
 
         Element by element in the same order, so that the result may be written over them.
         """
-        found: frozenset[Value] = frozenset()
-        if equation.primitive in REORDERS:
-            return found
-        for value in equation.operands:
+        found: set[Value] = set()
+        for value in () if equation.primitive in REORDERS else equation.operands:
             if not value.transposed and value.size == equation.outputs[0].size:
                 value = original(value)
-                found |= self._aligned[value] if value in self._sources else frozenset((value,))
-        return found
+                found |= self._computed[value].aligned if value in self._computed else {value}
+        return frozenset(found)

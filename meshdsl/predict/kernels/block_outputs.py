@@ -1,0 +1,75 @@
+"""What the block of a loop or a branch gives, written where the results of its equation stand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from meshdsl.predict.kernels.equations import Block, Value, original
+from meshdsl.predict.kernels.kernels import Buffer, Kernel
+from meshdsl.predict.kernels.primitives import ELEMENTWISE, PRODUCTS, REDUCTIONS
+from meshdsl.predict.kernels.value_table import ValueTable
+
+
+def place_outputs(
+    table: ValueTable,
+    block: Block,
+    buffers: list[Buffer],
+    which: Collection[int],
+    within: bool = False,
+) -> list[tuple[Value, Buffer]]:
+    """Lets outputs of a block be written where the results of its equation stand.
+
+    Args:
+      buffers: of the results of the equation.
+      which: positions of the outputs that are placed.
+      within: whether a buffer is a stack, of which the block writes a slice.
+
+    Returns:
+      Outputs that have to be copied, because they stand somewhere else already (an input of the
+      block, say) or come from what cannot write a slice of a stack, with the buffers to copy them
+      to.
+    """
+    copied = []
+    outputs = [None if v is None else original(v) for v in block.outputs]
+    placed = {original(v) for v in block.inputs}
+    placed |= {v for i, v in enumerate(outputs) if v is not None and i not in which}
+    for i in which:
+        value, output, buffer = outputs[i], block.outputs[i], buffers[i]
+        if value is None or output is None:
+            continue
+        if within:
+            buffer = Buffer(value.shape, value.dtype, value.bytes, within=buffer)
+        if value in placed or (within and not _joins(value)):
+            copied.append((output, buffer))
+        else:
+            placed.add(value)
+            table.set_buffer(value, buffer)
+    return copied
+
+
+def _joins(value: Value) -> bool:
+    """Whether more code can join the kernel that makes a value: to write it into a stack, say."""
+    made = value.equation
+    return made is None or made.primitive in ELEMENTWISE | REDUCTIONS | PRODUCTS
+
+
+def copy_kernel(
+    reads: Iterable[Buffer], to: Buffer, scope: str, primitive: str = "copy", times: int = 1
+) -> Kernel:
+    """A kernel that copies what it reads, so many `times` as far as its traffic goes."""
+    reads = list(reads)
+    traffic = (sum(b.bytes for b in reads) + to.bytes) * times
+    return Kernel(primitive, scope, reads, [to], traffic=traffic)
+
+
+def scope_in_body(block: Block, value: Value | None, constants: int, otherwise: str) -> str:
+    """The scope of the equation in a loop's body that makes an output of it.
+
+    For an output that is an input carried on as it is, that of the equation that makes the next
+    turn's.
+    """
+    if value is not None and original(value) in block.inputs[constants:]:
+        i = block.inputs.index(original(value)) - constants
+        value = block.outputs[i] if i < len(block.outputs) else None
+    equation = original(value).equation if value is not None else None
+    return equation.scope if equation else otherwise
