@@ -10,7 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl import MeshDSLError
 from meshdsl.machine import find_target, fit_mesh
-from meshdsl.machine.coordinates import device_coordinates
+from meshdsl.machine.network import device_coordinates
 from meshdsl.mesh import axis_sizes, check_slices
 
 SIZES = {

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.program.jaxpr import body_of, sub_jaxprs
-from meshdsl.program.kernel_flops import flops_scope
+from meshdsl.program.name_stacks import flops_scope
 
 _OPAQUE = Primitive("local_kernel")
 _OPAQUE.multiple_results = True

@@ -1,19 +1,28 @@
-"""Targets: machines by name, `v5p:4x4x4`, `h100:8x4` or `cpu:8`, and the meshes that fit them."""
+"""Targets: machines by name, `v5p:4x4x4`, `h100:8x4` or `cpu:8`, and the meshes that fit them.
+
+The devices of this machine are a target too (`target_at_hand`).
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from meshdsl.errors import MeshDSLError
-from meshdsl.machine.chips import Chip, chips
+from meshdsl.layout import Layout
+from meshdsl.machine.chips import Chip, chip_of, chips
 from meshdsl.machine.gpu_description import gpu_target_config
+from meshdsl.mesh import check_slices
+
+_Devices = Sequence[jax.Device]  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX's types
 
 _MOST_VIRTUAL = 1024  # devices of one CPU: more take minutes to make and to compile for
 # Chips of one host along each dim. libtpu counts in whole hosts, but allows a single chip too.
@@ -224,3 +233,40 @@ def _factorings(n: int, count: int) -> list[tuple[int, ...]]:
 
 def _mesh_text(sizes: Mapping[str, int | str]) -> str:
     return " ".join(f"{axis}={n}" for axis, n in sizes.items())
+
+
+def mesh_on(target: Target, layout: Layout) -> dict[str, int]:
+    """The sizes of the layout's mesh on all devices of `target`.
+
+    Raises:
+      MeshDSLError: the mesh does not fit the target, or its axes across slices not the slices.
+    """
+    sizes = fit_mesh(target, layout.mesh, layout.name)
+    if target.chip.kind == "tpu":
+        check_slices(layout, sizes, target.slices, "slices")
+    else:
+        check_slices(layout, sizes, (*target.shape, 1)[1], "nodes")
+    return sizes
+
+
+def target_at_hand(devices: _Devices) -> Target:
+    """The target that these devices of this machine are.
+
+    Raises:
+      MeshDSLError: they are of a kind that the hardware table does not have, or no whole machine.
+    """
+    first, count = devices[0], len(devices)
+    if first.platform == "cpu":
+        return find_target(f"cpu:{count}")
+    chip = chip_of(first)
+    if chip is None:
+        raise MeshDSLError(
+            f"compile: {first.device_kind} is no chip of the hardware table; name a target"
+        )
+    if chip.kind == "gpu":
+        nodes = len({d.process_index for d in devices})
+        whole = f"{chip.node}x{nodes}" if nodes > 1 else str(count)
+        return find_target(f"{chip.name}:{whole}")
+    along = zip(*(d.coords for d in devices), strict=True)
+    shape = [max(at) - min(at) + 1 for at in along][: chip.dims]
+    return find_target(f"{chip.name}:{'x'.join(map(str, shape))}")

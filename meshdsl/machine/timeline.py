@@ -4,7 +4,7 @@ The compute stream does the actions in their order. A collective that is synchro
 the time that its axes' links take. One that is started runs on its links meanwhile, after those
 that were started before it, and the compute stream waits where its result is needed. Copies between
 the memories of a chip run likewise on a stream of their own, and so does what is given to another
-core.
+core. The approach is that of Jia et al., *Beyond data and model parallelism*, 2019.
 
 Loops run their body twice, because what is started in one turn may still be under way in the next;
 all further turns take as long as the second.
@@ -19,10 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.machine.streams import Lane, Streams, stream_of
+from meshdsl.machine.network import Network
 from meshdsl.program.collective import Collective, phase_in_step
 from meshdsl.program.recorder import tag_in
 
+# A lane is one direction of the links of a mesh axis, or the copies between the memories of a chip.
+# Each lane serves first come, first served.
+Lane = tuple[str, str]
+COPIES: Lane = ("copies", "")
 BETWEEN_SLICES = "between slices"  # how the keys of exchanges between slices begin
 
 
@@ -154,7 +158,7 @@ def timeline(actions: Callable[[Any], Sequence[Action]], entry: Any) -> Timeline
         axes = one.collective.axes
         communication[axes] = communication.get(axes, 0.0) + one.seconds
     return Timeline(
-        step=device.streams.now,
+        step=device.now,
         compute=device.computed,
         fused=device.fused,
         communication=communication,
@@ -192,10 +196,17 @@ class _Device:
 
     Its methods take with an action its `weight`, how many executions it stands for, and `repeats`,
     the number that the timeline shows for it; 0 keeps it off the timeline.
+
+    Attributes:
+      now: seconds from the start, until which the compute stream is busy.
+      lanes: for each lane, the moment until which it is busy.
+      events: for each key that something was started under, the moment at which it is finished.
     """
 
     actions: Callable[[Any], Sequence[Action]]
-    streams: Streams = field(default_factory=Streams)
+    now: float = 0.0
+    lanes: dict[Lane, float] = field(default_factory=dict)
+    events: dict[str, float] = field(default_factory=dict)
     counts: dict[str, _Count] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     computed: float = 0.0
@@ -203,6 +214,7 @@ class _Device:
     copies: float = 0.0
     between_slices: float = 0.0
     _alone: str = ""  # the key of what was last started alone
+    _under_way: dict[str, tuple[Lane, ...]] = field(default_factory=dict)
 
     def execute(self, block: Any, weight: int, repeats: int) -> None:
         """Do the actions of a block once, and count them `weight` times."""
@@ -222,27 +234,45 @@ class _Device:
             methods[action.what](action, weight, repeats)
 
     def _compute(self, action: Action, weight: int, repeats: int) -> None:
-        start, end = self.streams.compute(action.seconds)
+        start, self.now = self.now, self.now + action.seconds
         self.computed += action.seconds * weight
         self.fused += action.seconds * weight * action.fused
-        self._show("compute", action, start, end, repeats)
+        self._show("compute", action, start, self.now, repeats)
 
     def _start(self, action: Action, weight: int, repeats: int) -> None:
+        """Move data as soon as its lanes are free, while the compute stream goes on."""
         if action.seconds:
             self._compute(action, weight, repeats)
         if action.alone:
             self._wait_for(self._alone, weight)
             self._alone = action.key
-        events = self.streams.events
-        ready = max([self.streams.now, *(events.get(key, 0.0) for key in action.needs)])
-        start, end = self.streams.launch(action.key, action.lanes, action.link_seconds, ready)
+        needed = (self.events.get(key, 0.0) for key in action.needs)
+        free = (self.lanes.get(lane, 0.0) for lane in action.lanes)
+        start = max(self.now, *needed, *free, 0.0)
+        end = start + action.link_seconds
+        self.lanes.update(dict.fromkeys(action.lanes, end))
+        self.events[action.key] = end
+        self._under_way[action.key] = action.lanes
         if action.moves is not None:
             self._count(action).count += weight
             self._show(stream_of(action.moves), action, start, end, repeats)
 
     def _sync(self, action: Action, weight: int, repeats: int) -> None:
+        """Move data at once, while the compute stream waits.
+
+        What is under way on these lanes shares them, and finishes that much later.
+        """
         assert action.moves is not None  # a copy is always asynchronous
-        start, end = self.streams.communicate(action.lanes, action.link_seconds)
+        start, end = self.now, self.now + action.link_seconds
+        self._under_way = {
+            key: lanes for key, lanes in self._under_way.items() if self.events[key] > start
+        }
+        for key, lanes in self._under_way.items():
+            if not set(lanes).isdisjoint(action.lanes):
+                self.events[key] += action.link_seconds
+        for lane in action.lanes:
+            self.lanes[lane] = max(self.lanes.get(lane, 0.0), start) + action.link_seconds
+        self.now = end
         count = self._count(action)
         count.count += weight
         count.exposed += action.link_seconds * weight
@@ -257,7 +287,8 @@ class _Device:
 
     def _wait_for(self, key: str, weight: int) -> None:
         """Let the compute stream wait for what was started under a key."""
-        waited = self.streams.wait(self.streams.events.get(key, 0.0))
+        waited = max(self.events.get(key, 0.0) - self.now, 0.0)
+        self.now += waited
         if key in self.counts:
             self.counts[key].exposed += waited * weight
         elif key.startswith(BETWEEN_SLICES):
@@ -266,15 +297,19 @@ class _Device:
             self.copies += waited * weight
 
     def _repeat(self, action: Action, weight: int, repeats: int) -> None:
-        begin = self.streams.now
+        begin = self.now
         (body,) = action.bodies
         if action.turns:
             self.execute(body, weight, repeats * action.turns)
         if action.turns > 1:
-            second = self.streams.now
+            second = self.now
             self.execute(body, weight * (action.turns - 1), 0)
-            self.streams.skip((action.turns - 2) * (self.streams.now - second))
-        self._show("loops", action, begin, self.streams.now, repeats)
+            # All further turns: what happened before goes on for so much longer.
+            further = (action.turns - 2) * (self.now - second)
+            self.now += further
+            self.lanes = {lane: end + further for lane, end in self.lanes.items()}
+            self.events = {key: end + further for key, end in self.events.items()}
+        self._show("loops", action, begin, self.now, repeats)
 
     def _call(self, action: Action, weight: int, repeats: int) -> None:
         for body in action.bodies:
@@ -286,7 +321,7 @@ class _Device:
         def seconds(body: Any) -> float:
             alone = _Device(self.actions)
             alone.execute(body, 1, 0)
-            return max([alone.streams.now, *alone.streams.events.values()])
+            return max([alone.now, *alone.events.values()])
 
         self.execute(max(action.bodies, key=seconds), weight, repeats)
 
@@ -298,3 +333,25 @@ class _Device:
         if repeats and end > start:
             phase, tag = phase_in_step(action.scope), tag_in(action.scope) or ""
             self.spans.append(Span(stream, action.name, start, end, phase, tag, repeats))
+
+
+def lanes_of(collective: Collective, network: Network, directions: str = "+-") -> tuple[Lane, ...]:
+    """The lanes that a collective occupies.
+
+    On a torus these are the links of its axes, one lane for each direction. A switch, and what
+    joins slices or nodes, is one lane that all axes share.
+
+    Args:
+      directions: `+` or `-` for a shift in one direction; everything else takes both.
+    """
+    kinds = [level.kind for level in network.axes(collective.axes).levels]
+    shared = tuple((kind, "") for kind in kinds if kind != "torus")
+    if "torus" not in kinds:
+        return shared
+    links = ((axis, direction) for axis in collective.axes for direction in directions)
+    return (*shared, *links)
+
+
+def stream_of(collective: Collective) -> str:
+    """The name of the stream that shows a collective in a timeline: `data, model`."""
+    return ", ".join(collective.axes)

@@ -25,7 +25,7 @@ from meshdsl.ops.bodies import (
 )
 from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.functions import FUNCTIONS
-from meshdsl.program.branch_shares import shares_scope
+from meshdsl.program.name_stacks import shares_scope
 from meshdsl.tensor import Tensor, is_tensor
 
 

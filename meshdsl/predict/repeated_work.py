@@ -20,9 +20,9 @@ from meshdsl.predict.kernels.before_fusion import needed
 from meshdsl.predict.kernels.equation_work import dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
 from meshdsl.predict.kernels.flat_jaxpr import flatten
-from meshdsl.program.branch_shares import shares_in
 from meshdsl.program.collective import phase_in_step
 from meshdsl.program.jaxpr import COLLECTIVES
+from meshdsl.program.name_stacks import shares_in
 from meshdsl.program.program import Program
 from meshdsl.program.recorder import tag_in
 

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from meshdsl.machine import Target
-from meshdsl.machine.at_hand import target_at_hand
+from meshdsl.machine.target import target_at_hand
 from meshdsl.mesh import make_mesh
 from meshdsl.predict.compiler.compile import compile_for
 from meshdsl.predict.compiler.options import default_options

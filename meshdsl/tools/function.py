@@ -16,7 +16,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, lower
 from meshdsl.machine import Target, find_target
-from meshdsl.machine.at_hand import mesh_on
+from meshdsl.machine.target import mesh_on
 from meshdsl.mesh import abstract_mesh, axis_sizes
 from meshdsl.predict.compiler.topology import target_devices
 from meshdsl.predict.explanation import Explanation

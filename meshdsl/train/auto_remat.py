@@ -23,7 +23,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words, flop_words, time_words
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, chip_of
-from meshdsl.machine.at_hand import target_at_hand
+from meshdsl.machine.target import target_at_hand
 from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.advice import remedies
 from meshdsl.predict.explain import explain

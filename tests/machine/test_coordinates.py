@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshdsl.machine import find_target
-from meshdsl.machine.coordinates import device_coordinates
+from meshdsl.machine.network import device_coordinates
 
 CASES = [
     ("v4:2x2x2", 1, {"a": 2, "b": 4}),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshdsl.machine import Network, find_target
-from meshdsl.machine.coordinates import device_coordinates
+from meshdsl.machine.network import device_coordinates
 
 MB = 1e6
 

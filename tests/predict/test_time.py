@@ -7,9 +7,8 @@ import pytest
 
 from meshdsl.machine import chips
 from meshdsl.predict.kernels.kernels import Buffer, Dot, Graph, Kernel, Loop
-from meshdsl.predict.time.collective_timing import collective_timing
 from meshdsl.predict.time.kernel_time import kernel_seconds, padded_flops
-from meshdsl.predict.time.step_time import seconds_by_tag, step_time
+from meshdsl.predict.time.step_time import collective_timing, seconds_by_tag, step_time
 from meshdsl.program.collective import Collective
 
 US = 1e-6

@@ -2,11 +2,11 @@
 
 From the text of a compiled program to a report, in the order in which the modules use each other:
 
-- `unread`: counts what of the text is not understood. `opcodes`: the instructions that HLO has.
+- `unread`: counts what of the text is not understood.
 - `hlo_text`: the text as computations and instructions (`Module`).
 - `collectives`: the collectives in it. `buffers`: its largest arrays. `instruction_time`: how long
   an instruction computes.
-- `actions`: what a device does for each instruction. `replay`: the time of a step from these.
+- `replay`: what a device does for each instruction, and the time of a step from that.
 - `rewrites`: what compilers do to collectives. `match`: the collectives led back to the record.
 - `report`: all of it as plain data. `compile`: compiles a step and fills in that report;
   `out_of_memory` reads what the compiler says where the step does not fit.

@@ -7,7 +7,7 @@ What has no cycles, and every instruction of a GPU program, is taken by the roof
 its products over the rate that products reach, or the bytes that it reads and writes in HBM over
 the bandwidth that copies reach, whichever is longer. Of an operand that is only sliced or gathered
 from, the slices count; an update in place counts the update, read once and written once. A fused
-kernel that states its FLOPs (see `program.kernel_flops`) is assumed to reach `FUSED_EFFICIENCY`.
+kernel that states its FLOPs (see `program.name_stacks`) is assumed to reach `FUSED_EFFICIENCY`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,26 @@ import re
 
 from meshdsl.machine import FUSED_EFFICIENCY, Chip
 from meshdsl.predict.compiler.hlo_text import ON_CHIP, Array, Instruction, Module, matched
-from meshdsl.predict.compiler.opcodes import OPCODES
-from meshdsl.program.kernel_flops import flops_in
+from meshdsl.program.name_stacks import flops_in
 
+# The names of HLO's instructions, as in XLA's `hlo_opcode.h`, without the `-start`, `-update` and
+# `-done` of asynchronous ones. The time of an instruction that is none of these is not known.
+_OPCODES = """
+    abs acos acosh add add-dependency after-all all-gather all-reduce all-to-all and asin asinh atan
+    atan2 atanh batch-norm-grad batch-norm-inference batch-norm-training bitcast bitcast-convert
+    broadcast call cbrt ceil cholesky clamp collective-broadcast collective-permute compare complex
+    concatenate conditional constant convert convolution copy cosh cosine count-leading-zeros
+    custom-call divide domain dot dynamic-reshape dynamic-slice dynamic-update-slice erf
+    exponential exponential-minus-one fft floor fusion gather get-dimension-size get-tuple-element
+    imag infeed iota is-finite log log-plus-one logistic map maximum minimum multiply negate not
+    opt-barrier optimization-barrier or outfeed pad parameter partition-id popcnt power
+    ragged-all-to-all ragged-dot real recv reduce reduce-precision reduce-scatter reduce-window
+    remainder replica-id reshape reverse rng rng-bit-generator rng-get-and-update-state
+    round-nearest-afz round-nearest-even rsqrt scaled-dot scan scatter select select-and-scatter
+    send set-dimension-size shift-left shift-right-arithmetic shift-right-logical sign sine sinh
+    slice sort sqrt stochastic-convert subtract tan tanh topk transpose triangular-solve tuple
+    while xor
+""".split()
 # What takes no time: names for what is there already, and scalars.
 _FREE = {
     "parameter",
@@ -56,7 +73,7 @@ def seconds(module: Module, instruction: Instruction, chip: Chip) -> float:
     Raises:
       LookupError: its opcode is none of HLO's.
     """
-    if instruction.opcode not in OPCODES:
+    if instruction.opcode not in _OPCODES:
         raise LookupError(f"HLO has no {instruction.opcode}")
     if instruction.opcode in _FREE or _NOTES.search(instruction.attributes):
         return 0.0

@@ -43,8 +43,8 @@ from meshdsl.predict.kernels.primitives import (
 from meshdsl.predict.kernels.reordered import REORDER, is_batch, reorders
 from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.predict.kernels.written_values import written_values
-from meshdsl.program.branch_shares import shares_in
 from meshdsl.program.collective import phase_in_step
+from meshdsl.program.name_stacks import shares_in
 from meshdsl.program.recorder import tag_in
 
 
