@@ -17,7 +17,6 @@ from meshdsl.predict.explanation import (
     Explanation,
     MoveView,
     OpView,
-    RepeatedView,
     TimeView,
     dim_views,
 )
@@ -25,7 +24,7 @@ from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.predict.kernels.kernels import Graph
 from meshdsl.predict.memory.memory_view import memory_view
 from meshdsl.predict.pipelines import pipeline_views
-from meshdsl.predict.repeated_work import repeated_work
+from meshdsl.predict.repeated_work import RepeatedView, repeated_work
 from meshdsl.predict.time.model_flops import counted_flops
 from meshdsl.predict.time.step_time import seconds_by_tag, step_time
 from meshdsl.program.collective import Collective

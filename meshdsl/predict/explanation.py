@@ -14,10 +14,10 @@ from typing import Any
 
 from meshdsl.dims import Dims
 from meshdsl.machine.timeline import Span, Timeline
+from meshdsl.predict.repeated_work import RepeatedView
 from meshdsl.splits.pipeline import Schedule
 
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
-_MATTERS = 1e-3  # the share of all work below which repeated work is not worth a line
 
 
 @dataclass(frozen=True)
@@ -121,38 +121,6 @@ class OpView:
 
 
 @dataclass(frozen=True)
-class RepeatedView:
-    """Work of one line of the user's code that comes out the same on several devices.
-
-    Attributes:
-      source: the line; `optimizer`, or empty, for work that belongs to no recorded op.
-      tag: of the op with most of the work; empty if there is none.
-      ops: names of the ops, those with most work first.
-      axes: along which all devices do the same.
-      copies: how many devices that are.
-      flops, bytes: of the work and of its results, on each device in one call.
-      share_of_flops, share_of_bytes: of all that a device computes.
-      advice: a rule that would split the work, such as `length -> model`; empty if there is none.
-    """
-
-    source: str
-    tag: str
-    ops: tuple[str, ...]
-    axes: tuple[str, ...]
-    copies: int
-    flops: int
-    bytes: int
-    share_of_flops: float
-    share_of_bytes: float
-    advice: str = ""
-
-    @property
-    def matters(self) -> bool:
-        """Whether there is enough of it to be worth a line."""
-        return max(self.share_of_flops, self.share_of_bytes) > _MATTERS
-
-
-@dataclass(frozen=True)
 class PipelineView:
     """A pipeline: stages that have some of the layers each, and microbatches that pass them.
 
@@ -211,6 +179,10 @@ class PipelineView:
         if self.forward is None or self.backward is None:
             return None
         return (self.forward + self.backward) * self.schedule.bubble
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as a dict, with the bubble: the share of the ticks, and seconds of a step."""
+        return asdict(self) | {"bubble": self.schedule.bubble, "waiting": self.waiting}
 
 
 @dataclass(frozen=True)
@@ -365,6 +337,14 @@ class TimeView:
         """The share of the step in which the device waits for a collective."""
         return self._share(self.exposed)
 
+    def shares(self) -> dict[str, float]:
+        """These shares by name."""
+        return {
+            "mfu": self.mfu,
+            "mfu_full": self.mfu_full,
+            "exposed_share": self.exposed_share,
+        }
+
     def _share(self, seconds: float) -> float:
         return seconds / self.step if self.step else 0.0  # a program may do nothing at all
 
@@ -430,18 +410,6 @@ class Explanation:
             "bytes_at_rest": {kind: self.memory.total(kind) for kind in kinds},
         }
         if self.time:
-            shares = {
-                "mfu": self.time.mfu,
-                "mfu_full": self.time.mfu_full,
-                "exposed_share": self.time.exposed_share,
-            }
-            derived |= shares | {f"{self.unit}s_per_second": self.units_per_second}
-        found = asdict(self) | {"pipelines": pipelines_as_dicts(self.pipelines)}
+            derived |= self.time.shares() | {f"{self.unit}s_per_second": self.units_per_second}
+        found = asdict(self) | {"pipelines": [one.to_dict() for one in self.pipelines]}
         return found | {f"{self.unit}s": found.pop("units")} | derived
-
-
-def pipelines_as_dicts(pipelines: Sequence[PipelineView]) -> list[dict[str, Any]]:
-    """Pipelines as dicts, with their bubbles: the share of the ticks, and seconds of a step."""
-    return [
-        asdict(one) | {"bubble": one.schedule.bubble, "waiting": one.waiting} for one in pipelines
-    ]

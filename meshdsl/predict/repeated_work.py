@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from meshdsl.predict.explanation import RepeatedView
 from meshdsl.predict.kernels.before_fusion import needed
 from meshdsl.predict.kernels.equation_work import dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
@@ -29,6 +29,39 @@ from meshdsl.program.recorder import tag_in
 Axes = frozenset[str]
 _EQUAL_AFTER = ("psum", "pmax", "pmin", "all_gather")  # on all devices along the axes
 _NONE: Axes = frozenset()
+_MATTERS = 1e-3  # the share of all work below which repeated work is not worth a line
+
+
+@dataclass(frozen=True)
+class RepeatedView:
+    """Work of one line of the user's code that comes out the same on several devices.
+
+    Attributes:
+      source: the line; `optimizer`, or empty, for work that belongs to no recorded op.
+      tag: of the op with most of the work; empty if there is none.
+      ops: names of the ops, those with most work first.
+      axes: along which all devices do the same.
+      copies: how many devices that are.
+      flops, bytes: of the work and of its results, on each device in one call.
+      share_of_flops, share_of_bytes: of all that a device computes.
+      advice: a rule that would split the work, such as `length -> model`; empty if there is none.
+    """
+
+    source: str
+    tag: str
+    ops: tuple[str, ...]
+    axes: tuple[str, ...]
+    copies: int
+    flops: int
+    bytes: int
+    share_of_flops: float
+    share_of_bytes: float
+    advice: str = ""
+
+    @property
+    def matters(self) -> bool:
+        """Whether there is enough of it to be worth a line."""
+        return max(self.share_of_flops, self.share_of_bytes) > _MATTERS
 
 
 def repeated_work(program: Program) -> tuple[RepeatedView, ...]:

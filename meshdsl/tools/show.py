@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jax.sharding import AbstractMesh
+from jax.sharding import Mesh
 
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.figures import byte_words, columns
@@ -159,18 +159,14 @@ def _bounds(
     `data=0 model=3`.
     """
     sharding = getattr(tensor.array, "sharding", None)
-    abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
-    if sharding is not None and not tensor.placement and not abstract:
-        for device, index in sharding.devices_indices_map(tuple(d.size for d in view.dims)).items():
-            bounds = (s.indices(d.size)[:2] for s, d in zip(index, view.dims, strict=True))
-            yield f"{device.platform} {device.id}", tuple(bounds)
-        return
-    if not mesh:
-        return
-    for indices in itertools.product(*(range(n) for n in mesh.values())):
+    there = None if tensor.placement else getattr(sharding, "mesh", None)
+    for indices in itertools.product(*map(range, mesh.values())) if mesh else ():
         at = dict(zip(mesh, indices, strict=True))
-        bounds = tuple(_bounds_of_dim(d, at, mesh) for d in view.dims)
-        yield " ".join(f"{a}={i}" for a, i in at.items()), bounds
+        name = " ".join(f"{a}={i}" for a, i in at.items())
+        if isinstance(there, Mesh):
+            device = there.devices[indices]
+            name = f"{device.platform} {device.id}"
+        yield name, tuple(_bounds_of_dim(d, at, mesh) for d in view.dims)
 
 
 def _bounds_of_dim(dim: DimView, at: dict[str, int], mesh: dict[str, int]) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from meshdsl.predict.explanation import (
     PipelineView,
     TensorView,
     TimeView,
-    pipelines_as_dicts,
 )
 
 
@@ -100,17 +99,9 @@ class CompiledReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers: what `--json` prints."""
-        shares = (
-            {
-                "mfu": self.time.mfu,
-                "mfu_full": self.time.mfu_full,
-                "exposed_share": self.time.exposed_share,
-            }
-            if self.time
-            else {}
-        )
-        found = asdict(self) | {"pipelines": pipelines_as_dicts(self.pipelines)}
+        found = asdict(self) | {"pipelines": [one.to_dict() for one in self.pipelines]}
         found[f"{found.pop('unit')}s"] = found.pop("units")
+        shares = self.time.shares() if self.time else {}
         return found | shares | {"surprises": [asdict(row) for row in self.surprises]}
 
     def explained(self, explanation: Explanation) -> Explanation:
