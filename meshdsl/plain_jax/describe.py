@@ -7,12 +7,12 @@ from typing import Any
 
 from meshdsl.dims import Dim
 from meshdsl.figures import byte_words, flop_words
-from meshdsl.later import imported
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered
 from meshdsl.plain_jax import source
 from meshdsl.plain_jax.inference import Inference, renamed_at
 from meshdsl.plain_jax.program import Program, Value
+from meshdsl.predict.repeated_work import repeated_work
 
 
 def notation(v: Value) -> str:
@@ -93,11 +93,10 @@ def repeats(fn: Callable, args: Any, layout: Layout, mesh: Any) -> list[str]:
     """
     rules = {rule.dim for rule in layout.parsed}  # those of a whole step, of which this is a part
     program = Lowered(fn, layout, mesh, [Dim(name, 1) for name in rules]).program(*args)
-    count = imported("meshdsl.predict.repeated_work", "repeated_work")
     return [
         f"{one.source or 'no line'} ({', '.join(one.ops[:3])}), by {one.copies} devices over "
         f"{', '.join(one.axes)}: {flop_words(one.flops)} ({one.share_of_flops:.1%}) and results of "
         f"{byte_words(one.bytes)} ({one.share_of_bytes:.1%})"
-        for one in count(program)
+        for one in repeated_work(program)
         if one.matters
     ]

@@ -1,7 +1,6 @@
 """Prints where `make_mesh` puts the devices of real TPU topologies, and the compiler's rings.
 
-test_coordinates.py runs it in a process of its own, because libtpu reads its settings from the
-environment when jax is imported.
+test_coordinates.py runs it in a process of its own.
 """
 
 import json
@@ -15,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.machine import find_target
+from meshdsl.predict.compiler.topology import compile_only
 
 
 def as_jax(sizes, devices, mesh):
@@ -23,11 +23,8 @@ def as_jax(sizes, devices, mesh):
     None where it makes none, because it would have to split a dim of the torus.
     """
     try:
-        return bool(
-            (
-                jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=devices).devices == mesh
-            ).all()
-        )
+        made = jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=devices)
+        return bool((made.devices == mesh).all())
     except NotImplementedError:
         return None
 
@@ -75,6 +72,7 @@ def rings(text, sizes, axis):
 
 
 def main():
+    compile_only()
     jax.config.update("jax_disable_most_optimizations", False)
     asked = json.load(sys.stdin)
     json.dump(

@@ -1,16 +1,11 @@
 """Meshes lie, and have rings, as on the devices that libtpu makes for these machines."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from meshdsl.machine import find_target
 from meshdsl.machine.network import device_coordinates
+from tests.machine.processes import told_by_libtpu
 
 CASES = [
     ("v4:2x2x2", 1, {"a": 2, "b": 4}),
@@ -35,28 +30,11 @@ RINGS = [
     ("v5p:4x4x4", {"data": 16, "model": 4}, "data"),
     ("v6e:16x16", {"data": 64, "model": 4}, "data"),
 ]
-TPU = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 
 
 @pytest.fixture(scope="module")
 def real():
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed")
-    command, asked = (
-        [sys.executable, "-m", f"{__package__}.real"],
-        json.dumps({"places": CASES, "rings": RINGS}),
-    )
-    done = subprocess.run(
-        command, input=asked, env=os.environ | TPU, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return told_by_libtpu("tests.machine.real", {"places": CASES, "rings": RINGS})
 
 
 @pytest.mark.parametrize(

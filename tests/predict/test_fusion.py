@@ -15,6 +15,7 @@ from meshdsl.program.recorder import tag_in
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from tests.helpers import only
 from tests.models import common
 from tests.models.test_golden import train_step
 from tests.predict.graphs import array, graph, names
@@ -275,7 +276,7 @@ def test_a_scatter_over_lanes_copies_what_a_batch_of_products_made():
     assert names(made) == ["dot_general", "reorder", "reduce_scatter"]
 
 
-@pytest.mark.parametrize("name", common.LAYOUTS)
+@pytest.mark.parametrize("name", only(("single", "hybrid-fsdp", "fsdp-sequence"), common.LAYOUTS))
 def test_a_train_step_has_its_collectives_as_kernels_and_its_flops_by_op(name):
     step, _, args = train_step(name)
     program = step.program(*args)

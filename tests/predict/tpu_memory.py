@@ -1,15 +1,13 @@
-"""Compiles small programs for a TPU and prints, as JSON, what libtpu says of their memory.
-
-A process of its own, for libtpu wants its environment early.
-"""
+"""Compiles small programs for a TPU and prints, as JSON, what libtpu says of their memory."""
 
 import json
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 
 import meshdsl as md
+from meshdsl.machine import find_target
+from meshdsl.predict.compiler.topology import compile_only, target_devices
 from tests.predict.steps import RULES, shapes, step
 
 
@@ -19,8 +17,9 @@ def memory(function, *args):
 
 
 def main():
+    compile_only()
     jax.config.update("jax_disable_most_optimizations", False)
-    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
+    devices = target_devices(find_target("v5p:2x2x1"))
     made, args = step(md.make_mesh(RULES.mesh, devices))
     found = {"step": memory(made, *args)}
     alone = jax.sharding.SingleDeviceSharding(devices[0])

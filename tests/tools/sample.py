@@ -56,35 +56,24 @@ HEAD = """
 """
 LAYER = """
     cast; S; norm.py:23
-    square; S; norm.py:24
     mean; S; norm.py:24
     rsqrt; batch:data length:model; norm.py:25
     multiply; S; norm.py:25; all_gather data 16384
     einsum; batch:data length d_model kv_heads:model group head_dim; linear.py:30; \
         all_gather model 268435456, all_gather data 8388608
     einsum; batch:data length d_model kv_heads:model head_dim; linear.py:30; all_gather data 2097152
-    einsum; batch:data length d_model kv_heads:model head_dim; linear.py:30; all_gather data 2097152
     split; H; rotary.py:23
-    multiply; H; rotary.py:24
-    subtract; H; rotary.py:24
     concat; H; rotary.py:24
     rename; batch:data memory kv_heads:model head_dim; attention.py:53
     einsum; batch:data length kv_heads:model group head_dim memory; attention.py:73
-    where; SCORES; attention.py:75
     softmax; SCORES; attention.py:75
     einsum; batch:data length kv_heads:model group memory head_dim; attention.py:76
     einsum; batch:data length kv_heads:model group head_dim d_model; linear.py:30; \
         all_gather data 8388608
     settle; S; transformer.py:145; psum_scatter model 268435456
-    add; S; transformer.py:145
-    cast; S; norm.py:23
-    square; S; norm.py:24
-    multiply; S; norm.py:25; all_gather data 16384
     einsum; batch:data length d_model d_ff:model; linear.py:30; \
         all_gather model 268435456, all_gather data 29360128
     silu; batch:data length d_ff:model; mlp.py:47
-    einsum; batch:data length d_model d_ff:model; linear.py:30; all_gather data 29360128
-    multiply; batch:data length d_ff:model; mlp.py:47
     einsum; batch:data length d_ff:model d_model; linear.py:30; all_gather data 29360128
     settle; S; transformer.py:146; psum_scatter model 268435456
     add; S; transformer.py:146
@@ -123,33 +112,24 @@ def sample() -> Explanation:
     moves = [move for op in ops for move in op.moves]
     busy = sum(sum(op.flops.values()) for op in ops) / RATE
     talk = sum(move.count * move.seconds for move in moves)
-    axes = tuple(
-        AxisView(
-            name,
-            size,
-            sum(m.count for m in moves if name in m.axes),
-            sum(m.count * m.bytes for m in moves if name in m.axes),
-            f"ring of {size} along {where} of the torus, 2 links, 180 GB/s both ways",
-            sum(m.count * m.seconds for m in moves if name in m.axes),
-        )
-        for (name, size), where in zip(MESH.items(), ("x and y", "z"), strict=True)
-    )
-    time = TimeView(
-        busy, talk, step, busy + talk, max(step - busy, 0.0), 4.1e14, 4.6e14, 459e12, tuple(spans)
-    )
+    axes = []
+    for (name, size), where in zip(MESH.items(), ("x and y", "z"), strict=True):
+        over = [m for m in moves if name in m.axes]
+        lies = f"ring of {size} along {where} of the torus, 2 links, 180 GB/s both ways"
+        count, total = sum(m.count for m in over), sum(m.count * m.bytes for m in over)
+        seconds = sum(m.count * m.seconds for m in over)
+        axes.append(AxisView(name, size, count, total, lies, seconds))
+    waits, flops = max(step - busy, 0.0), (4.1e14, 4.6e14, 459e12)
     return Explanation(
-        "llama3-8b, batch 64, length 8,192",
-        "layout fsdp-sequence.toml",
-        "v5p:4x4x4",
-        axes,
-        tuple(ops),
-        _memory(),
-        time,
-        SIZES["batch"] * SIZES["length"],
-        (
-            "Times assume 60% of the peak for matrix products.",
-            "Compiler cycles agree with the compiler, not with hardware.",
-        ),
+        title="llama3-8b, batch 64, length 8,192",
+        layout="layout fsdp-sequence.toml",
+        target="v5p:4x4x4",
+        axes=tuple(axes),
+        ops=tuple(ops),
+        memory=_memory(),
+        time=TimeView(busy, talk, step, busy + talk, waits, *flops, tuple(spans)),
+        units=SIZES["batch"] * SIZES["length"],
+        notes=("Times assume 60% of the peak.", "Compiler cycles agree with the compiler."),
         repeated=_repeated(),
     )
 
@@ -170,30 +150,18 @@ def _repeated() -> tuple[RepeatedView, ...]:
 
 def without_target() -> Explanation:
     whole = sample()
-    ops = tuple(
-        replace(op, moves=tuple(replace(move, seconds=None) for move in op.moves))
-        for op in whole.ops
-    )
+    moves = [tuple(replace(move, seconds=None) for move in op.moves) for op in whole.ops]
+    ops = tuple(replace(op, moves=its) for op, its in zip(whole.ops, moves, strict=True))
     axes = tuple(replace(axis, lies="", seconds=None) for axis in whole.axes)
-    return replace(
-        whole,
-        target="",
-        time=None,
-        memory=replace(whole.memory, capacity=None),
-        ops=ops,
-        axes=axes,
-        notes=(),
-    )
+    memory = replace(whole.memory, capacity=None)
+    return replace(whole, target="", time=None, memory=memory, ops=ops, axes=axes, notes=())
 
 
 def too_large() -> Explanation:
     whole = sample()
-    return replace(
-        whole,
-        target="v5e:8x8",
-        memory=replace(whole.memory, capacity=16_000_000_000),
-        remedies=("split `length` over `model`: softmax is 4.00 GiB",),
-    )
+    memory = replace(whole.memory, capacity=16_000_000_000)
+    remedies = ("split `length` over `model`: softmax is 4.00 GiB",)
+    return replace(whole, target="v5e:8x8", memory=memory, remedies=remedies)
 
 
 def piped() -> Explanation:
@@ -228,12 +196,16 @@ def _dims(text: str) -> tuple[DimView, ...]:
     found = []
     for word in text.split():
         name, *axes = word.split(":")
-        found.append(
-            DimView(
-                name, SIZES[name], SIZES[name] // prod(MESH[axis] for axis in axes), tuple(axes)
-            )
-        )
+        local = SIZES[name] // prod(MESH[axis] for axis in axes)
+        found.append(DimView(name, SIZES[name], local, tuple(axes)))
     return tuple(found)
+
+
+def _array(name: str, kind: str, nest: str, dtype: str, source: str = "") -> TensorView:
+    dims = _dims(nest)
+    shape = tuple(dim.local for dim in dims)
+    size = prod(shape) * (2 if dtype == "bfloat16" else 4)
+    return TensorView(name, kind, dims, shape, dtype, size, source)
 
 
 def _ops() -> list[OpView]:
@@ -243,46 +215,21 @@ def _ops() -> list[OpView]:
             name, nest, source, moved = (*map(str.strip, row.split(";")), "", "")[:4]
             tag = f"md.loss_and_gradients.{len(found)}"
             found.append(_op(tag, name, NESTS.get(nest, nest), source, moved, loops))
-    scale = TensorView(
-        "gradient", "gradient", _dims("layers d_model:data"), (32, 256), "float32", 32768
-    )
-    sums = MoveView(
-        "psum",
-        ("model",),
-        "gradient",
-        1,
-        scale.bytes,
-        "float32",
-        RULE["length"],
-        _seconds(scale.bytes),
-    )
-    found.append(
-        OpView(
-            "md.loss_and_gradients.87",
-            "gradient",
-            scale.dims,
-            1,
-            (),
-            "loss.py:13",
-            {"gradient": 8192.0},
-            (sums,),
-        )
-    )
-    update = _dims("layers d_model:data d_ff:model")
-    found.append(
-        OpView("md.adamw.0", "adamw", update, 1, (), "optimizer.py:40", {"optimizer": 2.2e9}, ())
-    )
+    scale = _array("gradient", "gradient", "layers d_model:data", "float32")
+    moved = ("gradient", 1, scale.bytes, "float32", RULE["length"], _seconds(scale.bytes))
+    sums, flops = MoveView("psum", ("model",), *moved), {"gradient": 8192.0}
+    tag = "md.loss_and_gradients.87"
+    found.append(OpView(tag, "gradient", scale.dims, 1, (), "loss.py:13", flops, (sums,)))
+    update, flops = _dims("layers d_model:data d_ff:model"), {"optimizer": 2.2e9}
+    found.append(OpView("md.adamw.0", "adamw", update, 1, (), "optimizer.py:40", flops, ()))
     return found
 
 
 def _op(tag: str, name: str, nest: str, source: str, moved: str, loops) -> OpView:
     dims, count = _dims(nest), prod(n for _, n in loops)
     flops = (2.0 if name == "einsum" else 1.0) * prod(dim.local for dim in dims) * count
-    each = (
-        {"forward": flops, "recompute": flops, "backward": 2 * flops}
-        if loops
-        else {"forward": flops, "backward": 2 * flops}
-    )
+    again = {"recompute": flops} if loops else {}
+    each = {"forward": flops} | again | {"backward": 2 * flops}
     moves = []
     for words in filter(None, moved.split(", ")):
         operation, axes, size = words.split()
@@ -290,32 +237,12 @@ def _op(tag: str, name: str, nest: str, source: str, moved: str, loops) -> OpVie
         phases += [("recompute", operation)] if loops else []
         for phase, what in phases:
             if what:
-                over = tuple(axes.split("+"))
-                moves.append(
-                    MoveView(
-                        what,
-                        over,
-                        phase,
-                        count,
-                        int(size),
-                        "bfloat16",
-                        RULE[over[-1]],
-                        _seconds(int(size)),
-                    )
-                )
-    idle = ("model",) if name == "take" else ()
-    return OpView(
-        tag,
-        name,
-        dims,
-        count,
-        loops,
-        source,
-        {} if name in ("rename", "settle") else each,
-        tuple(moves),
-        idle,
-        "d_model -> model" if idle else "",
-    )
+                over, n = tuple(axes.split("+")), int(size)
+                rest = (n, "bfloat16", RULE[over[-1]], _seconds(n))
+                moves.append(MoveView(what, over, phase, count, *rest))
+    idle, advice = (("model",), "d_model -> model") if name == "take" else ((), "")
+    flops = {} if name in ("rename", "settle") else each
+    return OpView(tag, name, dims, count, loops, source, flops, tuple(moves), idle, advice)
 
 
 def _seconds(size: int) -> float:
@@ -337,19 +264,14 @@ def _spans(ops: list[OpView]) -> list[Span]:
                 for move in (m for m in op.moves if m.phase == phase):
                     stream = ", ".join(move.axes)
                     begin = max(free.get(stream, 0.0), issue)
-                    free[stream] = begin + move.seconds
-                    spans.append(
-                        Span(stream, move.operation, begin, free[stream], phase, op.tag, turns)
-                    )
-                    ready = max(ready, free[stream])
-                flops = op.flops.get(phase, 0.0) / max(op.count, 1)
-                if flops:
-                    issue = ready
-                    free["compute"] = ready + flops / RATE
-                    spans.append(
-                        Span("compute", op.name, ready, free["compute"], phase, op.tag, turns)
-                    )
-                    ready = free["compute"]
+                    free[stream] = end = begin + move.seconds
+                    spans.append(Span(stream, move.operation, begin, end, phase, op.tag, turns))
+                    ready = max(ready, end)
+                if flops := op.flops.get(phase, 0.0) / max(op.count, 1):
+                    issue, free["compute"] = ready, ready + flops / RATE
+                    end = free["compute"]
+                    spans.append(Span("compute", op.name, issue, end, phase, op.tag, turns))
+                    ready = end
         if turns > 1:
             end = start + turns * (max(free.values()) - start)
             spans.append(Span("loops", "scan", start, end, phases[-1]))
@@ -358,31 +280,25 @@ def _spans(ops: list[OpView]) -> list[Span]:
 
 
 def _passes(ops: list[OpView]):
-    head, layer, tail = ops[:3], [op for op in ops if op.loops], ops[33:39]
+    head, layer, (*tail, _, _) = ops[:3], [op for op in ops if op.loops], ops[22:]
     yield ("forward",), head
     yield ("forward",), layer
     yield ("forward",), tail
     yield ("backward",), tail[::-1]
     yield ("recompute", "backward"), layer[::-1]
     yield ("backward",), head[::-1]
-    yield ("gradient", "optimizer"), ops[39:]
+    yield ("gradient", "optimizer"), ops[-2:]
 
 
 def _memory() -> MemoryView:
-    at_rest = []
-    for kind, prefix in (
-        ("parameter", ""),
-        ("optimizer", "mu."),
-        ("optimizer", "nu."),
-        ("gradient", ""),
-    ):
-        for name, nest in PARAMETERS:
-            dims = _dims(nest)
-            shape = tuple(dim.local for dim in dims)
-            at_rest.append(TensorView(prefix + name, kind, dims, shape, "float32", 4 * prod(shape)))
-    for name in ("tokens", "targets"):
-        dims = _dims("batch:data length:model")
-        at_rest.append(TensorView(name, "batch", dims, (4, 2048), "int32", 32768))
+    kinds = (("parameter", ""), ("optimizer", "mu."), ("optimizer", "nu."), ("gradient", ""))
+    at_rest = [
+        _array(prefix + name, kind, nest, "float32")
+        for kind, prefix in kinds
+        for name, nest in PARAMETERS
+    ]
+    batch = "batch:data length:model"
+    at_rest += [_array(name, "batch", batch, "int32") for name in ("tokens", "targets")]
     arguments = sum(t.bytes for t in at_rest if t.kind != "gradient")
     large = (
         ("softmax", NESTS["SCORES"], "bfloat16", "attention.py:75"),
@@ -391,27 +307,7 @@ def _memory() -> MemoryView:
         ("up", "batch:data length d_ff:model", "bfloat16", "mlp.py:47"),
         ("gathered", "batch:data length d_model", "bfloat16", "linear.py:30"),
     )
-    largest = []
-    for name, nest, dtype, source in large:
-        dims = _dims(nest)
-        shape = tuple(dim.local for dim in dims)
-        largest.append(
-            TensorView(
-                name,
-                "activation",
-                dims,
-                shape,
-                dtype,
-                prod(shape) * (2 if dtype == "bfloat16" else 4),
-                source,
-            )
-        )
+    largest = [_array(name, "activation", *rest) for name, *rest in large]
     largest.sort(key=lambda t: -t.bytes)
-    return MemoryView(
-        tuple(at_rest),
-        arguments,
-        20_413_290_688,
-        tuple(largest),
-        "attention.py:75, backward",
-        102_005_473_280,
-    )
+    at_peak, capacity = "attention.py:75, backward", 102_005_473_280
+    return MemoryView(tuple(at_rest), arguments, 20_413_290_688, tuple(largest), at_peak, capacity)

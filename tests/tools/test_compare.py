@@ -8,32 +8,10 @@ from meshdsl.predict.compiler.report import ChipMemory
 from meshdsl.tools.compare import Row, best_first, table
 from tests.tools.test_compiled_text import REPORT
 
-FAST = Row(
-    "fsdp",
-    "data=64",
-    fits=True,
-    peak=2**30,
-    capacity=2**34,
-    step=0.5,
-    mfu=0.5,
-    exposed=0.1,
-    moved=(("data", 10**9),),
-)
-SLOW = Row(
-    "tensor",
-    "model=64",
-    fits=True,
-    peak=2**31,
-    capacity=2**34,
-    step=1.5,
-    mfu=0.2,
-    exposed=0.6,
-    moved=(("model", 10**10),),
-)
-LARGE = Row("data", "data=64", peak=2**35, capacity=2**34, step=0.4, mfu=0.6, exposed=0.0, moved=())
-LARGER = Row(
-    "zero1", "data=64", peak=2**36, capacity=2**34, step=0.3, mfu=0.6, exposed=0.0, moved=()
-)
+FAST = Row("fsdp", "data=64", True, 2**30, 2**34, 0.5, 0.5, 0.1, (("data", 10**9),))
+SLOW = Row("tensor", "model=64", True, 2**31, 2**34, 1.5, 0.2, 0.6, (("model", 10**10),))
+LARGE = Row("data", "data=64", False, 2**35, 2**34, 0.4, 0.6, 0.0)
+LARGER = Row("zero1", "data=64", False, 2**36, 2**34, 0.3, 0.6, 0.0)
 BROKEN = Row("mine", "", error="rule 2: no dim `heds`")
 
 
@@ -43,23 +21,11 @@ def test_what_fits_comes_first_and_the_fastest_of_it():
 
 def test_the_table_says_by_how_much_something_does_not_fit_and_what_is_wrong_with_the_rest():
     lines = table([FAST, LARGE, BROKEN]).splitlines()
-    assert lines[0].split() == [
-        "layout",
-        "mesh",
-        "fits",
-        "peak",
-        "step",
-        "MFU",
-        "exposed",
-        "collectives",
-        "by",
-        "axis",
-        "by",
+    said = [" ".join(line.split()) for line in lines]
+    assert said[:2] == [
+        "layout mesh fits peak step MFU exposed collectives by axis by",
+        "fsdp data=64 yes 1.00 GiB 500 ms 50.0% 10% data 953.7 MiB estimate",
     ]
-    assert (
-        lines[1].split()
-        == "fsdp data=64 yes 1.00 GiB 500 ms 50.0% 10% data 953.7 MiB estimate".split()
-    )
     assert "no, by 16.00 GiB" in lines[2]
     assert lines[3].endswith("rule 2: no dim `heds`")
 

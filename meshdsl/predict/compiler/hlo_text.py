@@ -9,7 +9,7 @@ what an instruction means is read by the modules above. What is not understood i
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from meshdsl.predict.compiler.unread import STRANGE, Unread
@@ -98,6 +98,7 @@ def _array(element: str, dims: str, layout: str) -> Array:
     return found
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Instruction:
     """One line of a computation.
 
@@ -105,30 +106,24 @@ class Instruction:
       name: its name without `%`, which no other instruction of the program has.
       opcode: `fusion`, `all-gather-start`, `while`, ...
       type: the text of its result's type.
-      operands: the names of the instructions whose results it takes.
       arguments: the text in the parentheses: the operands, or the value of a constant.
       attributes: the text after the parentheses.
       root: whether it is the result of its computation.
       computation: the name of the computation that it stands in.
+      operands: the names of the instructions whose results it takes.
     """
 
-    __slots__ = (
-        "arguments",
-        "attributes",
-        "computation",
-        "name",
-        "opcode",
-        "operands",
-        "root",
-        "type",
-    )
+    name: str
+    opcode: str
+    type: str
+    arguments: str
+    attributes: str
+    root: bool
+    computation: str
+    operands: tuple[str, ...] = field(init=False)
 
-    def __init__(
-        self, name: str, opcode: str, type: str, arguments: str, attributes: str, root: bool = False
-    ):
-        self.name, self.opcode, self.type, self.computation = name, opcode, type, ""
-        self.operands = tuple(_OPERAND.findall(arguments))
-        self.arguments, self.attributes, self.root = arguments, attributes, root
+    def __post_init__(self):
+        self.operands = tuple(_OPERAND.findall(self.arguments))
 
     def attribute(self, key: str) -> str | None:
         """The name that `key=%name` in its attributes gives; None without such a key."""
@@ -195,8 +190,7 @@ class Module:
                     self.entry = current if header[1] else self.entry
                 elif line.endswith("{"):
                     self.unread.add("computation", line, f"line {number}")
-            elif (instruction := _parse(line)) is not None and current:
-                instruction.computation = current
+            elif current and (instruction := _parse(line, current)) is not None:
                 self.computations[current].append(instruction)
                 self._named[current][instruction.name] = instruction
                 self.instructions[instruction.name] = instruction
@@ -347,8 +341,8 @@ def _bounded(turns: int) -> int:
     return turns
 
 
-def _parse(line: str) -> Instruction | None:
-    """The instruction in a line; None where the line has another form."""
+def _parse(line: str, computation: str) -> Instruction | None:
+    """The instruction in a line of a computation; None where the line has another form."""
     start = _INSTRUCTION.match(line)
     if start is None:
         return None
@@ -356,14 +350,9 @@ def _parse(line: str) -> Instruction | None:
     closing = line.find(")", opening) + 1
     if not closing or line.find("(", opening + 1, closing) >= 0:
         closing = _closing(line, opening)  # types of operands stand there, with parentheses
-    return Instruction(
-        start[2],
-        start[4],
-        start[3],
-        line[opening + 1 : closing - 1],
-        line[closing:],
-        start[1] is not None,
-    )
+    arguments, attributes = line[opening + 1 : closing - 1], line[closing:]
+    root = start[1] is not None
+    return Instruction(start[2], start[4], start[3], arguments, attributes, root, computation)
 
 
 def _closing(text: str, start: int) -> int:

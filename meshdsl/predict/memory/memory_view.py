@@ -72,15 +72,8 @@ def _short(path: str) -> str:
 
 
 def _argument(a: Argument, program: Program) -> TensorView:
-    sizes = program.axis_sizes
-    dims: tuple[DimView, ...] = ()
-    if a.dims:
-        dims = tuple(
-            DimView(d.name, d.size, n, tuple(axes))
-            for d, axes, n in zip(a.dims, a.axes, a.shape, strict=True)
-        )
-    # Nothing is padded at rest.
-    assert all(d.local * math.prod(sizes[x] for x in d.axes) == d.size for d in dims)
+    dims = dim_views(a.dims, a.axes, program.axis_sizes)
+    assert not dims or tuple(d.local for d in dims) == a.shape  # nothing is padded at rest
     return TensorView(_short(a.name), kind_of(a), dims, a.shape, a.dtype, a.bytes)
 
 

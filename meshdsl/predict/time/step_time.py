@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from meshdsl.machine import Chip, Network, Target
 from meshdsl.machine.timeline import Action, lanes_of, timeline
@@ -64,8 +65,8 @@ class _Actions:
         self.chip, self.network = chip, network
         self._blocks: dict[int, tuple[Sequence[Kernel], bool]] = {}
         self._made: dict[int, list[Action]] = {}
-        self._seconds: dict[int, float] = {}
-        self._timings: dict[int, CollectiveTiming] = {}
+        self._seconds_of = cache(self._seconds)
+        self._timing = cache(partial(_timing, network=network))
 
     def block(self, kernels: Sequence[Kernel], *, to_end: bool) -> int:
         """The name of a block.
@@ -121,30 +122,24 @@ class _Actions:
             alone=True,
         )
 
-    def _seconds_of(self, kernel: Kernel) -> float:
+    def _seconds(self, kernel: Kernel) -> float:
         """Seconds of a kernel, of a loop and of branches with one kernel after the other."""
         if kernel.collective is not None:
             return self._timing(kernel).seconds
-        if id(kernel) not in self._seconds:
-            self._seconds[id(kernel)] = self._compute_seconds(kernel)
-        return self._seconds[id(kernel)]
-
-    def _compute_seconds(self, kernel: Kernel) -> float:
         if kernel.loop is not None:
             return kernel.loop.length * math.fsum(map(self._seconds_of, kernel.loop.kernels))
         if kernel.branches:
             return max(math.fsum(map(self._seconds_of, branch)) for branch in kernel.branches)
         return kernel_seconds(kernel, self.chip)
 
-    def _timing(self, kernel: Kernel) -> CollectiveTiming:
-        assert kernel.collective is not None
-        if id(kernel) not in self._timings:
-            self._timings[id(kernel)] = collective_timing(kernel.collective, self.network)
-        return self._timings[id(kernel)]
-
     def _is_asynchronous(self, kernel: Kernel) -> bool:
         """Whether the kernel is a collective that runs while the device computes."""
         return kernel.collective is not None and self._timing(kernel).asynchronous
+
+
+def _timing(kernel: Kernel, network: Network) -> CollectiveTiming:
+    assert kernel.collective is not None
+    return collective_timing(kernel.collective, network)
 
 
 def _key(buffer: Buffer) -> str:

@@ -69,15 +69,9 @@ def done(name, start, kind="all-reduce"):
 
 def run(body, computations="", chip=CHIP, links=None):
     entry = "ENTRY %main (p: f32[25]) -> f32[25] {\n  %p = f32[25]{0} parameter(0)\n"
-    return replay(
-        (
-            f"HloModule test, is_scheduled=true\n{ADD}{computations}\n"
-            f"{entry}{body}  ROOT %result = f32[25]{{0}} bitcast(%p)\n}}\n"
-        ),
-        chip,
-        links or Links(),
-        MESH,
-    )
+    text = f"HloModule test, is_scheduled=true\n{ADD}{computations}\n{entry}{body}"
+    text += "  ROOT %result = f32[25]{0} bitcast(%p)\n}\n"
+    return replay(text, chip, links or Links(), MESH)
 
 
 def times(found):
@@ -98,13 +92,9 @@ def test_a_synchronous_collective_stops_computing():
     found = run(cycles("a", "p", 30) + psum("s", "a") + cycles("b", "s", 20))
     assert us(150, 50, 100) == times(found)
     (ran,) = found.collectives
-    assert (
-        ran.name,
-        ran.asynchronous,
-        ran.collective.operation,
-        ran.collective.axes,
-        ran.collective.bytes,
-    ) == ("s", False, "psum", ("data",), 100)
+    moved = ran.collective
+    assert (ran.name, ran.asynchronous) == ("s", False)
+    assert (moved.operation, moved.axes, moved.bytes) == ("psum", ("data",), 100)
     assert found.communication == {("data",): pytest.approx(100 * US)}
 
 
@@ -117,25 +107,16 @@ def test_a_combined_collective_is_one_with_a_part_for_each_operand():
 
 @pytest.mark.parametrize("meanwhile, step, exposed", [(150, 170, 0), (60, 120, 40)])
 def test_an_asynchronous_collective_is_waited_for_where_it_is_used(meanwhile, step, exposed):
-    found = run(
-        psum("s", "p", kind="all-reduce-start")
-        + cycles("a", "p", meanwhile)
-        + done("d", "s")
-        + cycles("b", "d", 20)
-    )
+    body = psum("s", "p", kind="all-reduce-start") + cycles("a", "p", meanwhile) + done("d", "s")
+    found = run(body + cycles("b", "d", 20))
     assert us(step, meanwhile + 20, exposed) == times(found)
-    assert found.collectives[0].asynchronous and found.collectives[0].exposed == pytest.approx(
-        exposed * US
-    )
+    (ran,) = found.collectives
+    assert ran.asynchronous and ran.exposed == pytest.approx(exposed * US)
 
 
 def test_links_of_one_axis_work_one_after_another_and_those_of_two_axes_at_the_same_time():
-    one = (
-        psum("s", "p", kind="all-reduce-start")
-        + psum("t", "p", kind="all-reduce-start")
-        + done("d", "s")
-        + done("e", "t")
-    )
+    one = "".join(psum(name, "p", kind="all-reduce-start") for name in "st")
+    one += done("d", "s") + done("e", "t")
     two = one.replace(ALONG_DATA, ALONG_MODEL, 1)
     assert us(200, 0, 200) == times(run(one))
     assert us(100, 0, 100) == times(run(two))
@@ -150,18 +131,11 @@ def test_shifts_in_both_directions_of_a_ring_work_at_the_same_time():
     texts = ["{" + ",".join(f"{{{a},{b}}}" for a, b in some) + "}" for some in pairs]
 
     def shift(name, text):
-        kind = (
-            f"  %{name} = (f32[25]{{0}}, f32[25]{{0}}, u32[], u32[]) "
-            f"collective-permute-start(%p), source_target_pairs={text}\n"
-        )
-        return kind
+        types = "(f32[25]{0}, f32[25]{0}, u32[], u32[])"
+        return f"  %{name} = {types} collective-permute-start(%p), source_target_pairs={text}\n"
 
-    both = (
-        shift("s", texts[0])
-        + shift("t", texts[1])
-        + done("d", "s", "collective-permute")
-        + done("e", "t", "collective-permute")
-    )
+    both = shift("s", texts[0]) + shift("t", texts[1])
+    both += "".join(done(*names, "collective-permute") for names in ("ds", "et"))
     same = both.replace(texts[1], texts[2])
     assert run(both).step == pytest.approx(100 * US)
     assert run(same).step == pytest.approx(200 * US)
@@ -175,14 +149,7 @@ def test_a_synchronous_collective_shares_the_links_with_what_is_under_way():
 
 @pytest.mark.parametrize("start, link", [("async", "calls"), ("call", "to_apply")])
 def test_a_collective_on_another_core_is_asynchronous(start, link):
-    called = (
-        (
-            "\n%called (a: f32[25]) -> f32[25] {\n  %a = f32[25]{0} parameter(0)\n"
-            "  ROOT %rs = f32[25]{0} all-reduce(%a), "
-        )
-        + ALONG_DATA
-        + ", to_apply=%add\n}\n"
-    )
+    called = GATHERED.replace("%gathered", "%called")
     body = (
         f"  %s = ((f32[25], token[]), f32[25]) {start}-start(%p), "
         f'async_execution_thread="sparsecore", {link}=%called\n'
@@ -207,11 +174,8 @@ def chain(name, target):
 
 
 def test_a_collective_spread_over_fusions_runs_from_the_first_to_the_last():
-    parts = (
-        chain("begin", "AsyncCollectiveStart")
-        + chain("middle", "")
-        + chain("finish", "AsyncCollectiveDone")
-    )
+    targets = {"begin": "AsyncCollectiveStart", "middle": "", "finish": "AsyncCollectiveDone"}
+    parts = "".join(chain(*one) for one in targets.items())
     fusions = [
         cycles(f"f{i}", "p", count).replace("calls=%work", f"calls=%{name}")
         for i, (name, count) in enumerate([("begin", 5), ("middle", 60), ("finish", 10)])

@@ -150,7 +150,7 @@ def garbled(text, draw):
     return "\n".join(lines)
 
 
-MANY = 5000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 400
+MANY = 5000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 150
 
 
 def test_no_garbled_text_ends_in_an_exception():
