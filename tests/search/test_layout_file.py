@@ -89,7 +89,7 @@ def test_each_rule_says_what_it_splits_and_which_collectives_it_causes():
     assert same(md.Layout.from_dict(tomllib.loads(text)), FSDP_SEQUENCE)
     assert max(map(len, text.splitlines())) <= 100
     said = text.replace("\n  #   ", " ")
-    assert "  # Splits `batch` (64) over `data`=16.\n  # It causes, in a step: 579 all_gat" in said
+    assert "  # Splits `batch` (64) over `data`=16.\n  # It causes, in a step: 387 all_gat" in said
     assert "# Splits `kv_heads` (8), `d_ff` (14336) and `vocab` (128256) over `model`=4.\n" in said
     assert "# Splits `length` (8192) over `model`=4, in zigzag order.\n" in said
     assert '  # By itself it splits no op.\n  # It causes no collective.\n  "channels? -> m' in said
