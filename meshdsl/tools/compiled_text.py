@@ -14,7 +14,7 @@ from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.unread import unread_sentence
 from meshdsl.predict.explanation import TensorView
 from meshdsl.program.collective import Collective, summary
-from meshdsl.tools.explanation_text import fused_row
+from meshdsl.tools.explanation_text import fused_row, mfu_row, step_words
 from meshdsl.tools.pipeline_text import pipeline_line, pipeline_section
 
 
@@ -46,12 +46,7 @@ def _head(r: CompiledReport) -> list[str]:
     ]
     lines += [f"  {remedy}" for remedy in r.remedies]
     if r.time:
-        full = f" (causal attention counted in full: {r.time.mfu_full:.1%})"
-        rate = f", {r.units / (r.time.step or 1.0):,.0f} {r.unit}s/s"
-        lines.append(
-            f"replayed step {time_words(r.time.step)}, MFU {r.time.mfu:.1%}"
-            f"{full if r.time.halved else ''}{rate if r.units else ''}"
-        )
+        lines.append(f"replayed {step_words(r.time, r.units, r.unit)}")
     lines += [pipeline_line(one, r.time and r.time.step) for one in r.pipelines]
     return [*lines, r.choice] if r.choice else lines
 
@@ -137,14 +132,17 @@ def _rows(rows: Iterable[CompiledCollective]) -> list[str]:
     return columns(cells, right=range(2, 7 if timed else 4))
 
 
-def _cells(row: CompiledCollective, timed: bool) -> tuple[str, ...]:
-    seconds, exposed = time_words(row.seconds or 0.0), time_words(row.exposed or 0.0)
+def _cells(row: CompiledCollective | AbsentCollective, timed: bool = False) -> tuple[str, ...]:
+    times: tuple[str, ...] = ()
+    if timed and isinstance(row, CompiledCollective):
+        seconds, exposed = time_words(row.seconds or 0.0), time_words(row.exposed or 0.0)
+        times = (f"{row.asynchronous or 0:,}", seconds, exposed)
     return (
         row.phase,
         f"{row.operation}({', '.join(row.axes)})",
         f"{row.count:,} x",
         byte_words(row.bytes),
-        *((f"{row.asynchronous or 0:,}", seconds, exposed) if timed else ()),
+        *times,
         row.op,
         row.source,
         row.how,
@@ -154,23 +152,10 @@ def _cells(row: CompiledCollective, timed: bool) -> tuple[str, ...]:
 def _absent(r: CompiledReport) -> list[str]:
     if not r.absent:
         return []
-    cells = [_absent_cells(row) for row in r.absent]
     return [
         f"recorded and not in the compiled program: {sum(row.count for row in r.absent):,}",
-        *columns(cells, right=(2, 3)),
+        *columns([_cells(row) for row in r.absent], right=(2, 3)),
     ]
-
-
-def _absent_cells(row: AbsentCollective) -> tuple[str, ...]:
-    return (
-        row.phase,
-        f"{row.operation}({', '.join(row.axes)})",
-        f"{row.count:,} x",
-        byte_words(row.bytes),
-        row.op,
-        row.source,
-        row.how,
-    )
 
 
 def _memory(r: CompiledReport) -> list[str]:
@@ -213,13 +198,12 @@ def _time(r: CompiledReport) -> list[str]:
     if t is None:
         return []
     exposed = f"{time_words(t.exposed)} ({t.exposed_share:.1%}) waits for collectives"
-    half = f" with causal attention counted half, {t.mfu_full:.1%} in full"
     rows = [
         ("compute", time_words(t.compute)),
         *fused_row(t),
         ("collectives, one after the other", time_words(t.communication)),
         ("step", f"{time_words(t.step)}, of which {exposed}"),
-        ("MFU", f"{t.mfu:.1%}{half if t.halved else ''}"),
+        *mfu_row(t),
     ]
     how = "its own cycles and the links' stated bandwidth, not measured on hardware"
     return [f"time of one step, by replaying the compiler's schedule ({how})", *columns(rows)]

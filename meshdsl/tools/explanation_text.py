@@ -44,11 +44,8 @@ def _head(e: Explanation) -> list[str]:
         used = f"{byte_words(peak)} of {byte_words(capacity)}"
         lines.append(f"{verdict}: estimated peak {used} per device")
     lines += [f"  {remedy}" for remedy in e.remedies]
-    if t := e.time:
-        full = f" (causal attention counted in full: {t.mfu_full:.1%})" if t.halved else ""
-        mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
-        rate = f", {e.units_per_second:,.0f} {e.unit}s/s" if e.units else ""
-        lines.append(f"estimated step {time_words(t.step)}{mfu}{rate}")
+    if e.time:
+        lines.append(f"estimated {step_words(e.time, e.units, e.unit)}")
     lines += [pipeline_line(one, e.time and e.time.step) for one in e.pipelines]
     return [*lines, e.choice] if e.choice else lines
 
@@ -199,6 +196,20 @@ def _array_cells(t: TensorView) -> tuple[str, ...]:
     return (t.notation, "x".join(map(str, t.shape)), t.dtype, byte_words(t.bytes), t.source)
 
 
+def step_words(t: TimeView, units: int, unit: str) -> str:
+    """The time of a step in a line: `step 1.2 s, MFU 50.0%, 1,024 tokens/s`."""
+    full = f" (causal attention counted in full: {t.mfu_full:.1%})" if t.halved else ""
+    mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
+    rate = f", {units / t.step if t.step else 0.0:,.0f} {unit}s/s" if units else ""
+    return f"step {time_words(t.step)}{mfu}{rate}"
+
+
+def mfu_row(t: TimeView) -> list[tuple[str, str]]:
+    """The row of a table that says the MFU; none where the FLOPs of the model are not known."""
+    half = f" with causal attention counted half, {t.mfu_full:.1%} in full" if t.halved else ""
+    return [("MFU", f"{t.mfu:.1%}{half}")] if t.model_flops else []
+
+
 def fused_row(t: TimeView) -> list[tuple[str, str]]:
     """The row of a table that says how long fused kernels take; none where there is none."""
     if not t.fused:
@@ -221,10 +232,8 @@ def _time(e: Explanation) -> list[str]:
         ("collectives, one after the other", time_words(t.communication)),
         ("step, nothing overlapped", time_words(t.serial)),
         ("step, overlapped", f"{time_words(t.step)}, of which {exposed}"),
+        *mfu_row(t),
     ]
-    if t.model_flops:
-        half = f" with causal attention counted half, {t.mfu_full:.1%} in full"
-        rows.append(("MFU", f"{t.mfu:.1%}{half if t.halved else ''}"))
     timed = [(sum(op.seconds.values()), op) for op in e.ops if op.seconds]
     slowest = sorted(timed, key=lambda pair: -pair[0])[:_SLOWEST]
     spent = [

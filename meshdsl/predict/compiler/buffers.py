@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from meshdsl.predict.compiler.hlo_text import Array, Instruction, Module
+from meshdsl.predict.memory.peak import fullest
 from meshdsl.program.recorder import tag_in
 
 # Instructions whose result is in the memory of their operands.
@@ -126,7 +127,11 @@ class _Walk:
             free = {buffer for n, buffer in enumerate(result) if n in self.aliased}
             made = [[buffer for buffer in one if buffer not in free] for one in made]
         within = [inner.get(i.name, _Moment()) for i in instructions]
-        return _most(made, last, within), result
+        lives = [(buffer, at, last[buffer]) for at, new in enumerate(made) for buffer in new]
+        sizes = [(buffer.bytes, begin, end) for buffer, begin, end in lives]
+        most, at = fullest(sizes, [moment.bytes for moment in within]) if within else (0, 0)
+        live = (buffer for buffer, begin, end in lives if begin <= at <= end)
+        return (_Moment(most, (*live, *within[at].buffers)) if most else _Moment()), result
 
     def _value(
         self,
@@ -185,28 +190,6 @@ class _Walk:
     def _is_update(self, i: Instruction) -> bool:
         origin = self.module.origin(i, ("bitcast", "convert", "copy"))
         return origin.opcode == "dynamic-update-slice"
-
-
-def _most(made: list[list[Buffer]], last: dict[Buffer, int], within: list[_Moment]) -> _Moment:
-    """The moment of most memory in a computation.
-
-    Args:
-      made: for each instruction the arrays that come to life with it.
-      last: of each array the position of the instruction that uses it last.
-      within: for each instruction what lives beside them while it runs.
-    """
-    best, size = _Moment(), 0
-    live: dict[Buffer, None] = {}
-    for at, (new, inside) in enumerate(zip(made, within, strict=True)):
-        for buffer in new:
-            live[buffer] = None
-            size += buffer.bytes
-        if size + inside.bytes > best.bytes:
-            best = _Moment(size + inside.bytes, (*live, *inside.buffers))
-        for buffer in [buffer for buffer in live if last[buffer] <= at]:
-            del live[buffer]
-            size -= buffer.bytes
-    return best
 
 
 def _counted(value: _Value) -> list[Buffer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import jax
 
@@ -71,6 +72,22 @@ def peak(graph: Graph, chip: Chip | None = None) -> Peak:
     return Peak(arguments + fullest.bytes, tuple(largest), fullest.where)
 
 
+def fullest(lives: Iterable[tuple[int, int, int]], inside: Sequence[int]) -> tuple[int, int]:
+    """The most bytes that are taken at a position of a program, and the first such position.
+
+    Args:
+      lives: of each array its bytes, and the first and the last position at which it lives.
+      inside: for each position the bytes that what runs there takes beside them.
+    """
+    changes = [0] * (len(inside) + 1)
+    for size, begin, end in lives:
+        changes[begin] += size
+        changes[min(end + 1, len(inside))] -= size
+    taken = [a + b for a, b in zip(accumulate(changes), inside, strict=False)]
+    most = max(taken)
+    return most, taken.index(most)
+
+
 @dataclass
 class _Moment:
     """What lives beside the arguments while a kernel runs."""
@@ -111,20 +128,15 @@ class _Lifetimes:
           placed: buffers whose memory is taken before.
         """
         kernels = delayed(kernels)
+        if not kernels:
+            return _Moment(0, [], "")
         spans = self._spans(kernels, kept, carries, {id(b) for b in placed})
-        change = [0] * (len(kernels) + 1)
-        for buffer, begin, end in spans:
-            change[begin] += self.size(buffer)
-            change[end + 1] -= self.size(buffer)
-        most, at, inside, taken = -1, 0, _Moment(0, [], ""), 0
-        for i, kernel in enumerate(kernels):
-            taken += change[i]
-            inner = self._fullest_inside(kernel)
-            if taken + inner.bytes > most:
-                most, at, inside = taken + inner.bytes, i, inner
+        inside = [self._fullest_inside(kernel) for kernel in kernels]
+        sizes = [(self.size(buffer), begin, end) for buffer, begin, end in spans]
+        most, at = fullest(sizes, [inner.bytes for inner in inside])
         live = [buffer for buffer, begin, end in spans if begin <= at <= end]
-        where = inside.where or (kernels[at].scope if kernels else "")
-        return _Moment(max(most, 0), live + inside.live, where)
+        where = inside[at].where or kernels[at].scope
+        return _Moment(most, live + inside[at].live, where)
 
     def _spans(
         self,
