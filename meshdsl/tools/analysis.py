@@ -165,7 +165,7 @@ class Analysis:
         )
         if report.fits is False:
             report = replace(report, remedies=(*report.remedies, *self.remedies))
-        known = vars(report) | {"remat": self.remat, "choice": self.choice}
+        known: dict[str, Any] = vars(report) | {"remat": self.remat, "choice": self.choice}
         return Compiled(**known, executable=executable, explanation=explanation, subject=subject)
 
     def _explain(self, program: Program, target: Target | None) -> Explanation:
