@@ -339,11 +339,7 @@ class TimeView:
 
     def shares(self) -> dict[str, float]:
         """These shares by name."""
-        return {
-            "mfu": self.mfu,
-            "mfu_full": self.mfu_full,
-            "exposed_share": self.exposed_share,
-        }
+        return {n: getattr(self, n) for n in ("mfu", "mfu_full", "exposed_share")}
 
     def _share(self, seconds: float) -> float:
         return seconds / self.step if self.step else 0.0  # a program may do nothing at all
@@ -393,11 +389,6 @@ class Explanation:
         """The number of devices of the mesh."""
         return math.prod(axis.size for axis in self.axes)
 
-    @property
-    def units_per_second(self) -> float:
-        """The rate of all devices together; 0 without a target."""
-        return self.units / self.time.step if self.time and self.time.step else 0.0
-
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with derived figures.
 
@@ -410,6 +401,7 @@ class Explanation:
             "bytes_at_rest": {kind: self.memory.total(kind) for kind in kinds},
         }
         if self.time:
-            derived |= self.time.shares() | {f"{self.unit}s_per_second": self.units_per_second}
+            rate = self.units / self.time.step if self.time.step else 0.0
+            derived |= self.time.shares() | {f"{self.unit}s_per_second": rate}
         found = asdict(self) | {"pipelines": [one.to_dict() for one in self.pipelines]}
         return found | {f"{self.unit}s": found.pop("units")} | derived

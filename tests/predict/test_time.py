@@ -72,7 +72,7 @@ def move(count, reads, writes, axis="data", operation="all_gather"):
 
 def run(kernels, links=None):
     target = SimpleNamespace(chip=CHIP)
-    return step_time(Graph(kernels, [], [], ()), target, links or Links(), 25.0, 50.0)
+    return step_time(Graph(kernels, [], []), target, links or Links(), 25.0, 50.0)
 
 
 def times(view):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from meshdsl.machine.timeline import Ran
 from meshdsl.predict.compiler.rewrites import (
@@ -24,7 +25,7 @@ from meshdsl.predict.compiler.rewrites import (
 )
 from meshdsl.program.collective import Collective
 from meshdsl.program.program import Program
-from meshdsl.program.recorder import source_of, tag_in
+from meshdsl.program.recorder import Op, source_of, tag_in
 
 _SEAM = 0.25  # a permute that repairs a seam moves less than this part of what it belongs to
 
@@ -153,21 +154,15 @@ def _explain(
     rules: Sequence[Rule], table: _Table, found: list[_Unmatched], recorded: list[_Unmatched]
 ) -> None:
     """Match what one of `rules` explains, with records of the nearest kind that there are."""
-    for near in _NEARNESS:
-        for rule in rules:
-            for one in found:
-                for record in recorded:
-                    if not one.left:
-                        break
-                    if not record.left or not near(one, record):
-                        continue
-                    how = rule(one.collective, record.collective)
-                    if how is None:
-                        continue
-                    times = min(one.left, record.left)
-                    table.add(one, times, record, how or _scope_words(one, record))
-                    one.left -= times
-                    record.left -= times
+    for near, rule, one in product(_NEARNESS, rules, found):
+        for record in recorded if one.left else ():
+            times = min(one.left, record.left)
+            if not times or not near(one, record):
+                continue
+            if (how := rule(one.collective, record.collective)) is not None:
+                table.add(one, times, record, how or _scope_words(one, record))
+                one.left -= times
+                record.left -= times
 
 
 def _same_op(one: _Unmatched, record: _Unmatched) -> bool:
@@ -294,8 +289,7 @@ class _Table:
             dtype=c.dtype,
             phase=record.collective.phase if record is not None and one.tag is None else c.phase,
             tag=op.tag if op else "",
-            op=str(op) if op else "",
-            source=source_of(op) if op else "",
+            **_of_op(op),
             how=how,
             surprise=record is None,
         )
@@ -334,7 +328,11 @@ def _absent(
             count=record.left,
             bytes=c.bytes,
             phase=c.phase,
-            op=str(op) if op else "",
-            source=source_of(op) if op else "",
+            **_of_op(op),
             how=how,
         )
+
+
+def _of_op(op: Op | None) -> dict[str, str]:
+    """The op of a row and its lines, in words; empty without one."""
+    return {"op": str(op) if op else "", "source": source_of(op) if op else ""}

@@ -28,7 +28,6 @@ def kernel_graph(program: Program) -> Graph:
         kernels,
         arguments,
         results,
-        program.donated,
         _aliases(arguments, results, program.donated),
         program.axis_sizes,
         {key: round(count) for key, count in flops.items()},

@@ -134,7 +134,6 @@ class Graph:
       kernels: in program order.
       arguments: buffers, in the order of the program's arguments.
       results: buffers, in the order of the program's results; an argument may be among them.
-      donated: for each argument, whether its memory is used for results.
       aliases: {position of a result: position of the donated argument whose memory it takes}.
       axis_sizes: the mesh.
       flops: of all executions in one call, `{(tag of the recorded op or None, phase): FLOPs}`.
@@ -143,7 +142,6 @@ class Graph:
     kernels: list[Kernel]
     arguments: list[Buffer]
     results: list[Buffer]
-    donated: tuple[bool, ...]
     aliases: dict[int, int] = field(default_factory=dict)
     axis_sizes: dict[str, int] = field(default_factory=dict)
     flops: dict[tuple[str | None, str], int] = field(default_factory=dict)
