@@ -155,32 +155,31 @@ LOOP = """
   %t = (s32[], bf16[8,128]{1,0}) parameter(0)
   %i = s32[] get-tuple-element(%t), index=0
   %v = bf16[8,128]{1,0} get-tuple-element(%t), index=1
+  %step = s32[] constant(STEP)
+  %next = s32[] add(%i, %step)
   %cp = bf16[8,128]{1,0} collective-permute(%v), source_target_pairs={{0,2},{2,4}}, metadata={op_name="jit(f)/while"}
-  ROOT %o = (s32[], bf16[8,128]{1,0}) tuple(%i, %cp)
+  ROOT %o = (s32[], bf16[8,128]{1,0}) tuple(%next, %cp)
 }
 
 %condition (t2: (s32[], bf16[8,128])) -> pred[] {
   %t2 = (s32[], bf16[8,128]{1,0}) parameter(0)
   %i2 = s32[] get-tuple-element(%t2), index=0
-  %limit = s32[] constant(5)
+  %limit = s32[] constant(8)
   ROOT %lt = pred[] compare(%i2, %limit), direction=LT
 }"""
+NOTED = ', backend_config={"known_trip_count":{"n":"5"}}'
 
 
 @pytest.mark.parametrize(
-    "first, config, count",
-    [
-        ("constant(0)", "", 5),
-        ("constant(2)", "", 3),
-        ("constant(0)", ', backend_config={"known_trip_count":{"n":"7"}}', 7),
-    ],
+    "first, step, note, count",
+    [(0, 1, "", 8), (2, 1, "", 6), (0, 2, "", 4), (0, 3, "", 3), (0, 1, NOTED, 5)],
 )
-def test_trip_count_is_noted_or_read_off_the_condition(first, config, count):
+def test_trip_count_is_noted_or_read_off_the_condition(first, step, note, count):
+    """A loop that the compiler unrolled turns less often."""
     found = read(
-        f"  %first = s32[] {first}\n  %copied = s32[] copy(%first)\n"
+        f"  %first = s32[] constant({first})\n  %copied = s32[] copy(%first)\n"
         "  %init = (s32[], bf16[8,128]{1,0}) tuple(%copied, %p)\n"
-        f"  ROOT %w = (s32[], bf16[8,128]{{1,0}}) while(%init), condition=%condition, "
-        f"body=%body{config}",
-        LOOP,
+        f"  ROOT %w = (s32[], bf16[8,128]{{1,0}}) while(%init), condition=%condition, body=%body{note}",
+        LOOP.replace("STEP", str(step)),
     )
     assert found == [Collective("ppermute", ("data",), count, 2048, "bfloat16", "jit(f)/while")]

@@ -91,38 +91,3 @@ def test_what_is_no_type_is_an_error(text):
 
 def test_bytes_round_up():
     assert arrays("s4[3]")[0].bytes == 2
-
-
-LOOP = """
-%body (t: (s32[], f32[4])) -> (s32[], f32[4]) {{
-  %t = (s32[], f32[4]{{0}}) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
-  %v = f32[4]{{0}} get-tuple-element(%t), index=1
-  %step = s32[] constant({step})
-  %next = s32[] add(%i, %step)
-  ROOT %o = (s32[], f32[4]{{0}}) tuple(%next, %v)
-}}
-
-%condition (t2: (s32[], f32[4])) -> pred[] {{
-  %t2 = (s32[], f32[4]{{0}}) parameter(0)
-  %i2 = s32[] get-tuple-element(%t2), index=0
-  %limit = s32[] constant(8)
-  ROOT %lt = pred[] compare(%i2, %limit), direction=LT
-}}
-
-ENTRY %main (p: f32[4]) -> (s32[], f32[4]) {{
-  %p = f32[4]{{0}} parameter(0)
-  %zero = s32[] constant(0)
-  %init = (s32[], f32[4]{{0}}) tuple(%zero, %p)
-  ROOT %w = (s32[], f32[4]{{0}}) while(%init), condition=%condition, body=%body{known}
-}}
-"""
-
-
-@pytest.mark.parametrize(
-    "step, known, turns",
-    [(1, "", 8), (2, "", 4), (3, "", 3), (1, ', backend_config={"known_trip_count":{"n":"5"}}', 5)],
-)
-def test_an_unrolled_loop_turns_less_often(step, known, turns):
-    module = Module("HloModule m\n" + LOOP.format(step=step, known=known))
-    assert module.trip_count(module.instructions["w"]) == turns
