@@ -281,6 +281,7 @@ class _Table:
         """Count `times` executions of `one`, which `record` explains; None makes it a surprise."""
         c, ran = one.collective, one.ran
         op = self.program.op_of(record.collective if record is not None else c)
+        op_words, source = _words(op)
         key = CompiledCollective(
             operation=c.operation,
             axes=c.axes,
@@ -289,7 +290,8 @@ class _Table:
             dtype=c.dtype,
             phase=record.collective.phase if record is not None and one.tag is None else c.phase,
             tag=op.tag if op else "",
-            **_of_op(op),
+            op=op_words,
+            source=source,
             how=how,
             surprise=record is None,
         )
@@ -315,7 +317,8 @@ def _absent(
     for record in recorded:
         if not record.left:
             continue
-        c, op = record.collective, program.op_of(record.collective)
+        c = record.collective
+        op, source = _words(program.op_of(c))
         if set(c.axes) & set(between):
             how = "between slices: the hosts exchange it"
         elif any(same(one.collective, c) for one in found):
@@ -328,11 +331,12 @@ def _absent(
             count=record.left,
             bytes=c.bytes,
             phase=c.phase,
-            **_of_op(op),
+            op=op,
+            source=source,
             how=how,
         )
 
 
-def _of_op(op: Op | None) -> dict[str, str]:
+def _words(op: Op | None) -> tuple[str, str]:
     """The op of a row and its lines, in words; empty without one."""
-    return {"op": str(op) if op else "", "source": source_of(op) if op else ""}
+    return (str(op), source_of(op)) if op else ("", "")
