@@ -7,10 +7,11 @@ metrics, because every process makes decisions by them; process 0 writes and sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
@@ -20,7 +21,6 @@ from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.startup import Startup
 from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
-from meshdsl.train.watch.facts import Facts
 from meshdsl.train.watch.learning_rates import LearningRates
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
 from meshdsl.train.watch.profile import Profile, steps_to_trace
@@ -32,6 +32,33 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _Output = MetricsFile | TensorBoard | WandB
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is the same in every step of a run.
+
+    Attributes:
+      unit: what speed is counted in: `token`, `image`, `pair` or `example`.
+      units: how many of these a step trains on, on all devices together.
+      flops: FLOPs of the model in one step, with causal attention counted half and in full; see
+        `md.Family.step_flops`. None where no peak is known.
+      peak_flops: FLOP/s of one device, dense in bfloat16; None where that is unknown, as on a CPU.
+      devices: how many the mesh has, on all processes together.
+      learning_rate: the schedule, from the number of a step, counted from 0, to its rate.
+      bytes_per_token: of the text that is trained on; None where that is unknown.
+      before: by how much the units of earlier steps are more than `units` for each step; not 0
+        where batches had another size.
+    """
+
+    unit: str
+    units: int
+    flops: tuple[float, float] | None
+    peak_flops: float | None
+    devices: int
+    learning_rate: Callable[[Any], Any]
+    bytes_per_token: float | None = None
+    before: int = 0
 
 
 def check(log: Log, steps: int) -> None:
