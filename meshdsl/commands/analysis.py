@@ -23,12 +23,11 @@ from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target
 from meshdsl.machine.at_hand import mesh_on
 from meshdsl.mesh import abstract_mesh, axis_sizes
-from meshdsl.train.auto_remat import Choice, choose_remat
+from meshdsl.train.auto_remat import Choice, choose_remat, settings_that_save_memory
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import TABLE
-from meshdsl.train.remedies import settings_that_save_memory
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
+from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.estimate.advice import remedies
 from meshdsl.estimate.explain import explain
@@ -27,8 +29,8 @@ from meshdsl.machine import Target, chip_of
 from meshdsl.machine.at_hand import target_at_hand
 from meshdsl.mesh import abstract_mesh
 from meshdsl.train.config import Config, memory_bytes
+from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
-from meshdsl.train.remedies import settings_that_save_memory
 
 AUTO = "auto"
 
@@ -187,3 +189,27 @@ def _nothing_fits(
         f"model.remat=auto: nothing fits {_allowed(config, budget)}, and the least has an "
         f"estimated peak of {byte_words(least.memory.peak)}; what would help: " + "; ".join(helpful)
     )
+
+
+def settings_that_save_memory(
+    config: Config, layout: Layout, sizes: Mapping[str, int]
+) -> list[str]:
+    """One sentence for each setting that would save memory and that the run does not have.
+
+    Args:
+      sizes: of the mesh axes.
+    """
+    lines = []
+    if getattr(config.model, "remat", "full") != "full":
+        lines.append("`model.remat=full` keeps the least for the backward pass")
+    batch = Dim("batch", config.batch // config.microbatches)
+    axes = layout.split((batch,)).get(batch, ())
+    if batch.size // prod(sizes[axis] for axis in axes) % 2 == 0:
+        lines.append(
+            f"`microbatches={2 * config.microbatches}` runs the batch in parts, one after the other"
+        )
+    fields = task_of(config).fields(config, Dim("batch", config.batch))
+    has_length = any(dim.name == "length" for t in fields.values() for dim in t.dims)
+    if has_length and not any(rule.dim == "length" for rule in layout.parsed):
+        lines.append("a layout that splits `length`, such as fsdp-sequence, or a shorter --length")
+    return lines

@@ -14,6 +14,7 @@ values it may have (`meshdsl.fields`).
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,9 +22,10 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.extras import extra
-from meshdsl.fields import BOUNDS, ClassChoice, crossed, legal
+from meshdsl.fields import BOUNDS, ClassChoice, crossed, descriptions, legal, summary
 from meshdsl.parsing import parse_toml
 
+_WIDTH = 100  # of comments
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _WORDS |= {str: "text", tuple[float, ...]: "a list of numbers"}
 
@@ -75,7 +77,7 @@ def _updated(
     for key, value in values.items():
         name, dot, rest = key.partition(".")
         kind, now = kinds.get(name), getattr(config, name, None)
-        if kind is dict or entry_type(kind) or dataclasses.is_dataclass(now):
+        if kind is dict or _entry_type(kind) or dataclasses.is_dataclass(now):
             below = {rest: value} if dot else value
             if not isinstance(below, dict):
                 raise MeshDSLError(f"`{path}{name}` is {_group_words(path + name, kind, now)}")
@@ -92,7 +94,7 @@ def _updated(
             known = [*known, *(here + each for each, _ in leaves(now))]
         if kind is dict:
             changes[name] = now | {key: _as_in_toml(value) for key, value in below.items()}
-        elif entry := entry_type(kind):
+        elif entry := _entry_type(kind):
             changes[name] = _with_entries(now, entry, below, here)
         else:
             changes[name] = _updated(now, below, here, known)
@@ -140,7 +142,7 @@ def _of_class(
 
 def _group_words(key: str, kind: Any, value: Any) -> str:
     """What a message says of the group of settings at `key`, for which a value was given."""
-    if entry := entry_type(kind):
+    if entry := _entry_type(kind):
         first = dataclasses.fields(entry)[0].name
         return f"a table of settings by name; set `{key}.NAME.{first}`, say"
     if kind is dict:
@@ -170,7 +172,7 @@ def _fields(value: Any) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(value)}
 
 
-def entry_type(kind: Any) -> Any:
+def _entry_type(kind: Any) -> Any:
     """The class of the entries of a field of type `kind`, if that is a dict of dataclasses by name.
 
     `Source` for `dict[str, Source]`, and None for all other types.
@@ -235,32 +237,13 @@ def _check(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise MeshDSLError(f"{key}={value}: must be {BOUNDS[bound]} {metadata[bound]}")
 
 
-# -- as a table ------------------------------------------------------------------------------------
+# -- written back ---------------------------------------------------------------------------------
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """`config` as nested dicts of what TOML can hold; its tuples become lists."""
-    found = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        found[field.name] = _plain(value)
-        if name := dict(class_setting(field, value)):
-            found[field.name] = name | found[field.name]
-    return found
-
-
-def class_setting(field: dataclasses.Field, value: Any) -> list[tuple[str, str]]:
+def _class_setting(field: dataclasses.Field, value: Any) -> list[tuple[str, str]]:
     """Key and value of the setting that picks the class of `value`; none where it has one class."""
     choice: ClassChoice | None = field.metadata.get("class")
     return [(choice.key, choice.name_of(value))] if choice else []
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return to_dict(value)
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return list(value) if isinstance(value, tuple) else value
 
 
 def leaves(config: Any) -> Iterator[tuple[str, Any]]:
@@ -268,7 +251,7 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            inside = (*class_setting(field, value), *leaves(value))
+            inside = (*_class_setting(field, value), *leaves(value))
             yield from ((f"{field.name}.{key}", leaf) for key, leaf in inside)
         elif isinstance(value, dict) and any(map(dataclasses.is_dataclass, value.values())):
             yield from (
@@ -282,10 +265,94 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
 
 def to_toml(config: Any) -> str:
     """`config` as the text of a TOML file that `read` reads."""
-    return toml_text(to_dict(config))
+    lines = commented_toml(config).splitlines()
+    text = "\n".join(line for line in lines if line and not line.startswith("#"))
+    return text.replace("\n[", "\n\n[") + "\n"
 
 
-def toml_text(values: Mapping[str, Any]) -> str:
+def commented_toml(config: Any) -> str:
+    """As `to_toml`, with comments that say what each setting is and may be.
+
+    They come from the docstrings and fields of the configuration, see `meshdsl.fields`.
+    """
+    return "\n".join(_group(config, ())).lstrip("\n") + "\n"
+
+
+def _group(
+    config: Any, path: tuple[str, ...], of: dataclasses.Field | None = None
+) -> Iterator[str]:
+    """The lines of a dataclass: its own settings first, then its tables.
+
+    Args:
+      of: the field that holds it, where that may say which class it has.
+    """
+    says, kinds = descriptions(type(config)), typing.get_type_hints(type(config))
+    if path:
+        yield from ("", *_comment(summary(type(config))), _header(path))
+    else:
+        yield from _comment(summary(type(config)))
+    tables = []
+    if of is not None:
+        for key, name in _class_setting(of, config):
+            said = of.metadata["class"].says
+            yield from ("", *_comment(said), _toml({key: name}).rstrip())
+    for field in dataclasses.fields(config):
+        value, said = getattr(config, field.name), says.get(field.name, "")
+        if dataclasses.is_dataclass(value):
+            tables.append(_group(value, (*path, field.name), field))
+        elif isinstance(value, dict):
+            entry = _entry_type(kinds[field.name])
+            tables.append(_table(value, entry, said, (*path, field.name)))
+        else:
+            yield from ("", *_setting(field, said, value, kinds[field.name]))
+    for table in tables:
+        yield from table
+
+
+def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iterator[str]:
+    """The lines of one setting: what it is and may be, as a comment, and `key = value`."""
+    values = "true or false" if kind is bool else legal(field.metadata)
+    yield from _comment(f"{said} Legal: {values}.".lstrip() if values else said)
+    plain = list(value) if isinstance(value, tuple) else value
+    yield _toml({field.name: plain}).rstrip("\n")
+
+
+def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...]) -> Iterator[str]:
+    """The lines of a field that is a dict.
+
+    Args:
+      entry: the class of its entries; None where it is a table that is shown as it is.
+      said: what the field is.
+    """
+    if entry is None:
+        yield from ("", *_comment(said), _toml(_nested(path, values)).rstrip("\n"))
+        return
+    yield from ("", *_comment(said), _header(path))
+    for name, value in values.items():
+        yield from _group(value, (*path, name))
+    if not values:  # what an entry could have, as comments
+        for line in _group(entry(), (*path, "NAME")):
+            yield f"# {line}" if line else line
+
+
+def _comment(text: str) -> list[str]:
+    text = text[:1].upper() + text[1:]
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+
+
+def _header(path: tuple[str, ...]) -> str:
+    """The header of a table: `[data.sources.web]`."""
+    return _toml(_nested(path, {})).splitlines()[-1]
+
+
+def _nested(path: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
+    """`values` in nested dicts, by the names in `path`."""
+    for name in reversed(path):
+        values = {name: values}
+    return values
+
+
+def _toml(values: Mapping[str, Any]) -> str:
     """Nested dicts as the text of a TOML file.
 
     Raises:

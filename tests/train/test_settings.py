@@ -6,9 +6,8 @@ import tomllib
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.commented_toml import commented_toml
 from meshdsl.train.config import Config, Source
-from meshdsl.train.settings import leaves, override, read, to_toml
+from meshdsl.train.settings import commented_toml, leaves, override, read, to_toml
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ class MergedArrays(SavedArrays):
             raise MeshDSLError(
                 f"--average: {folder} has none; a run with optimizer.average keeps one"
             )
-        self._stored = SavedArrays(folder, manifest["state"])
         self._adapters = adapters_of(manifest)
 
     def part(self, name: str, first: tuple[int, ...]) -> np.ndarray:
@@ -51,7 +50,7 @@ class MergedArrays(SavedArrays):
 
     def chunks(self, name: str) -> Iterator[tuple[Index, np.ndarray]]:
         adapter, dtype = self._adapter(name), numpy_dtype(self._leaves[name]["dtype"])
-        for index, chunk in self._stored.chunks(self._averages.get(name, name)):
+        for index, chunk in super().chunks(self._averages.get(name, name)):
             whole = chunk if adapter is None else adapter.added(index, chunk)
             yield index, whole.astype(dtype, copy=False)
 
@@ -67,7 +66,7 @@ class MergedArrays(SavedArrays):
         """An array, put together of its chunks, so that damage is seen."""
         shape = tuple(self._leaves[name]["shape"])
         found = np.zeros(shape, np.float32)
-        for index, chunk in self._stored.chunks(self._averages.get(name, name)):
+        for index, chunk in super().chunks(self._averages.get(name, name)):
             found[index if index else ...] = chunk
         return found
 

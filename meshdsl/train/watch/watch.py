@@ -141,7 +141,7 @@ class Watch:
             add(WandB(log.wandb, folder.path, folder.config))
         self._show = stack.enter_context(progress(console, done, steps, log.every))
         traced = steps_to_trace(log.profile, steps)
-        if traced and done < traced.last:
+        if traced and done < traced[-1]:
             self._profile = Profile(traced, folder.path / "profile")
             stack.callback(self._profile.close)
 
@@ -156,7 +156,7 @@ class Watch:
         """
         if what == "checkpoint":
             self._write()
-        elif what == "input" and self._profile and self._next >= self._profile.steps.first:
+        elif what == "input" and self._profile and self._next >= self._profile.steps[0]:
             with self._timer.spent("profile"):
                 self._profile.begin(self._next)
         return self._timer.spent(what)
@@ -197,7 +197,7 @@ class Watch:
             self._console.print(self._startup.line())
             self._startup = None
         self._show(self._unwritten)
-        if self._profile and step >= self._profile.steps.last:
+        if self._profile and step >= self._profile.steps[-1]:
             with self._timer.spent("profile"):
                 self._profile.close()
             self._profile = None

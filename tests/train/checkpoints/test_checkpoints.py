@@ -12,7 +12,7 @@ import pytest
 import tensorstore
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, manifest, named_leaves, writer
+from meshdsl.train.checkpoints import folders, manifest, writer
 from tests.train.checkpoints.states import (
     FSDP,
     ONE,
@@ -78,6 +78,8 @@ def test_a_folder_without_checkpoints_has_no_latest_and_is_not_made(tmp_path):
     checkpoints = opened(tmp_path)
     assert checkpoints.latest is None
     assert checkpoints.check(make_state(FSDP)) is None
+    with pytest.raises(MeshDSLError, match="there is no checkpoint"):
+        checkpoints.restore(make_state(FSDP))
     checkpoints.close()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -179,9 +181,3 @@ def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
     said = "the checkpoint of step 1 could not be written: File exists; there is none before it"
     with pytest.raises(MeshDSLError, match=said):
         opened(tmp_path).save(1, make_state(FSDP), {})
-
-
-def test_leaves_are_named_by_their_path():
-    names = list(named_leaves(make_state(FSDP)))
-    assert names[:3] == ["step", "params.scale", "params.up"]
-    assert "opt_state.0.mu.up" in names

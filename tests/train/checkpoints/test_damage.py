@@ -157,9 +157,3 @@ def test_the_newest_two_that_were_set_aside_stay(tmp_path):
     folders.set_aside(tmp_path, [3])
     found = [path.name for path in folders.damaged(tmp_path)]
     assert found == ["3.damaged", "3.damaged-2"]
-
-
-def test_there_is_nothing_to_restore_in_an_empty_folder(tmp_path):
-    with pytest.raises(MeshDSLError, match="there is no checkpoint"):
-        opened(tmp_path).restore(make_state(FSDP))
-    assert folders.saved_steps(tmp_path) == []

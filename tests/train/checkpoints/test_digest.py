@@ -6,7 +6,6 @@ import os
 import re
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -55,28 +54,8 @@ SPECS = [(), ("data", "model"), (("data", "model"),), (None, "model")]
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_has_one_digest_on_devices_and_on_the_host(name):
     array = bits((8, 6), np.dtype(getattr(ml_dtypes, name, name)))
-    assert {device_digest(array, spec) for spec in SPECS} == {host_digest(array, (8, 6))}
-
-
-def test_the_host_adds_chunks_in_any_order_and_of_any_size():
-    array = bits((6, 5, 4), np.float32)
-    chunks = itertools.product((1, 4, 6), (2, 5), (3, 4))
-    assert len({host_digest(array, chunk) for chunk in chunks}) == 1
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4, 5)])
-def test_every_rank_is_the_same_on_the_host(shape):
-    array = bits(shape, np.float32)
-    assert device_digest(array) == host_digest(array, shape)
-
-
-def test_words_of_64_bits_count_in_full():
-    array = bits((3, 4), np.float64)
-    with jax.enable_x64(True):
-        assert int(digests({"x": jnp.asarray(array)})[0]) == host_digest(array, (2, 4))
-    other = array.copy()
-    other.view(np.uint64)[1, 1] ^= 1 << 60
-    assert host_digest(other, (3, 4)) != host_digest(array, (3, 4))
+    found = {device_digest(array, spec) for spec in SPECS}
+    assert found == {host_digest(array, chunk) for chunk in ((8, 6), (3, 4))}
 
 
 def test_any_flipped_bit_and_any_two_elements_that_change_places_are_seen():
