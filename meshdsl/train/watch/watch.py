@@ -8,12 +8,14 @@ metrics, because every process makes decisions by them; process 0 writes and sho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
+import numpy as np
 
 from meshdsl import hosts
 from meshdsl.extras import check_extra
@@ -21,7 +23,6 @@ from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.startup import Startup
 from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
-from meshdsl.train.watch.learning_rates import LearningRates
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
 from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
@@ -31,6 +32,7 @@ from meshdsl.train.watch.units import SPEED, bits_per_byte
 if TYPE_CHECKING:
     from rich.console import Console
 
+_BLOCK = 1024  # learning rates that are computed at once
 _Output = MetricsFile | TensorBoard | WandB
 
 
@@ -110,7 +112,8 @@ class Watch:
         startup: Startup | None = None,
     ):
         self._facts, self._console, self._startup = facts, console, startup
-        self._learning_rate = LearningRates(facts.learning_rate, done + 1)
+        self._learning_rate = _rates(facts.learning_rate)
+        self._learning_rate(done + 1)  # compiled now
         self._measurable = [device for device in jax.local_devices() if device.memory_stats()]
         self._next = done + 1
         self._running: tuple[int, Mapping[str, jax.Array]] | None = None  # the newest step
@@ -273,3 +276,23 @@ class Watch:
         stats = [device.memory_stats() for device in self._measurable]
         keys = {"memory_bytes": "bytes_in_use", "memory_peak_bytes": "peak_bytes_in_use"}
         return {name: max(each.get(key, 0) for each in stats) for name, key in keys.items()}
+
+
+def _rates(schedule: Callable[[Any], Any]) -> Callable[[int], float]:
+    """The learning rate of a step, counted from 1, without waiting for the devices.
+
+    A schedule is a JAX function. Called for one step on an accelerator it would wait behind the
+    step that is running there. So rates are computed on the CPU of the host, _BLOCK steps at once.
+    """
+    compute = jax.jit(lambda first: jax.vmap(schedule)(first + np.arange(_BLOCK)))
+
+    @lru_cache(1)
+    def block(number: int) -> np.ndarray:
+        try:
+            where = jax.default_device(jax.local_devices(backend="cpu")[0])
+        except RuntimeError:  # JAX_PLATFORMS leaves out the CPU
+            where = nullcontext()
+        with where:
+            return np.asarray(compute(number * _BLOCK))
+
+    return lambda step: float(block((step - 1) // _BLOCK)[(step - 1) % _BLOCK])
