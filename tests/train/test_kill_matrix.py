@@ -20,7 +20,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from meshdsl.train.checkpoints import folders
@@ -41,30 +40,30 @@ def processes_for(number):
     return 1 + (number // len(MOMENTS) + number + 1) % 2
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """Starts `meshdsl train`, or goes on, in a folder; all programs share what was compiled."""
-    shared = tmp_path_factory.mktemp("shared")
-    (shared / "text.txt").write_bytes(
-        bytes(np.random.default_rng(0).integers(97, 123, 9000, np.uint8))
-    )
-    environment = {
+def environment(folder):
+    """Programs share what was compiled, and the cache of the text, in a folder."""
+    return os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XDG_CACHE_HOME": str(shared),
-        "JAX_COMPILATION_CACHE_DIR": str(shared / "compiled"),
+        "XDG_CACHE_HOME": str(folder),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
 
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, text):
+    """Starts `meshdsl train`, or goes on, in a folder."""
+    shared = tmp_path_factory.mktemp("shared")
+
     def run(out, processes, steps, layout="fsdp"):
-        words = ["train", "--data", str(shared / "text.txt"), "--layout", layout]
+        words = ["train", "--data", text, "--layout", layout]
         words += ["--resume", "auto", "--out", str(out), *TINY, f"steps={steps}"]
         words = [*LAUNCHED, *words] if processes > 1 else [*words, "--devices", "2"]
         with (shared / "printed").open("a") as printed:
             return subprocess.Popen(
                 [sys.executable, "-m", "meshdsl_cli", *words],
-                env=os.environ | environment,
+                env=environment(shared),
                 stdout=printed,
                 stderr=printed,
             )

@@ -57,10 +57,11 @@ class Stacked(PyTreeNode):
 
     @classmethod
     def init(cls, key):
-        return cls(
-            md.normal(key, (LAYERS, INNER, OUTER), ins=INNER),
-            md.normal(key, (INNER, OUTER), ins=INNER),
+        stack, lone = (
+            md.normal(key, dims, ins=INNER) for dims in ((LAYERS, INNER, OUTER), (INNER, OUTER))
         )
+        stack.role = stack.role._replace(outs=("outer",))
+        return cls(stack, lone)
 
     def loss(self, batch, key):
         of_stack = md.einsum(batch["x"], self.stack, out=(BATCH, LAYERS, OUTER))

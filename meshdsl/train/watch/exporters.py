@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tomllib
 import uuid
 from pathlib import Path
@@ -40,7 +41,7 @@ class TensorBoard:
             purge_step=done + 1,
             max_queue=1000,
             flush_secs=30,
-            filename_suffix=f".{uuid.uuid4().hex[:8]}",  # else files of one second have one name
+            filename_suffix=f".{time.time_ns()}",  # else files of one second have one name
         )
 
     def close(self) -> None:
