@@ -12,7 +12,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from meshdsl.analysis.analysis import Analysis
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values
 from meshdsl.dims import Dim
@@ -21,8 +20,9 @@ from meshdsl.family.by_name import family_name
 from meshdsl.family.calls import batch_fields
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target
-from meshdsl.machine.at_hand import mesh_on
+from meshdsl.machine.target import mesh_on
 from meshdsl.mesh import abstract_mesh, axis_sizes
+from meshdsl.tools.analysis import Analysis
 from meshdsl.train.auto_remat import Choice, choose_remat, settings_that_save_memory
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of

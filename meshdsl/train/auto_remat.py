@@ -20,14 +20,14 @@ from jax.sharding import Mesh
 
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
-from meshdsl.estimate.advice import remedies
-from meshdsl.estimate.explain import explain
-from meshdsl.estimate.explanation import Explanation
 from meshdsl.figures import byte_words, flop_words, time_words
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, chip_of
-from meshdsl.machine.at_hand import target_at_hand
+from meshdsl.machine.target import target_at_hand
 from meshdsl.mesh import abstract_mesh
+from meshdsl.predict.advice import remedies
+from meshdsl.predict.explain import explain
+from meshdsl.predict.explanation import Explanation
 from meshdsl.train.config import Config, memory_bytes
 from meshdsl.train.data import task_of
 from meshdsl.train.job import Job

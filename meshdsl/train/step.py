@@ -24,14 +24,14 @@ from flax.struct import PyTreeNode
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.compiled.options import default_options
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, gather_updated
 from meshdsl.lowering.parameter_copies import for_use
 from meshdsl.lowering.shardings import shardings
 from meshdsl.ops.global_norm import global_norms
-from meshdsl.record.program import Program
+from meshdsl.predict.compiler.options import default_options
+from meshdsl.program.program import Program
 from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.train.adapters import Frozen, Trained, whole_model
 from meshdsl.train.config import Precision

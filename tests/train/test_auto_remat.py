@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import meshdsl as md
-from meshdsl.estimate.explanation import MemoryView
 from meshdsl.layout import Layout
 from meshdsl.machine import find_target
+from meshdsl.predict.explanation import MemoryView
 from meshdsl.train import auto_remat
 from meshdsl.train.auto_remat import choose_remat
 from meshdsl.train.config import Config, memory_bytes

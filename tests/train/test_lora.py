@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
-from meshdsl.estimate.explain import explain
-from meshdsl.estimate.memory.memory_view import kind_of
+from meshdsl.predict.explain import explain
+from meshdsl.predict.memory.memory_view import kind_of
 from meshdsl.train.adapters import adapted, first_adapters
 from meshdsl.train.adapters import merged as added
 from meshdsl.train.checkpoints import Checkpoints, named_leaves, read_params

@@ -9,7 +9,7 @@ from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
-from meshdsl.record.collective import Collective
+from meshdsl.program.collective import Collective
 from meshdsl.tensor import parameter
 from meshdsl.train.overview import describe
 

@@ -5,8 +5,8 @@ import os
 import jax
 import pytest
 
+from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.train import compile_cache as module
-from meshdsl.train.compile_cache import compile_cache
 from meshdsl.train.startup import Startup, process_age
 from meshdsl_cli import main
 from tests.train.common import SHORT, records

@@ -14,9 +14,9 @@ import pytest
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.compiled.collectives import from_hlo
-from meshdsl.estimate.memory.peak import argument_bytes
-from meshdsl.record import summary
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.predict.memory.peak import argument_bytes
+from meshdsl.program import summary
 from meshdsl.tensor import is_tensor
 from meshdsl.train import precision as precision_module
 from meshdsl.train.config import Precision

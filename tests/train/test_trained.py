@@ -10,7 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
-from meshdsl.estimate.memory.memory_view import kind_of
+from meshdsl.predict.memory.memory_view import kind_of
 from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Group, Optimizer, Schedule
 from meshdsl.train.optimizer import groups_of, make_optimizer
