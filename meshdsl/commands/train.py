@@ -13,12 +13,11 @@ from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import REASONS, heard
 from meshdsl.train.checkpoints.parameters import is_published
-from meshdsl.train.commented_toml import commented_toml
 from meshdsl.train.config import Config
 from meshdsl.train.deterministic import ask_for_determinism
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.published import published_settings
-from meshdsl.train.settings import override, read
+from meshdsl.train.settings import commented_toml, override, read
 from meshdsl.train.startup import Startup, process_age
 from meshdsl.train.stored_layout import as_table, find_layout
 from meshdsl.train.training_run import run

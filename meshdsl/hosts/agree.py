@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count as counter
 from typing import TypeVar
@@ -91,7 +91,7 @@ def _not_met(what: str, key: str, patience: float, error: RuntimeError) -> str:
         missing = set(range(store.count())) - come
     if missing:
         return (
-            f"{what}: {_processes(missing)} of {store.count()} did not come in {patience:g} s "
+            f"{what}: {store.in_words(missing)} of {store.count()} did not come in {patience:g} s "
             "to compare it with the others; still at work, or hanging?"
         )
     reason = " ".join(str(error).split())
@@ -117,18 +117,5 @@ def _difference(what: str, hashes: dict[str, str], texts: dict[str, str]) -> str
     for digest, processes in groups.items():
         line = lines[digest][at].strip() if at < len(lines[digest]) else ""
         found.setdefault(f"`{line}`" if line else "nothing there", []).extend(processes)
-    said = "; ".join(f"{line} in {_processes(processes)}" for line, processes in found.items())
+    said = "; ".join(f"{line} in {store.in_words(processes)}" for line, processes in found.items())
     return f"{what} differs between processes, and must be the same in all {len(hashes)}: {said}"
-
-
-def _processes(numbers: Iterable[int]) -> str:
-    """The numbers in words: `process 0`, or `processes 1-3, 7`."""
-    numbers = sorted(numbers)
-    ranges: list[list[int]] = []  # each its first and its last number
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    shown = ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in ranges)
-    return f"process{'es' * (len(numbers) > 1)} {shown}"

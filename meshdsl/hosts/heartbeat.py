@@ -94,12 +94,10 @@ def end_where_one_is_missed() -> None:
 
 def missed(dead: list[int], why: str) -> str:
     """What is said of processes that have died, or cannot be reached."""
-    names = ", ".join(map(str, dead[:8])) + (f" and {len(dead) - 8} more" if dead[8:] else "")
-    what = "processes" if dead[1:] else "process"
     verb = "have" if dead[1:] else "has"
     return (
-        f"{what} {names} {verb} died or cannot be reached: {why}; the run ends with exit code "
-        f"{MISSED}, and can be resumed"
+        f"{store.in_words(dead)} {verb} died or cannot be reached: {why}; "
+        f"the run ends with exit code {MISSED}, and can be resumed"
     )
 
 

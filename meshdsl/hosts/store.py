@@ -11,7 +11,7 @@ the store is gone, because process 0 has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from jax._src.distributed import global_state
 # Milliseconds of one wait for a key. They are many, because each wait that ends without its key
 # leaves some 35 kB behind in process 0.
 _PATIENCE = 86_400_000
+
+_NAMED = 8  # processes that a message names
 
 _meeting = False
 
@@ -37,6 +39,13 @@ def index() -> int:
 def first() -> bool:
     """Whether this process speaks for all: it is the only one, or number 0."""
     return index() == 0
+
+
+def in_words(processes: Iterable[int]) -> str:
+    """The numbers of processes in words: `process 0`, or `processes 0, 1, 2 and 5 more`."""
+    numbers = sorted(processes)
+    more = f" and {len(numbers) - _NAMED} more" if numbers[_NAMED:] else ""
+    return f"process{'es' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_NAMED]))}{more}"
 
 
 def joined() -> bool:

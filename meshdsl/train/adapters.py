@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.dims import Dim, show
@@ -27,9 +28,24 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.ops.low_rank import LowRank
 from meshdsl.tensor import Parameter, Tensor, is_tensor
 from meshdsl.train.config import Lora
-from meshdsl.train.trained import matched, name_at, parameters_by_name
+from meshdsl.train.trained import matched, name_at, parameters_by_name, together
 
 RANK = "rank"
+
+
+class Trained(PyTreeNode):
+    """What is trained where there are adapters: some of the parameters, and the adapters' two."""
+
+    params: Any
+    a: dict[str, Tensor]
+    b: dict[str, Tensor]
+
+
+class Frozen(PyTreeNode):
+    """The rest of the model and of the adapters, which is not trained."""
+
+    params: Any
+    scale: Any
 
 
 def adapted_names(lora: Lora, model: Any) -> frozenset[str]:
@@ -126,3 +142,13 @@ def _added(weight: Any, a: Any, b: Any, scale: Any, of: tuple) -> jax.Array:
         wide[1], list(of[1]), wide[2], list(of[2]), list(of[0]), precision="highest"
     )
     return (wide[0] + scale * product).astype(weight.dtype)
+
+
+def whole_model(trained: Any, frozen: Any = None) -> Any:
+    """The model that the loss function gets, of the parts that a step takes it to."""
+    if frozen is None:
+        return trained
+    if isinstance(trained, Trained):
+        model = together(trained.params, frozen.params)
+        return adapted(model, {"a": trained.a, "b": trained.b, "scale": frozen.scale})
+    return together(trained, frozen)

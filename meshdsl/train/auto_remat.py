@@ -194,7 +194,7 @@ def _nothing_fits(
 def settings_that_save_memory(
     config: Config, layout: Layout, sizes: Mapping[str, int]
 ) -> list[str]:
-    """Settings of a run that would save memory, and that it does not have: a sentence for each.
+    """One sentence for each setting that would save memory and that the run does not have.
 
     Args:
       sizes: of the mesh axes.

@@ -93,13 +93,19 @@ class RunFolder:
         Raises:
           MeshDSLError: it cannot be written.
         """
-        try:
+        with self._explained():
             self.path.mkdir(parents=True, exist_ok=True)
             part = self.path / _PART
             text = settings.to_toml(_with_absolute_paths(config))
             above = f"# {remark}\n" if remark else ""
             part.write_text(above + text, encoding="utf-8")
             part.replace(self.config)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A context in which an error of the file system is a MeshDSLError."""
+        try:
+            yield
         except OSError as error:
             raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
 
@@ -113,10 +119,8 @@ class RunFolder:
             before = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = None
-        try:
+        with self._explained():
             path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
         return changes(before, now) if isinstance(before, dict) else []
 
     @contextmanager
@@ -131,11 +135,9 @@ class RunFolder:
         Raises:
           MeshDSLError: another process has locked the folder, or it cannot be written.
         """
-        try:
+        with self._explained():
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / _LOCK).open("a")
-        except OSError as error:
-            raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,12 +149,10 @@ class RunFolder:
             except OSError:
                 pass  # the file system has no locks
             token = secrets.token_hex(8)
-            try:
+            with self._explained():
                 lock.truncate(0)
                 lock.write(token)
                 lock.flush()
-            except OSError as error:
-                raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
             yield token
 
     def wait_for_token(self, wanted: str) -> str:

@@ -8,6 +8,9 @@ nothing to do with each other. So the momentum moves from a split along the rows
 matrix to one along the stack: one all_to_all there and one back, by the law, as any other move. A
 stack that does not divide is padded meanwhile. A matrix that is in no stack is gathered.
 
+Which parameters are matrices is not guessed from their ranks: a parameter Tensor says which of its
+dims it contracts (`role.ins`), so a weight that is stacked over a `layers` dim is known to be one.
+
 The formulas are those of `optax.contrib.muon`, whose settings and state this has.
 """
 
@@ -23,13 +26,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from optax.contrib import MuonDimensionNumbers, MuonState
 
 import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
+from meshdsl.lowering.lower import Lowered
 from meshdsl.tensor import Tensor, is_tensor
-from meshdsl.train.matrices import is_matrix, matrix_of, numbers_of
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Whether the parameter is one that an einsum contracts with its input."""
+    return bool(parameter.role and parameter.role.ins)
+
+
+def matrices(parameters: Any) -> Any:
+    """A tree prefix of `parameters`: whether each Tensor is a matrix."""
+    return jax.tree.map(is_matrix, parameters, is_leaf=is_tensor)
+
+
+def matrix_of(parameter: Tensor) -> tuple[str, ...]:
+    """The names of the dims that are rows or columns of a parameter's matrices.
+
+    The dims that a weight contracts are its rows, the dims that it makes are its columns, and over
+    all others its matrices are stacked.
+    """
+    assert parameter.role is not None
+    return (*parameter.role.ins, *parameter.role.outs)
+
+
+def numbers_of(parameter: Tensor) -> MuonDimensionNumbers:
+    """The positions of rows and of columns among the dims of a parameter that is a matrix."""
+    assert parameter.role is not None
+    position = {dim.name: index for index, dim in enumerate(parameter.dims)}
+    ins, outs = parameter.role.ins, parameter.role.outs
+    return MuonDimensionNumbers(
+        tuple(position[name] for name in ins), tuple(position[name] for name in outs)
+    )
 
 
 class Lowering(optax.GradientTransformationExtraArgs):
@@ -87,6 +121,17 @@ class InStacks(NamedTuple):
             {"rule": f"{name} -> {', '.join(over)}", "uneven": "pad"} for name, over in axes.items()
         ]
         return replace(layout, rules=(*rules, *layout.rules), strict=False)
+
+    def lowered(self, tree: Any, layout: Layout, mesh: Mesh, dims: Iterable[Dim | str]) -> Lowered:
+        """This function, lowered for trees such as `tree`, split as optimizer state is."""
+        sizes = dict(mesh.shape)
+
+        # JAX keeps the traces of a function, and each of these is for a tree of its own.
+        def optimizer(tree: Any) -> Any:
+            return self(tree, layout, sizes)
+
+        inside = self.layout(tree, layout, sizes)
+        return Lowered(optimizer, inside, mesh, dims, optimizer=(0,))
 
     def __call__(self, tree: Any, layout: Layout, sizes: Mapping[str, int]) -> Any:
         """What the function makes of each parameter; inside of a lowering by `self.layout`."""

@@ -20,8 +20,7 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.tensor import Tensor, parameter
 from meshdsl.train.config import Group, Optimizer
 from meshdsl.train.config import Schedule as ScheduleSettings
-from meshdsl.train.matrices import matrices
-from meshdsl.train.muon import Lowering, muon
+from meshdsl.train.muon import Lowering, matrices, muon
 from meshdsl.train.trained import matched, name_at
 
 # Called with the number of a step, counted from 0; returns the learning rate.

@@ -5,16 +5,16 @@ This file works for any such dataclass: a setting that is added there needs noth
 
     override(Config(), ["model.d_model=256", "data.sources.web.paths=web/"])
 
-A field may be text, a number, a boolean, a tuple of texts or numbers, another dataclass, or a dict
-of dataclasses by name, which gets an entry where an unknown name is set, such as `web` above. The
-type of a field says how its text is parsed, its metadata which values it may have
-(`meshdsl.fields`).
+A field may be text, a number, a boolean, a tuple of texts or numbers, another dataclass, a dict of
+dataclasses by name, which gets an entry where an unknown name is set, such as `web` above, or a
+dict that takes any settings. The type of a field says how its text is parsed, its metadata which
+values it may have (`meshdsl.fields`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import types
+import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,13 +22,16 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.extras import extra
-from meshdsl.fields import BOUNDS, ClassChoice, crossed, legal
+from meshdsl.fields import BOUNDS, ClassChoice, crossed, descriptions, legal, summary
 from meshdsl.parsing import parse_toml
 
+_WIDTH = 100  # of comments
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _WORDS |= {str: "text", tuple[float, ...]: "a list of numbers"}
-_BOOLEANS = {"true": True, "false": False}
-_ANY = object()  # the type of a setting in a table that has any: that of its value
+
+
+class _Text(str):
+    """The value of a setting as a text, which is parsed by the type of the field."""
 
 
 def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
@@ -45,116 +48,131 @@ def override(config: Any, settings: Iterable[str] = (), **values: Any) -> Any:
       MeshDSLError: a setting has no `=`, a key is unknown (the text names the nearest known one),
         or a value is not of the field's type or not within its bounds.
     """
-    texts: dict[str, str] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise MeshDSLError(f"setting `{setting}`: expected key=value")
-        texts[key] = text
-    # First the classes, because they decide which other settings there are.
-    config, classes = _with_classes(config, {**values, **texts})
-    values = {
-        key: _typed(key, value, _field(config, key)[0])
-        for key, value in values.items()
-        if key not in classes
-    }
-    for key, text in texts.items():
-        if key not in classes:
-            values[key] = _parse(key, text, _field(config, key)[0])
-    for key, value in values.items():
-        _check(key, value, _field(config, key)[1])
-    return _applied(config, values)
+        values[key] = _Text(text)
+    return _updated(config, values)
 
 
-def _with_classes(config: Any, values: Mapping[str, Any]) -> tuple[Any, set[str]]:
-    """`config` with values of other classes where `values` picks them, and the keys that do so.
-
-    A value of another class has that class's defaults.
-    """
-    changes, keys = {}, set()
-    for field in dataclasses.fields(config):
-        choice: ClassChoice | None = field.metadata.get("class")
-        if choice and (key := f"{field.name}.{choice.key}") in values:
-            keys.add(key)
-            found = choice.find(_typed(key, values[key], str))
-            if type(getattr(config, field.name)) is not found:
-                changes[field.name] = found()
-    return dataclasses.replace(config, **changes) if changes else config, keys
-
-
-def _is_found(config: Any, key: str, name: Any) -> bool:
-    """Whether the setting `key`, which picks a class, finds one by `name`."""
-    try:
-        return bool(_with_classes(config, {key: name})[1])
-    except MeshDSLError:
-        return False
-
-
-def _field(config: Any, key: str) -> tuple[Any, Mapping[str, Any]]:
-    """Type and metadata of the field at a dotted `key`.
-
-    Raises:
-      MeshDSLError: there is none, or it is a group of fields.
-    """
-    inside, names = config, key.split(".")
-    for depth, name in enumerate(names):
-        fields = _fields(inside)
-        if name not in fields:
-            close = nearest(key, [each for each, _ in leaves(config)])
-            hint = (
-                close if "did you mean" in close else "; `meshdsl train --print-config` shows all"
-            )
-            raise MeshDSLError(f"no setting `{key}`{hint}")
-        kind = typing.get_type_hints(type(inside))[name]
-        value = getattr(inside, name)
-        if kind is dict and depth < len(names) - 1:
-            return _ANY, {}
-        if entry := entry_type(kind):
-            return _field_of_entry(key, value, entry, names[: depth + 1], names[depth + 1 :])
-        if depth == len(names) - 1:
-            if dataclasses.is_dataclass(value):
-                group = [f"`{key}.{each}`" for each, _ in leaves(value)]
-                raise MeshDSLError(f"`{key}` is a group of settings; set one of {', '.join(group)}")
-            return kind, fields[name].metadata
-        inside = value
-    raise AssertionError(key)
-
-
-def _field_of_entry(
-    key: str, table: Mapping[str, Any], entry: Any, above: list[str], below: list[str]
-) -> tuple[Any, Mapping[str, Any]]:
-    """Type and metadata of the field at `key`, in an entry of a dict of dataclasses.
+def _updated(
+    config: Any,
+    values: Mapping[str, Any],
+    path: str = "",
+    known: Iterable[str] = (),
+    instead: Mapping[str, str] | None = None,
+) -> Any:
+    """`config` with other values, which are by dotted key or in nested dicts, and are checked.
 
     Args:
-      table: the dict.
-      entry: the class of its entries.
-      above: the parts of the key down to the dict.
-      below: the parts after that, which should be the name of an entry and that of a field.
-
-    Raises:
-      MeshDSLError: there is no such field.
+      path: what the keys begin with in messages, as `model.`.
+      known: the keys that a key that is unknown may be meant for; by default those of `config`.
+      instead: as for `read`.
     """
-    path = ".".join(above)
-    if len(below) > 2 and below[0] and typing.get_type_hints(entry).get(below[1]) is dict:
-        return _ANY, {}
-    if len(below) != 2 or not below[0]:
-        example = f"{path}.NAME.{dataclasses.fields(entry)[0].name}"
-        raise MeshDSLError(f"`{key}` is a table of settings by name; set `{example}`, say")
-    name, leaf = below
-    known = _fields(table.get(name, entry()))
-    if leaf not in known:
-        close = nearest(key, [f"{path}.{name}.{each}" for each in known])
-        raise MeshDSLError(f"no setting `{key}`{close}")
-    return typing.get_type_hints(entry)[leaf], known[leaf].metadata
+    fields, kinds = _fields(config), typing.get_type_hints(type(config))
+    known = known or [each for each, _ in leaves(config)]
+    changes: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        name, dot, rest = key.partition(".")
+        kind, now = kinds.get(name), getattr(config, name, None)
+        if kind is dict or _entry_type(kind) or dataclasses.is_dataclass(now):
+            below = {rest: value} if dot else value
+            if not isinstance(below, dict):
+                raise MeshDSLError(f"`{path}{name}` is {_group_words(path + name, kind, now)}")
+            groups.setdefault(name, {}).update(below)
+        elif name not in fields or dot or (isinstance(value, dict) and not _may_be_table(kind)):
+            raise _unknown(path, key, value, kinds, known)
+        else:
+            changes[name] = _typed(path + name, value, kind)
+            _check(path + name, changes[name], fields[name].metadata)
+    for name, below in groups.items():
+        kind, now, here = kinds[name], getattr(config, name), f"{path}{name}."
+        if choice := fields[name].metadata.get("class"):
+            now = _of_class(now, choice, here, below, instead or {})
+            known = [*known, *(here + each for each, _ in leaves(now))]
+        if kind is dict:
+            changes[name] = now | {key: _as_in_toml(value) for key, value in below.items()}
+        elif entry := _entry_type(kind):
+            changes[name] = _with_entries(now, entry, below, here)
+        else:
+            changes[name] = _updated(now, below, here, known)
+    return dataclasses.replace(config, **changes) if changes else config
+
+
+def _with_entries(
+    table: Mapping[str, Any], entry: Any, values: Mapping[str, Any], path: str
+) -> dict[str, Any]:
+    """A dict of dataclasses, of the class `entry`, with other values and entries for new names."""
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        name, dot, rest = key.partition(".")
+        below = {rest: value} if dot else value
+        if not name or not isinstance(below, dict):
+            words = _group_words(path[:-1], dict[str, entry], table)
+            raise MeshDSLError(f"`{path}{key}` is {words}")
+        groups.setdefault(name, {}).update(below)
+    found = dict(table)
+    for name, below in groups.items():
+        now, here = found.get(name, entry()), f"{path}{name}."
+        found[name] = _updated(now, below, here, [here + each for each, _ in leaves(now)])
+    return found
+
+
+def _of_class(
+    value: Any, choice: ClassChoice, path: str, values: dict[str, Any], instead: Mapping[str, str]
+) -> Any:
+    """`value`, or one of the class that `values` picks, with the defaults of that class.
+
+    The setting that picks is taken out of `values`.
+    """
+    if choice.key not in values:
+        return value
+    key = path + choice.key
+    name = _typed(key, values.pop(choice.key), str)
+    try:
+        found = choice.find(name)
+    except MeshDSLError:
+        if key not in instead:
+            raise
+        found = choice.find(instead[key])
+    return value if type(value) is found else found()
+
+
+def _group_words(key: str, kind: Any, value: Any) -> str:
+    """What a message says of the group of settings at `key`, for which a value was given."""
+    if entry := _entry_type(kind):
+        first = dataclasses.fields(entry)[0].name
+        return f"a table of settings by name; set `{key}.NAME.{first}`, say"
+    if kind is dict:
+        return f"a table of settings by name; set `{key}.NAME`"
+    each = ", ".join(f"`{key}.{each}`" for each, _ in leaves(value))
+    return f"a group of settings; set one of {each}"
+
+
+def _unknown(
+    path: str, key: str, value: Any, names: Iterable[str], known: Iterable[str]
+) -> MeshDSLError:
+    """The error where there is no setting at `key` below `path`, or no table."""
+    if isinstance(value, dict):
+        return MeshDSLError(f"no table `{key}`{nearest(key, names)}")
+    close = nearest(path + key, known)
+    hint = close if "did you mean" in close else "; `meshdsl train --print-config` shows all"
+    return MeshDSLError(f"no setting `{path}{key}`{hint}")
+
+
+def _may_be_table(kind: Any) -> bool:
+    """Whether a field of type `kind`, as `str | dict`, takes a table as it is."""
+    return dict in typing.get_args(kind)
 
 
 def _fields(value: Any) -> dict[str, dataclasses.Field]:
-    """The fields of a dataclass by name; none of anything else."""
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    return {field.name: field for field in fields}
+    """The fields of a dataclass by name."""
+    return {field.name: field for field in dataclasses.fields(value)}
 
 
-def entry_type(kind: Any) -> Any:
+def _entry_type(kind: Any) -> Any:
     """The class of the entries of a field of type `kind`, if that is a dict of dataclasses by name.
 
     `Source` for `dict[str, Source]`, and None for all other types.
@@ -163,99 +181,49 @@ def entry_type(kind: Any) -> Any:
     return arguments[-1] if arguments and dataclasses.is_dataclass(arguments[-1]) else None
 
 
-def _applied(config: Any, values: Mapping[str, Any]) -> Any:
-    """`config` with `values`, which are by dotted key, and checked."""
-    changes = {key: value for key, value in values.items() if "." not in key}
-    for group, inside in _by_first_part(values).items():
-        value = getattr(config, group)
-        if isinstance(value, dict):
-            changes[group] = _with_entries(config, group, inside)
-        else:
-            changes[group] = _applied(value, inside)
-    return dataclasses.replace(config, **changes)
-
-
-def _with_entries(config: Any, field: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The dict `field` of `config` with other values, and with an entry for each unknown name."""
-    entry = entry_type(typing.get_type_hints(type(config))[field])
-    table = dict(getattr(config, field))
-    if entry is None:
-        return {**table, **values}
-    for name, inside in _by_first_part(values).items():
-        table[name] = _applied(table.get(name, entry()), inside)
-    return table
-
-
-def _by_first_part(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Values by dotted key, grouped by the first part of the key; those without a dot left out."""
-    groups: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        first, dot, rest = key.partition(".")
-        if dot:
-            groups.setdefault(first, {})[rest] = value
-    return groups
-
-
-def _as_in_toml(text: str) -> Any:
-    """The value that `text` stands for in a TOML file, or the text itself."""
+def _as_in_toml(value: Any) -> Any:
+    """`value`; a text is what it stands for in a TOML file, or else itself."""
+    if not isinstance(value, _Text):
+        return value
     try:
-        return parse_toml(f"value = {text}")["value"]
+        return parse_toml(f"value = {value}")["value"]
     except ValueError:
-        return text
+        return str(value)
 
 
-def _parse(key: str, text: str, kind: Any) -> Any:
-    """The value that `text` spells for a field of type `kind`."""
-    if kind is _ANY:
-        return _as_in_toml(text)
-    many = typing.get_origin(kind) is tuple
-    if many and not text.startswith("["):
-        parts = [part for part in text.split(",") if part]
-        try:
-            return tuple(map(typing.get_args(kind)[0], parts))
-        except ValueError:
-            raise _mistyped(key, text, kind) from None
-    kind = kind if many else _plain_type(kind)
-    try:
-        if many:  # a list as in a TOML file
-            return _typed(key, parse_toml(f"list = {text}")["list"], kind)
-        return _BOOLEANS[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise _mistyped(key, text, kind) from None
+def _parsed(text: str, kind: Any) -> Any:
+    """The value that `text` spells for a field of type `kind`; a ValueError if it spells none."""
+    if typing.get_origin(kind) is tuple:
+        if text.startswith("["):  # a list as in a TOML file
+            return parse_toml(f"list = {text}")["list"]
+        return tuple(typing.get_args(kind)[0](part) for part in text.split(",") if part)
+    kind = (typing.get_args(kind) or (kind,))[0]
+    if kind is bool and text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true" if kind is bool else kind(text)
 
 
 def _typed(key: str, value: Any, kind: Any) -> Any:
-    """`value`, which a TOML file or a flag gave, as a field of type `kind` has it.
+    """`value`, which a text, a TOML file or a flag gave, as a field of type `kind` has it.
 
     Raises:
       MeshDSLError: it is of another type.
     """
-    if kind is _ANY:
-        return value
-    if typing.get_origin(kind) is tuple:
-        of = typing.get_args(kind)[0]
-        legal_types = (float, int) if of is float else (of,)
-        if not (isinstance(value, (list, tuple)) and all(type(x) in legal_types for x in value)):
-            raise _mistyped(key, value, kind)
-        return tuple(map(of, value))
-    several = typing.get_args(kind)  # the types of a field that may have several
-    if type(value) in several:
-        return value
-    kind = float if float in several and type(value) is int else _plain_type(kind)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise _mistyped(key, value, kind)
-    return value
-
-
-def _plain_type(kind: Any) -> Any:
-    """`kind`; where a field may have several types, as `str | dict`, the first of them."""
-    return typing.get_args(kind)[0] if isinstance(kind, types.UnionType) else kind
-
-
-def _mistyped(key: str, value: Any, kind: Any) -> MeshDSLError:
-    return MeshDSLError(f"{key}={value}: expected {_WORDS.get(kind, 'a list of texts')}")
+    kinds, is_tuple = typing.get_args(kind) or (kind,), typing.get_origin(kind) is tuple
+    try:
+        found = _parsed(value, kind) if isinstance(value, _Text) else value
+    except ValueError:
+        found = None
+    of = kinds[0]  # of the elements of a tuple
+    if is_tuple and isinstance(found, (list, tuple)):
+        if all(type(x) is of or (of is float and type(x) is int) for x in found):
+            return tuple(map(of, found))
+    elif type(found) in kinds and not is_tuple:
+        return found
+    elif type(found) is int and float in kinds and not is_tuple:
+        return float(found)
+    expected = _WORDS.get(kind if is_tuple else of, "a list of texts")
+    raise MeshDSLError(f"{key}={value}: expected {expected}")
 
 
 def _check(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
@@ -269,32 +237,13 @@ def _check(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise MeshDSLError(f"{key}={value}: must be {BOUNDS[bound]} {metadata[bound]}")
 
 
-# -- as a table ------------------------------------------------------------------------------------
+# -- written back ---------------------------------------------------------------------------------
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """`config` as nested dicts of what TOML can hold; its tuples become lists."""
-    found = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        found[field.name] = _plain(value)
-        if name := dict(class_setting(field, value)):
-            found[field.name] = name | found[field.name]
-    return found
-
-
-def class_setting(field: dataclasses.Field, value: Any) -> list[tuple[str, str]]:
+def _class_setting(field: dataclasses.Field, value: Any) -> list[tuple[str, str]]:
     """Key and value of the setting that picks the class of `value`; none where it has one class."""
     choice: ClassChoice | None = field.metadata.get("class")
     return [(choice.key, choice.name_of(value))] if choice else []
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return to_dict(value)
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return list(value) if isinstance(value, tuple) else value
 
 
 def leaves(config: Any) -> Iterator[tuple[str, Any]]:
@@ -302,7 +251,7 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            inside = (*class_setting(field, value), *leaves(value))
+            inside = (*_class_setting(field, value), *leaves(value))
             yield from ((f"{field.name}.{key}", leaf) for key, leaf in inside)
         elif isinstance(value, dict) and any(map(dataclasses.is_dataclass, value.values())):
             yield from (
@@ -316,10 +265,94 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
 
 def to_toml(config: Any) -> str:
     """`config` as the text of a TOML file that `read` reads."""
-    return toml_text(to_dict(config))
+    lines = commented_toml(config).splitlines()
+    text = "\n".join(line for line in lines if line and not line.startswith("#"))
+    return text.replace("\n[", "\n\n[") + "\n"
 
 
-def toml_text(values: Mapping[str, Any]) -> str:
+def commented_toml(config: Any) -> str:
+    """As `to_toml`, with comments that say what each setting is and may be.
+
+    They come from the docstrings and fields of the configuration, see `meshdsl.fields`.
+    """
+    return "\n".join(_group(config, ())).lstrip("\n") + "\n"
+
+
+def _group(
+    config: Any, path: tuple[str, ...], of: dataclasses.Field | None = None
+) -> Iterator[str]:
+    """The lines of a dataclass: its own settings first, then its tables.
+
+    Args:
+      of: the field that holds it, where that may say which class it has.
+    """
+    says, kinds = descriptions(type(config)), typing.get_type_hints(type(config))
+    if path:
+        yield from ("", *_comment(summary(type(config))), _header(path))
+    else:
+        yield from _comment(summary(type(config)))
+    tables = []
+    if of is not None:
+        for key, name in _class_setting(of, config):
+            said = of.metadata["class"].says
+            yield from ("", *_comment(said), _toml({key: name}).rstrip())
+    for field in dataclasses.fields(config):
+        value, said = getattr(config, field.name), says.get(field.name, "")
+        if dataclasses.is_dataclass(value):
+            tables.append(_group(value, (*path, field.name), field))
+        elif isinstance(value, dict):
+            entry = _entry_type(kinds[field.name])
+            tables.append(_table(value, entry, said, (*path, field.name)))
+        else:
+            yield from ("", *_setting(field, said, value, kinds[field.name]))
+    for table in tables:
+        yield from table
+
+
+def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iterator[str]:
+    """The lines of one setting: what it is and may be, as a comment, and `key = value`."""
+    values = "true or false" if kind is bool else legal(field.metadata)
+    yield from _comment(f"{said} Legal: {values}.".lstrip() if values else said)
+    plain = list(value) if isinstance(value, tuple) else value
+    yield _toml({field.name: plain}).rstrip("\n")
+
+
+def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...]) -> Iterator[str]:
+    """The lines of a field that is a dict.
+
+    Args:
+      entry: the class of its entries; None where it is a table that is shown as it is.
+      said: what the field is.
+    """
+    if entry is None:
+        yield from ("", *_comment(said), _toml(_nested(path, values)).rstrip("\n"))
+        return
+    yield from ("", *_comment(said), _header(path))
+    for name, value in values.items():
+        yield from _group(value, (*path, name))
+    if not values:  # what an entry could have, as comments
+        for line in _group(entry(), (*path, "NAME")):
+            yield f"# {line}" if line else line
+
+
+def _comment(text: str) -> list[str]:
+    text = text[:1].upper() + text[1:]
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+
+
+def _header(path: tuple[str, ...]) -> str:
+    """The header of a table: `[data.sources.web]`."""
+    return _toml(_nested(path, {})).splitlines()[-1]
+
+
+def _nested(path: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
+    """`values` in nested dicts, by the names in `path`."""
+    for name in reversed(path):
+        values = {name: values}
+    return values
+
+
+def _toml(values: Mapping[str, Any]) -> str:
     """Nested dicts as the text of a TOML file.
 
     Raises:
@@ -341,55 +374,10 @@ def read(path: Path, config: Any, instead: Mapping[str, str] | None = None) -> A
       MeshDSLError: the file cannot be read, or has something that is not a setting.
     """
     try:
-        values = parse_toml(path.read_text(encoding="utf-8"))
+        return _updated(config, parse_toml(path.read_text(encoding="utf-8")), instead=instead)
     except OSError as error:
         raise MeshDSLError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise MeshDSLError(f"{path}: not TOML: {error}") from None
-    try:
-        found = dict(_settings_in(values, config))
-        for key, name in (instead or {}).items():
-            if key in found and not _is_found(config, key, found[key]):
-                found[key] = name
-        return override(_with_tables(values, config), **found)
     except MeshDSLError as error:
         raise MeshDSLError(f"{path}: {error}") from None
-
-
-def _with_tables(values: dict[str, Any], config: Any) -> Any:
-    """`config` with an entry for each table by name in `values`, also for a table that is empty.
-
-    Raises:
-      MeshDSLError: an empty table is not a group of settings. In one that is not empty, its keys
-        are found to be unknown later.
-    """
-    hints = typing.get_type_hints(type(config))
-    changes: dict[str, Any] = {}
-    for key, value in values.items():
-        if not isinstance(value, dict):
-            continue
-        kind = hints.get(key)
-        if dataclasses.is_dataclass(inside := getattr(config, key, None)):
-            changes[key] = _with_tables(value, inside)
-        elif entry := entry_type(kind):
-            table = getattr(config, key)
-            names = [name for name, each in value.items() if isinstance(each, dict)]
-            changes[key] = table | {name: table.get(name, entry()) for name in names}
-        elif not value and kind is not dict and dict not in typing.get_args(kind):
-            raise MeshDSLError(f"no table `{key}`{nearest(key, hints)}")
-    return dataclasses.replace(config, **changes) if changes else config
-
-
-def _settings_in(
-    values: dict[str, Any], config: Any, prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of each setting in nested dicts.
-
-    Where a field may be a table itself, as `layout` may, the table is its value.
-    """
-    hints = typing.get_type_hints(type(config)) if dataclasses.is_dataclass(config) else {}
-    for key, value in values.items():
-        if isinstance(value, dict) and dict not in typing.get_args(hints.get(key)):
-            yield from _settings_in(value, getattr(config, key, None), f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+    except ValueError as error:
+        raise MeshDSLError(f"{path}: not TOML: {error}") from None

@@ -33,7 +33,7 @@ from meshdsl.ops.global_norm import global_norms
 from meshdsl.predict.compiler.options import default_options
 from meshdsl.program.program import Program
 from meshdsl.tensor import Tensor, is_tensor
-from meshdsl.train.adapters import adapted
+from meshdsl.train.adapters import Frozen, Trained, whole_model
 from meshdsl.train.config import Precision
 from meshdsl.train.muon import InStacks, Lowering
 from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
@@ -63,21 +63,6 @@ class State(PyTreeNode):
     key: jax.Array
     scale: LossScale | None = None
     adapters: dict[str, Any] | None = None
-
-
-class Trained(PyTreeNode):
-    """What is trained where there are adapters: some of the parameters, and the adapters' two."""
-
-    params: Any
-    a: dict[str, Tensor]
-    b: dict[str, Tensor]
-
-
-class Frozen(PyTreeNode):
-    """The rest of the model and of the adapters, which is not trained."""
-
-    params: Any
-    scale: Any
 
 
 class TrainStep:
@@ -112,6 +97,7 @@ class TrainStep:
       abstract: the state as `ShapeDtypeStruct`s with shardings; no array is made for it.
       shardings: the sharding of each array of the state.
       compiler_options: the options that the step is compiled with.
+      split_of_gradients: the sharding of each gradient that `gradients` gives.
 
     Raises:
       MeshDSLError: the layout does not fit the parameters, or the devices cannot offload.
@@ -161,7 +147,7 @@ class TrainStep:
             self.shardings,
         )
         trained, _ = self._parts(self.shapes)
-        self._updating = shardings(trained, layout, mesh, "optimizer")
+        self.split_of_gradients = shardings(trained, layout, mesh, "optimizer")
         parameters = jax.tree.leaves(trained, is_leaf=is_tensor)
         known = {dim.name for parameter in parameters for dim in parameter.dims}
         self._dims = [*dims, *known, *(rule.dim for rule in layout.parsed)]
@@ -248,24 +234,15 @@ class TrainStep:
             frozen={f"params.{name}" for name in self._frozen},
         )
 
-    def _lowered(self, in_stacks: InStacks, tree: Any) -> Lowered:
-        """A part of the optimizer's update, lowered for such a tree of parameters."""
-        sizes = dict(self.mesh.shape)
-        layout = in_stacks.layout(tree, self.layout, sizes)
-        # JAX keeps the traces of a function, and each of these is for a tree of its own.
-        muon = lambda tree: in_stacks(tree, self.layout, sizes)
-        muon.__name__ = "optimizer"
-        return Lowered(muon, layout, self.mesh, self._dims, optimizer=(0,))
-
     def _run_lowered(self, in_stacks: InStacks, tree: Any) -> Any:
         """Run a part of the optimizer's update, which is recorded."""
-        self._in_update.append(self._lowered(in_stacks, tree))
+        self._in_update.append(in_stacks.lowered(tree, self.layout, self.mesh, self._dims))
         return self._in_update[-1](tree)
 
     def gradients(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The gradients of a step, split as optimizer state is; to be compiled by the caller."""
         grads = self._loss_and_gradients_of(state, batch)[2]
-        return jax.lax.with_sharding_constraint(grads, self._updating)
+        return jax.lax.with_sharding_constraint(grads, self.split_of_gradients)
 
     def _loss_and_gradients_of(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The loss, what is reported, the gradients, and the global norms."""
@@ -275,11 +252,6 @@ class TrainStep:
         scale = self._scale(state)
         trained, frozen = self._parts(state)
         return self._gradients(trained, batch, key, *([] if scale is None else [scale]), *frozen)
-
-    @property
-    def split_of_gradients(self) -> Any:
-        """The sharding of each gradient that `gradients` gives."""
-        return self._updating
 
     def _parts(self, state: State) -> tuple[Any, list[Any]]:
         """What of a state is trained, and, where not all is, a list of the other parts of it."""
@@ -356,7 +328,7 @@ class TrainStep:
         if self._clip:
             factor = jnp.minimum(1.0, self._clip / (metrics["gradient_norm"] + 1e-12))
             grads = jax.tree.map(lambda g: g * factor, grads)
-        before = jax.lax.with_sharding_constraint(old[0], self._updating)
+        before = jax.lax.with_sharding_constraint(old[0], self.split_of_gradients)
         kept = jax.device_put(old[1], self._fetched) if self._fetched else old[1]
         full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
         self._in_update.clear()
@@ -366,7 +338,7 @@ class TrainStep:
         opt_state = cast(opt_state, self._precision.optimizer)
         if self._precision.stochastic_rounding:
             params = jax.lax.with_sharding_constraint(
-                round_at_random(params, state.key, state.step), self._updating
+                round_at_random(params, state.key, state.step), self.split_of_gradients
             )
         else:
             params = cast(params, self._precision.params)
@@ -400,7 +372,7 @@ def _loss_and_gradients(loss: Callable, microbatches: Dim | None, precision: Pre
         return md.cast(value, jnp.float32) * scale, aux
 
     def of_model(trained, batch, key, *frozen):
-        return loss(_whole_model(trained, *frozen), batch, key)
+        return loss(whole_model(trained, *frozen), batch, key)
 
     def loss_and_gradients(params, batch, key, *rest):
         scale = [md.tensor(s, ()) for s in rest[:is_scaled]]
@@ -414,13 +386,3 @@ def _loss_and_gradients(loss: Callable, microbatches: Dim | None, precision: Pre
         return value, aux, grads, {"gradient_norm": gradient, "parameter_norm": parameter}
 
     return loss_and_gradients
-
-
-def _whole_model(trained: Any, frozen: Any = None) -> Any:
-    """The model that the loss function gets, of the parts that `TrainStep._parts` makes."""
-    if frozen is None:
-        return trained
-    if isinstance(trained, Trained):
-        model = together(trained.params, frozen.params)
-        return adapted(model, {"a": trained.a, "b": trained.b, "scale": frozen.scale})
-    return together(trained, frozen)

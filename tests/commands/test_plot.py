@@ -11,8 +11,8 @@ from matplotlib.image import imread
 
 from meshdsl import MeshDSLError
 from meshdsl.commands.plot import plot_runs
-from meshdsl.train.watch.curves import Points, panels, read_runs, smoothed, thin
-from meshdsl.train.watch.curves_picture import COLOURS, _draw, interleaved_dashes, mark_sizes
+from meshdsl.train.watch.curves import panels, read_runs, smoothed
+from meshdsl.train.watch.curves_picture import COLOURS, _draw
 from meshdsl.train.watch.units import UNITS, unit
 from meshdsl_cli.parser import parse
 
@@ -102,13 +102,6 @@ def test_smoothing_is_a_mean_of_so_many_steps():
     assert smoothed(y, 1).tolist() == y.tolist()
 
 
-def test_long_curves_keep_their_spikes():
-    y = np.zeros(100_000)
-    y[54_321] = 9.0
-    kept = thin(Points(np.arange(100_000.0), y))
-    assert len(kept.x) <= 1200 and kept.x[kept.y.argmax()] == 54_321 and kept.y.max() == 9.0
-
-
 def test_metrics_have_units():
     assert (
         unit("loss") == unit("validation/web/loss") == unit("validation_loss") == "nats per token"
@@ -170,19 +163,3 @@ def test_identical_runs_are_both_seen(tmp_path):
     seen = colours(tmp_path / "same.png", *COLOURS[:3])
     (alone,) = colours(tmp_path / "alone.png", COLOURS[0])
     assert min(seen) > 0.2 * alone  # each a third of the curve, but for its marks and edges
-
-
-def test_pieces_of_curves_that_coincide_cover_them_in_turn_and_hide_none():
-    for curves in range(2, 7):
-        found = [interleaved_dashes(place, curves) for place in range(curves)]
-        dash, gap, _ = found[0]
-        period = dash + gap
-        assert {(d, g) for d, g, _ in found} == {(dash, gap)} and period == curves * dash
-        along = np.arange(0, 3 * period)
-        drawn = [[(x + begin) % period < dash for _, _, begin in found] for x in along]
-        assert all(sum(each) == 1 for each in drawn)  # every place has the colour of one curve
-        assert np.asarray(drawn).sum(0).min() > 0
-
-
-def test_marks_that_coincide_are_rings_around_each_other():
-    assert mark_sizes([(1.0, 2.0), (50.0, 2.0), (1.2, 2.1), (0.9, 1.8)]) == [2.0, 1.0, 1.5, 1.0]

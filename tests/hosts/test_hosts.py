@@ -55,21 +55,14 @@ def begin(*parts: str, slurm: bool = False) -> list[subprocess.Popen]:
     told = [[at, "2", str(i)] for i in range(2)]
     cluster = [{}, {}]
     if slurm:  # JAX takes the port from the number of the job
-        task = {
-            "SLURM_JOB_ID": str(free_port(65535 - 2**12 + 1)),
-            "SLURM_STEP_NODELIST": "localhost",
-        }
-        task |= {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
-        cluster, told = (
-            [task | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)],
-            [[], []],
-        )
-    usual = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "1",
-        "TPU_SKIP_MDS_QUERY": "1",
-    }
+        task = {"SLURM_JOB_ID": str(free_port(65535 - 2**12 + 1)), "SLURM_NTASKS": "2"}
+        task |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}
+        cluster = [
+            task | {f"SLURM_{name}": str(i) for name in ("PROCID", "LOCALID")} for i in (0, 1)
+        ]
+        told = [[], []]
+    usual = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    usual["TPU_SKIP_MDS_QUERY"] = "1"
     how = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [
         subprocess.Popen([sys.executable, "-c", code, *told[i]], env=usual | cluster[i], **how)
@@ -108,39 +101,27 @@ def test_two_processes_agree_or_all_hear_who_differs():
             print(error)
     """
     both = finish(begin(JOINED, asks, slurm=True))
-    differs = (
-        "configuration differs between processes, and must be the same in all 2: `seed = 0` "
-        "in process 0; `seed = 1` in process 1"
-    )
+    differs = "configuration differs between processes, and must be the same in all 2: `seed = 0` "
+    differs += "in process 0; `seed = 1` in process 1"
     refused = ["the folder is in use", differs]
     late = (
-        "data: process 1 of 2 did not come in 0.5 s to compare it with the others; still at "
-        "work, or hanging?"
+        "data: process 1 of 2 did not come in 0.5 s to compare it with the others; still at work, "
     )
-    assert both[0][1].splitlines() == [
-        "2 0 True",
-        "the first speaks",
-        "done once",
-        "{'process': 0}",
-        "[0, 1]",
-        *refused,
-        late,
-    ], both
+    said = ["2 0 True", "the first speaks", "done once", "{'process': 0}", "[0, 1]", *refused]
+    assert both[0][1].splitlines() == [*said, f"{late}or hanging?"], both
     assert both[1][1].splitlines() == ["2 1 False", "{'process': 0}", "[0, 1]", *refused], both
     assert [code for code, _, _ in both] == [0, 0]
+
+
+REFUSED = "sys.exit(hosts.report_and_end('meshdsl train: no such file', 2))"
+RAISED = "raise KeyError('lost')"
 
 
 @pytest.mark.parametrize(
     "fault, code, told",
     [
-        (
-            "sys.exit(hosts.report_and_end('meshdsl train: no such file', 2))",
-            2,
-            "process 1: meshdsl train: no such file",
-        ),
-        pytest.param(
-            "raise KeyError('lost')", 1, "process 1: KeyError: 'lost'", marks=pytest.mark.slow
-        ),
+        (REFUSED, 2, "process 1: meshdsl train: no such file"),
+        pytest.param(RAISED, 1, "process 1: KeyError: 'lost'", marks=pytest.mark.slow),
     ],
     ids=["refused", "raised"],
 )
@@ -153,9 +134,8 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     """
     both = finish(begin(JOINED, COLLECTIVE, fails))
     assert [each[0] for each in both] == [code, code], both
-    assert told in both[0][2] and told in both[1][2], (
-        "process 0 says it too: its output is what a user looks at"
-    )
+    # Process 0 says it too: its output is what a user looks at.
+    assert told in both[0][2] and told in both[1][2]
 
 
 @pytest.mark.slow
@@ -223,53 +203,42 @@ def test_a_launched_process_ends_with_its_launcher():
         "print('here', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "MESHDSL_LAUNCHER": str(pipe)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment,
-        pass_fds=[pipe],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    how = {"env": environment, "pass_fds": [pipe], "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **how) as process:
         assert process.stdout.readline() == "here\n"
         os.close(hold)
         assert process.wait(30) == 1
     os.close(pipe)
 
 
-def test_one_process_agrees_with_itself():
+def test_one_process_agrees_with_itself_and_prints_an_error_as_it_is(capsys):
     done = []
     hosts.join()
     hosts.agree("configuration", "steps = 4")
     assert hosts.first_does(lambda: done.append(1) or "done") == "done"
     assert (hosts.count(), hosts.index(), hosts.first(), done) == (1, 0, True, [1])
-
-
-def test_an_error_of_one_process_is_printed_as_it_is(capsys):
     assert hosts.report_and_end("meshdsl train: no such file", 2) == 2
     assert capsys.readouterr().err == "meshdsl train: no such file\n"
+
+
+TOGETHER = "--coordinator, --processes and --process-id go together: "
 
 
 @pytest.mark.parametrize(
     "given, message",
     [
+        (("here:1", None, None), f"{TOGETHER}--processes and --process-id are missing"),
+        (("here:1", 2, None), "--process-id is missing"),
+        (("here", 2, 0), "--coordinator here: expected host:port, such as 10.0.0.1:1234"),
+        (("here:1", 0, 0), "--processes 0: expected a whole number of at least 1"),
         (
-            ("localhost:1", None, None),
-            (
-                "--coordinator, --processes and --process-id go together: --processes and "
-                "--process-id are missing"
-            ),
+            ("here:1", 2, 2),
+            "--process-id 2: processes are counted from 0, so that of 2 the last is",
         ),
-        (("localhost:1", 2, None), "--process-id is missing"),
-        (("localhost", 2, 0), "--coordinator localhost: expected host:port, such as 10.0.0.1:1234"),
-        (("localhost:1", 0, 0), "--processes 0: expected a whole number of at least 1"),
+        (("here:1", 2, -1), "--process-id -1: processes are counted from 0"),
         (
-            ("localhost:1", 2, 2),
-            "--process-id 2: processes are counted from 0, so that of 2 the last is 1",
-        ),
-        (("localhost:1", 2, -1), "--process-id -1: processes are counted from 0"),
-        (
-            ("nowhere.invalid:1234", 2, 1),
-            "coordinator nowhere.invalid:1234: process 1 of 2 could not reach it in 0 s",
+            ("nowhere.invalid:1", 2, 1),
+            "nowhere.invalid:1: process 1 of 2 could not reach it in 0 s",
         ),
     ],
 )
@@ -283,13 +252,8 @@ def test_the_port_of_the_coordinator_must_be_free():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            MeshDSLError,
-            match=(
-                f"coordinator localhost:{port}: process 0 cannot listen on port {port}: "
-                "Address already in use"
-            ),
-        ):
+        said = f"process 0 cannot listen on port {port}: Address already in use"
+        with pytest.raises(MeshDSLError, match=f"coordinator localhost:{port}: {said}"):
             join(f"localhost:{port}", 2, 0)
 
 
@@ -300,81 +264,45 @@ def test_the_environment_says_the_same_as_the_flags(monkeypatch):
         join()
 
 
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_NODELIST": "node[1-2]",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
+SLURM = "SLURM_JOB_ID=7 SLURM_STEP_NODELIST=node[1-2] SLURM_PROCID=5 SLURM_LOCALID=1"
+EIGHT = "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"
+MPI = "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+FOUR = "SLURM_NTASKS=8 SLURM_STEP_TASKS_PER_NODE=4(x2)"
+CLUSTERS = {
+    "none": ("", None),
+    "a process per node": (
+        f"{SLURM} SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) {EIGHT}",
+        Cluster("SLURM", "slurm", 2),
+    ),
+    "four per node": (f"{SLURM} {FOUR} {EIGHT}", Cluster("SLURM", "slurm", 8, (2, 3))),
+    "own GPUs": (f"{SLURM} {FOUR} SLURM_GPUS_PER_TASK=2", Cluster("SLURM", "slurm", 8)),
+    "one task": (f"{SLURM} SLURM_NTASKS=1", None),
+    "sbatch without srun": (f"{SLURM} {FOUR}".replace("SLURM_STEP_NODELIST", "X"), None),
+    "mpirun": (MPI, Cluster("Open MPI", "ompi", 4, (1,))),
+    "GKE": ("TPU_WORKER_HOSTNAMES=a,b,c,d TPU_WORKER_ID=1", Cluster("GKE", "gketpu", 4)),
+    "GKE slices": (
+        "TPU_WORKER_HOSTNAMES=a,b MEGASCALE_NUM_SLICES=3",
+        Cluster("GKE", "gketpu", 6),
+    ),
+    "one host": ("TPU_WORKER_HOSTNAMES=localhost", None),
 }
-EIGHT = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
 
 
-@pytest.mark.parametrize(
-    "environment, expected",
-    [
-        ({}, None),
-        (
-            SLURM | {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | EIGHT,
-            Cluster("SLURM", "slurm", 2),
-        ),
-        (
-            SLURM | {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"} | EIGHT,
-            Cluster("SLURM", "slurm", 8, (2, 3)),
-        ),
-        (
-            SLURM
-            | {
-                "SLURM_NTASKS": "8",
-                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-                "SLURM_GPUS_PER_TASK": "2",
-            },
-            Cluster("SLURM", "slurm", 8),
-        ),
-        (SLURM | {"SLURM_NTASKS": "1"}, None),
-        (
-            {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
-            None,
-        ),
-        (
-            {
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-            Cluster("Open MPI", "ompi", 4, (1,)),
-        ),
-        ({"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "1"}, Cluster("GKE", "gketpu", 4)),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "MEGASCALE_NUM_SLICES": "3"}, Cluster("GKE", "gketpu", 6)),
-        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
-    ],
-    ids=[
-        "none",
-        "a process per node",
-        "four per node",
-        "own GPUs",
-        "one task",
-        "sbatch without srun",
-        "mpirun",
-        "GKE",
-        "GKE slices",
-        "one host",
-    ],
-)
-def test_clusters_are_seen_by_their_variables(environment, expected):
-    assert find_cluster({"TPU_SKIP_MDS_QUERY": "1"} | environment) == expected
+@pytest.mark.parametrize("variables, expected", CLUSTERS.values(), ids=CLUSTERS)
+def test_clusters_are_seen_by_their_variables(variables, expected):
+    given = dict(each.split("=") for each in variables.split())
+    assert find_cluster({"TPU_SKIP_MDS_QUERY": "1"} | given) == expected
+
+
+HOSTS = {"worker-network-endpoints": "a,b"}
+SLICES = {"tpu-env": "ZONE: 'x'\nMEGASCALE_NUM_SLICES: '12'\n"}
 
 
 @pytest.mark.parametrize(
     "attributes, expected",
     [
-        ({"worker-network-endpoints": "a,b"}, Cluster("Cloud TPU", "gcetpu", 2)),
-        (
-            {
-                "worker-network-endpoints": "a,b",
-                "tpu-env": "ZONE: 'x'\nMEGASCALE_NUM_SLICES: '12'\n",
-            },
-            Cluster("Cloud TPU", "gcetpu", 24),
-        ),
+        (HOSTS, Cluster("Cloud TPU", "gcetpu", 2)),
+        (HOSTS | SLICES, Cluster("Cloud TPU", "gcetpu", 24)),
         ({"worker-network-endpoints": "a"}, None),
         ({}, None),
     ],
@@ -402,5 +330,5 @@ def test_who_differs_is_said_in_one_line():
     found = _difference("data", hashes, {"a": "files = 3\nrows = 5", "b": "files = 3"})
     assert found == (
         "data differs between processes, and must be the same in all 12: `rows = 5` in "
-        "processes 0-2, 4-6, 8-11; nothing there in processes 3, 7"
+        "processes 0, 1, 2, 4, 5, 6, 8, 9 and 2 more; nothing there in processes 3, 7"
     )

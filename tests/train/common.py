@@ -16,14 +16,13 @@ from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl.train.step import TrainStep
 from meshdsl.train.stored_layout import find_layout
+from meshdsl_cli import main
 
-TINY = [
-    "model.d_model=16",
-    "model.layers=1",
-    "model.heads=8",
-    "model.d_ff=16",
-    "model.length=16",
-    "batch=8",
+TINY = "model.d_model=16 model.layers=1 model.heads=8 model.d_ff=16 model.length=16 batch=8".split()
+# Of runs of a few steps.
+SHORT = [
+    *(*TINY, "model.dropout=0.1", "schedule.warmup=2"),
+    *("validation.batches=1", "sample.tokens=0"),
 ]
 
 
@@ -68,11 +67,21 @@ def jobs_made_once() -> Iterator[None]:
         yield
 
 
+def records(out: Path) -> list[dict]:
+    """What a run has in its folder of each step."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
 def losses(out: Path) -> list[float]:
     """The losses of a run by step; each step from the first has one record."""
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    return [record["loss"] for record in records]
+    found = records(out)
+    assert [record["step"] for record in found] == list(range(1, len(found) + 1))
+    return [record["loss"] for record in found]
+
+
+def train(out: Path, *words: str) -> tuple[int, list[float]]:
+    """`meshdsl train` in the folder `out`: its exit code, and the losses of all steps there."""
+    return main(["train", "--out", str(out), *words]), losses(out)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -50,15 +50,7 @@ def chosen(*settings: str, target: str | None = "v5p:4x4x4"):
 
 @pytest.mark.parametrize(
     "memory, remat",
-    [
-        ("10GiB", "full"),
-        ("14GiB", "attention"),
-        ("25.9GiB", "attention"),
-        ("32GiB", "qkv"),
-        ("50%", "hidden"),
-        ("80%", "dots"),
-        ("1TiB", "dots"),
-    ],
+    [("10GiB", "full"), ("25.9GiB", "attention"), ("50%", "hidden"), ("80%", "dots")],
 )
 def test_the_fastest_that_fits_is_taken(estimates, memory, remat):
     choice = chosen(f"memory={memory}")
@@ -111,6 +103,7 @@ def test_memory_is_a_share_or_bytes():
     assert memory_bytes("50%", None) is None
 
 
+@pytest.mark.slow  # test_a_run_chooses_again, and what explain prints elsewhere
 def test_explain_says_what_was_chosen(capsys):
     small = ["--model", "llama", "model.layers=2", "model.d_model=64", "model.length=32"]
     words = [*small, "--target", "v5e:2x2", "model.remat=auto", "--layout", "fsdp"]

@@ -18,7 +18,7 @@ from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl_cli import main
 from tests.train.common import losses
-from tests.train.test_kill_matrix import NIGHTLY, TINY, members
+from tests.train.test_kill_matrix import NIGHTLY, TINY, environment, members
 
 SCHEDULE = ["kill 1", "pause 0", "kill 0", "kill the restored 1"]
 PAUSE = 4.0  # seconds, which is less than a process is waited for
@@ -35,16 +35,16 @@ def drawn(count, seed=20):
 class Run:
     """A launched run, and what can be done to its processes."""
 
-    def __init__(self, folder, text, environment, steps):
+    def __init__(self, folder, text, steps):
         self.folder = folder
         words = ["launch", "--processes", "2", "--restarts", "99", "--", "train"]
-        words += ["--data", str(text), "--layout", "fsdp", "--out", str(folder)]
+        words += ["--data", text, "--layout", "fsdp", "--out", str(folder)]
         words += [*TINY, f"steps={steps}", "checkpoint.keep=3"]
         self.printed = folder.with_suffix(".txt")
         with self.printed.open("w") as printed:
             self.launcher = subprocess.Popen(
                 [sys.executable, "-m", "meshdsl_cli", *words],
-                env=os.environ | environment,
+                env=environment(folder.parent),
                 stdout=printed,
                 stderr=printed,
             )
@@ -95,20 +95,12 @@ class Run:
 
 
 @pytest.mark.slow
-def test_faults_change_no_loss(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
-    environment = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XDG_CACHE_HOME": str(tmp_path),
-    }
+def test_faults_change_no_loss(tmp_path, text):
     schedule = drawn(60) if NIGHTLY else SCHEDULE
     steps = 8 * len(schedule)
-    alone = Run(tmp_path / "alone", text, environment, steps)
+    alone = Run(tmp_path / "alone", text, steps)
     assert alone.launcher.wait(DEADLINE * len(schedule)) == 0, alone.printed.read_text()
-    run = Run(tmp_path / "run", text, environment, steps)
+    run = Run(tmp_path / "run", text, steps)
     run.comes_further()
     met = 0
     for fault in schedule:

@@ -36,21 +36,14 @@ def batches(*filled: int, separate: bool = False) -> list[dict[str, np.ndarray]]
 def test_a_loss_is_the_mean_over_all_targets_of_all_batches():
     made = job("single")
     params, data = made.step.init(jax.random.key(0)).params, batches(8, 3)
-    nats = [
-        np.asarray(
-            params.nats(
-                *(
-                    md.tensor(batch[name], made.held_out[name].dims)
-                    for name in ("tokens", "targets")
-                )
-            ).array
-        )
-        for batch in data
-    ]
+    nats = []
+    for batch in data:
+        rows = [md.tensor(batch[name], made.held_out[name].dims) for name in ("tokens", "targets")]
+        nats.append(np.asarray(params.nats(*rows).array))
+    found = Evaluator(made).measure(params, {"some": data, "none": batches(0)})
     expected = (nats[0].sum() + nats[1][:3].sum()) / (11 * 16)
-    assert Evaluator(made).measure(params, {"some": data})["some"]["loss"] == pytest.approx(
-        expected, rel=1e-6
-    )
+    assert found["some"]["loss"] == pytest.approx(expected, rel=1e-6)
+    assert math.isnan(found["none"]["loss"])
 
 
 def test_losses_are_the_same_under_a_layout_that_splits_everything_each_dataset_by_itself():
@@ -74,12 +67,3 @@ def test_losses_are_computed_in_the_precision_of_the_run():
         for each in (wide, narrow)
     )
     assert exact != rounded == pytest.approx(exact, rel=1e-2)
-
-
-def test_a_dataset_without_targets_has_no_loss():
-    made = job("single")
-    assert math.isnan(
-        Evaluator(made).measure(made.step.init(jax.random.key(0)).params, {"some": batches(0)})[
-            "some"
-        ]["loss"]
-    )

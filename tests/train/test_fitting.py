@@ -10,26 +10,27 @@ import meshdsl as md
 from meshdsl.train import Config, fit, override
 from meshdsl.train.folder import RunFolder
 from meshdsl_cli import main
-from tests.train.common import TINY, losses
+from tests.train.common import SHORT, losses
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-SETTINGS = ["batch=8", "sample.tokens=0", "steps=3"]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog; " * 200)
-    return f"data.sources.text.paths={path}"
+SETTINGS = [*SHORT, "steps=3"]
 
 
 def fitted(folder, text, layout="data", **how):
-    config = override(Config(), [*TINY, *SETTINGS, text])
+    config = override(Config(), [*SETTINGS, f"data.sources.text.paths={text}"])
     return fit(config.model, config, layout, folder=folder, **how)
 
 
 def test_a_fit_is_the_run_of_the_command_and_goes_on_or_gives_what_it_made(tmp_path, text):
-    words = ["train", "--layout", "fsdp", "--out", str(tmp_path / "b"), *TINY, *SETTINGS, text]
+    words = [
+        "train",
+        "--layout",
+        "fsdp",
+        "--out",
+        str(tmp_path / "b"),
+        *SETTINGS,
+        f"data.sources.text.paths={text}",
+    ]
     assert main(words) == 0
     found = fitted(tmp_path / "a", text, "fsdp", resume=True)  # there is none: it begins
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
@@ -43,7 +44,12 @@ def test_a_fit_is_the_run_of_the_command_and_goes_on_or_gives_what_it_made(tmp_p
 
     with pytest.raises(md.MeshDSLError, match="holds a run"):
         fitted(tmp_path / "a", text)
-    more = override(again.job.config, ["steps=5"])
+
+
+@pytest.mark.slow
+def test_a_fit_goes_on_with_more_steps_under_another_layout(tmp_path, text):
+    fitted(tmp_path / "a", text, "fsdp")
+    more = override(RunFolder(tmp_path / "a").stored_config(), ["steps=5"])
     found = fit(more.model, more, "data", folder=tmp_path / "a", resume=True)
     assert len(losses(tmp_path / "a")) == 5 and int(found.state.step) == 5
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from meshdsl.train.interrupt import stopping
+from tests.helpers import only
 
 
 def stopped(stop, step, why):
@@ -45,11 +46,14 @@ WANTED = "with stopping():\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(
 
 @pytest.mark.parametrize(
     ("around", "name", "code", "why"),
-    [
-        (ALONE, "SIGTERM", 0, "preempted"),
-        (ALONE, "SIGINT", 130, "interrupted"),
-        (WANTED, "SIGINT", 130, "interrupted"),
-    ],
+    only(
+        [(ALONE, "SIGTERM", 0, "preempted")],
+        [
+            (ALONE, "SIGTERM", 0, "preempted"),
+            (ALONE, "SIGINT", 130, "interrupted"),
+            (WANTED, "SIGINT", 130, "interrupted"),
+        ],
+    ),
 )
 def test_a_signal_that_nobody_takes_ends_the_program_at_once(around, name, code, why):
     program = f"""
@@ -60,7 +64,6 @@ from meshdsl.train.interrupt import stopping
     os.kill(os.getpid(), signal.{name})
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, as a compiler spends them
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (code, f"meshdsl: {why}; nothing more was saved\n")

@@ -6,16 +6,19 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax.struct import PyTreeNode
 
+import meshdsl as md
 from meshdsl.layout import Layout
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import is_tensor
-from meshdsl.train.config import Config
+from meshdsl.train.config import Config, Optimizer, Schedule
 from meshdsl.train.job import Job
-from meshdsl.train.matrices import is_matrix, matrices, numbers_of
-from meshdsl.train.muon import muon
+from meshdsl.train.muon import is_matrix, matrices, muon, numbers_of
+from meshdsl.train.optimizer import make_optimizer
 from meshdsl.train.settings import override
-from tests.helpers import only
+from meshdsl.train.step import TrainStep
+from tests.helpers import dims, only
 from tests.train.common import TINY, tiny_job
 from tests.train.test_optimizer import parameters
 from tests.train.test_trained import steps
@@ -35,11 +38,54 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", only(["fsdp"], LAYOUTS))
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_are_those_of_one_device(layout):
     settings = [*MUON, *LAYOUTS[layout]]
     found, expected = (steps(name, *settings, count=3) for name in (layout, "single"))
     np.testing.assert_allclose(found, expected, rtol=3e-5)
+
+
+LAYERS, BATCH, INNER, OUTER = dims(layers=3, batch=8, inner=8, outer=16)
+
+
+class Stacked(PyTreeNode):
+    """A stack of three matrices, which divides over no axis, and a matrix in no stack."""
+
+    stack: md.Tensor
+    lone: md.Tensor
+
+    @classmethod
+    def init(cls, key):
+        stack, lone = (
+            md.normal(key, dims, ins=INNER) for dims in ((LAYERS, INNER, OUTER), (INNER, OUTER))
+        )
+        stack.role = stack.role._replace(outs=("outer",))
+        return cls(stack, lone)
+
+    def loss(self, batch, key):
+        of_stack = md.einsum(batch["x"], self.stack, out=(BATCH, LAYERS, OUTER))
+        return md.mean(
+            md.square(of_stack + md.einsum(batch["x"], self.lone, out=(BATCH, OUTER)))
+        ), {}
+
+
+def test_steps_of_a_small_model_are_those_of_one_device():
+    batch = {
+        "x": md.tensor(np.random.default_rng(0).normal(size=(8, 8)).astype("f"), (BATCH, INNER))
+    }
+    found = []
+    for layout in (Layout(), Layout(["batch -> data"], ["inner -> data"], mesh={"data": 8})):
+        tx = make_optimizer(Optimizer("muon", learning_rate=0.1), Schedule(warmup=0), 10)
+        step = TrainStep(Stacked.init, Stacked.loss, tx, layout, make_mesh(layout))
+        state = step.init(jax.random.key(0))
+        for _ in range(2):
+            state, _ = step(state, batch)
+        found.append(state.params)
+    same = lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-5, atol=1e-6)
+    jax.tree.map(same, *found)
+    moves = Counter(c.operation for c in step.program(state, batch).collectives)
+    assert moves["all_to_all"] == 2
 
 
 def _ops_of_update(job: Job):

@@ -37,18 +37,8 @@ def two_networks():
         try:
             for space in SPACES:
                 ip("netns", "add", space)
-            ip(
-                "link",
-                "add",
-                LINKS[0],
-                "netns",
-                SPACES[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                LINKS[1],
-            )
+            cable = ["link", "add", LINKS[0], "netns", SPACES[0], "type", "veth"]
+            ip(*cable, "peer", "name", LINKS[1])
             ip("link", "set", LINKS[1], "netns", SPACES[1])
             for space, link, address in zip(SPACES, LINKS, ADDRESSES, strict=True):
                 ip("-n", space, "addr", "add", f"{address}/24", "dev", link)

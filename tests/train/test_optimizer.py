@@ -1,7 +1,5 @@
 """Optimizers by name: what they do to matrices, to stacked matrices and to everything else."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 from meshdsl.lowering.shardings import shardings
 from meshdsl.mesh import make_mesh
-from meshdsl.tensor import Tensor, parameter
+from meshdsl.tensor import parameter
 from meshdsl.train.config import Optimizer, Schedule
 from meshdsl.train.optimizer import (
     TABLE,
@@ -77,76 +75,34 @@ def test_a_loss_falls(name):
     assert loss(params) < 0.9 * first
 
 
-LAYOUTS = {
-    "data": Layout(["batch -> data"], mesh={"data": 2}),
-    "zero1": Layout(["batch -> data"], optimizer=["rows -> data"], mesh={"data": 2}),
-    "fsdp-tensor": Layout(["columns -> model"], ["rows -> data"], mesh={"data": 2, "model": 2}),
-}
+LAYOUT = Layout(["columns -> model"], ["rows -> data"], mesh={"data": 2, "model": 2})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("name", TABLE)
-def test_split_parameters_get_the_updates_of_whole_ones(name, layout):
-    params = parameters()
-    split = jax.device_put(params, shardings(params, layout, make_mesh(layout), "optimizer"))
+def test_split_parameters_get_the_updates_of_whole_ones(name):
+    params, mesh = parameters(), make_mesh(LAYOUT)
+    split = jax.device_put(params, shardings(params, LAYOUT, mesh, "optimizer"))
+    state = optimizer(name).init(params)
+    jax.device_put(state, shardings(state, LAYOUT, mesh, "optimizer"))
     same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    jax.tree.map(same, two_updates(name, split), whole_updates(name))
+    jax.tree.map(same, two_updates(name, split), two_updates(name, params))
 
 
 def two_updates(name, params):
     """`params` after two updates by gradients that differ."""
     tx = optimizer(name)
-    update = jax.jit(tx.update)
     state = jax.jit(tx.init)(params)
     for factor in (1.0, -0.3):
-        made, state = update(
-            jax.tree.map(lambda x, factor=factor: factor * x * x, params), state, params
-        )
+        gradients = jax.tree.map(lambda x, factor=factor: factor * x * x, params)
+        made, state = jax.jit(tx.update)(gradients, state, params)
         params = jax.tree.map(jnp.add, params, made)
     return params
-
-
-@functools.cache
-def whole_updates(name):
-    return two_updates(name, parameters())
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_the_state_of_every_optimizer_has_shardings(name):
-    layout = LAYOUTS["fsdp-tensor"]
-    state = optimizer(name).init(parameters())
-    found = shardings(state, layout, make_mesh(layout), "optimizer")
-    assert jax.tree.structure(found) == jax.tree.structure(state)
-    jax.device_put(state, found)
-
-
-def test_muon_orthogonalizes_each_layer_of_a_stacked_matrix():
-    tx = optimizer("muon", 1.0, weight_decay=0.0)
-    params = parameters()
-    made, _ = tx.update(params, tx.init(params), params)
-    for layer in np.asarray(made["weight"].array):
-        singular = np.linalg.svd(layer, compute_uv=False)
-        assert singular.min() > 0.4 * singular.max()
-    one = Dim("layers", 1)
-    each = {k: Tensor(x.array[:1], (one, *x.dims[1:]), x.role) for k, x in params.items()}
-    alone, _ = tx.update(each, tx.init(each), each)
-    np.testing.assert_allclose(
-        made["weight"].array[0], alone["weight"].array[0], rtol=1e-4, atol=1e-6
-    )
 
 
 def rates(steps, **settings):
     """The learning rate of each step, and the one that the run ends at; the peak is 1."""
     schedule = make_schedule(Schedule(**settings), 1.0, steps)
     return [float(schedule(step)) for step in range(steps + 1)]
-
-
-@pytest.mark.parametrize("shape", ["cosine", "linear", "wsd"])
-def test_the_schedule_warms_up_to_the_peak_and_falls_to_its_end(shape):
-    found = rates(20, shape=shape, warmup=3, final=0.1)
-    np.testing.assert_allclose(found[:4], [0.25, 0.5, 0.75, 1.0])
-    assert found[3:] == sorted(found[3:], reverse=True)
-    assert found[20] == pytest.approx(0.1)
 
 
 # steps after a warmup of 4, of a run of 24 that ends at a fifth of the peak
@@ -161,13 +117,11 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_schedule_has_its_shape(shape):
     found = rates(24, shape=shape, warmup=4, final=0.2, decay=0.5)
+    np.testing.assert_allclose(found[:5], [0.2, 0.4, 0.6, 0.8, 1.0])
+    assert found[4:] == sorted(found[4:], reverse=True)
     for step, rate in SHAPES[shape].items():
         assert found[4 + step] == pytest.approx(rate), step
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_run_shorter_than_its_warmup_has_a_schedule(shape):
-    assert rates(1, shape=shape, warmup=50)[0] == 1.0
+    assert rates(1, shape=shape, warmup=50)[0] == 1.0  # a run shorter than its warmup
 
 
 def make_mine(learning_rate, weight_decay, factor=1.0):
@@ -199,15 +153,8 @@ def test_every_optimizer_of_optax_makes_updates_or_says_why_not():
             params, tx.init(params), params, value=jnp.ones(())
         )
         assert jax.tree.structure(made) == jax.tree.structure(params)
-    assert set(refused) <= {
-        "dpsgd",
-        "optimistic_adam",
-        "schedule_free",
-        "sophia",
-        "lbfgs",
-        "rprop",
-        "sm3",
-    }
+    known = "dpsgd optimistic_adam schedule_free sophia lbfgs rprop sm3"
+    assert set(refused) <= set(known.split())
     assert all(text.startswith(f"optimizer.name={name}: ") for name, text in refused.items())
 
 

@@ -1,6 +1,5 @@
 """A device that computes or keeps other bits than it should is named (`guard.repeat`)."""
 
-import json
 from pathlib import Path
 
 import jax
@@ -9,8 +8,7 @@ import pytest
 
 from meshdsl import MeshDSLError
 from meshdsl.train.repeated import Repeated, _other_than_replicas
-from meshdsl_cli import main
-from tests.train.common import TINY, tiny_job
+from tests.train.common import SHORT, records, tiny_job, train
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +87,9 @@ def test_of_two_replicas_both_are_named_and_of_parts_those_of_one_place():
 def test_a_run_that_repeats_has_the_losses_of_one_that_does_not(tmp_path):
     losses = []
     for repeat in (0, 2):
-        folder = tmp_path / str(repeat)
-        run = ["train", "--layout", "fsdp", "--out", str(folder), *TINY, "steps=5"]
-        assert (
-            main([*run, "sample.tokens=0", f"guard.repeat={repeat}", "microbatches=2", "batch=16"])
-            == 0
-        )
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        losses.append([line["loss"] for line in lines])
+        words = (*SHORT, "--layout", "fsdp", "steps=5", "microbatches=2", "batch=16")
+        code, found = train(tmp_path / str(repeat), *words, f"guard.repeat={repeat}")
+        assert code == 0
+        losses.append(found)
     assert losses[0] == losses[1]
-    assert sum(line.get("repeat_seconds", 0) > 0 for line in lines) == 2
+    assert sum(line.get("repeat_seconds", 0) > 0 for line in records(tmp_path / "2")) == 2

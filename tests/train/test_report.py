@@ -58,9 +58,8 @@ def test_everything_that_the_layout_decided_is_printed():
 
 def test_a_step_without_collectives_says_so():
     layout = Layout()
-    params = {
-        "scale": parameter(jax.device_put(jnp.ones(8), jax.devices()[0]), (Dim("d_model", 8),))
-    }
+    scale = jax.device_put(jnp.ones(8), jax.devices()[0])
+    params = {"scale": parameter(scale, (Dim("d_model", 8),))}
     report = describe(layout, make_mesh(layout), SimpleNamespace(params=params, opt_state=()), [])
     assert "mesh without axes on 1 cpu device" in report
     assert "collectives of one step\n  none" in report

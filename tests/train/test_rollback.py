@@ -7,29 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import meshdsl_cli as cli
 from meshdsl.train.job import Job
 from meshdsl.train.step import TrainStep
 from meshdsl.train.training_loop import TrainingLoop
-from tests.train.common import losses
+from tests.train.common import SHORT, train
 
-TINY = [
-    "model.d_model=16",
-    "model.layers=1",
-    "model.heads=2",
-    "model.d_ff=16",
-    "model.length=16",
-    "model.dropout=0.1",
-    "batch=4",
-    "steps=6",
-    "schedule.warmup=2",
-    "validation.batches=1",
-    "sample.tokens=0",
-    "--layout",
-    "fsdp",
-    "--devices",
-    "2",
-]
+SIX = [*SHORT, "steps=6", "--layout", "fsdp", "--devices", "2"]
 
 
 @pytest.fixture
@@ -94,12 +77,6 @@ def poison(monkeypatch):
     return at
 
 
-def train(out, *words):
-    """The exit code, and the losses of all steps, each of which has one record."""
-    code = cli.main(["train", "--out", str(out), *words])
-    return code, losses(out)
-
-
 def assert_saved(folder, batches):
     """These batches, and no others, are in files of the folder."""
     assert {path.name for path in folder.glob("nonfinite-*")} == set(batches)
@@ -107,72 +84,52 @@ def assert_saved(folder, batches):
         np.testing.assert_array_equal(np.load(folder / name)["tokens"], tokens)
 
 
-def assert_all_differ(batches):
-    assert len({batch.tobytes() for batch in batches}) == len(batches)
-
-
 @pytest.fixture(scope="module")
 def expected(text, tmp_path_factory):
     """The losses of a run in which all is well."""
-    return train(tmp_path_factory.mktemp("whole") / "run", "--data", text, *TINY)[1]
+    return train(tmp_path_factory.mktemp("whole") / "run", "--data", text, *SIX)[1]
 
 
-def test_a_roll_back_goes_on_from_the_newest_checkpoint_with_other_batches(
-    text, expected, placed, poison, tmp_path, capsys
-):
-    poison(3)  # seen when step 4 has begun; batches 5 to 8 lead from step 2 to 6
-    code, losses = train(
-        tmp_path / "a", "--data", text, *TINY, "checkpoint.every=2", "guard.nonfinite=rollback"
-    )
-    assert code == 0 and len(losses) == 6 and all(map(math.isfinite, losses))
-    assert losses[:2] == expected[:2] and losses[2] != expected[2]
-    assert "rolled back to step 2; " in capsys.readouterr().out
-    assert len(placed) == 8
-    assert_all_differ(placed)
-    assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
-
-
-def test_roll_backs_to_the_first_state_and_from_the_step_that_was_to_be_saved(
-    text, placed, poison, tmp_path, capsys
-):
+# What is poisoned, the settings, the step that the run goes back to, how many batches are trained
+# on, and which of them are saved.
+CASES = {
+    # Seen when step 4 has begun; batches 5 to 8 lead from step 2 to 6.
+    "the newest checkpoint": ((3,), "rollback", 2, 2, 8, {"nonfinite-3.npz": 2}),
     # The one is seen when step 3 has begun; the other, in the third step from the start with
     # batch 4, before its checkpoint.
-    poison(2, 6)
-    code, losses = train(
-        tmp_path / "a", "--data", text, *TINY, "checkpoint.every=3", "guard.nonfinite=rollback"
-    )
-    assert code == 0 and len(losses) == 6 and all(map(math.isfinite, losses))
-    assert capsys.readouterr().out.count("rolled back to step 0; ") == 2
-    assert len(placed) == 3 + 3 + 6
-    assert_all_differ(placed)
-    assert_saved(tmp_path / "a", {"nonfinite-2.npz": placed[1], "nonfinite-3.npz": placed[5]})
+    "the first state, twice": (
+        *((2, 6), "rollback", 3, 0, 12),
+        {"nonfinite-2.npz": 1, "nonfinite-3.npz": 5},
+    ),
+    "nowhere, for the step is skipped": ((3,), "skip", 200, None, 6, {"nonfinite-3.npz": 2}),
+}
 
 
-def test_a_skipped_step_changes_nothing_and_the_run_goes_on(
-    text, expected, placed, poison, tmp_path
+@pytest.mark.parametrize(
+    "poisoned, guard, every, back, batches, kept", CASES.values(), ids=CASES.keys()
+)
+def test_a_run_goes_back_and_on_with_other_batches(
+    text, expected, placed, poison, tmp_path, capsys, poisoned, guard, every, back, batches, kept
 ):
-    poison(3)
-    code, losses = train(tmp_path / "a", "--data", text, *TINY, "guard.nonfinite=skip")
-    assert code == 0 and [math.isfinite(loss) for loss in losses] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-        True,
-    ]
-    np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-6)
-    assert losses[3] != expected[3]
-    assert len(placed) == 6
-    assert_all_differ(placed)
-    assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
+    poison(*poisoned)
+    words = (*SIX, f"checkpoint.every={every}", f"guard.nonfinite={guard}")
+    code, losses = train(tmp_path / "a", "--data", text, *words)
+    finite = [guard == "rollback" or step not in poisoned for step in range(1, 7)]
+    assert code == 0 and [*map(math.isfinite, losses)] == finite
+    said = capsys.readouterr().out.count(f"rolled back to step {back}; ")
+    assert said == (len(poisoned) if guard == "rollback" else 0)
+    if poisoned == (3,):
+        np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-6)
+        assert losses[3] != expected[3]
+    assert len(placed) == len({batch.tobytes() for batch in placed}) == batches
+    assert_saved(tmp_path / "a", {name: placed[i] for name, i in kept.items()})
 
 
 def test_a_run_that_stops_can_go_on_from_its_newest_checkpoint(
     text, expected, placed, poison, tmp_path, capsys
 ):
     poison(3)
-    assert train(tmp_path / "a", "--data", text, *TINY, "checkpoint.every=2")[0] == 2
+    assert train(tmp_path / "a", "--data", text, *SIX, "checkpoint.every=2")[0] == 2
     assert "step 3: loss nan, gradient norm nan; its batch is in" in capsys.readouterr().err
     assert_saved(tmp_path / "a", {"nonfinite-3.npz": placed[2]})
     poison()

@@ -7,8 +7,6 @@ import textwrap
 import threading
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,13 +26,10 @@ def test_a_folder_that_can_be_made_is_left_alone(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MeshDSLError, match=r"file/a: cannot be written: .*file: Not a directory"):
         check_folder(tmp_path / "file" / "a", 0)
-
-
-def test_a_read_only_folder_is_an_error():
     with pytest.raises(MeshDSLError, match=r"^/proc/run: cannot be written: /proc: "):
         check_folder(Path("/proc/run"), 0)
 
@@ -48,44 +43,28 @@ def test_a_full_disk_is_an_error_that_says_how_much_is_missing(tmp_path):
 # -- what is not finite ----------------------------------------------------------------------------
 
 
-@jax.jit
-def step(weight, batch):
-    """A step of a model of one number. A token of -1 spoils it, as a bad batch does."""
-    value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.log(batch["tokens"] + 1.0) * w**2))(
-        weight
-    )
-    return weight - 0.1 * slope, {"loss": value, "gradient_norm": jnp.abs(slope)}
-
-
 def run(path, bad, steps=6, **settings):
     """Train with a bad batch at the steps `bad`.
 
     Returns the verdicts, each one step late as in the loop.
     """
     judge = NonfiniteGuard(Guard(**settings), path)
-    weight, record, verdicts = jnp.float32(1.0), None, []
+    record, verdicts = None, []
     for number in range(1, steps + 1):
         tokens = np.full((2, 4), -1 if number in bad else number, np.int32)
-        batch = {"tokens": tokens, "targets": tokens + 1}
-        judge.keep(number, batch)
-        after, measured = step(weight, batch)
-        before, record = (
-            record,
-            {"step": number, **{name: float(value) for name, value in measured.items()}},
-        )
+        judge.keep(number, {"tokens": tokens, "targets": tokens + 1})
+        before, infinite = record, float("inf") if number in bad else 1.0
+        record = {"step": number, "loss": -infinite, "gradient_norm": infinite}
         if settings.get("nonfinite") == "skip":  # as the compiled step does it
             record["skipped"] = float(number in bad)
-            after = weight if number in bad else after
-        weight = after
         verdicts.append(judge.judge(before))
         if verdicts[-1] == "rollback":
-            weight, record = jnp.float32(1.0), None
+            record = None
     return [*verdicts, judge.judge(record)]
 
 
-def test_a_run_that_is_well_goes_on(tmp_path):
-    assert set(run(tmp_path, bad=())) == {"go"}
-    assert not list(tmp_path.iterdir())
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_saved(tmp_path):
@@ -98,11 +77,8 @@ def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_sav
         "guard.nonfinite=rollback or a lower optimizer.learning_rate"
     )
     batch = np.load(tmp_path / "nonfinite-4.npz")
-    assert (
-        (batch["tokens"] == -1).all()
-        and (batch["targets"] == 0).all()
-        and batch["tokens"].shape == (2, 4)
-    )
+    assert (batch["tokens"] == -1).all() and (batch["targets"] == 0).all()
+    assert batch["tokens"].shape == (2, 4)
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path):
@@ -112,69 +88,37 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path):
         )
 
 
-def test_a_roll_back_passes_over_the_batch(tmp_path):
+def test_a_roll_back_passes_over_the_batch_and_roll_backs_end(tmp_path):
     assert run(tmp_path, bad=(3,), nonfinite="rollback").count("rollback") == 1
-    assert (tmp_path / "nonfinite-3.npz").exists()
-
-
-def test_roll_backs_end(tmp_path):
-    with pytest.raises(
-        MeshDSLError,
-        match=r"step 5: .* the run was rolled back 1 times before \(guard.patience=1\)",
-    ):
+    said = r"step 5: .* the run was rolled back 1 times before \(guard.patience=1\)"
+    with pytest.raises(MeshDSLError, match=said):
         run(tmp_path, bad=(2, 5), nonfinite="rollback", patience=1)
+    assert files(tmp_path) == ["nonfinite-2.npz", "nonfinite-3.npz", "nonfinite-5.npz"]
 
 
 def test_a_step_that_fails_again_has_a_file_of_its_own(tmp_path):
     for _ in range(2):
         with pytest.raises(MeshDSLError):
             run(tmp_path, bad=(2,))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "nonfinite-2-2.npz",
-        "nonfinite-2.npz",
-    ]
+    assert files(tmp_path) == ["nonfinite-2-2.npz", "nonfinite-2.npz"]
 
 
-def test_skipped_steps_go_on_and_are_saved(tmp_path):
+def test_skipped_steps_are_saved_and_too_many_in_a_row_stop_the_run(tmp_path):
     assert set(run(tmp_path, bad=(2, 3, 5), nonfinite="skip", patience=3)) == {"go"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "nonfinite-2.npz",
-        "nonfinite-3.npz",
-        "nonfinite-5.npz",
-    ]
-
-
-def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
-    with pytest.raises(
-        MeshDSLError,
-        match=(
-            r"step 4: .* the last of 3 steps in a row that were skipped "
-            r"\(guard.patience=3\); its batch is in .*nonfinite-4.npz"
-        ),
-    ):
+    assert files(tmp_path) == ["nonfinite-2.npz", "nonfinite-3.npz", "nonfinite-5.npz"]
+    said = (
+        r"step 4: .* the last of 3 steps in a row that were skipped \(guard.patience=3\); "
+        "its batch is in .*nonfinite-4.npz"
+    )
+    with pytest.raises(MeshDSLError, match=said):
         run(tmp_path, bad=(2, 3, 4), nonfinite="skip", patience=3)
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "saved"), [(True, []), (False, ["nonfinite-1.npz", "nonfinite-2.npz"])]
-)
-def test_only_a_loss_scale_that_is_looked_for_saves_no_batches(dynamic, saved, tmp_path):
-    judge = NonfiniteGuard(Guard(nonfinite="skip"), tmp_path, dynamic)
-    for number in (1, 2):
-        judge.keep(number, {"tokens": np.zeros((1, 1), np.int32)})
-        assert (
-            judge.judge(
-                {
-                    "step": number,
-                    "loss": 1.0,
-                    "gradient_norm": float("inf"),
-                    "skipped": 1.0,
-                    "loss_scale": 4.0,
-                }
-            )
-            == "go"
-        )
-    assert sorted(path.name for path in tmp_path.iterdir()) == saved
+def test_a_loss_scale_that_is_looked_for_saves_no_batches(tmp_path):
+    judge = NonfiniteGuard(Guard(nonfinite="skip"), tmp_path, dynamic=True)
+    judge.keep(1, {"tokens": np.zeros((1, 1), np.int32)})
+    metrics = {"step": 1, "loss": 1.0, "gradient_norm": float("inf"), "skipped": 1.0}
+    assert judge.judge(metrics) == "go" and not files(tmp_path)
 
 
 def test_each_process_saves_its_own_rows(tmp_path, monkeypatch):
@@ -210,9 +154,7 @@ def test_a_step_that_hangs_is_reported_with_its_stack_and_ends_the_process(tmp_p
     )
     assert ended.returncode == HUNG == 75
     for report in (ended.stderr, (tmp_path / "hang-0.txt").read_text()):
-        assert (
-            "process 0: nothing has come after step 4 for 0.005 minutes (guard.timeout)" in report
-        )
+        assert "process 0: nothing has come after step 4 for 0.005 minutes (guard.tim" in report
         assert "in a_step_that_hangs" in report and "exit code 75" in report
 
 

@@ -32,14 +32,10 @@ def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN) -> np.ndarray
     mesh = md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)])
 
     family = override(Config(), TINY).model
-    init = family.init
-    model = jax.jit(
-        init, out_shardings=md.shardings(jax.eval_shape(init, jax.random.key(0)), layout, mesh)
-    )(jax.random.key(0))
-    return np.stack(
-        list(continuations(family, model, prompts, 8, jax.random.key(1), how, layout, mesh)),
-        axis=1,
-    )
+    places = md.shardings(jax.eval_shape(family.init, jax.random.key(0)), layout, mesh)
+    model = jax.jit(family.init, out_shardings=places)(jax.random.key(0))
+    key = jax.random.key(1)
+    return np.stack([*continuations(family, model, prompts, 8, key, how, layout, mesh)], axis=1)
 
 
 def test_a_sample_continues_the_prompt_up_to_the_length_of_the_model():

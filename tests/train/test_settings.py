@@ -6,34 +6,24 @@ import tomllib
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.commented_toml import commented_toml
 from meshdsl.train.config import Config, Source
-from meshdsl.train.settings import leaves, override, read, to_toml
+from meshdsl.train.settings import commented_toml, leaves, override, read, to_toml
 
 
-def test_settings_are_parsed_by_the_type_of_their_field():
-    config = override(
-        Config(),
-        [
-            "model.d_model=64",
-            "optimizer.name=lion",
-            "optimizer.learning_rate=3e-4",
-            "offload=optimizer,activations",
-            "data.separate=true",
-        ],
-    )
-    assert config.model.d_model == 64
-    assert config.optimizer.name == "lion"
-    assert config.optimizer.learning_rate == 3e-4
-    assert config.offload == ("optimizer", "activations")
-    assert config.data.separate is True
-
-
-def test_a_list_may_be_written_as_in_a_file():
-    assert override(Config(), ['offload=["optimizer", "activations"]']).offload == (
-        "optimizer",
-        "activations",
-    )
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("model.d_model=64", 64),
+        ("optimizer.name=lion", "lion"),
+        ("optimizer.learning_rate=3e-4", 3e-4),
+        ("offload=optimizer,activations", ["optimizer", "activations"]),
+        ('offload=["optimizer", "activations"]', ["optimizer", "activations"]),
+        ("data.separate=true", True),
+        ("precision.loss_scale=1e30", "1e30"),
+    ],
+)
+def test_a_setting_is_parsed_by_the_type_of_its_field(setting, value):
+    assert dict(leaves(override(Config(), [setting])))[setting.partition("=")[0]] == value
 
 
 def test_a_table_by_name_grows_where_a_name_is_new():
@@ -50,25 +40,14 @@ def test_a_table_by_name_grows_where_a_name_is_new():
     assert ("data.sources.code.paths", ["c"]) in list(leaves(config))
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("loss_scale = 1024", 1024.0),
-        ('loss_scale = "dynamic"', "dynamic"),
-        ("loss_scale = 1e4", 1e4),
-    ],
-)
+@pytest.mark.parametrize("text, value", [("1024", 1024.0), ('"dynamic"', "dynamic"), ("1e4", 1e4)])
 def test_a_field_may_be_of_several_types(tmp_path, text, value):
-    (tmp_path / "config.toml").write_text(f"[precision]\n{text}\n")
+    (tmp_path / "config.toml").write_text(f"[precision]\nloss_scale = {text}\n")
     assert read(tmp_path / "config.toml", Config()).precision.loss_scale == value
-    assert override(Config(), ["precision.loss_scale=1e30"]).precision.loss_scale == "1e30"
 
 
-def test_the_last_of_two_settings_of_one_key_holds():
-    assert override(Config(), ["steps=3", "steps=4"]).steps == 4
-
-
-def test_only_all_settings_together_have_to_be_consistent():
+def test_of_one_key_the_last_setting_holds_and_only_all_together_have_to_be_consistent():
+    assert override(Config(), ["steps=3", "steps=4"], steps=5).steps == 4
     config = override(Config(), ["model.d_model=36", "model.heads=6", "microbatches=5", "batch=10"])
     assert (config.model.heads, config.batch) == (6, 10)
 
@@ -81,37 +60,14 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("model.d_modle=64", "no setting `model.d_modle`; did you mean `model.d_model`?"),
         ("modle.d_model=64", "no setting `modle.d_model`; did you mean `model.d_model`?"),
         ("model.d_model.size=64", "no setting `model.d_model.size`; did you mean `model.d_model`?"),
-        (
-            "checkpoint=3",
-            (
-                "`checkpoint` is a group of settings; set one of `checkpoint.every`, "
-                "`checkpoint.minutes`"
-            ),
-        ),
-        (
-            "data.sources=web",
-            "`data.sources` is a table of settings by name; set `data.sources.NAME.paths`",
-        ),
-        (
-            "data.sources.web=a",
-            "`data.sources.web` is a table of settings by name; set `data.sources.NAME.paths`",
-        ),
-        (
-            "data.sources.web.path=a",
-            "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?",
-        ),
-        (
-            "data.sources.web.format=json",
-            (
-                "data.sources.web.format=json: expected auto, text, jsonl, parquet, arrow, "
-                "tokens, chat, folders or arrays; did you mean `jsonl`?"
-            ),
-        ),
+        ("checkpoint=3", "`checkpoint` is a group of settings; set one of `checkpoint.every`, `ch"),
+        ("optimizer.settings=3", "`optimizer.settings` is a table of settings by name; set `opt"),
+        ("data.sources=web", "`data.sources` is a table of settings by name; set `data.sources.N"),
+        ("data.sources.web=a", "`data.sources.web` is a table of settings by name; set `data.sou"),
+        ("data.sources.web.path=a", "no setting `data.sources.web.path`; did you mean `data.sour"),
+        ("data.sources.web.format=json", "arrow, tokens, chat, folders or arrays; did you mean `j"),
         ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0.0"),
-        (
-            "data.sources.web.dtype=int16",
-            "data.sources.web.dtype=int16: expected uint16 or uint32; did you mean `uint16`?",
-        ),
+        ("data.sources.web.dtype=int16", "expected uint16 or uint32; did you mean `uint16`?"),
         ("steps=many", "steps=many: expected a whole number"),
         ("steps=1.5", "steps=1.5: expected a whole number"),
         ("data.separate=maybe", "data.separate=maybe: expected true or false"),
@@ -119,39 +75,16 @@ def test_only_all_settings_together_have_to_be_consistent():
         ("steps=-1", "steps=-1: must be at least 1"),
         ("optimizer.clip=nan", "optimizer.clip=nan: must be at least 0"),
         ("data.validation=1", "data.validation=1.0: must be less than 1"),
-        (
-            "schedule.shape=cosin",
-            (
-                "schedule.shape=cosin: expected cosine, linear, constant or wsd; did you "
-                "mean `cosine`?"
-            ),
-        ),
-        (
-            "precision.compute=bf16",
-            (
-                "precision.compute=bf16: expected float32, bfloat16 or float16; did you mean "
-                "`bfloat16`?"
-            ),
-        ),
-        (
-            "precision.loss_scale=big",
-            "precision.loss_scale=big: expected none, dynamic, or a number above 0",
-        ),
-        (
-            "precision.stochastic_rounding=true",
-            "precision.stochastic_rounding: is for precision.params=bfloat16",
-        ),
+        ("schedule.shape=cosin", "expected cosine, linear, constant or wsd; did you mean `cosine`"),
+        ("precision.compute=bf16", "expected float32, bfloat16 or float16; did you mean `bfloat1"),
+        ("precision.loss_scale=big", "expected none, dynamic, or a number above 0"),
+        ("precision.stochastic_rounding=true", "is for precision.params=bfloat16"),
         ('offload=["optimizer"', 'offload=["optimizer": expected a list of texts'),
         ("seed=4294967296", "seed=4294967296: must be less than 4294967296"),
         ("mesh.data=4", "no setting `mesh.data`; `meshdsl train --print-config` shows all"),
         ("offload=optimiser", "offload: no `optimiser`; did you mean `optimizer`?"),
         ("guard.nonfinite=ignore", "guard.nonfinite=ignore: expected stop, skip or rollback"),
-        (
-            "model.style=gpt3",
-            "model.style=gpt3: expected deepseek_v2, deepseek_v3, gemma2, gemma3, glm, glm4, gpt2, "
-            "gpt_oss, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe or "
-            "qwen3_moe; did you mean `gpt2`?",
-        ),
+        ("model.style=gpt3", "model.style=gpt3: expected deepseek_v2, "),
         ("microbatches=5", "batch=32 does not divide into microbatches=5"),
     ],
 )
@@ -161,22 +94,33 @@ def test_a_bad_setting_is_refused_with(setting, text):
     assert text in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "settings",
+LAYOUT = {"name": "mine", "mesh": {"data": "rest"}, "rules": [{"rule": "a -> b", "uneven": "pad"}]}
+SETTINGS = [
+    [],
+    ["model.layers=3", 'sample.prompt=a "b" # c\n', "offload=optimizer", "layout=fsdp"],
+    ["data.sources.web.paths=x", "data.sources.web.weight=2", "data.sources.b c.dtype=uint32"],
     [
-        [],
-        ["model.layers=3", 'sample.prompt=a "b"\n', "offload=optimizer"],
-        [
-            "data.sources.web.paths=x.txt",
-            "data.sources.web.weight=2",
-            "data.sources.b-c.format=jsonl",
-        ],
+        *("optimizer.settings.b1=0.8", "optimizer.settings.mu_dtype=bfloat16"),
+        "optimizer.groups.head.settings.betas=[0.9, 0.99]",
     ],
-)
-def test_a_written_configuration_reads_back_equal(tmp_path, settings):
+]
+
+
+@pytest.mark.parametrize("write", [to_toml, commented_toml])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_written_configuration_reads_back_equal(tmp_path, write, settings):
     config = override(Config(), settings)
-    (tmp_path / "config.toml").write_text(to_toml(config))
-    assert read(tmp_path / "config.toml", Config()) == config
+    for each in (config, dataclasses.replace(config, layout=LAYOUT)):
+        (tmp_path / "config.toml").write_text(write(each))
+        assert read(tmp_path / "config.toml", Config()) == each
+
+
+def test_settings_of_an_optimizer_are_whatever_it_has():
+    config = override(Config(), SETTINGS[-1])
+    assert config.optimizer.settings == {"b1": 0.8, "mu_dtype": "bfloat16"}
+    assert config.optimizer.groups["head"].settings == {"betas": [0.9, 0.99]}
+    with pytest.raises(MeshDSLError, match="^optimizer.average=0.9: needs precision.optimizer"):
+        override(Config(), ["optimizer.average=0.9", "precision.optimizer=bfloat16"])
 
 
 def test_a_source_that_says_nothing_is_still_a_source(tmp_path):
@@ -184,27 +128,16 @@ def test_a_source_that_says_nothing_is_still_a_source(tmp_path):
     assert read(tmp_path / "config.toml", Config()).data.sources == {"web": Source()}
 
 
-def test_a_layout_stands_in_the_configuration_as_it_is(tmp_path):
-    (tmp_path / "config.toml").write_text(
-        '[layout]\nname = "mine"\nmesh = {data = "rest"}\nrules = ["batch -> data"]\n'
-    )
-    config = read(tmp_path / "config.toml", Config())
-    assert config.layout == {"name": "mine", "mesh": {"data": "rest"}, "rules": ["batch -> data"]}
-    assert override(config, ["layout=fsdp"]).layout == "fsdp"
-
-
 @pytest.mark.parametrize(
     ("content", "text"),
     [
+        (None, "No such file"),
         ("steps = ", "not TOML"),
         ("stebs = 3", "no setting `stebs`; did you mean `steps`?"),
         ("steps = 'three'", "steps=three: expected a whole number"),
         ("steps = true", "steps=True: expected a whole number"),
         ("[data.sources.web]\npaths = 'a'", "data.sources.web.paths=a: expected a list of texts"),
-        (
-            "[data.sources.web]\npath = ['a']",
-            "no setting `data.sources.web.path`; did you mean `data.sources.web.paths`?",
-        ),
+        ("[data.sources.web]\npath = ['a']", "did you mean `data.sources.web.paths`?"),
         ("layout = 3", "layout=3: expected text"),
         ("[modle]", "no table `modle`; did you mean `model`?"),
         ("[model.extra]", "no table `extra`"),
@@ -213,16 +146,11 @@ def test_a_layout_stands_in_the_configuration_as_it_is(tmp_path):
 )
 def test_a_bad_configuration_file_is_refused_with(tmp_path, content, text):
     path = tmp_path / "config.toml"
-    path.write_text(content)
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(MeshDSLError) as error:
         read(path, Config())
-    assert text in str(error.value)
-    assert str(path) in str(error.value)
-
-
-def test_a_configuration_file_that_is_not_there_is_one_error(tmp_path):
-    with pytest.raises(MeshDSLError, match="No such file"):
-        read(tmp_path / "config.toml", Config())
+    assert str(error.value).startswith(f"{path}: ") and text in str(error.value)
 
 
 def _comments(text):
@@ -249,11 +177,13 @@ def test_every_setting_is_printed_with_what_it_is_and_the_values_that_it_may_hav
     assert said["batch"] == (
         "Rows in a step (sequences, images, ...), all microbatches together. Legal: at least 1."
     )
-    assert said["data.validation"].endswith("Legal: at least 0 and less than 1.")
-    assert said["schedule.shape"].endswith("Legal: cosine, linear, constant or wsd.")
-    assert said["data.separate"].endswith("Legal: true or false.")
-    assert said["offload"].endswith("Legal: any of optimizer, activations, attention, qkv, hidden.")
-    assert said["model.norm_epsilon"].endswith("Legal: more than 0 and less than 1.")
+    for key, values in {
+        "data.validation": "at least 0 and less than 1",
+        "schedule.shape": "cosine, linear, constant or wsd",
+        "data.separate": "true or false",
+        "offload": "any of optimizer, activations, attention, qkv, hidden",
+    }.items():
+        assert said[key].endswith(f"Legal: {values}.")
 
 
 def test_a_dataset_is_explained_where_there_is_none():
@@ -262,23 +192,6 @@ def test_a_dataset_is_explained_where_there_is_none():
     lines = "\n".join(line.removeprefix("# ") for line in example.splitlines())
     found = tomllib.loads(lines)["data"]["sources"]["NAME"]
     assert set(found) == {key for key, _ in leaves(Source())}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        [],
-        ["model.layers=3", 'sample.prompt=a "b" # c\n', "offload=optimizer", "layout=fsdp"],
-        ["data.sources.web.paths=x", "data.sources.web.weight=2", "data.sources.b c.dtype=uint32"],
-    ],
-)
-def test_a_commented_configuration_reads_back_equal(tmp_path, settings):
-    config = override(Config(), settings)
-    rules = [{"rule": "a -> data", "uneven": "pad"}]
-    table = {"name": "mine", "mesh": {"data": "rest"}, "rules": rules}
-    for each in (config, dataclasses.replace(config, layout=table)):
-        (tmp_path / "config.toml").write_text(commented_toml(each))
-        assert read(tmp_path / "config.toml", Config()) == each
 
 
 def test_a_setting_that_no_docstring_tells_of_is_printed_with_its_legal_values(tmp_path):
@@ -292,16 +205,3 @@ def test_a_setting_that_no_docstring_tells_of_is_printed_with_its_legal_values(t
     )
     config = override(Config(), [f"model.family={path}:Untold"])
     assert "# Legal: true or false.\non = false\n" in commented_toml(config)
-
-
-def test_settings_of_an_optimizer_are_whatever_it_has(tmp_path):
-    texts = ["optimizer.settings.b1=0.8", "optimizer.settings.mu_dtype=bfloat16"]
-    group = ["optimizer.groups.head.settings.betas=[0.9, 0.99]"]
-    config = override(Config(), [*texts, *group])
-    assert config.optimizer.settings == {"b1": 0.8, "mu_dtype": "bfloat16"}
-    assert config.optimizer.groups["head"].settings == {"betas": [0.9, 0.99]}
-    for written in (to_toml(config), commented_toml(config)):
-        (tmp_path / "config.toml").write_text(written)
-        assert read(tmp_path / "config.toml", Config()) == config
-    with pytest.raises(MeshDSLError, match="^optimizer.average=0.9: needs precision.optimizer"):
-        override(Config(), ["optimizer.average=0.9", "precision.optimizer=bfloat16"])

@@ -1,6 +1,5 @@
 """A run says what its start took, and finds what it compiled before."""
 
-import json
 import os
 
 import jax
@@ -10,7 +9,7 @@ from meshdsl.predict.compiler import executables as module
 from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.train.startup import Startup, process_age
 from meshdsl_cli import main
-from tests.train.common import TINY
+from tests.train.common import SHORT, records
 
 
 @pytest.fixture
@@ -60,25 +59,21 @@ def test_a_folder_that_others_may_write_is_not_read(tmp_path, no_cache):
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not kept"])
 def test_a_run_that_goes_on_finds_its_compiled_step(tmp_path, monkeypatch, capsys, no_cache, keeps):
     monkeypatch.setattr(module, "_LEAST", 0.0)
-    run = ["train", "--layout", "data", "--out", str(tmp_path / "run"), *TINY, "steps=4"]
-    run += ["checkpoint.every=2", "sample.tokens=0", "validation.batches=1", "log.every=1"]
+    run = ["train", "--layout", "data", "--out", str(tmp_path / "run"), *SHORT, "steps=4"]
+    run += ["checkpoint.every=2", "log.every=1"]
     assert main([*run, f"compile_cache={keeps}".lower()]) == 0
     kept = list((tmp_path / "run").glob("compiled/cpu-*/*one_step*-cache"))
-    first = _metrics(tmp_path)
+    first = records(tmp_path / "run")
     (tmp_path / "run/checkpoints/4").rename(tmp_path / "4")
     jax.clear_caches()
     written = [path.stat().st_mtime_ns for path in kept]
     assert main(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
     assert jax.config.values["jax_compilation_cache_dir"] is None
     assert len(kept) == keeps and [path.stat().st_mtime_ns for path in kept] == written
-    again = _metrics(tmp_path)
+    again = records(tmp_path / "run")
     assert [line["loss"] for line in again] == [line["loss"] for line in first]
     told = [line["step"] for line in again if "startup_seconds" in line]
     assert told == [1, 3]  # the first step of each start
     phases = ("import", "prepare", "join", "data", "restore", "compile", "first_step")
     assert {f"startup_{phase}_seconds" for phase in phases} <= again[2].keys()
     assert "started in " in capsys.readouterr().out
-
-
-def _metrics(folder):
-    return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]

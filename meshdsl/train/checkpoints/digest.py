@@ -82,18 +82,9 @@ def digest(array: jax.Array) -> jax.Array:
     """The digest of one array that is being computed with, uint32 without dims."""
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag], axis=-1)
-        shape = (*array.shape[:-1], -1)
-    else:
-        shape = None
-    bits = jax.lax.bitcast_convert_type(
-        array.astype(jnp.uint8) if array.dtype == bool else array, _UINT[array.dtype.itemsize]
-    )
-    bits = bits if shape is None else bits.reshape(shape)
-    index = jnp.uint32(0)
-    for i, stride in enumerate(_strides(bits.shape)):
-        index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, i) * jnp.uint32(stride)
-    mixed = _mix(bits.astype(jnp.uint32) + index * jnp.uint32(_ODD), jnp.uint32)
-    return jnp.sum(mixed, dtype=jnp.uint32)
+    array = array.astype(jnp.uint8) if array.dtype == bool else array
+    bits = jax.lax.bitcast_convert_type(array, _UINT[array.dtype.itemsize])
+    return jnp.sum(_mixed(jnp, bits, (0,) * bits.ndim, bits.shape), dtype=jnp.uint32)
 
 
 def chunk_digest(chunk: np.ndarray, start: tuple[int, ...], shape: tuple[int, ...]) -> int:
@@ -116,24 +107,26 @@ def chunk_digest(chunk: np.ndarray, start: tuple[int, ...], shape: tuple[int, ..
     words = max(1, chunk.dtype.itemsize // 4)
     uint = _UINT[chunk.dtype.itemsize]
     bits = np.ascontiguousarray(chunk).view(uint).reshape(*chunk.shape, words)
-    start, shape = (*start, 0), (*shape, words)
-    index = np.zeros((1,) * bits.ndim, np.uint32)
-    for i, stride in enumerate(_strides(shape)):
-        along = np.arange(start[i], start[i] + bits.shape[i], dtype=np.uint64) * np.uint64(stride)
-        index = index + along.astype(np.uint32).reshape(
-            [-1 if j == i else 1 for j in range(bits.ndim)]
-        )
-    mixed = _mix(bits.astype(np.uint32) + index * np.uint32(_ODD), np.uint32)
+    mixed = _mixed(np, bits, (*start, 0), (*shape, words))
     return int(mixed.sum(dtype=np.uint64)) % (1 << 32)
 
 
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    """How far two neighbours along each position of the shape are apart, modulo 2^32."""
-    return [math.prod(shape[i + 1 :]) % (1 << 32) for i in range(len(shape))]
+def _mixed(xnp: Any, bits: Any, start: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """The mixed number of each element of a chunk, of which `bits` are the bits.
 
-
-def _mix(x: Any, uint32: Any) -> Any:
-    """The finalizer of MurmurHash3, for NumPy and for JAX: `uint32` is the type of either."""
+    Args:
+      xnp: NumPy, or JAX's.
+      start: where the chunk begins in the array.
+      shape: of the array.
+    """
+    uint32, index = xnp.uint32, xnp.uint32(0)
+    for i, size in enumerate(bits.shape):
+        stride = math.prod(shape[i + 1 :]) % (1 << 32)
+        along = xnp.arange(size, dtype=uint32) + uint32(start[i] % (1 << 32))
+        index = index + (along * uint32(stride)).reshape(
+            [-1 if j == i else 1 for j in range(bits.ndim)]
+        )
+    x = bits.astype(uint32) + index * uint32(_ODD)
     x = (x ^ (x >> uint32(16))) * uint32(_FIRST)
     x = (x ^ (x >> uint32(13))) * uint32(_SECOND)
     return x ^ (x >> uint32(16))

@@ -356,8 +356,7 @@ def _as_there(
     arrays: SavedArrays, place: Place, name: str, numbers: tuple[int, ...], dtype: str
 ) -> tuple[tuple[slice | np.ndarray, ...], np.ndarray]:
     """Where one parameter of a layer goes in its tensor, and its elements as they lie there."""
-    stored: Any = arrays.open(PREFIX + name)
-    read = np.asarray((stored[numbers] if numbers else stored).read().result())
+    read = arrays.part(PREFIX + name, numbers)
     read = read.astype(safetensors_files.numpy_dtype(dtype), copy=False)
     columns: Any = place.columns().reshape(-1)
     if np.array_equal(columns, np.arange(len(columns)) + columns[0]):

@@ -115,29 +115,26 @@ def _checked(found: Any) -> Manifest:
 
     A CRC that is right says nothing of who wrote it.
     """
-    for place, kind in _KINDS.items():
-        if not isinstance(found, dict) or not isinstance(found.get(place), kind):
-            raise ValueError(place)
-    for name, leaf in found["state"].items():
-        name.encode()  # JSON can spell names that are no text
-        if not isinstance(leaf, dict) or not isinstance(leaf.get("is"), str):
-            raise ValueError("state")
-        for key, kind in _KINDS_OF_LEAF.items():
-            if (key in leaf or "digest" in leaf) and not isinstance(leaf.get(key), kind):
-                raise ValueError(key)
-        shape = leaf.get("shape") or []
-        dims = leaf.get("dims") or []
-        if not all(_is_size(size) for size in shape):
-            raise ValueError("shape")
-        for dim in dims:
-            if not (isinstance(dim, list) and len(dim) == 2 and isinstance(dim[0], str)):
-                raise ValueError("dims")
-            if not _is_size(dim[1]):
-                raise ValueError("dims")
+    are_there = isinstance(found, dict) and all(isinstance(found.get(k), _KINDS[k]) for k in _KINDS)
+    if not (are_there and all(_is_leaf(*item) for item in found["state"].items())):
+        raise ValueError("state")
     for file in found["files"].values():
         if not isinstance(file, dict) or not _is_size(file.get("size")):
             raise ValueError("files")
     return found
+
+
+def _is_leaf(name: str, leaf: Any) -> bool:
+    name.encode()  # JSON can spell names that are no text: a ValueError
+    if not isinstance(leaf, dict) or not isinstance(leaf.get("is"), str):
+        return False
+    for key, kind in _KINDS_OF_LEAF.items():
+        if (key in leaf or "digest" in leaf) and not isinstance(leaf.get(key), kind):
+            return False
+    dims = leaf.get("dims") or []
+    if not all(isinstance(d, list) and len(d) == 2 and isinstance(d[0], str) for d in dims):
+        return False
+    return all(map(_is_size, [*(leaf.get("shape") or []), *(size for _, size in dims)]))
 
 
 def _is_size(size: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,17 +37,20 @@ class MergedArrays(SavedArrays):
             raise MeshDSLError(
                 f"--average: {folder} has none; a run with optimizer.average keeps one"
             )
-        self._stored = SavedArrays(folder, manifest["state"])
         self._adapters = adapters_of(manifest)
 
-    def open(self, name: str) -> Any:
-        stored = super().open(self._averages.get(name, name))
+    def part(self, name: str, first: tuple[int, ...]) -> np.ndarray:
+        found = super().part(self._averages.get(name, name), first)
         adapter = self._adapter(name)
-        return stored if adapter is None else _Merged(stored, adapter)
+        if adapter is None:
+            return found
+        rest = self._leaves[name]["shape"][len(first) :]
+        index = (*(slice(i, i + 1) for i in first), *map(slice, rest))
+        return adapter.added(index, found[(None,) * len(first)])[(0,) * len(first)]
 
     def chunks(self, name: str) -> Iterator[tuple[Index, np.ndarray]]:
         adapter, dtype = self._adapter(name), numpy_dtype(self._leaves[name]["dtype"])
-        for index, chunk in self._stored.chunks(self._averages.get(name, name)):
+        for index, chunk in super().chunks(self._averages.get(name, name)):
             whole = chunk if adapter is None else adapter.added(index, chunk)
             yield index, whole.astype(dtype, copy=False)
 
@@ -64,7 +66,7 @@ class MergedArrays(SavedArrays):
         """An array, put together of its chunks, so that damage is seen."""
         shape = tuple(self._leaves[name]["shape"])
         found = np.zeros(shape, np.float32)
-        for index, chunk in self._stored.chunks(self._averages.get(name, name)):
+        for index, chunk in super().chunks(self._averages.get(name, name)):
             found[index if index else ...] = chunk
         return found
 
@@ -85,24 +87,3 @@ class _Adapter:
         of = [[number[name] for name in each] for each in (self._of_a, self._of_b)]
         product = np.einsum(a, of[0], b, of[1], [number[name] for name in self._of_weight])
         return (part.astype(np.float32) + self._scale * product).astype(part.dtype)
-
-
-class _Merged:
-    """A weight with an adapter, read as tensorstore's arrays are: `weight[2].read().result()`."""
-
-    def __init__(self, stored: Any, adapter: _Adapter, first: tuple[int, ...] = ()):
-        self._stored, self._adapter, self._first = stored, adapter, first
-
-    def __getitem__(self, first: int | tuple[int, ...]) -> _Merged:
-        """A part of the weight, by its places along the first dims, as layers and experts."""
-        return _Merged(self._stored, self._adapter, first if isinstance(first, tuple) else (first,))
-
-    def read(self) -> _Merged:
-        return self
-
-    def result(self) -> np.ndarray:
-        count = len(self._first)
-        index = (*(slice(i, i + 1) for i in self._first), *map(slice, self._stored.shape[count:]))
-        part = np.asarray((self._stored[self._first] if count else self._stored).read().result())
-        found = self._adapter.added(index, part[(None,) * count])
-        return found[(0,) * count]

@@ -9,15 +9,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import first_does
 from meshdsl.train.checkpoints import folders, manifest
 from meshdsl.train.checkpoints.digest import digests
-from meshdsl.train.checkpoints.first_error import first_error
 from meshdsl.train.checkpoints.manifest import Damaged, Manifest
 from meshdsl.train.checkpoints.saved_arrays import SavedArrays
 from meshdsl.train.checkpoints.tree_leaves import Leaf
+
+_LONGEST = 1000  # bytes of an error that processes tell each other
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,7 @@ def newest_complete(folder: Path) -> GoodCheckpoint | None:
     Raises:
       MeshDSLError: there are checkpoints, and all are damaged.
     """
-    damaged: dict[int, str] = {}
-    for step in reversed(_saved_steps(folder)):
-        try:
-            return GoodCheckpoint(step, _checked_manifest(folder / str(step)), {}, damaged)
-        except Damaged as damage:
-            damaged[step] = str(damage)
-    if damaged:
-        raise _none_good(folder, damaged)
-    return None
+    return _newest(folder, _saved_steps(folder), lambda manifest: None)
 
 
 def read_newest_good(
@@ -77,39 +71,42 @@ def read_newest_good(
     Raises:
       MeshDSLError: there is no checkpoint, or none is good.
     """
-    damaged: dict[int, str] = {}
-    for step in reversed(_chosen_steps(folder, only)):
-        try:
-            content = _checked_manifest(folder / str(step))
-            arrays = _checked_arrays(folder / str(step), content["state"], wanted(content))
-            return GoodCheckpoint(step, content, arrays, damaged)
-        except Damaged as damage:
-            damaged[step] = str(damage)
-    raise _none_good(folder, damaged)
+    steps = _saved_steps(folder)
+    if only is not None and only not in steps:
+        raise MeshDSLError(
+            f"{folder}: there is no checkpoint of step {only}; {folders.in_words(steps)}"
+        )
+    found = _newest(folder, steps if only is None else [only], wanted)
+    if found is None:
+        raise MeshDSLError(f"{folder}: there is no checkpoint")
+    return found
 
 
 def _saved_steps(folder: Path) -> list[int]:
     return first_does(lambda: folders.saved_steps(folder))
 
 
-def _chosen_steps(folder: Path, only: int | None) -> list[int]:
-    steps = _saved_steps(folder)
-    if only is None:
-        return steps
-    if only not in steps:
-        raise MeshDSLError(
-            f"{folder}: there is no checkpoint of step {only}; {folders.in_words(steps)}"
-        )
-    return [only]
+def _newest(
+    folder: Path, steps: list[int], wanted: Callable[[Manifest], dict[str, Any] | None]
+) -> GoodCheckpoint | None:
+    """The newest good checkpoint of `steps`, with the arrays that are wanted; None for no steps.
 
-
-def _none_good(folder: Path, damaged: dict[int, str]) -> MeshDSLError:
+    Raises:
+      MeshDSLError: all of them are damaged.
+    """
+    damaged: dict[int, str] = {}
+    for step in reversed(steps):
+        try:
+            content = _checked_manifest(folder / str(step))
+            like = wanted(content)
+            arrays = _checked_arrays(folder / str(step), content["state"], like) if like else {}
+            return GoodCheckpoint(step, content, arrays, damaged)
+        except Damaged as damage:
+            damaged[step] = str(damage)
+    if not damaged:
+        return None
     why = "; ".join(f"step {step} is damaged: {text}" for step, text in damaged.items())
-    return MeshDSLError(
-        f"{folder}: there is no good checkpoint; {why}"
-        if damaged
-        else f"{folder}: there is no checkpoint"
-    )
+    raise MeshDSLError(f"{folder}: there is no good checkpoint; {why}")
 
 
 def _checked_manifest(folder: Path) -> Manifest:
@@ -159,3 +156,15 @@ def _checked_arrays(
     if problem := first_error(f"`{wrong[0]}` is not what was saved" if wrong else ""):
         raise Damaged(problem)
     return arrays
+
+
+def first_error(text: str) -> str:
+    """The text of the first process that has one; empty if all are. Every process calls this.
+
+    What process 0 alone finds out goes to the others by `hosts.first_does` instead.
+    """
+    if jax.process_count() == 1:
+        return text
+    sent = np.frombuffer(text.encode()[:_LONGEST].ljust(_LONGEST), np.uint8)
+    texts = [bytes(row).decode(errors="ignore").strip() for row in process_allgather(sent)]
+    return next(filter(None, texts), "")

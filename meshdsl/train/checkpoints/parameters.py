@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.later import imported
+from meshdsl.models.published import form_of_config
 from meshdsl.schema import read_object
 from meshdsl.train.adapters import merged_array
 from meshdsl.train.checkpoints import folders, tree_leaves
+from meshdsl.train.checkpoints.hugging_face import PublishedTensors, own_names
 from meshdsl.train.checkpoints.manifest import Manifest
 from meshdsl.train.checkpoints.named_parameters import (
     PREFIX,
@@ -36,9 +37,6 @@ from meshdsl.train.checkpoints.newest import GoodCheckpoint, read_newest_good
 from meshdsl.train.checkpoints.quantized import opened
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.tree_leaves import Leaf
-
-if TYPE_CHECKING:
-    from meshdsl.train.checkpoints.hugging_face import PublishedTensors
 
 
 def warm_start(path: Path, like_params: Any) -> tuple[Any, str]:
@@ -173,12 +171,9 @@ def is_published(path: Path) -> bool:
 def _published(folder: Path, here: dict[str, Leaf]) -> PublishedTensors:
     """The weights in a folder of Hugging Face, as the parameters of the model here."""
     said = read_object(folder / "config.json")
-    form_of = imported("meshdsl.models.published", "form_of_config")
-    tensors = imported("meshdsl.train.checkpoints.hugging_face", "PublishedTensors")
-    own_names = imported("meshdsl.train.checkpoints.hugging_face", "own_names")
     try:
         files = opened(folder, said)
-        return tensors(files, form_of(said, own_names(files)), here)
+        return PublishedTensors(files, form_of_config(said, own_names(files)), here)
     except MeshDSLError as error:
         raise MeshDSLError(f"warm_start: {error}") from None
 

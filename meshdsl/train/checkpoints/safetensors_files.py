@@ -36,7 +36,6 @@ _SAFETENSORS_NAMES = {
 _DTYPE_NAMES = {short: name for name, short in _SAFETENSORS_NAMES.items()}
 _INDEX = ".index.json"
 _INDEXED = {"weight_map": table(REQUIRED, of=word())}  # the file of each tensor
-_BLOCK = 1 << 20  # bytes that are read at once where only a part of each row is wanted
 
 # An index and the elements there, each.
 Chunks = Iterable[tuple[tuple[slice | np.ndarray, ...], np.ndarray]]
@@ -108,22 +107,20 @@ class TensorFiles:
             raise MeshDSLError(
                 f"{self.path}: `{name}` is of {dtype}, which is not known here"
             ) from None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise MeshDSLError(f"{self.path}: `{name}` cannot be read: {error}") from None
 
 
 class _OpenFile:
-    """One file, of which any part is read by its offset.
-
-    A file that is mapped into memory would count as memory of the process, as far as it was read.
-    """
+    """One file, of which any part is read by its offset."""
 
     def __init__(self, path: Path, safe_open: Callable[..., Any]):
         with safe_open(path, framework="np") as file:  # which checks the header
             about = file.metadata() or {}
-        self._stream = path.open("rb", buffering=0)
-        size = struct.unpack("<Q", self._stream.read(8))[0]
-        self._header: dict[str, Any] = parse_json(self._stream.read(size))
+        self._path = path
+        with path.open("rb") as stream:
+            size = struct.unpack("<Q", stream.read(8))[0]
+            self._header: dict[str, Any] = parse_json(stream.read(size))
         self._header.pop("__metadata__", None)
         self._begin = 8 + size
         self.dims = self._checked_dims(parse_json(about.get("dims", "{}")))
@@ -157,42 +154,11 @@ class _OpenFile:
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """The elements of a tensor at `index`, of its dtype."""
         shape, dtype, offset = self.tensor(name)
-        bounds = [each.indices(size)[:2] for each, size in zip(index, shape, strict=False)]
-        bounds += [(0, size) for size in shape[len(bounds) :]]
-        found = np.empty([end - begin for begin, end in bounds], numpy_dtype(dtype))
-        if found.size:
-            self._fill(found, shape, bounds, offset)
-        return found
-
-    def _fill(
-        self, found: np.ndarray, shape: list[int], bounds: list[tuple[int, int]], offset: int
-    ) -> None:
-        """Read the elements within `bounds` of an array of `shape` that begins at `offset`."""
-        row = math.prod(shape[1:]) * found.itemsize
-        if not shape or list(found.shape[1:]) == shape[1:]:
-            self._read(found, offset + (bounds[0][0] * row if shape else 0))
-            return
-        if len(shape) > 2 or found[0].nbytes >= _BLOCK:
-            for place, i in enumerate(range(*bounds[0])):
-                self._fill(found[place], shape[1:], bounds[1:], offset + i * row)
-            return
-        # Few elements of each row: whole rows are read, some at a time, rather than each part.
-        begin, end = bounds[1]
-        rows = max(1, min(len(found), _BLOCK // row))
-        block = np.empty((rows, shape[1]), found.dtype)
-        for start in range(0, len(found), rows):
-            some = block[: len(found) - start]
-            self._read(some, offset + (bounds[0][0] + start) * row)
-            found[start : start + rows] = some[:, begin:end]
-
-    def _read(self, into: np.ndarray, offset: int) -> None:
-        """Fill an array, which lies in one piece, with the bytes from `offset` on."""
-        left = into.reshape(-1).view(np.uint8).data
-        while left:
-            count = os.preadv(self._stream.fileno(), [left], offset)
-            if not count:
-                raise OSError("the file ends before the tensor does")
-            left, offset = left[count:], offset + count
+        if 0 in shape:
+            return np.empty(shape, numpy_dtype(dtype))[index]
+        # Mapped anew each time, so that what was read before is no memory of this process.
+        whole = np.memmap(self._path, numpy_dtype(dtype), "r", offset, tuple(shape) or (1,))
+        return np.array(whole[index] if shape else whole.reshape(())[()])
 
 
 def _file_of_each(path: Path, safe_open: Callable[..., Any]) -> dict[str, Path]:

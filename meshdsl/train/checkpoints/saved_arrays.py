@@ -74,6 +74,11 @@ class SavedArrays:
             raise Damaged(f"`{name}` is stored as {list(array.shape)} {dtype}, not as {leaf['is']}")
         return array
 
+    def part(self, name: str, first: tuple[int, ...]) -> np.ndarray:
+        """A part of the array `name`, by its places along the first dims, as layers and experts."""
+        array = self.open(name)
+        return _wait(name, (array[first] if first else array).read())
+
     def chunks(self, name: str) -> Iterator[tuple[Index, np.ndarray]]:
         """Read the array `name` chunk by chunk; gives the index and the elements of each.
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-
-import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
@@ -20,7 +18,7 @@ from meshdsl.train.checkpoints.hugging_face import PublishedTensors
 from meshdsl.train.checkpoints.manifest import Damaged
 from meshdsl.train.checkpoints.merged_arrays import MergedArrays
 from meshdsl.train.checkpoints.named_parameters import PREFIX, differences, matching, parameters_of
-from meshdsl.train.checkpoints.saved_arrays import Index, chunk_indices, location
+from meshdsl.train.checkpoints.saved_arrays import chunk_indices, location
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
 # Bytes of an array that an import has in memory at once, in several copies on their way.
@@ -117,21 +115,11 @@ def _copy(files: Tensors, name: str, leaf: Leaf, folder: Path) -> int:
         chunk_layout=ts.ChunkLayout(chunk_shape=chunk_shape),
     ).result()
     digest = 0
-    for index, chunk in _read_chunks(files, name, shape, chunk_shape, dtype):
+    for index in chunk_indices(shape, chunk_shape):
+        chunk = files.read(name, index).astype(dtype, copy=False)
         array[index if index else ...].write(chunk).result()
         digest += chunk_digest(chunk, tuple(each.start for each in index), shape)
     return digest % (1 << 32)
-
-
-def _read_chunks(
-    files: Tensors,
-    name: str,
-    shape: tuple[int, ...],
-    chunk_shape: tuple[int, ...],
-    dtype: np.dtype,
-) -> Iterator[tuple[Index, np.ndarray]]:
-    for index in chunk_indices(shape, chunk_shape):
-        yield index, files.read(name, index).astype(dtype, copy=False)
 
 
 def _chunk_shape(shape: tuple[int, ...], itemsize: int, order: Iterable[int]) -> tuple[int, ...]:

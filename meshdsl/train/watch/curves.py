@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from meshdsl.train.watch.units import COUNTED, unit
 
 # From how many seconds on a time is given in a unit, the seconds in one, and its name.
 _TIME_UNITS = ((2 * 3600, 3600, "hours"), (2 * 60, 60, "minutes"), (0, 1, "seconds"))
-_PIECES = 600  # of a long curve; of each the least and the greatest value are drawn
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def _curve(
         for key, name in names.items()
         if key != metric and _has(steps, key)
     }
-    return Curve(run, thin(line), thin(raw) if smooth > 1 else None, validation)
+    return Curve(run, line, raw if smooth > 1 else None, validation)
 
 
 def _points(steps: list[StepMetrics], along: np.ndarray, metric: str) -> Points:
@@ -198,21 +196,3 @@ def smoothed(y: np.ndarray, count: int) -> np.ndarray:
     at = np.arange(len(y))
     low, high = np.maximum(0, at - (count - 1) // 2), np.minimum(len(y), at + count // 2 + 1)
     return (total[high] - total[low]) / (high - low)
-
-
-def thin(points: Points) -> Points:
-    """The same curve in at most 1,200 points, with all its spikes.
-
-    A long curve is divided into pieces, of which the least and the greatest value remain.
-    """
-    if len(points.x) <= 2 * _PIECES:
-        return points
-    edges = np.linspace(0, len(points.x), _PIECES + 1).astype(int)
-    kept = sorted(
-        {
-            low + int(pick(points.y[low:high]))
-            for low, high in itertools.pairwise(edges)
-            for pick in (np.argmin, np.argmax)
-        }
-    )
-    return Points(points.x[kept], points.y[kept])

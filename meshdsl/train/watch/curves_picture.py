@@ -17,8 +17,8 @@ COLOURS = ("#1b5bb8", "#b3470a", "#0b6e5f", "#86388f", "#765f00", "#3f4a8f")
 _DASHES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D")  # of held-out datasets
 _LINE, _MARK = 1.5, 5.5  # points: the width of a curve and of a mark
-_DASH = 8.0  # the length of a dash of `interleaved_dashes`, in widths of a curve
-_RING = 0.5  # how much a mark grows for each other mark that lies on it, relative to its size
+_DASH = 8.0  # the length of a dash of curves that coincide, in widths of a curve
+_RING = 0.3  # how much a mark grows for each dataset that is drawn after it, relative to its size
 
 
 def save_picture(panels: Sequence[Panel], path: Path) -> None:
@@ -79,61 +79,25 @@ def _look(run: int) -> dict[str, str]:
 
 
 def _draw_interleaved(axes: Any, panel: Panel, runs: list[str]) -> None:
-    """Draw solid curves once more as dashes that follow each other, so that none hides another."""
+    """Draw solid curves once more as dashes that follow each other, so that none hides another.
+
+    Curves that coincide show their colours in turn, for as long as they do.
+    """
     looks = [(curve, _look(runs.index(curve.run))) for curve in panel.curves]
     solid = [(curve, look["color"]) for curve, look in looks if look["linestyle"] == "-"]
     for i, (curve, colour) in enumerate(solid if len(solid) > 1 else []):
-        dash, gap, begin = interleaved_dashes(i, len(solid))
-        how = {"linestyle": (begin, (dash, gap)), "dash_capstyle": "butt", "linewidth": _LINE}
+        dashes = (_DASH * (-i % len(solid)), (_DASH, _DASH * (len(solid) - 1)))
+        how = {"linestyle": dashes, "dash_capstyle": "butt", "linewidth": _LINE}
         axes.plot(curve.line.x, curve.line.y, color=colour, **how)
 
 
-def interleaved_dashes(index: int, curves: int) -> tuple[float, float, float]:
-    """The dashes with which a curve is drawn a second time, above all curves.
-
-    The dashes of curve 0, 1, 2, ... follow each other. So curves that coincide show their colours
-    in turn, for as long as they do. On a curve that lies alone the dashes cannot be seen.
-
-    Args:
-      index: of the curve.
-      curves: how many there are.
-
-    Returns:
-      The length of a dash, that of a gap, and the offset at which they begin, in widths of a curve.
-    """
-    return _DASH, _DASH * (curves - 1), _DASH * (-index % curves)
-
-
 def _draw_marks(axes: Any, panel: Panel, runs: list[str]) -> None:
-    """Draw a mark for each value on held-out text; those at the same place become rings."""
+    """Draw a mark for each value on held-out text; earlier ones are rings around later ones."""
     datasets = list(dict.fromkeys(name for curve in panel.curves for name in curve.validation))
-    drawn = [
-        (curve, name, x, y)
-        for curve in panel.curves
-        for name, points in curve.validation.items()
-        for x, y in zip(points.x, points.y, strict=True)
-    ]
-    if not drawn:
-        return
-    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    positions = [(900 * (x - x0) / (x1 - x0), 400 * (y - y0) / (y1 - y0)) for _, _, x, y in drawn]
-    labelled: set[str] = set()
-    for (curve, name, x, y), size in zip(drawn, mark_sizes(positions), strict=True):
+    drawn = [(curve, name) for curve in panel.curves for name in curve.validation]
+    for later, (curve, name) in zip(reversed(range(len(drawn))), drawn, strict=True):
         how = {"color": _look(runs.index(curve.run))["color"], "markerfacecolor": "white"}
         how |= {"marker": _MARKS[datasets.index(name) % len(_MARKS)], "linestyle": ""}
-        how |= {"markeredgewidth": 1.4}
-        axes.plot(x, y, **how, markersize=_MARK * size)
-        if (text := _label(curve, name)) not in labelled:  # the legend has each mark in one size
-            axes.plot([], [], **how, markersize=_MARK, label=text)
-            labelled.add(text)
-
-
-def mark_sizes(positions: Sequence[tuple[float, float]]) -> list[float]:
-    """How large each mark is, so that marks at the same place are rings around the later ones.
-
-    Args:
-      positions: of the marks, in hundredths of an inch, in the order in which they are drawn.
-    """
-    cells = [(round(float(x)), round(float(y))) for x, y in positions]
-    later = [cells[i + 1 :].count(cell) for i, cell in enumerate(cells)]
-    return [1 + _RING * count for count in later]
+        how |= {"markeredgewidth": 1.4, "markersize": _MARK * (1 + _RING * min(later, 4))}
+        points = curve.validation[name]
+        axes.plot(points.x, points.y, **how, label=_label(curve, name))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import tomllib
 import uuid
 from pathlib import Path
-from typing import Any
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
@@ -17,38 +17,32 @@ from meshdsl.train.watch.metrics_file import StepMetrics
 class TensorBoard:
     """Writes event files of TensorBoard into `folder`.
 
-    What a killed run left there of steps after `done` is not shown. A step is one event with all
-    its values; `SummaryWriter.add_scalar` would make one event of each, at several times the cost.
+    What a killed run left there of steps after `done` is not shown.
     """
 
     def __init__(self, folder: Path, done: int):
-        with extra("tensorboard", "log.tensorboard"):
-            import tensorboardX
-            from tensorboardX.proto import event_pb2, summary_pb2
-        # protobuf makes the classes in these when they are imported: no type checker sees them.
-        self._event: Any = event_pb2
-        summary: Any = summary_pb2
-        self._summary = summary.Summary
-        # With the suffix a resume within a second has a file of its own.
-        self._writer = tensorboardX.FileWriter(
-            folder, max_queue=1000, flush_secs=30, filename_suffix=f".{done}"
-        )
-        self._writer.add_event(self._event.Event(step=done + 1, file_version="brain.Event:2"))
+        self._folder = folder
         self.rewind(done)
 
     def write(self, metrics: StepMetrics) -> None:
-        """Write the metrics of a step as one event."""
-        values = [
-            self._summary.Value(tag=name, simple_value=value)
-            for name, value in metrics.items()
-            if name != "step"
-        ]
-        self._writer.add_summary(self._summary(value=values), metrics["step"])
+        """Write the metrics of a step."""
+        for name, value in metrics.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, metrics["step"])
 
     def rewind(self, done: int) -> None:
-        """Tell TensorBoard to forget the steps after `done`."""
-        started = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._writer.add_event(self._event.Event(step=done + 1, session_log=started))
+        """Go on in another file, which tells TensorBoard to forget the steps after `done`."""
+        with extra("tensorboard", "log.tensorboard"):
+            from tensorboardX import SummaryWriter
+        if hasattr(self, "_writer"):
+            self._writer.close()
+        self._writer = SummaryWriter(
+            str(self._folder),
+            purge_step=done + 1,
+            max_queue=1000,
+            flush_secs=30,
+            filename_suffix=f".{time.time_ns()}",  # else files of one second have one name
+        )
 
     def close(self) -> None:
         """Write what is waiting, and close the file."""

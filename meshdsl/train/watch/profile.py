@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -11,16 +10,8 @@ import jax
 from meshdsl.errors import MeshDSLError
 
 
-@dataclass(frozen=True)
-class StepRange:
-    """The steps from `first` to `last`, both included."""
-
-    first: int
-    last: int
-
-
-def steps_to_trace(text: str, steps: int) -> StepRange | None:
-    """The steps that the setting `log.profile` names, such as `10:15`; None where it is empty.
+def steps_to_trace(text: str, steps: int) -> range:
+    """The steps that the setting `log.profile` names, such as `10:15`; none where it is empty.
 
     Args:
       steps: how many the run has.
@@ -29,7 +20,7 @@ def steps_to_trace(text: str, steps: int) -> StepRange | None:
       MeshDSLError: the text is no range of steps of the run.
     """
     if not text:
-        return None
+        return range(0)
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if not found:
         raise MeshDSLError(
@@ -43,7 +34,7 @@ def steps_to_trace(text: str, steps: int) -> StepRange | None:
         )
     if last > steps:
         raise MeshDSLError(f"log.profile={text}: the run has {steps} steps")
-    return StepRange(first, last)
+    return range(first, last + 1)
 
 
 class Profile:
@@ -53,7 +44,7 @@ class Profile:
       folder: to write to; JAX makes folders of its own in it.
     """
 
-    def __init__(self, steps: StepRange, folder: Path):
+    def __init__(self, steps: range, folder: Path):
         self.steps, self._folder = steps, folder
         self._is_tracing = False
         self._annotation: jax.profiler.StepTraceAnnotation | None = None  # of the step that runs
@@ -61,7 +52,7 @@ class Profile:
     def begin(self, step: int) -> None:
         """Call this when `step` is about to be started."""
         self._end_step()
-        if step < self.steps.first or step > self.steps.last:
+        if step not in self.steps:
             return
         if not self._is_tracing:
             jax.profiler.start_trace(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # What counts as training, for tokens per second: reading a batch, and the step itself. The rest,
 # such as a checkpoint, is done between steps.
@@ -20,14 +22,18 @@ class StepTimer:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[str, _Span] = {}
+        self._spent: dict[str, float] = {}
         self._lap_began = time.perf_counter()
 
-    def spent(self, what: str) -> _Span:
+    @contextmanager
+    def spent(self, what: str) -> Iterator[None]:
         """A context manager: the seconds inside it count as `what`."""
-        if what not in self._spans:
-            self._spans[what] = _Span()
-        return self._spans[what]
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self._spent[what] = self._spent.get(what, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
         """End a lap and begin the next.
@@ -38,29 +44,9 @@ class StepTimer:
         """
         now = time.perf_counter()
         seconds, self._lap_began = now - self._lap_began, now
-        spent = {f"{what}_seconds": span.take() for what, span in self._spans.items()}
+        spent, self._spent = self._spent, dict.fromkeys(self._spent, 0.0)
         return {
             "seconds": seconds,
             "step_seconds": max(0.0, seconds - sum(spent.values())),
-            **spent,
+            **{f"{what}_seconds": each for what, each in spent.items()},
         }
-
-
-class _Span:
-    """A context manager that adds up the seconds inside it."""
-
-    __slots__ = ("_began", "_seconds")
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def take(self) -> float:
-        """The seconds since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._seconds += time.perf_counter() - self._began

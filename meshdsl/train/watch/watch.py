@@ -7,12 +7,15 @@ metrics, because every process makes decisions by them; process 0 writes and sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
+import numpy as np
 
 from meshdsl import hosts
 from meshdsl.extras import check_extra
@@ -20,8 +23,6 @@ from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.startup import Startup
 from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
-from meshdsl.train.watch.facts import Facts
-from meshdsl.train.watch.learning_rates import LearningRates
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
 from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
@@ -31,7 +32,35 @@ from meshdsl.train.watch.units import SPEED, bits_per_byte
 if TYPE_CHECKING:
     from rich.console import Console
 
+_BLOCK = 1024  # learning rates that are computed at once
 _Output = MetricsFile | TensorBoard | WandB
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is the same in every step of a run.
+
+    Attributes:
+      unit: what speed is counted in: `token`, `image`, `pair` or `example`.
+      units: how many of these a step trains on, on all devices together.
+      flops: FLOPs of the model in one step, with causal attention counted half and in full; see
+        `md.Family.step_flops`. None where no peak is known.
+      peak_flops: FLOP/s of one device, dense in bfloat16; None where that is unknown, as on a CPU.
+      devices: how many the mesh has, on all processes together.
+      learning_rate: the schedule, from the number of a step, counted from 0, to its rate.
+      bytes_per_token: of the text that is trained on; None where that is unknown.
+      before: by how much the units of earlier steps are more than `units` for each step; not 0
+        where batches had another size.
+    """
+
+    unit: str
+    units: int
+    flops: tuple[float, float] | None
+    peak_flops: float | None
+    devices: int
+    learning_rate: Callable[[Any], Any]
+    bytes_per_token: float | None = None
+    before: int = 0
 
 
 def check(log: Log, steps: int) -> None:
@@ -83,7 +112,8 @@ class Watch:
         startup: Startup | None = None,
     ):
         self._facts, self._console, self._startup = facts, console, startup
-        self._learning_rate = LearningRates(facts.learning_rate, done + 1)
+        self._learning_rate = _rates(facts.learning_rate)
+        self._learning_rate(done + 1)  # compiled now
         self._measurable = [device for device in jax.local_devices() if device.memory_stats()]
         self._next = done + 1
         self._running: tuple[int, Mapping[str, jax.Array]] | None = None  # the newest step
@@ -114,7 +144,7 @@ class Watch:
             add(WandB(log.wandb, folder.path, folder.config))
         self._show = stack.enter_context(progress(console, done, steps, log.every))
         traced = steps_to_trace(log.profile, steps)
-        if traced and done < traced.last:
+        if traced and done < traced[-1]:
             self._profile = Profile(traced, folder.path / "profile")
             stack.callback(self._profile.close)
 
@@ -129,7 +159,7 @@ class Watch:
         """
         if what == "checkpoint":
             self._write()
-        elif what == "input" and self._profile and self._next >= self._profile.steps.first:
+        elif what == "input" and self._profile and self._next >= self._profile.steps[0]:
             with self._timer.spent("profile"):
                 self._profile.begin(self._next)
         return self._timer.spent(what)
@@ -170,7 +200,7 @@ class Watch:
             self._console.print(self._startup.line())
             self._startup = None
         self._show(self._unwritten)
-        if self._profile and step >= self._profile.steps.last:
+        if self._profile and step >= self._profile.steps[-1]:
             with self._timer.spent("profile"):
                 self._profile.close()
             self._profile = None
@@ -246,3 +276,23 @@ class Watch:
         stats = [device.memory_stats() for device in self._measurable]
         keys = {"memory_bytes": "bytes_in_use", "memory_peak_bytes": "peak_bytes_in_use"}
         return {name: max(each.get(key, 0) for each in stats) for name, key in keys.items()}
+
+
+def _rates(schedule: Callable[[Any], Any]) -> Callable[[int], float]:
+    """The learning rate of a step, counted from 1, without waiting for the devices.
+
+    A schedule is a JAX function. Called for one step on an accelerator it would wait behind the
+    step that is running there. So rates are computed on the CPU of the host, _BLOCK steps at once.
+    """
+    compute = jax.jit(lambda first: jax.vmap(schedule)(first + np.arange(_BLOCK)))
+
+    @lru_cache(1)
+    def block(number: int) -> np.ndarray:
+        try:
+            where = jax.default_device(jax.local_devices(backend="cpu")[0])
+        except RuntimeError:  # JAX_PLATFORMS leaves out the CPU
+            where = nullcontext()
+        with where:
+            return np.asarray(compute(number * _BLOCK))
+
+    return lambda step: float(block((step - 1) // _BLOCK)[(step - 1) % _BLOCK])

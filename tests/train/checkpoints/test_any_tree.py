@@ -53,8 +53,8 @@ def test_every_leaf_comes_back_as_what_it_was(tmp_path):
     assert isinstance(found["history"], np.ndarray)
     numbers = ("rate", "epoch")
     assert_equal(*({k: v for k, v in one.items() if k not in numbers} for one in (found, saved)))
-    bits = jax.random.bits(found["key"])
-    assert bits == jax.random.bits(saved["key"])
+    assert jax.random.bits(found["key"]) == jax.random.bits(saved["key"])
+    assert verify(tmp_path / "tree/4") == ""
 
 
 @pytest.mark.parametrize("abstract", [True, False])
@@ -73,17 +73,6 @@ def test_a_tree_is_read_under_another_layout_and_mesh(tmp_path, abstract):
     params, opt_state = found["model"]
     assert params["up"].split == {OUT: ("y",)}
     assert opt_state[0].mu["up"].split == {OUT: ("y",), IN: ("z",)}
-
-
-def test_the_newest_good_one_is_read_and_damage_reported(tmp_path):
-    said = []
-    with Checkpoints(tmp_path, keep=3, report=said.append) as checkpoints:
-        for step in (1, 2):
-            checkpoints.save(step, state(seed=step))
-        assert checkpoints.latest == 2
-        next((tmp_path / "2").rglob("manifest.ocdbt")).write_bytes(b"gone")
-        assert checkpoints.restore(state()).step == 1
-    assert re.fullmatch(r"the checkpoint of step 2 is damaged: .* using step 1", "".join(said))
 
 
 @pytest.mark.parametrize("tree", [jnp.arange(3), md.tensor(jnp.ones((8,)), IN)])
@@ -152,7 +141,7 @@ def test_what_cannot_be_saved_is_an_error(tmp_path, tree, said):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("settings", [{"keep": 0}, {"every": -1}, {"keep_every": 1.5}])
+@pytest.mark.parametrize("settings", [{"keep": 0}, {"keep_every": 1.5}])
 def test_settings_are_whole_numbers(tmp_path, settings):
     (name,) = settings
     with pytest.raises(md.MeshDSLError, match=f"^Checkpoints: `{name}` is a whole number"):

@@ -12,7 +12,7 @@ import pytest
 import tensorstore
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints import folders, manifest, named_leaves, writer
+from meshdsl.train.checkpoints import folders, manifest, writer
 from tests.train.checkpoints.states import (
     FSDP,
     ONE,
@@ -32,21 +32,12 @@ def test_a_state_comes_back_under_another_layout_and_number_of_devices(tmp_path,
     state = make_state(FSDP, optimizer=optimizer, seed=3)
     saved(tmp_path, {1: state})
     like = make_state(other, optimizer=optimizer)
-    found, _, data = opened(tmp_path).restore(like)
+    described = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    found, _, data = opened(tmp_path).restore(jax.tree.map(described, like))
     assert_equal(found, state)
-    assert [x.sharding for x in jax.tree.leaves(found)] == [
-        x.sharding for x in jax.tree.leaves(like)
-    ]
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
+        assert x.sharding == y.sharding
     assert data == {"next_index": 1}
-
-
-def test_a_state_is_restored_from_its_description_alone(tmp_path):
-    state = make_state(FSDP, seed=3)
-    saved(tmp_path, {1: state})
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-    )
-    assert_equal(opened(tmp_path).restore(like)[0], state)
 
 
 def test_a_step_that_overwrites_the_arrays_does_not_reach_the_checkpoint(tmp_path):
@@ -62,12 +53,7 @@ def test_a_step_that_overwrites_the_arrays_does_not_reach_the_checkpoint(tmp_pat
 
 @pytest.mark.parametrize(
     ("settings", "kept"),
-    [
-        ({"keep": 2}, [4, 5]),
-        ({"keep": 1}, [5]),
-        ({"keep": 1, "keep_every": 2}, [2, 4, 5]),
-        ({"keep": 9}, [1, 2, 3, 4, 5]),
-    ],
+    [({"keep": 1}, [5]), ({"keep": 1, "keep_every": 2}, [2, 4, 5])],
 )
 def test_the_newest_are_kept_and_those_that_are_kept_for_good(tmp_path, settings, kept):
     saved(tmp_path, dict.fromkeys(range(1, 6), make_state(FSDP)), **settings)
@@ -92,6 +78,8 @@ def test_a_folder_without_checkpoints_has_no_latest_and_is_not_made(tmp_path):
     checkpoints = opened(tmp_path)
     assert checkpoints.latest is None
     assert checkpoints.check(make_state(FSDP)) is None
+    with pytest.raises(MeshDSLError, match="there is no checkpoint"):
+        checkpoints.restore(make_state(FSDP))
     checkpoints.close()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -101,15 +89,9 @@ def test_a_folder_without_checkpoints_has_no_latest_and_is_not_made(tmp_path):
     [
         (
             {"d_ff": 32},
-            (
-                "holds a checkpoint of another model or optimizer: `params.up` is "
-                "[d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32] float32 here"
-            ),
+            "`params.up` is [d_model=8, d_ff=16] float32 there and [d_model=8, d_ff=32]",
         ),
-        (
-            {"optimizer": "lion"},
-            "`opt_state.0.nu.scale` is [d_model=8] bfloat16 there and absent here",
-        ),
+        ({"optimizer": "lion"}, "`opt_state.0.nu.scale` is [d_model=8] bfloat16 there and absent"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_with(tmp_path, other, text):
@@ -119,7 +101,7 @@ def test_a_checkpoint_of_another_model_is_refused_with(tmp_path, other, text):
     for refuse in (checkpoints.check, checkpoints.restore):
         with pytest.raises(MeshDSLError) as error:
             refuse(make_state(FSDP, **other))
-        assert text in str(error.value)
+        assert f"a checkpoint of another model or optimizer: {text}" in str(error.value)
     assert contents(tmp_path) == before
 
 
@@ -141,18 +123,9 @@ def test_what_cannot_be_written_is_an_error_at_the_next_look(tmp_path, monkeypat
     assert folders.saved_steps(tmp_path / "checkpoints") == [1]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        ValueError("No space left on device [source locations='x']"),
-    ],
-)
-def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(
-    tmp_path, monkeypatch, error
-):
+def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(tmp_path, monkeypatch):
     def full(*args):
-        raise error
+        raise ValueError("No space left on device [source locations='x']")
 
     saved(tmp_path, {1: make_state(FSDP)})
     monkeypatch.setattr(writer.Writer, "start", full)
@@ -163,8 +136,7 @@ def test_what_cannot_be_begun_is_an_error_that_names_what_is_still_there(
     checkpoints.close()
     assert str(refused.value) == (
         f"{tmp_path}/checkpoints: the checkpoint of step 2 could not be written: No "
-        "space left on device; "
-        "the newest whole one, of step 1, is still there"
+        "space left on device; the newest whole one, of step 1, is still there"
     )
 
 
@@ -206,17 +178,6 @@ def test_kept_are_those_that_give_their_room_to_newer_ones(tmp_path, settings, k
 
 def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(
-        MeshDSLError,
-        match=(
-            "checkpoints: the checkpoint of step 1 could not be written: File exists; there "
-            "is none before it"
-        ),
-    ):
+    said = "the checkpoint of step 1 could not be written: File exists; there is none before it"
+    with pytest.raises(MeshDSLError, match=said):
         opened(tmp_path).save(1, make_state(FSDP), {})
-
-
-def test_leaves_are_named_by_their_path():
-    names = list(named_leaves(make_state(FSDP)))
-    assert names[:3] == ["step", "params.scale", "params.up"]
-    assert "opt_state.0.mu.up" in names

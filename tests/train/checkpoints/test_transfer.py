@@ -12,17 +12,10 @@ import safetensors
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import parameter
-from meshdsl.train.checkpoints import saved_arrays, transfer, tree_leaves, warm_start
+from meshdsl.train.checkpoints import saved_arrays, transfer, tree_leaves, warm_start, writer
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.saved_arrays import verify
-from tests.train.checkpoints.states import (
-    FSDP,
-    TENSOR,
-    assert_equal,
-    make_state,
-    opened,
-    saved,
-)
+from tests.train.checkpoints.states import FSDP, TENSOR, assert_equal, make_state, opened, saved
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +27,12 @@ def run(tmp_path_factory):
 
 def export(run, out, limit=1 << 30):
     return transfer.export_parameters(run / "checkpoints", 5, out, "steps = 1\n", limit)
+
+
+def imported(folder, like):
+    """Import `x.safetensors` into `checkpoints`, both in a folder; gives what was not used."""
+    files = TensorFiles(folder / "x.safetensors")
+    return transfer.import_parameters(files, like, folder / "checkpoints")
 
 
 def test_an_export_is_read_by_safetensors_with_names_dims_and_configuration(run, tmp_path):
@@ -69,32 +68,22 @@ def test_large_models_become_several_files_with_an_index(run, tmp_path):
         },
     }
     for source in (tmp_path, files[-1]):
-        assert_equal(
-            warm_start(source, make_state(TENSOR).params)[0], make_state(FSDP, seed=1).params
-        )
+        found, _ = warm_start(source, make_state(TENSOR).params)
+        assert_equal(found, make_state(FSDP, seed=1).params)
 
 
 def test_what_was_exported_comes_back_by_import_and_warm_start(run, tmp_path):
     export(run, tmp_path / "x.safetensors")
     expected = make_state(FSDP, seed=1).params
-    unused = transfer.import_parameters(
-        TensorFiles(tmp_path / "x.safetensors"),
-        tree_leaves.describe(expected),
-        tmp_path / "checkpoints",
-    )
+    unused = imported(tmp_path, tree_leaves.describe(expected))
     assert unused == []
     assert not verify(tmp_path / "checkpoints" / "0")
     found, report = warm_start(tmp_path, make_state(TENSOR).params)
     assert_equal(found, expected)
     assert report == f"warm start from {tmp_path}, step 0: 2 of 2 parameters"
     for refuse in (opened(tmp_path).check, opened(tmp_path).restore):
-        with pytest.raises(
-            MeshDSLError,
-            match=(
-                f"{tmp_path} holds parameters only; a new run begins with them by "
-                f"warm_start={tmp_path}"
-            ),
-        ):
+        said = f"{tmp_path} holds parameters only; a new run begins with them by warm_start="
+        with pytest.raises(MeshDSLError, match=said):
             refuse(make_state(FSDP))
 
 
@@ -107,9 +96,7 @@ def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path)
         }
     )
     with pytest.raises(MeshDSLError) as error:
-        transfer.import_parameters(
-            TensorFiles(tmp_path / "x.safetensors"), like, tmp_path / "checkpoints"
-        )
+        imported(tmp_path, like)
     assert str(error.value) == (
         f"{tmp_path}/x.safetensors: does not hold the parameters of this model; not there: `head`; "
         "of another shape: `up` is [d_model=8, d_ff=16] float32 there and [d_model=8, "
@@ -120,13 +107,8 @@ def test_an_import_of_another_model_is_refused_and_writes_nothing(run, tmp_path)
 
 def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_arrays, "chunk_digest", lambda *args: 1)
-    with pytest.raises(
-        MeshDSLError,
-        match=(
-            "the checkpoint of step 5 is damaged: `params.scale` is not what was saved; "
-            "choose another by --step"
-        ),
-    ):
+    said = "the checkpoint of step 5 is damaged: `params.scale` is not what was saved; choose an"
+    with pytest.raises(MeshDSLError, match=said):
         export(run, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -134,26 +116,11 @@ def test_an_export_of_a_damaged_checkpoint_leaves_no_file(run, tmp_path, monkeyp
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A parameter of 16 MB that one device saved, in chunks of 256 kB."""
-    for module in (
-        saved_arrays,
-        transfer,
-        __import__("meshdsl.train.checkpoints.writer", fromlist=["CHUNK"]),
-    ):
+    for module in (transfer, writer):
         monkeypatch.setattr(module, "CHUNK", 1 << 18)
     array = np.random.default_rng(0).normal(size=(3, 1000, 1400)).astype(np.float32)
-    saved(
-        tmp_path / "run",
-        {
-            5: {
-                "params": {
-                    "w": parameter(
-                        jnp.asarray(array),
-                        (Dim("layers", 3), Dim("d_model", 1000), Dim("d_ff", 1400)),
-                    )
-                }
-            }
-        },
-    )
+    dims = Dim("layers", 3), Dim("d_model", 1000), Dim("d_ff", 1400)
+    saved(tmp_path / "run", {5: {"params": {"w": parameter(jnp.asarray(array), dims)}}})
     return tmp_path, array
 
 
@@ -169,18 +136,8 @@ def test_no_more_than_some_chunks_are_in_memory(large):
     folder, array = large
     out = folder / "x.safetensors"
     assert peak(lambda: export(folder / "run", out)) < 4 << 20 < array.nbytes / 4
-    like = {
-        "w": {
-            "is": "[layers=3, d_model=1000, d_ff=1400] bfloat16",
-            "dims": None,
-            "shape": [3, 1000, 1400],
-            "dtype": "bfloat16",
-        }
-    }
-    assert (
-        peak(lambda: transfer.import_parameters(TensorFiles(out), like, folder / "checkpoints"))
-        < 4 << 20
-    )
+    leaf = {"is": "bfloat16", "dims": None, "shape": [3, 1000, 1400], "dtype": "bfloat16"}
+    assert peak(lambda: imported(folder, {"w": leaf})) < 4 << 20
     assert peak(lambda: verify(folder / "checkpoints" / "0")) < 4 << 20
     with safetensors.safe_open(out, framework="np") as file:
         np.testing.assert_array_equal(file.get_tensor("w"), array)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -56,7 +55,3 @@ def run(path: Path, first: int, last: int, **how) -> None:
             with seen.spent("input"):
                 pass
             seen.step(step, measured(step))
-
-
-def records(path: Path) -> list[dict]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -7,7 +7,8 @@ import pytest
 from meshdsl import MeshDSLError
 from meshdsl.train.config import Log
 from meshdsl.train.watch.metrics_file import MetricsFile, keep_until, read_metrics
-from tests.train.watch.runs import measured, records, run, watch
+from tests.train.common import records
+from tests.train.watch.runs import measured, run, watch
 
 
 def test_a_resumed_file_has_one_record_per_step(tmp_path):
@@ -67,26 +68,18 @@ def test_a_full_disk_is_one_error_that_says_how_to_go_on(tmp_path):
 def test_a_folder_that_cannot_be_written_any_more_is_an_error(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl", 0)
     (tmp_path / "metrics.jsonl.part").mkdir()
-    with pytest.raises(
-        MeshDSLError,
-        match=(
-            r"jsonl.part: cannot be written: Is a directory; the newest checkpoint is whole; "
-            r"mend that and go on by --resume"
-        ),
-    ):
+    said = (
+        r"jsonl.part: cannot be written: Is a directory; the newest checkpoint is whole; mend that"
+    )
+    with pytest.raises(MeshDSLError, match=said):
         file.rewind(0)
 
 
 def test_outputs_that_cannot_be_opened_are_an_error(tmp_path):
     pytest.importorskip("tensorboardX")
     (tmp_path / "tensorboard").write_text("")
-    with pytest.raises(
-        MeshDSLError,
-        match=(
-            r"/tensorboard/.*: cannot be written: Not a directory; the newest checkpoint is "
-            r"whole; mend that"
-        ),
-    ):
+    said = r"/tensorboard/.*: cannot be written: Not a directory; the newest checkpoint is whole; m"
+    with pytest.raises(MeshDSLError, match=said):
         watch(tmp_path, log=Log(tensorboard=True))
 
 

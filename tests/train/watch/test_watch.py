@@ -12,8 +12,8 @@ import pytest
 from meshdsl import hosts
 from meshdsl.train.watch import bits_per_byte, perplexity
 from meshdsl.train.watch.units import UNITS
-
-from .runs import measured, records, run, watch
+from tests.train.common import losses, records
+from tests.train.watch.runs import measured, run, watch
 
 
 def test_a_loss_in_nats_in_other_units():
@@ -51,39 +51,34 @@ def test_a_step_that_was_just_started_is_not_waited_for(tmp_path):
     assert [record["step"] for record in records(tmp_path)] == [1]
 
 
-def test_a_record_has_every_metric(tmp_path):
+MEASURED = {"cross_entropy": 3.0, "trained": 0.75, "parameter_norm": 2.0, "loss_scale": 8.0}
+
+
+def test_a_record_has_every_metric_and_every_metric_has_a_unit(tmp_path):
     with watch(tmp_path, peak_flops=1e9, bytes_per_token=2.0) as seen:
-        seen.step(
-            1,
-            measured(
-                1, cross_entropy=3.0, trained=0.75, parameter_norm=2.0, loss_scale=8.0, skipped=1
-            ),
-        )
-    (record,) = records(tmp_path)
+        seen.step(1, measured(1, **MEASURED, skipped=1))
+        for what in ("input", "checkpoint", "validation"):
+            with seen.spent(what):
+                pass
+        seen.step(2, measured(2, **MEASURED))
+    record, last = records(tmp_path)
     assert record["cross_entropy"] == 4.0  # over the tokens that are trained on
     assert record["bits_per_byte"] == pytest.approx(4.0 / math.log(2) / 2.0)
-    assert (
-        record["loss"] == 9.0 and record["gradient_norm"] == 1.0 and record["parameter_norm"] == 2.0
-    )
-    assert record["loss_scale"] == 8.0 and record["skipped"] == 1.0
-    assert record["learning_rate"] == 0.5 and record["tokens"] == 1000
+    expected = {"loss": 9.0, "gradient_norm": 1.0, "parameter_norm": 2.0, "loss_scale": 8.0}
+    expected |= {"skipped": 1.0, "learning_rate": 0.5, "tokens": 1000}
+    assert {name: record[name] for name in expected} == expected
     assert record["tokens_per_second"] == pytest.approx(4 * record["tokens_per_second_per_device"])
     assert record["mfu_full"] == pytest.approx(2 * record["mfu_causal"])
-    assert record["mfu_causal"] == pytest.approx(4e6 / record["seconds"] / (4 * 1e9))
+    training = record["input_seconds"] + record["step_seconds"]
+    assert record["mfu_causal"] == pytest.approx(4e6 / training / (4 * 1e9))
+    assert {*record, *last} <= set(UNITS)
 
 
 def test_what_is_not_known_is_left_out(tmp_path):
     run(tmp_path, 1, 1)
-    assert set(records(tmp_path)[0]) == {
-        *("step", "loss", "tokens", "gradient_norm", "learning_rate"),
-        *(
-            "tokens_per_second",
-            "tokens_per_second_per_device",
-            "seconds",
-            "input_seconds",
-            "step_seconds",
-        ),
-    }
+    names = "step loss tokens gradient_norm learning_rate tokens_per_second "
+    names += "tokens_per_second_per_device seconds input_seconds step_seconds"
+    assert set(records(tmp_path)[0]) == set(names.split())
 
 
 def test_time_is_told_apart_and_adds_up(tmp_path):
@@ -98,14 +93,10 @@ def test_time_is_told_apart_and_adds_up(tmp_path):
             time.sleep(0.04)
         seen.step(2, measured(2))
     first, second = records(tmp_path)
-    assert first["input_seconds"] >= 0.02 and first["seconds"] == pytest.approx(
-        first["input_seconds"] + first["step_seconds"]
-    )
-    assert (
-        second["validation_seconds"] >= 0.03
-        and second["checkpoint_seconds"] >= 0.04
-        and second["input_seconds"] == 0.0
-    )
+    assert first["input_seconds"] >= 0.02
+    assert first["seconds"] == pytest.approx(first["input_seconds"] + first["step_seconds"])
+    assert second["validation_seconds"] >= 0.03 and second["checkpoint_seconds"] >= 0.04
+    assert second["input_seconds"] == 0.0
     beside = second["validation_seconds"] + second["checkpoint_seconds"]
     assert second["seconds"] == pytest.approx(beside + second["step_seconds"])
     assert second["tokens_per_second"] == pytest.approx(1000 / (second["seconds"] - beside))
@@ -139,12 +130,7 @@ def test_a_run_that_went_back_has_one_record_per_step(tmp_path):
         for step in (3, 4):
             seen.step(step, measured(step, loss=0.5))
     assert records(tmp_path)[2]["seconds"] < 0.2
-    assert [(record["step"], record["loss"]) for record in records(tmp_path)] == [
-        (1, 9.0),
-        (2, 8.0),
-        (3, 0.5),
-        (4, 0.5),
-    ]
+    assert losses(tmp_path) == [9.0, 8.0, 0.5, 0.5]
 
 
 def test_only_process_0_writes(tmp_path, monkeypatch):
@@ -174,37 +160,13 @@ def test_values_split_over_a_mesh_are_read(tmp_path):
     everywhere = jax.sharding.NamedSharding(
         jax.make_mesh((8,), ("data",)), jax.sharding.PartitionSpec()
     )
+    values = {"loss": jnp.float32(2.0), "gradient_norm": np.float32(1.0)}
     with watch(tmp_path) as seen:
-        seen.step(
-            1,
-            jax.device_put(
-                {"loss": jnp.float32(2.0), "gradient_norm": np.float32(1.0)}, everywhere
-            ),
-        )
-    assert records(tmp_path)[0]["loss"] == 2.0
+        seen.step(1, jax.device_put(values, everywhere))
+    assert losses(tmp_path) == [2.0]
 
 
 def test_every_metric_is_documented_with_its_unit():
     text = (Path(__file__).parents[3] / "docs" / "watching.md").read_text()
     for metric, unit in UNITS.items():
         assert f"| `{metric}` | {unit}" in text
-
-
-def test_every_metric_has_a_unit(tmp_path):
-    with watch(tmp_path, peak_flops=1e9, bytes_per_token=2.0) as seen:
-        for step in (1, 2):
-            for what in ("input", "checkpoint", "validation"):
-                with seen.spent(what):
-                    pass
-            seen.step(
-                step,
-                measured(
-                    step,
-                    cross_entropy=3.0,
-                    trained=0.75,
-                    parameter_norm=2.0,
-                    loss_scale=8.0,
-                    skipped=1,
-                ),
-            )
-    assert set(records(tmp_path)[-1]) <= set(UNITS)
