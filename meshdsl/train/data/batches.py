@@ -6,7 +6,6 @@ its rows by their numbers, and the batches decide which of them come when.
 
 from __future__ import annotations
 
-import bisect
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -121,18 +120,15 @@ class BatchRows:
     ):
         with extra("train"):
             import grain
-        self._datasets, self.batch = list(datasets.values()), batch
-        self._rows, self._collate = [int(row) for row in rows], collate
-        # The rows of all datasets are numbered end to end.
-        self._ends = np.cumsum([len(each) for each in self._datasets]).tolist()
+        self.batch, self._rows, self._collate = batch, [int(row) for row in rows], collate
         seeds = (
             [seed % 2**32]
             if len(datasets) == 1
             else [zlib.crc32(f"{seed} {name}".encode()) for name in datasets]
         )
         orders = [
-            grain.MapDataset.range(end - len(each), end).shuffle(seed=seed).repeat()
-            for each, end, seed in zip(self._datasets, self._ends, seeds, strict=True)
+            grain.MapDataset.range(len(each)).shuffle(seed=seed).repeat().map(each.__getitem__)
+            for each, seed in zip(datasets.values(), seeds, strict=True)
         ]
         self._order = (
             orders[0]
@@ -144,15 +140,8 @@ class BatchRows:
         return sys.maxsize // self.batch - 1
 
     def __getitem__(self, index: int) -> Batch:
-        return self._collate([self._row(index * self.batch + row) for row in self._rows])
-
-    def _row(self, index: int) -> Any:
-        """The row at a place in the order of all rows, counted from `first`."""
-        number = self._order[self.first + index]
-        assert number is not None  # no row of a dataset of numbers is left out
-        dataset = bisect.bisect_right(self._ends, number)
-        rows = self._datasets[dataset]
-        return rows[number - (self._ends[dataset] - len(rows))]
+        start = self.first + index * self.batch
+        return self._collate([self._order[start + row] for row in self._rows])
 
     def __repr__(self) -> str:
         return f"BatchRows({len(self._rows)} of {self.batch})"

@@ -14,17 +14,19 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
-from meshdsl.train.data.field_arrays import collate_fields, field_dims
-from meshdsl.train.data.files import find_files
-from meshdsl.train.data.image_arrays import ArrayImages
-from meshdsl.train.data.image_folders import FolderImages
-from meshdsl.train.data.image_parquet import ParquetImages
-from meshdsl.train.data.image_sets import FunctionImages, Images
+from meshdsl.train.data.cache_entry import Report
+from meshdsl.train.data.examples import open_function
+from meshdsl.train.data.fields import ARRAY, collate_fields, field_dims, fitted_image
+from meshdsl.train.data.files import checked_sources, errors_say, find_files
+from meshdsl.train.data.image_sets import (
+    Images,
+    array_images,
+    folder_images,
+    function_images,
+    parquet_images,
+)
 from meshdsl.train.data.mixture import Data, Part, part_of
-from meshdsl.train.data.pixels import ARRAY, fitted_image
-from meshdsl.train.data.python_dataset import open_function
-from meshdsl.train.data.sources import checked_sources, errors_say
-from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields
+from meshdsl.train.data.task import Fields, Task, known_fields
 
 FORMATS = ("folders", "arrays", "parquet")
 NO_LABEL = -1  # in rows that fill up a batch
@@ -39,10 +41,7 @@ class ImagesTask(Task):
     name, unit = "images", "image"
 
     def fields(self, config: Config, rows: Dim) -> dict[str, Tensor]:
-        fields = known_fields(self.name, config, rows, ("image", "label"), "image")
-        if "label" in fields:
-            check_kind(self.name, "label", fields["label"], "the dim of the rows", 0)
-        return fields
+        return known_fields(self.name, config, rows, {"image": None, "label": 0}, "image")
 
     def open(self, config: Config, fields: Fields, report: Report) -> Data:
         labeled = "label" in fields
@@ -61,7 +60,7 @@ class ImagesTask(Task):
         sizes = " x ".join(str(dim.size) for dim in field_dims(fields["image"]))
         of = f" in {len(names):,} classes" if names else ""
         # Code of the user's may not be made for several threads.
-        functions = any(isinstance(each.train, FunctionImages) for each in opened)
+        functions = any(each.source.dataset for each in opened)
         return Data(
             config,
             f"data, images of {sizes}{of}",
@@ -69,7 +68,7 @@ class ImagesTask(Task):
             collate_fields(fields, {"label": NO_LABEL}),
             fills=labeled,
             threads=1 if functions else min(16, os.cpu_count() or 1),
-            also={"the classes": _said(names)} if names else None,
+            classes=_said(names) if names else "",
         )
 
 
@@ -88,7 +87,7 @@ class ImageRows:
         self._numbers, self._classes = numbers, classes
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self._images.hashes)
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         where = self._images.place(number)
@@ -138,24 +137,20 @@ def _opened(name: str, source: Source, config: Config, labeled: bool, report: Re
     field, label = source.field or "image", (source.label or "label") if labeled else None
     with errors_say(f"data.sources.{name}"):
         if source.dataset:
-            train, held_out = open_function(source.dataset, f"data.sources.{name}.dataset")
-            own = None if held_out is None else FunctionImages(held_out, field, label)
-            return _Opened(name, source, FunctionImages(train, field, label), own)
+            train, own = open_function(source.dataset, f"data.sources.{name}.dataset")
+            held_out = None if own is None else function_images(own, field, label)
+            return _Opened(name, source, function_images(train, field, label), held_out)
 
         def read(paths: Sequence[str]) -> Images:
             kind = _format_of(paths, source.format, field)
             if kind == "folders":
-                return FolderImages(paths, labeled)
+                return folder_images(paths, labeled)
             if kind == "arrays":
-                return ArrayImages(paths, field, label)
-            return ParquetImages(paths, field, label, config, report)
+                return array_images(paths, field, label)
+            return parquet_images(paths, field, label, config, report)
 
-        return _Opened(
-            name,
-            source,
-            read(source.paths),
-            read(source.validation) if source.validation else None,
-        )
+        train = read(source.paths)
+        return _Opened(name, source, train, read(source.validation) if source.validation else None)
 
 
 def _format_of(paths: Sequence[str], format: str, field: str) -> str:

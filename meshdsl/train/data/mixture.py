@@ -25,6 +25,8 @@ class Part(NamedTuple):
       identity: what must be the same for a run to go on with it, in words. It is part of the state
         in a checkpoint.
       size: the rows that are trained on, in words, for an error: `3 images`.
+      bytes_per_token: bytes of text in a token of what is trained on, and of what is held out;
+        None where that is unknown, or the rows are not text.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Part(NamedTuple):
     words: str
     identity: str
     size: str
+    bytes_per_token: tuple[float | None, float | None] = (None, None)
 
 
 def part_of(
@@ -74,19 +77,18 @@ class Data:
       collate: makes a batch of rows.
       fills: whether `collate` can fill up a batch with rows that do not count. Where it cannot,
         validation has whole batches only.
-      row: what a row is, for errors: `images`.
       threads: how many threads read batches ahead.
-      also: more of what must be the same for a run to go on, by name.
+      tokenizer: of all datasets; None where the rows are not text.
+      classes: of all datasets, in words; empty where rows have none.
+      length: of a row, where rows are sequences of tokens that follow each other; else 0. Of these
+        the held-out rows are small, and all are read before the run begins.
 
     Attributes:
-      tokenizer: of all datasets; None where the rows are not text.
-      train_bytes_per_token: bytes of text in a token of what is trained on; None where unknown.
+      fills, tokenizer: as above.
+      train_bytes_per_token: bytes of text in a token of what is trained on, the mean of all
+        datasets by their weights; None where it is unknown of one of them.
       bytes_per_token: the same of the held-out rows of each dataset that has some, by name.
     """
-
-    tokenizer: Tokenizer | None = None
-    train_bytes_per_token: float | None = None
-    bytes_per_token: Mapping[str, float | None] = {}
 
     def __init__(
         self,
@@ -97,22 +99,36 @@ class Data:
         *,
         fills: bool,
         threads: int = 1,
-        also: Mapping[str, str] | None = None,
+        tokenizer: Tokenizer | None = None,
+        classes: str = "",
+        length: int = 0,
     ):
         self._config, self._title, self._parts = config, title, parts
-        self._collate, self._fills, self._threads = collate, fills, threads
-        self._also = dict(also or {})
+        self._collate, self._threads = collate, threads
+        self.fills, self.tokenizer, self._classes, self._length = fills, tokenizer, classes, length
         counts = [len(part.train) for part in parts]
         if sum(counts) < config.batch or not all(counts):
             raise MeshDSLError(self._too_little())
         if not fills:
             self._check_whole_batches()
+        self.bytes_per_token: Mapping[str, float | None] = {
+            part.name: part.bytes_per_token[1] for part in parts if part.held_out is not None
+        }
+        sizes = [part.bytes_per_token[0] for part in parts]
+        known, weights = [size for size in sizes if size is not None], [p.weight for p in parts]
+        self.train_bytes_per_token = (
+            float(np.average(known, weights=weights)) if len(known) == len(parts) else None
+        )
 
     def _too_little(self) -> str:
         sizes = ", ".join(f"{part.size} of `{part.name}`" for part in self._parts)
+        batch, of, smaller = self._config.batch, "", "batch"
+        if self._length:
+            of = f" of length={self._length} ({batch * self._length + 1:,} tokens)"
+            smaller += " or model.length" if hasattr(self._config.model, "length") else ""
         return (
-            f"data: {sizes} for training are less than one batch={self._config.batch}; give more "
-            "data, or set a smaller batch"
+            f"data: {sizes} for training are less than one batch={batch}{of}; give more data, or "
+            f"set a smaller {smaller}"
         )
 
     def _check_whole_batches(self) -> None:
@@ -142,7 +158,8 @@ class Data:
     @property
     def digest(self) -> str:
         """What has to be the same on all hosts, in words."""
-        return "\n".join([self.describe(), *(part.identity for part in self._parts)])
+        tokenizer = [] if self.tokenizer is None else [self.tokenizer.digest]
+        return "\n".join([self.describe(), *(part.identity for part in self._parts), *tokenizer])
 
     def train(self, rows: np.ndarray) -> Batches:
         """The batches to train on, without end.
@@ -157,11 +174,16 @@ class Data:
         if len(weights) > 1:
             of["the mixture"] = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         of["the seed"] = str(config.seed)
+        if self._classes:
+            of["the classes"] = self._classes
+        if self.tokenizer is not None:
+            digest = self.tokenizer.digest[:12]
+            of["the tokenizer"] = f"{self.tokenizer.vocab:,} tokens ({digest})"
         datasets = {part.name: part.train for part in self._parts}
         return Batches(
             BatchRows(datasets, weights, config.seed, config.batch, rows, self._collate),
             config.data.prefetch,
-            of | self._also,
+            of,
             self._threads,
         )
 
@@ -180,8 +202,9 @@ class Data:
         for part in self._parts:
             if part.held_out is not None:
                 whole, rest = divmod(len(part.held_out), size)
-                count = min(most, whole + (rest > 0 and self._fills))
-                found[part.name] = _HeldOut(part.held_out, count, size, rows, self._collate)
+                count = min(most, whole + (rest > 0 and self.fills))
+                batches = _HeldOut(part.held_out, count, size, rows, self._collate)
+                found[part.name] = list(batches) if self._length else batches
         return found
 
 

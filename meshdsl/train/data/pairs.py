@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,20 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
 from meshdsl.train.data.cache import id_dtype
-from meshdsl.train.data.cache_entry import cache_folder, entry_name
-from meshdsl.train.data.cached_table import cached_table, in_groups
-from meshdsl.train.data.field_arrays import collate_fields
-from meshdsl.train.data.file_rows import read_texts
-from meshdsl.train.data.files import File, nothing_in
+from meshdsl.train.data.cache_entry import (
+    Report,
+    cache_folder,
+    cached_table,
+    entry_name,
+    in_groups,
+)
+from meshdsl.train.data.documents import read_texts
+from meshdsl.train.data.fields import collate_fields
+from meshdsl.train.data.files import File, checked_sources, errors_say, files_of, nothing_in
 from meshdsl.train.data.held_out import hash_of
 from meshdsl.train.data.mixture import Data, Part, part_of
-from meshdsl.train.data.sources import checked_sources, errors_say, files_of
-from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields
-from meshdsl.train.data.text import fitting_tokenizer
-from meshdsl.train.data.tokenizer import Tokenizer
+from meshdsl.train.data.task import Fields, Task, known_fields
+from meshdsl.train.data.tokenizer import Tokenizer, fitting_tokenizer
 from meshdsl.train.watch.units import perplexity
 
 FORMATS = ("jsonl", "parquet")
@@ -49,18 +52,14 @@ class PairsTask(Task):
     name, unit = "pairs", "pair"
 
     def fields(self, config: Config, rows: Dim) -> dict[str, Tensor]:
-        known = (*_SEQUENCES, *_LENGTHS)
+        known = {**dict.fromkeys(_SEQUENCES, 1), **dict.fromkeys(_LENGTHS, 0)}
         fields = known_fields(self.name, config, rows, known, "source")
-        for name, field in fields.items():
-            if name in _LENGTHS:
-                check_kind(self.name, name, field, "the dim of the rows", 0)
-                if _LENGTHS[name] not in fields:
-                    raise MeshDSLError(
-                        f"data.task=pairs: `{name}` says how long `{_LENGTHS[name]}` is, which the "
-                        "model's batch does not have"
-                    )
-            else:
-                check_kind(self.name, name, field, "the dims of rows and of a sequence", 1)
+        for name, of in _LENGTHS.items():
+            if name in fields and of not in fields:
+                raise MeshDSLError(
+                    f"data.task=pairs: `{name}` says how long `{of}` is, which the model's batch "
+                    "does not have"
+                )
         both = [fields[name] for name in ("tokens", "targets") if name in fields]
         if len(both) == 2 and both[0].dims != both[1].dims:
             raise MeshDSLError(
@@ -69,7 +68,7 @@ class PairsTask(Task):
             )
         return fields
 
-    def open(self, config: Config, fields: Fields, report: Report) -> Pairs:
+    def open(self, config: Config, fields: Fields, report: Report) -> Data:
         tokenizer = fitting_tokenizer(config)
         sources = checked_sources(self.name, config, formats=FORMATS, functions=False)
         files = {name: _files_of(name, source) for name, source in sources}
@@ -77,38 +76,18 @@ class PairsTask(Task):
         for name, source in sources:
             with errors_say(f"data.sources.{name}"):
                 parts.append(_part(name, source, files[name], config, fields, tokenizer))
-        return Pairs(config, fields, tokenizer, parts)
-
-    def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
-        if isinstance(data, Pairs) and data.predicts:
-            return {"perplexity": perplexity(measured["loss"])}
-        return {}
-
-
-class Pairs(Data):
-    """What a run on pairs reads.
-
-    Attributes:
-      predicts: whether the batch has targets, so that a loss is one of tokens.
-    """
-
-    # Declared by `Data`, where there may be none.
-    tokenizer: Tokenizer  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def __init__(self, config: Config, fields: Fields, tokenizer: Tokenizer, parts: Sequence[Part]):
-        self.tokenizer, self.predicts = tokenizer, "targets" in fields
-        super().__init__(
+        return Data(
             config,
             f"data, pairs by the tokenizer {tokenizer.name} of {tokenizer.vocab:,} tokens",
             parts,
             collate_fields(fields, {"targets": NO_TARGET}),
-            fills=self.predicts,
-            also={"the tokenizer": f"{tokenizer.vocab:,} tokens ({tokenizer.digest[:12]})"},
+            fills="targets" in fields,
+            tokenizer=tokenizer,
         )
 
-    @property
-    def digest(self) -> str:
-        return f"{super().digest}\n{self.tokenizer.digest}"
+    def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
+        # Where the batch has targets, the loss is one of tokens.
+        return {"perplexity": perplexity(measured["loss"])} if data.fills else {}
 
 
 class PairRows:

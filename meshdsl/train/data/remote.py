@@ -22,11 +22,8 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
 from meshdsl.links import check_stays
 from meshdsl.train.config import Config
-from meshdsl.train.data.cache_entry import cache_folder, made_once
-from meshdsl.train.data.files import nothing_in
-from meshdsl.train.data.sources import errors_say
-
-Report = Callable[[str], None]
+from meshdsl.train.data.cache_entry import Report, cache_folder, made_once
+from meshdsl.train.data.files import errors_say, nothing_in
 
 # A file that claims to unpack to more than this fills disks, on purpose or by damage. Text is
 # packed to a third or a tenth of its size; gzip reaches 1,032 times at most, zstandard any number.

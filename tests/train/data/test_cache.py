@@ -7,10 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from meshdsl.train.data import cache, cache_entry, cached_table
+from meshdsl.train.data import cache, cache_entry
 from meshdsl.train.data.files import find_files
 from meshdsl.train.data.tokenizer import load_tokenizer
-from meshdsl.train.data.tokens import Tokens
 from tests.train.data.common import write_texts
 
 
@@ -28,7 +27,7 @@ def tokens_of(folder, where, held_out=0.2, tokenizer="bytes", **how):
     found = cache.cached_tokens(
         find_files([str(folder)]), "text", load_tokenizer(str(tokenizer)), held_out, where, **how
     )
-    return [Tokens(ranges) for ranges in found.ranges], found.counts
+    return [each.tokens for each in found], found
 
 
 def whole(tokens):
@@ -41,9 +40,7 @@ def test_documents_are_split_by_their_content(folder, tmp_path):
     assert train | held_out == {b"%02d" % i for i in range(60)}
     assert not train & held_out
     assert [part.documents for part in parts] == [len(train), len(held_out)]
-    assert [(part.tokens, part.bytes) for part in parts] == [
-        (len(part), len(part)) for part in tokens
-    ]
+    assert [part.bytes for part in parts] == [len(part) for part in tokens]
     (folder / "new.txt").write_bytes(b"new")
     again, _ = tokens_of(folder, tmp_path / "cache")
     assert held_out <= set(whole(again[1]).split(b"\0"))
@@ -68,12 +65,12 @@ def test_a_long_text_is_the_same_tokens_as_in_one_block(tmp_path, monkeypatch, t
     text = "the cat sat on the mat\n" * 40
     (tmp_path / "a.txt").write_text(text)
     monkeypatch.setattr("meshdsl.train.data.documents.BLOCK", 100)
-    monkeypatch.setattr(cached_table, "AT_ONCE", 300)
+    monkeypatch.setattr(cache_entry, "AT_ONCE", 300)
     (train, _), parts = tokens_of(tmp_path / "a.txt", tmp_path / "cache", 0.0, tokenizer_file)
     np.testing.assert_array_equal(
         train.read(0, len(train)), load_tokenizer(str(tokenizer_file)).encode(text)
     )
-    assert parts[0] == cache.Counts(documents=1, tokens=len(train), bytes=len(text))
+    assert (parts[0].documents, parts[0].bytes) == (1, len(text))
 
 
 def test_separators_stand_between_documents(tmp_path, tokenizer_file):

@@ -10,12 +10,20 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
-from meshdsl.train.data.conversations import Conversations, PackedConversations
+from meshdsl.train.data.conversations import Conversations
 from meshdsl.train.data.files import File, find_files
-from meshdsl.train.data.sequences import CHAT, END, NO_TOKEN, SAID, batch_of
+from meshdsl.train.data.sequences import (
+    CHAT,
+    END,
+    NO_TOKEN,
+    SAID,
+    PackedConversations,
+    TokenRange,
+    Tokens,
+    batch_of,
+)
 from meshdsl.train.data.tasks import open_data
 from meshdsl.train.data.tokenizer import load_tokenizer
-from meshdsl.train.data.tokens import TokenRange, Tokens
 from meshdsl.train.settings import override
 
 pytest.importorskip("jinja2")

@@ -27,7 +27,7 @@ SPECS = {
 }
 # Of 144 rows, so many are read by each of two processes with three devices, by the mesh's (data,
 # model), in the order of SPECS.
-READ = {(2, 3): (72, 144, 72, 72, 72, 72, 144), (3, 2): (96, 144, 96, 72, 72, 96, 144)}
+READ = {(2, 3): (72, 144, 72, 72, 72, 72, 144), (3, 2): (96, 144, 96, 72, 72, 72, 144)}
 _PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.data import image_arrays
+from meshdsl.train.data import image_sets
 from tests.train.data.common import take
 from tests.train.data.families import Classifier, Denoiser, Own, configured, opened, source, whole
 
@@ -123,7 +123,7 @@ def test_images_of_a_function_are_those_of_a_file(tmp_path):
 
 def test_an_array_that_is_not_compressed_is_not_read_into_memory(tmp_path):
     for path in (write_arrays(tmp_path / "a.npz"), write_columns(tmp_path / "columns")):
-        array = image_arrays._array_in(path, "image")
+        array = image_sets.array_in(path, "image")
         assert isinstance(array.base, np.memmap) and not array.flags.owndata
         np.testing.assert_array_equal(array[7], pixels(7))
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.data.pixels import decoded, fitted_image
+from meshdsl.train.data.fields import decoded, fitted_image
 from tests.train.data.families import Classifier
 
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdsl.train.data.sequences import Sequences, batch_of
-from meshdsl.train.data.tokens import TokenRange, Tokens
+from meshdsl.train.data.sequences import Sequences, TokenRange, Tokens, batch_of
 from tests.train.data.common import write_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=8)
