@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +66,7 @@ def cached_tokens(
     held_out: float,
     folder: Path,
     report: Report = lambda text: None,
+    chat: Conversations | None = None,
 ) -> tuple[Subset, Subset]:
     """The tokens of `files`, from the cache in `folder` if they are there, else added to it.
 
@@ -73,51 +74,47 @@ def cached_tokens(
     one side, as a single document does, the end of the tokens is held out instead.
 
     Args:
-      field: as of `documents`.
+      field: as of `documents`; of conversations what holds the messages.
       report: called with a line when many tokens have to be made, and when they are.
+      chat: turns conversations into tokens with the bits that tell what is trained on; None where
+        the files hold text.
 
     Raises:
       MeshDSLError: a file cannot be read, or the folder cannot be written.
     """
-    entry = folder / entry_name(files, _VERSION, field, tokenizer.digest, held_out)
+    how = [field, tokenizer.digest]
+    if chat is not None:
+        how = ["chat", *how, chat.digest]
+    entry = folder / entry_name(files, _VERSION, *how, held_out)
+    dtype = id_dtype(tokenizer) if chat is None else "uint32"
 
-    def pieces() -> Iterator[_Piece]:
+    def write(there: Path) -> None:
         size, start = sum(file.size for file in files), time.perf_counter()
         say = report if size >= _WORTH_TELLING else lambda text: None
         say(f"tokenizing {size / 2**20:,.0f} MiB of {len(files):,} files into {entry}")
-        yield from _pieces_of_text(files, field, tokenizer, held_out)
+        pieces = (
+            _pieces_of_text(files, field, tokenizer, held_out)
+            if chat is None
+            else _pieces_of_chat(files, field, chat, held_out)
+        )
+        _write(there, dtype, pieces)
         say(f"tokenized in {time.perf_counter() - start:.1f} s")
 
-    return _cached(entry, id_dtype(tokenizer), held_out, pieces)
+    counts = made_once(entry, lambda: _counts(entry, dtype), write)
 
+    def part(subset: int, start: int, stop: int) -> Subset:
+        documents, tokens, size = counts[subset]
+        found = Tokens([TokenRange(entry / f"{SUBSETS[subset]}.bin", dtype, start, stop)])
+        share = round(size * (stop - start) / max(1, tokens))
+        return Subset(found, documents, share if chat is None else None)
 
-def cached_conversations(
-    files: Sequence[File],
-    field: str,
-    tokenizer: Tokenizer,
-    written: Conversations,
-    held_out: float,
-    folder: Path,
-) -> tuple[Subset, Subset]:
-    """As `cached_tokens`, of conversations: tokens with the bits that tell what is trained on.
-
-    Args:
-      field: of each object, which holds the messages.
-      written: turns conversations into tokens.
-
-    Raises:
-      MeshDSLError: a file cannot be read or has no conversations, or the folder cannot be written.
-    """
-    how = ("chat", field, tokenizer.digest, written.digest, held_out)
-
-    def pieces() -> Iterator[_Piece]:
-        for file in files:
-            for text, talks in written.documents(file, field):
-                subset = _subset([text], held_out)
-                yield from (_Piece(subset, tokens, 1, 0) for tokens in talks)
-
-    found = _cached(folder / entry_name(files, _VERSION, *how), "uint32", held_out, pieces)
-    return found[0]._replace(bytes=None), found[1]._replace(bytes=None)
+    train, validation = (tokens for _, tokens, _ in counts)
+    if not held_out or (train and validation):
+        return part(0, 0, train), part(1, 0, validation)
+    # One subset has all documents, and its end becomes the validation.
+    which, stop = (0, train) if train else (1, validation)
+    border = stop - int(stop * held_out)
+    return part(which, 0, border), part(which, border, stop)
 
 
 def id_dtype(tokenizer: Tokenizer) -> str:
@@ -157,26 +154,14 @@ def _pieces_of_text(
             yield _Piece(subset, ids, begins_document, len(text))
 
 
-def _cached(
-    entry: Path, dtype: str, held_out: float, pieces: Callable[[], Iterable[_Piece]]
-) -> tuple[Subset, Subset]:
-    """The tokens in `entry`, to which `pieces` are written if it is absent."""
-    counts = made_once(
-        entry, lambda: _counts(entry, dtype), lambda folder: _write(folder, dtype, pieces())
-    )
-
-    def part(subset: int, start: int, stop: int) -> Subset:
-        documents, tokens, size = counts[subset]
-        found = Tokens([TokenRange(entry / f"{SUBSETS[subset]}.bin", dtype, start, stop)])
-        return Subset(found, documents, round(size * (stop - start) / max(1, tokens)))
-
-    train, validation = (tokens for _, tokens, _ in counts)
-    if not held_out or (train and validation):
-        return part(0, 0, train), part(1, 0, validation)
-    # One subset has all documents, and its end becomes the validation.
-    which, stop = (0, train) if train else (1, validation)
-    border = stop - int(stop * held_out)
-    return part(which, 0, border), part(which, border, stop)
+def _pieces_of_chat(
+    files: Sequence[File], field: str, chat: Conversations, held_out: float
+) -> Iterator[_Piece]:
+    """The tokens of all conversations, whose bits tell where they end."""
+    for file in files:
+        for text, talks in chat.documents(file, field):
+            subset = _subset([text], held_out)
+            yield from (_Piece(subset, tokens, 1, 0) for tokens in talks)
 
 
 def _write(folder: Path, dtype: str, pieces: Iterable[_Piece]) -> None:

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.extras import extra
 from meshdsl.train.chat import PublishedTexts, published_texts
 from meshdsl.train.data.documents import read_rows
 from meshdsl.train.data.files import File
 from meshdsl.train.data.sequences import CHAT, END, SAID
-from meshdsl.train.data.tokenizer import Tokenizer
+from meshdsl.train.data.tokenizer import FileTokenizer, Tokenizer
 
 MESSAGES = "messages"  # the field that holds them, where the settings name none
 ANSWERS = "assistant"
@@ -50,15 +49,11 @@ class Conversations:
                 f"format=chat: data.tokenizer={tokenizer.name} has no chat template; name a folder "
                 "of Hugging Face with tokenizer.json and tokenizer_config.json"
             )
-        with extra("train"):
-            import tokenizers
         self._texts: PublishedTexts = texts
+        self._tokenizer = FileTokenizer(tokenizer.name, with_special=True)
         path = Path(tokenizer.name)
-        file = path / "tokenizer.json" if path.is_dir() else path
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        written = [file.parent / name for name in _TEMPLATES]
+        folder = path if path.is_dir() else path.parent
+        written = [folder / name for name in _TEMPLATES]
         read = [path.read_bytes() for path in written if path.is_file()]
         self.digest = hashlib.sha256(b"".join(read)).hexdigest()
 
@@ -108,8 +103,7 @@ class Conversations:
 
     def _tokens(self, text: str, bit: int) -> np.ndarray:
         # The template has written the tokens that begin a text.
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.asarray(ids, np.uint32) | np.uint32(CHAT | bit)
+        return self._tokenizer.encode(text).astype(np.uint32) | np.uint32(CHAT | bit)
 
 
 def _ended(pieces: list[np.ndarray]) -> np.ndarray:

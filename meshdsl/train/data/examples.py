@@ -22,6 +22,7 @@ from meshdsl.extras import extra
 from meshdsl.family.calls import batch_fields
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
+from meshdsl.train.data.batches import Numbered
 from meshdsl.train.data.cache_entry import Report
 from meshdsl.train.data.fields import collate_fields, fitted
 from meshdsl.train.data.files import checked_sources
@@ -49,33 +50,30 @@ class ExamplesTask(Task):
         return Data(config, title, parts, collate_fields(fields, {}), fills=False)
 
 
-class FittedRows:
+def _fitted_rows(examples: PythonRows, fields: Fields) -> Numbered:
     """The examples of a user's dataset, each with the fields of a batch and no others."""
 
-    def __init__(self, examples: PythonRows, fields: Fields):
-        self._examples, self._fields = examples, fields
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        example, what = self._examples[number], self._examples.what
-        row = {}
-        for name, field in self._fields.items():
+    def read(number: int) -> dict[str, np.ndarray]:
+        example, row = examples[number], {}
+        for name, field in fields.items():
             if name not in example:
                 has = ", ".join(f"`{each}`" for each in example) or "nothing"
                 close = nearest(name, map(str, example))
                 raise MeshDSLError(
-                    f"{what}: example {number:,} has {has} and no field `{name}`, which is in the "
-                    f"model's batch{close if 'did you mean' in close else ''}"
+                    f"{examples.what}: example {number:,} has {has} and no field `{name}`, which "
+                    f"is in the model's batch{close if 'did you mean' in close else ''}"
                 )
-            row[name] = fitted(example[name], name, field, f"{what}: example {number:,}")
+            what = f"{examples.what}: example {number:,}"
+            row[name] = fitted(example[name], name, field, what)
         return row
+
+    return Numbered(len(examples), read)
 
 
 def _part(name: str, source: Source, config: Config, fields: Fields) -> Part:
     examples, own = open_function(source.dataset, f"data.sources.{name}.dataset")
-    rows, held_out = FittedRows(examples, fields), None if own is None else FittedRows(own, fields)
+    rows = _fitted_rows(examples, fields)
+    held_out = None if own is None else _fitted_rows(own, fields)
     hashes = hashes_of_numbers(len(examples))
     part = part_of((name, source), config, rows, held_out, hashes, "examples", examples.digest())
     for some in (part.train, part.held_out):

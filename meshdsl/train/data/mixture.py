@@ -9,8 +9,8 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config, Source
-from meshdsl.train.data.batches import Batch, Batches, BatchRows, Collate, Rows
-from meshdsl.train.data.held_out import Chosen, divided
+from meshdsl.train.data.batches import Batch, Batches, Collate, Numbered, Rows
+from meshdsl.train.data.held_out import divided
 from meshdsl.train.data.tokenizer import Tokenizer
 
 
@@ -62,11 +62,12 @@ def part_of(
     """
     name, source = named
     numbers, rest = divided(hashes, config.data.validation if own is None else 0.0)
-    held_out = own if own is not None else Chosen(every, rest) if len(rest) else None
+    chosen = lambda which: Numbered(len(which), lambda number: every[int(which[number])])
+    held_out = own if own is not None else chosen(rest) if len(rest) else None
     size = f"{len(numbers):,} {counted}"
     said = f"{size}; held out {len(held_out or ()):,}{more}"
     identity = f"{len(numbers):,} of {len(every):,} {counted} ({digest})"
-    return Part(name, source.weight, Chosen(every, numbers), held_out, said, identity, size)
+    return Part(name, source.weight, chosen(numbers), held_out, said, identity, size)
 
 
 class Data:
@@ -181,10 +182,10 @@ class Data:
             of["the tokenizer"] = f"{self.tokenizer.vocab:,} tokens ({digest})"
         datasets = {part.name: part.train for part in self._parts}
         return Batches(
-            BatchRows(datasets, weights, config.seed, config.batch, rows, self._collate),
-            config.data.prefetch,
-            of,
-            self._threads,
+            *(datasets, weights, config.seed, config.batch, rows, self._collate),
+            ahead=config.data.prefetch,
+            of=of,
+            threads=self._threads,
         )
 
     def validation(self, rows: np.ndarray) -> dict[str, Sequence[Batch]]:
@@ -203,31 +204,25 @@ class Data:
             if part.held_out is not None:
                 whole, rest = divmod(len(part.held_out), size)
                 count = min(most, whole + (rest > 0 and self.fills))
-                batches = _HeldOut(part.held_out, count, size, rows, self._collate)
+                batches = _held_out_batches(part.held_out, count, size, rows, self._collate)
                 found[part.name] = list(batches) if self._length else batches
         return found
 
 
-class _HeldOut(Sequence):
-    """Some batches of held-out rows, each read when it is asked for.
+def _held_out_batches(
+    rows: Rows, count: int, size: int, wanted: np.ndarray, collate: Collate
+) -> Numbered:
+    """Some batches of held-out rows.
 
     Args:
       count: how many batches.
       size: rows of a batch, on all processes together.
       wanted: the numbers of the rows of a batch that this process reads.
     """
+    chosen = np.linspace(0, len(rows) - 1, min(len(rows), count * size)).astype(np.int64).tolist()
 
-    def __init__(self, rows: Rows, count: int, size: int, wanted: np.ndarray, collate: Collate):
-        self._rows, self._count, self._size = rows, count, size
-        self._wanted, self._collate = np.asarray(wanted), collate
-        self._chosen = np.linspace(0, len(rows) - 1, min(len(rows), count * size)).astype(np.int64)
+    def read(index: int) -> Batch:
+        places = (np.asarray(wanted) + index * size).tolist()
+        return collate([rows[chosen[i]] if i < len(chosen) else None for i in places])
 
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        places = (self._wanted + index * self._size).tolist()
-        chosen = self._chosen.tolist()
-        return self._collate([self._rows[chosen[i]] if i < len(chosen) else None for i in places])
+    return Numbered(count, read)

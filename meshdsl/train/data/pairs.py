@@ -12,6 +12,7 @@ from meshdsl.dims import show as show_dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
+from meshdsl.train.data.batches import Numbered
 from meshdsl.train.data.cache import id_dtype
 from meshdsl.train.data.cache_entry import (
     Report,
@@ -90,55 +91,49 @@ class PairsTask(Task):
         return {"perplexity": perplexity(measured["loss"])} if data.fills else {}
 
 
-class PairRows:
+def _pair_rows(table: Any, fields: Fields, separator: int) -> Numbered:
     """The rows of a batch.
 
     Args:
       table: of Arrow, with the ids of the two texts of each pair, `source` and `target`.
     """
+    sizes = _sizes(fields)
+    lengths = {name: of for name, of in _LENGTHS.items() if name in fields}
+    end = np.array([separator], np.int32)
 
-    def __init__(self, table: Any, fields: Fields, tokenizer: Tokenizer):
-        self._texts = [table[name] for name in _TEXTS]
-        self._separator = tokenizer.separator
-        self._sizes = {
-            name: field.dims[1].size for name, field in fields.items() if name not in _LENGTHS
-        }
-        self._lengths = {name: of for name, of in _LENGTHS.items() if name in fields}
-
-    def __len__(self) -> int:
-        return len(self._texts[0])
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        source, target = (text[number].values.to_numpy().astype(np.int32) for text in self._texts)
-        end = np.array([self._separator], np.int32)
+    def read(number: int) -> dict[str, np.ndarray]:
+        source, target = (table[name][number].values.to_numpy().astype(np.int32) for name in _TEXTS)
         texts = {"source": source, "target": target}
-        if "tokens" in self._sizes or "targets" in self._sizes:
-            texts |= {
-                "tokens": np.concatenate([end, target]),
-                "targets": np.concatenate([target, end]),
-            }
+        texts["tokens"] = np.concatenate([end, target])
+        texts["targets"] = np.concatenate([target, end])
         row = {}
-        for name, size in self._sizes.items():
-            fill = NO_TARGET if name == "targets" else self._separator
+        for name, size in sizes.items():
             text = texts[name][:size]
-            row[name] = np.full(size, fill, np.int32)
+            row[name] = np.full(size, NO_TARGET if name == "targets" else separator, np.int32)
             row[name][: len(text)] = text
-        for name, of in self._lengths.items():
-            row[name] = np.asarray(min(len(texts[of]), self._sizes[of]), np.int32)
+        for name, of in lengths.items():
+            row[name] = np.asarray(min(len(texts[of]), sizes[of]), np.int32)
         return row
 
-    def cut(self) -> int:
-        """How many pairs have a text that is longer than the dims of the batch."""
-        lengths = np.stack([_lengths(text) for text in self._texts], axis=1)
-        most = [self._sizes["source"], self._sizes.get("target", np.inf)]
-        for name in ("tokens", "targets"):
-            most[1] = min(most[1], self._sizes.get(name, np.inf) - 1)
-        return int((lengths > np.array(most)).any(axis=1).sum())
+    return Numbered(len(table), read)
 
 
-def _lengths(texts: Any) -> np.ndarray:
-    """How many tokens each text in a column has."""
-    return np.concatenate([chunk.value_lengths().to_numpy() for chunk in texts.chunks])
+def _sizes(fields: Fields) -> dict[str, int]:
+    """How many tokens each field of tokens has room for."""
+    return {name: field.dims[1].size for name, field in fields.items() if name not in _LENGTHS}
+
+
+def _cut(table: Any, fields: Fields) -> int:
+    """How many pairs have a text that is longer than the dims of the batch."""
+    lengths = [
+        np.concatenate([chunk.value_lengths().to_numpy() for chunk in table[name].chunks])
+        for name in _TEXTS
+    ]
+    sizes = _sizes(fields)
+    # The second text is as long as the decoder's without the separator.
+    ends = [sizes[name] - 1 for name in ("tokens", "targets") if name in sizes]
+    most = sizes["source"], min([sizes.get("target", np.inf), *ends])
+    return int(((lengths[0] > most[0]) | (lengths[1] > most[1])).sum())
 
 
 def _files_of(name: str, source: Source) -> tuple[list[File], list[File]]:
@@ -169,15 +164,16 @@ def _part(
     fields: Fields,
     tokenizer: Tokenizer,
 ) -> Part:
-    def open_some(some: list[File]) -> tuple[PairRows, np.ndarray]:
+    def open_some(some: list[File]) -> tuple[Numbered, np.ndarray, int]:
         table = _tokenized(some, _columns(source), config, tokenizer)
         if not len(table):
             raise nothing_in([file.path for file in some[:3]])
-        return PairRows(table, fields, tokenizer), table["hash"].to_numpy()
+        rows = _pair_rows(table, fields, tokenizer.separator)
+        return rows, table["hash"].to_numpy(), _cut(table, fields)
 
-    rows, hashes = open_some(files[0])
-    own = open_some(files[1])[0] if files[1] else None
-    cut = rows.cut() + (0 if own is None else own.cut())
+    rows, hashes, cut = open_some(files[0])
+    own, _, more = open_some(files[1]) if files[1] else (None, None, 0)
+    cut += more
     digest, said = (
         f"{hash_of([hashes.tobytes()]):016x}",
         f"; {cut:,} of them are cut" if cut else "",

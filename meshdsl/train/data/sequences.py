@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.data.batches import Batch
+from meshdsl.train.data.batches import Batch, Numbered
 from meshdsl.train.data.files import File
 
 NO_TOKEN = -1  # in a sequence that is not full; and as a target that is not trained on
@@ -117,59 +117,48 @@ def token_file_ranges(
     return ranges
 
 
-class Sequences:
-    """The sequences that some tokens are cut into.
+def cut_sequences(tokens: Tokens, length: int, partial: bool) -> Numbered:
+    """The sequences that some tokens are cut into, each int32 [length + 1].
 
     Args:
       length: of a sequence, which has one token more.
-      partial: whether the last sequence may have fewer tokens; otherwise tokens at the end that
-        fill no sequence are left out.
+      partial: whether the last sequence may have fewer tokens, with NO_TOKEN after the last one;
+        otherwise tokens at the end that fill no sequence are left out.
     """
+    targets = max(0, len(tokens) - 1)
 
-    def __init__(self, tokens: Tokens, length: int, partial: bool):
-        self.tokens, self.length = tokens, length
-        targets = max(0, len(tokens) - 1)
-        self.count = -(-targets // length) if partial else targets // length
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Sequence `index`, int32 [length + 1], with NO_TOKEN after the last token."""
-        start = index * self.length
-        out = np.full(self.length + 1, NO_TOKEN, np.int32)
-        tokens = self.tokens.read(start, min(start + self.length + 1, len(self.tokens)))
-        out[: len(tokens)] = tokens
+    def read(index: int) -> np.ndarray:
+        start, out = index * length, np.full(length + 1, NO_TOKEN, np.int32)
+        found = tokens.read(start, min(start + length + 1, len(tokens)))
+        out[: len(found)] = found
         return out
 
+    return Numbered(-(-targets // length) if partial else targets // length, read)
 
-class PackedConversations:
-    """Rows of whole conversations: as many in each as have room, in their order.
 
-    One that has more tokens than a row ends where the row does.
+def packed_conversations(tokens: Tokens, length: int) -> Numbered:
+    """Sequences of whole conversations: as many in each as have room, in their order.
+
+    One that has more tokens than a sequence ends where the sequence does. They are int32
+    [length + 1], with NO_TOKEN after the last token.
 
     Args:
       tokens: of documents, the last of each with the bit END.
-      length: of a row, which has one token more.
+      length: of a sequence, which has one token more.
     """
+    ends = _ends(tokens)
+    first = _first_of_rows(ends, length + 1)
 
-    def __init__(self, tokens: Tokens, length: int):
-        self.tokens, self.length = tokens, length
-        self._ends = _ends(tokens)
-        self._first = _first_of_rows(self._ends, length + 1)
-
-    def __len__(self) -> int:
-        return len(self._first) - 1
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Row `index`, int32 [length + 1], with NO_TOKEN after the last token."""
-        out, at = np.full(self.length + 1, NO_TOKEN, np.int32), 0
-        for document in range(self._first[index], self._first[index + 1]):
-            start = int(self._ends[document - 1]) if document else 0
-            stop = min(int(self._ends[document]), start + self.length + 1)
-            out[at : at + stop - start] = self.tokens.read(start, stop)
+    def read(index: int) -> np.ndarray:
+        out, at = np.full(length + 1, NO_TOKEN, np.int32), 0
+        for document in range(first[index], first[index + 1]):
+            start = int(ends[document - 1]) if document else 0
+            stop = min(int(ends[document]), start + length + 1)
+            out[at : at + stop - start] = tokens.read(start, stop)
             at += stop - start
         return out
+
+    return Numbered(len(first) - 1, read)
 
 
 def _ends(tokens: Tokens) -> np.ndarray:

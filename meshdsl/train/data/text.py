@@ -17,7 +17,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
 from meshdsl.train.data.batches import Batch
-from meshdsl.train.data.cache import Subset, cached_conversations, cached_tokens
+from meshdsl.train.data.cache import Subset, cached_tokens
 from meshdsl.train.data.cache_entry import Report, cache_folder
 from meshdsl.train.data.conversations import MESSAGES, Conversations
 from meshdsl.train.data.documents import documents
@@ -33,10 +33,10 @@ from meshdsl.train.data.files import (
 from meshdsl.train.data.mixture import Data, Part
 from meshdsl.train.data.sequences import (
     NO_TOKEN,
-    PackedConversations,
-    Sequences,
     Tokens,
     batch_of,
+    cut_sequences,
+    packed_conversations,
     token_file_ranges,
 )
 from meshdsl.train.data.task import Fields, Task, known_fields, say_validation
@@ -157,11 +157,11 @@ def _part(found: _Found, config: Config, tokenizer: Tokenizer, length: int, repo
     else:
         both = _tokenized(found, config, tokenizer, report)
     if found.source.format == "chat":
-        train, held_out = (PackedConversations(each.tokens, length) for each in both)
+        train, held_out = (packed_conversations(each.tokens, length) for each in both)
     else:
         # A row that is not full needs the mask that keeps documents apart.
-        train = Sequences(both[0].tokens, length, partial=config.data.separate)
-        held_out = Sequences(both[1].tokens, length, partial=True)
+        train = cut_sequences(both[0].tokens, length, partial=config.data.separate)
+        held_out = cut_sequences(both[1].tokens, length, partial=True)
     words = [
         f"{len(each.tokens):,} tokens"
         + (f" of {each.documents:,} documents" if each.documents is not None else "")
@@ -216,14 +216,11 @@ def _tokenized(
             "format=chat: needs data.separate=true, by which conversations in a row are kept apart "
             "and what is not trained on counts nothing"
         )
-    written = Conversations(tokenizer) if source.format == "chat" else None
+    chat = Conversations(tokenizer) if source.format == "chat" else None
+    field = source.field or (TEXT if chat is None else MESSAGES)
 
     def tokenize(files: list[File], fraction: float) -> tuple[Subset, Subset]:
-        if written is None:
-            both = cached_tokens(files, source.field or TEXT, tokenizer, fraction, cache, report)
-        else:
-            field = source.field or MESSAGES
-            both = cached_conversations(files, field, tokenizer, written, fraction, cache)
+        both = cached_tokens(files, field, tokenizer, fraction, cache, report, chat)
         if not any(len(each.tokens) for each in both):
             raise nothing_in([file.path for file in files[:3]])
         return both

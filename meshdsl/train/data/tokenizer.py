@@ -137,9 +137,14 @@ class _BytesStream:
 
 
 class FileTokenizer:
-    """A tokenizer of Hugging Face, from its `tokenizer.json`."""
+    """A tokenizer of Hugging Face, from its `tokenizer.json`.
 
-    def __init__(self, name: str):
+    Args:
+      with_special: whether a special token in a text stands for itself, as in what a chat template
+        writes. If not, `</s>` in a text is text, not the end of a document.
+    """
+
+    def __init__(self, name: str, with_special: bool = False):
         with extra("train"):
             import tokenizers
         content = _read(name)
@@ -153,8 +158,7 @@ class FileTokenizer:
             ) from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        # `</s>` in a text is text, not the end of a document.
-        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.encode_special_tokens = not with_special
         self.name = name
         self.digest = hashlib.sha256(content).hexdigest()
         known = self._tokenizer.get_vocab(with_added_tokens=True)

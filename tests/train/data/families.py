@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import jax.numpy as jnp
-import numpy as np
 
 import meshdsl as md
 from meshdsl.train.config import Config
@@ -45,7 +44,27 @@ class Denoiser(Classifier):
 
 
 @dataclass(frozen=True)
-class Translator(md.Family):
+class Strange(md.Family):
+    """A batch of one's choice.
+
+    Attributes:
+      names: of its fields; after a colon their dims, each a letter and a size.
+    """
+
+    names: tuple[str, ...] = ()
+    dtype: str = "int32"
+
+    def batch(self, rows):
+        found = {}
+        for each in self.names:
+            name, _, dims = each.partition(":")
+            dims = [md.Dim(*each) for each in zip(dims[::2], map(int, dims[1::2]), strict=True)]
+            found[name] = md.abstract((rows, *dims), jnp.dtype(self.dtype))
+        return found
+
+
+@dataclass(frozen=True)
+class Translator(Strange):
     """Pairs, of which a decoder predicts the second text.
 
     Attributes:
@@ -53,32 +72,16 @@ class Translator(md.Family):
     """
 
     task = "pairs"
+    names: tuple[str, ...] = ("source:s6", "tokens:l5", "targets:l5", "source_length")
     vocab: int = 256
-
-    def batch(self, rows):
-        source, length = md.Dim("source_length", 6), md.Dim("length", 5)
-        texts = {"source": source, "tokens": length, "targets": length}
-        return {
-            **{name: md.abstract((rows, dim), jnp.int32) for name, dim in texts.items()},
-            "source_length": md.abstract((rows,), jnp.int32),
-        }
 
 
 @dataclass(frozen=True)
-class Towers(md.Family):
+class Towers(Strange):
     """Pairs that are compared."""
 
     task = "pairs"
-
-    def batch(self, rows):
-        text = md.abstract((rows, md.Dim("length", 6)), jnp.int32)
-        size = md.abstract((rows,), jnp.int32)
-        return {
-            "source": text,
-            "target": text,
-            "source_length": size,
-            "target_length": size,
-        }
+    names: tuple[str, ...] = ("source:l6", "target:l6", "source_length", "target_length")
 
 
 @dataclass(frozen=True)
@@ -97,26 +100,6 @@ class Own(md.Family):
         return {"vector": vector, "id": md.abstract((rows,), jnp.int32)}
 
 
-@dataclass(frozen=True)
-class Strange(md.Family):
-    """A batch of one's choice.
-
-    Attributes:
-      names: of its fields; after a colon their dims, in letters.
-    """
-
-    names: tuple[str, ...] = ()
-    dtype: str = "int32"
-
-    def batch(self, rows):
-        found = {}
-        for each in self.names:
-            name, _, dims = each.partition(":")
-            dims = [md.Dim(letter, 4) for letter in dims]
-            found[name] = md.abstract((rows, *dims), jnp.dtype(self.dtype))
-        return found
-
-
 def configured(family, **values):
     """A configuration of a family, in batches of four rows; `__` stands for a dot."""
     values = {key.replace("__", "."): value for key, value in values.items()}
@@ -125,15 +108,10 @@ def configured(family, **values):
 
 
 def opened(config):
-    """The data of a configuration, and what was reported."""
+    """The data of a configuration."""
     task = task_of(config)
     rows = md.Dim("batch", config.batch // config.microbatches)
     return task.open(config, task.fields(config, rows), lambda text: None)
 
 
 source = partial("data__sources__{}__{}".format, "a")
-
-
-def whole(batches):
-    """Batches as one, field by field."""
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
