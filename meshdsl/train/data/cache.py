@@ -28,7 +28,7 @@ from meshdsl.train.data.tokenizer import Tokenizer
 SUBSETS = ("train", "validation")
 _COUNTED = ("documents", "tokens", "bytes")
 _VERSION = 1  # of the content of an entry
-_WORTH_TELLING = 64 * 2**20  # bytes of text that take a while
+WORTH_TELLING = 64 * 2**20  # bytes of text that take a while
 
 
 class Subset(NamedTuple):
@@ -90,7 +90,7 @@ def cached_tokens(
 
     def write(there: Path) -> None:
         size, start = sum(file.size for file in files), time.perf_counter()
-        say = report if size >= _WORTH_TELLING else lambda text: None
+        say = report if size >= WORTH_TELLING else lambda text: None
         say(f"tokenizing {size / 2**20:,.0f} MiB of {len(files):,} files into {entry}")
         pieces = (
             _pieces_of_text(files, field, tokenizer, held_out)

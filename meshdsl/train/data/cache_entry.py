@@ -92,7 +92,9 @@ def _make(entry: Path, read: Callable[[], Any], write: Callable[[Path], None]) -
         write(unfinished)
         for path in unfinished.rglob("*"):
             if path.is_file() and not path.is_symlink():
-                _flush_to_disk(path)
+                # A power failure cannot leave a renamed folder with an empty file.
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
         if entry.exists() and read() is None:
             shutil.rmtree(entry, ignore_errors=True)  # it is damaged
         try:
@@ -111,12 +113,6 @@ def _locked(entry: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _flush_to_disk(path: Path) -> None:
-    """Make sure that a power failure cannot leave a renamed folder with an empty file."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _remove_leftovers(entry: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -94,7 +94,7 @@ def _put(rows: np.ndarray, here: np.ndarray, split: _Split) -> jax.Array:
         f"{rows.shape} are not the {len(here)} rows of {split.shape} that are read here"
     )
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         found = rows[np.searchsorted(here, split.rows(index))]
         return found[(..., *index[split.numbering :])]
 

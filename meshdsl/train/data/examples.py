@@ -94,8 +94,7 @@ class PythonRows:
     """
 
     def __init__(self, examples: Any, what: str):
-        self._examples, self.what = examples, what
-        self._count = len(examples)
+        self._examples, self._count, self.what = examples, len(examples), what
 
     def __len__(self) -> int:
         return self._count
@@ -121,14 +120,6 @@ class PythonRows:
         for number in sorted({0, len(self) - 1}):
             found.update(_content(self[number]))
         return found.hexdigest()[:12]
-
-    def check_repeats(self) -> None:
-        """Raise a MeshDSLError if an example is another one each time it is read."""
-        if _content(self[0]) != _content(self[0]):
-            raise MeshDSLError(
-                f"{self.what}: example 0 is another one each time it is read, so that a run could "
-                "not go on with the same data; what is random in it has to follow from its number"
-            )
 
 
 def _content(example: Example) -> bytes:
@@ -163,7 +154,11 @@ def open_function(name: str, setting: str) -> tuple[PythonRows, PythonRows | Non
     train = _examples(function, "train", what)
     if train is None:
         raise MeshDSLError(f"{what}: called with 'train' it gives no examples")
-    train.check_repeats()
+    if _content(train[0]) != _content(train[0]):
+        raise MeshDSLError(
+            f"{train.what}: example 0 is another one each time it is read, so that a run could not "
+            "go on with the same data; what is random in it has to follow from its number"
+        )
     return train, _examples(function, "validation", what)
 
 

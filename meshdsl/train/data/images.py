@@ -60,6 +60,7 @@ class ImagesTask(Task):
         parts = [_part(each, config, fields, names, classes) for each in opened]
         sizes = " x ".join(str(dim.size) for dim in field_dims(fields["image"]))
         of = f" in {len(names):,} classes" if names else ""
+        digest = hashlib.sha256(repr(names).encode()).hexdigest()[:12]
         # Code of the user's may not be made for several threads.
         functions = any(each.source.dataset for each in opened)
         return Data(
@@ -69,7 +70,7 @@ class ImagesTask(Task):
             collate_fields(fields, {"label": NO_LABEL}),
             fills=labeled,
             threads=1 if functions else min(16, os.cpu_count() or 1),
-            classes=_said(names) if names else "",
+            classes=f"{len(names):,} ({digest})" if names else "",
         )
 
 
@@ -189,11 +190,6 @@ def _class_names(opened: Sequence[_Opened]) -> list[str]:
     if all(name.isdecimal() for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
-
-
-def _said(names: Sequence[str]) -> str:
-    """The classes in few words, which are others for other classes."""
-    return f"{len(names):,} ({hashlib.sha256(repr(names).encode()).hexdigest()[:12]})"
 
 
 def _part(

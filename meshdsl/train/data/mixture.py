@@ -110,8 +110,14 @@ class Data:
         counts = [len(part.train) for part in parts]
         if sum(counts) < config.batch or not all(counts):
             raise MeshDSLError(self._too_little())
-        if not fills:
-            self._check_whole_batches()
+        for part in parts:
+            size = self._held_out_size
+            if not fills and part.held_out is not None and len(part.held_out) < size:
+                raise MeshDSLError(
+                    f"data: of `{part.name}` {len(part.held_out):,} are held out, which are less "
+                    f"than the {size} of a batch (batch / microbatches); set a larger "
+                    "data.validation, or data.validation=0 to hold out nothing"
+                )
         self.bytes_per_token: Mapping[str, float | None] = {
             part.name: part.bytes_per_token[1] for part in parts if part.held_out is not None
         }
@@ -131,16 +137,6 @@ class Data:
             f"data: {sizes} for training are less than one batch={batch}{of}; give more data, or "
             f"set a smaller {smaller}"
         )
-
-    def _check_whole_batches(self) -> None:
-        """Raise a MeshDSLError for a dataset that has too few held-out rows for one batch."""
-        for part in self._parts:
-            if part.held_out is not None and len(part.held_out) < self._held_out_size:
-                raise MeshDSLError(
-                    f"data: of `{part.name}` {len(part.held_out):,} are held out, which are less "
-                    f"than the {self._held_out_size} of a batch (batch / microbatches); set a "
-                    "larger data.validation, or data.validation=0 to hold out nothing"
-                )
 
     @property
     def _held_out_size(self) -> int:

@@ -76,7 +76,7 @@ class PairsTask(Task):
         parts = []
         for name, source in sources:
             with errors_say(f"data.sources.{name}"):
-                parts.append(_part(name, source, files[name], config, fields, tokenizer))
+                parts.append(_part((name, source), files[name], config, fields, tokenizer))
         return Data(
             config,
             f"data, pairs by the tokenizer {tokenizer.name} of {tokenizer.vocab:,} tokens",
@@ -157,37 +157,28 @@ def _columns(source: Source) -> list[str]:
 
 
 def _part(
-    name: str,
-    source: Source,
+    named: tuple[str, Source],
     files: tuple[list[File], list[File]],
     config: Config,
     fields: Fields,
     tokenizer: Tokenizer,
 ) -> Part:
-    def open_some(some: list[File]) -> tuple[Numbered, np.ndarray, int]:
-        table = _tokenized(some, _columns(source), config, tokenizer)
-        if not len(table):
-            raise nothing_in([file.path for file in some[:3]])
-        rows = _pair_rows(table, fields, tokenizer.separator)
-        return rows, table["hash"].to_numpy(), _cut(table, fields)
-
-    rows, hashes, cut = open_some(files[0])
-    own, _, more = open_some(files[1]) if files[1] else (None, None, 0)
-    cut += more
-    digest, said = (
-        f"{hash_of([hashes.tobytes()]):016x}",
-        f"; {cut:,} of them are cut" if cut else "",
-    )
-    return part_of((name, source), config, rows, own, hashes, "pairs", digest, said)
+    tables = [_tokenized(some, named[1], config, tokenizer) for some in files if some]
+    rows, *own = (_pair_rows(table, fields, tokenizer.separator) for table in tables)
+    hashes = tables[0]["hash"].to_numpy()
+    digest, cut = f"{hash_of([hashes.tobytes()]):016x}", sum(_cut(each, fields) for each in tables)
+    said = f"; {cut:,} of them are cut" if cut else ""
+    held_out = own[0] if own else None
+    return part_of(named, config, rows, held_out, hashes, "pairs", digest, said)
 
 
-def _tokenized(files: list[File], columns: list[str], config: Config, tokenizer: Tokenizer) -> Any:
+def _tokenized(files: list[File], source: Source, config: Config, tokenizer: Tokenizer) -> Any:
     """The table of the tokens of all pairs, from the cache if it is there, else added to it.
 
     A pair of which one text is empty is passed over.
     """
+    dtype, columns = id_dtype(tokenizer), _columns(source)
     entry = cache_folder(config) / entry_name(files, "pairs 2", columns, tokenizer.digest)
-    dtype = id_dtype(tokenizer)
 
     def rows() -> Iterator[tuple[Any, ...]]:
         pairs = (pair for file in files for pair in read_texts(file, columns) if all(pair))
@@ -197,4 +188,7 @@ def _tokenized(files: list[File], columns: list[str], config: Config, tokenizer:
                 found = np.uint64(hash_of([pair[0], b"\0", pair[1]]))
                 yield *(each.astype(dtype, copy=False) for each in ids), found
 
-    return cached_table(entry, [*_TEXTS, "hash"], rows)
+    table = cached_table(entry, [*_TEXTS, "hash"], rows)
+    if not len(table):
+        raise nothing_in([file.path for file in files[:3]])
+    return table

@@ -195,7 +195,7 @@ def batch_of(sequences: np.ndarray, separator: int | None) -> Batch:
         token is NO_TOKEN. The empty rest of a row counts as one more document.
     """
     of_chat = (sequences >= CHAT).any()
-    raw, sequences = sequences, _ids(sequences) if of_chat else sequences
+    raw, sequences = sequences, np.where(sequences >= CHAT, sequences & (END - 1), sequences)
     tokens, targets = np.maximum(sequences[:, :-1], 0), np.ascontiguousarray(sequences[:, 1:])
     if of_chat:
         targets[(raw[:, 1:] >= CHAT) & (raw[:, 1:] & SAID == 0)] = NO_TOKEN
@@ -214,8 +214,3 @@ def batch_of(sequences: np.ndarray, separator: int | None) -> Batch:
         "segments": np.cumsum(begins, axis=1, dtype=np.int32),
         "positions": index - np.maximum.accumulate(np.where(begins, index, 0), axis=1),
     }
-
-
-def _ids(sequences: np.ndarray) -> np.ndarray:
-    """The ids of tokens, some of which may have the bits of a conversation."""
-    return np.where(sequences >= CHAT, sequences & (END - 1), sequences)

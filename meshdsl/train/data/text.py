@@ -59,7 +59,7 @@ class TextTask(Task):
 
     def fields(self, config: Config, rows: Dim) -> dict[str, Tensor]:
         separate = _SEPARATE if config.data.separate else ()
-        known = dict.fromkeys(("tokens", "targets", *separate), 1)
+        known: dict[str, int | None] = {"tokens": 1, "targets": 1, **dict.fromkeys(separate, 1)}
         fields = known_fields(self.name, config, rows, known, "tokens")
         fields |= dict.fromkeys(separate, fields["tokens"])
         for name, field in fields.items():

@@ -15,6 +15,17 @@ from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 
 ROWS = np.arange(4)
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TALK = [
+    {"role": "system", "content": "be short"},
+    {"role": "user", "content": "one?"},
+    {"role": "assistant", "content": "yes 1"},
+    {"role": "user", "content": "two?"},
+    {"role": "assistant", "content": "yes 2"},
+]
 
 
 def config(**values):
@@ -77,6 +88,19 @@ def save_tokenizer(path, size, end, text):
     tokenizer.train_from_iterator([text], trainer)
     tokenizer.save(str(path))
     return path
+
+
+def folder_with(path, template=CHATML):
+    """A folder with a tokenizer of bytes, and three tokens of its own."""
+    path.mkdir()
+    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return str(path)
 
 
 def take(iterator, count):

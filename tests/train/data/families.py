@@ -48,18 +48,19 @@ class Strange(md.Family):
     """A batch of one's choice.
 
     Attributes:
-      names: of its fields; after a colon their dims, each a letter and a size.
+      names: of its fields, each with its dims and its dtype, as `vector features=3 float32`.
     """
 
     names: tuple[str, ...] = ()
-    dtype: str = "int32"
 
     def batch(self, rows):
         found = {}
         for each in self.names:
-            name, _, dims = each.partition(":")
-            dims = [md.Dim(*each) for each in zip(dims[::2], map(int, dims[1::2]), strict=True)]
-            found[name] = md.abstract((rows, *dims), jnp.dtype(self.dtype))
+            name, *words = each.split()
+            dims = [word.split("=") for word in words if "=" in word]
+            dims = [md.Dim(dim, int(size)) for dim, size in dims]
+            dtype = [word for word in words if "=" not in word] or ["int32"]
+            found[name] = md.abstract((rows, *dims), jnp.dtype(dtype[0]))
         return found
 
 
@@ -72,7 +73,7 @@ class Translator(Strange):
     """
 
     task = "pairs"
-    names: tuple[str, ...] = ("source:s6", "tokens:l5", "targets:l5", "source_length")
+    names: tuple[str, ...] = ("source s=6", "tokens l=5", "targets l=5", "source_length")
     vocab: int = 256
 
 
@@ -81,23 +82,15 @@ class Towers(Strange):
     """Pairs that are compared."""
 
     task = "pairs"
-    names: tuple[str, ...] = ("source:l6", "target:l6", "source_length", "target_length")
+    names: tuple[str, ...] = ("source l=6", "target l=6", "source_length", "target_length")
 
 
 @dataclass(frozen=True)
-class Own(md.Family):
-    """Fields of any names.
-
-    Attributes:
-      dtype: of the vectors.
-    """
+class Own(Strange):
+    """Fields of any names."""
 
     task = "examples"
-    dtype: str = "float32"
-
-    def batch(self, rows):
-        vector = md.abstract((rows, md.Dim("features", 3)), jnp.dtype(self.dtype))
-        return {"vector": vector, "id": md.abstract((rows,), jnp.int32)}
+    names: tuple[str, ...] = ("vector features=3 float32", "id")
 
 
 def configured(family, **values):

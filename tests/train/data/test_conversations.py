@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.data.conversations import Conversations
@@ -13,39 +12,15 @@ from meshdsl.train.data.files import find_files
 from meshdsl.train.data.sequences import CHAT, END, NO_TOKEN, SAID
 from meshdsl.train.data.tasks import open_data
 from meshdsl.train.data.tokenizer import load_tokenizer
-from tests.train.data.common import ROWS, reads, refused, write_table
+from tests.train.data.common import CHATML, ROWS, TALK, folder_with, reads, refused, write_table
 
 pytest.importorskip("jinja2")
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # Thoughts are written in the last turn only, as Qwen3's template does.
 THOUGHTFUL = CHATML.replace(
     "{{ m.content }}",
     "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>{% endif %}{{ m.content }}",
 )
-TALK = [
-    {"role": "system", "content": "be short"},
-    {"role": "user", "content": "one?"},
-    {"role": "assistant", "content": "yes 1"},
-    {"role": "user", "content": "two?"},
-    {"role": "assistant", "content": "yes 2"},
-]
-
-
-def folder_with(path, template=CHATML):
-    """A folder with a tokenizer of bytes, and three tokens of its own."""
-    path.mkdir()
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return str(path)
 
 
 @pytest.fixture

@@ -60,8 +60,6 @@ def ids(*tokens):
 FILES = {
     "missing": (lambda at: at / "no.txt", "no file or folder `{path}`"),
     "empty": (content("a.txt", b""), "nothing to read in `{path}`"),
-    "empty tokens": (content("a.bin", b""), "nothing to read in `{path}`"),
-    "an empty folder": (empty_folder, "nothing to read in `{path}`"),
     "lines without text": (
         content("a.jsonl", b'{"text": ""}\n' * 9),
         "nothing to read in `{path}`",
@@ -77,16 +75,11 @@ FILES = {
         "give more data, or set a smaller batch or model.length",
     ),
     "no JSON": (line(b"{'text': 1}"), "`{path}` line 2: not JSON: "),
-    "half a line": (line(b'{"text": "some'), "`{path}` line 2: not JSON: "),
     "no object": (line(b"[1, 2]"), "`{path}` line 2: expected an object with a field `text`"),
     "no UTF-8": (line(b'{"text": "\xff\xfe"}'), "`{path}` line 2: not UTF-8: "),
     "no field": (
         line(b'{"texts": "a", "id": 3}'),
         "`{path}` line 2: no field `text`; did you mean `texts`?",
-    ),
-    "a field of another name": (
-        line(b'{"body": "a"}'),
-        "`{path}` line 2: no field `text`; known: `body`",
     ),
     "a number": (line(b'{"text": 3}'), "`{path}` line 2: `text` is 3, not text"),
     "no column": (table(texts=["a"]), "`{path}`: no column `text`; did you mean `texts`?"),

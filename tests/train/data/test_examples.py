@@ -30,7 +30,7 @@ def test_anything_of_random_access_gives_the_same_batches(name):
 
 
 def test_numbers_become_those_of_the_model():
-    half = next(opened(reads("train_only", Own(dtype="bfloat16"))).train(ROWS))
+    half = next(opened(reads("train_only", Own(("vector features=3 bfloat16", "id")))).train(ROWS))
     assert half["vector"].dtype.name == "bfloat16"
 
 

@@ -85,7 +85,7 @@ def test_a_remote_name_that_leads_out_of_the_cache_is_refused(tmp_path, monkeypa
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_file_that_unpacks_to_too_much_is_refused(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "_ANY_SIZE", 1 << 20)
+    monkeypatch.setattr(remote, "ANY_SIZE", 1 << 20)
     path = write_bytes(tmp_path / f"b.txt.{ending}", PACK[ending](b"a" * (8 << 20)))
     with refused("unpacks to more than 1,", "; if that is right, unpack it yourself"):
         read(tmp_path, path)

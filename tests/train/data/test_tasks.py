@@ -144,42 +144,42 @@ FIELDS = [
     ),
     (
         "images",
-        Strange(("image:h4w4", "labels")),
+        Strange(("image h=4 w=4", "labels")),
         "data.task=images: the batch of the model Strange has a field `labels`, and the task "
         "`images` gives `image`, `label`; did you mean `label`?; the task `examples` gives any "
         "field",
     ),
     (
         "images",
-        Strange(("image:h4w4", "label:h4w4")),
+        Strange(("image h=4 w=4", "label h=4 w=4")),
         "data.task=images: `label` has the dim of the rows and signed whole numbers, as int32, "
         "and the model's batch has [batch=2, h=4, w=4] and int32",
     ),
     (
         "text",
-        Strange(("tokens:l4",), "float32"),
+        Strange(("tokens l=4 float32",)),
         "data.task=text: `tokens` has the dims of rows and of a sequence and signed whole numbers",
     ),
     (
         "text",
-        Strange(("tokens:l4", "segments:l4")),
+        Strange(("tokens l=4", "segments l=4")),
         "has a field `segments`, and the task `text` gives `tokens`, `targets`; ",
     ),
     (
         "text",
-        Strange(("tokens:l4", "targets:m4")),
+        Strange(("tokens l=4", "targets m=4")),
         "data.task=text: `targets` is int32 [batch=2, l=4] like `tokens`, and the model's batch "
         "has int32 [batch=2, m=4]",
     ),
     (
         "pairs",
-        Strange(("source:l4", "target_length")),
+        Strange(("source l=4", "target_length")),
         "data.task=pairs: `target_length` says how long `target` is, which the model's batch does "
         "not have",
     ),
     (
         "pairs",
-        Strange(("source:l4", "tokens:m4", "targets:n4")),
+        Strange(("source l=4", "tokens m=4", "targets n=4")),
         "data.task=pairs: `tokens` and `targets` have the same dims, and those of the model's "
         "batch are [batch=2, m=4] and [batch=2, n=4]",
     ),

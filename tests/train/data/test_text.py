@@ -49,15 +49,6 @@ def firsts(batches, count):
     return whole(take(batches, count))["tokens"][:, 0]
 
 
-def test_batches_are_a_function_of_the_seed(folder):
-    one, same, other = (
-        take(open_data(reads(folder / "texts", seed=seed)).train(ROWS), 5) for seed in (1, 1, 2)
-    )
-    assert_batches(one, same)
-    pairs = zip(one, other, strict=True)
-    assert not any(np.array_equal(a["tokens"], b["tokens"]) for a, b in pairs)
-
-
 def test_an_epoch_reads_every_window_once_and_the_next_in_another_order(folder):
     path = folder / "a.bin"
     batches = open_data(reads(path, model__vocab=1000, data__validation=0.0)).train(ROWS)
@@ -124,14 +115,6 @@ def test_bytes_per_token_compare_tokenizers(folder, tokenizer_file, tmp_path):
     tokens = open_data(reads(path, **settings))
     expected = pytest.approx(23 * 50 / len(ids), rel=0.05)
     assert tokens.train_bytes_per_token == expected and tokens.bytes_per_token["a"] == expected
-
-
-def test_separate_documents_say_so_in_every_batch(folder):
-    corpus = open_data(reads(folder / "texts", data__separate=True))
-    for batch in [*take(corpus.train(ROWS), 5), *corpus.validation(ROWS)["a"]]:
-        assert list(batch) == ["tokens", "targets", "segments", "positions"]
-        assert (batch["targets"][batch["tokens"] == 0] == -1).all()
-        assert (batch["positions"][:, 1:][np.diff(batch["segments"], axis=1) == 1] == 0).all()
 
 
 def test_reading_ahead_ends_with_the_iterator(folder):
