@@ -22,8 +22,8 @@ from safetensors.numpy import save_file
 
 import meshdsl as md
 from meshdsl import MeshDSLError
-from meshdsl.compiled import saved
 from meshdsl.machine.chips import chips
+from meshdsl.predict.compiler import executables
 from meshdsl.train.checkpoints import manifest
 from meshdsl.train.checkpoints.named_parameters import adapters_of, averages_of, parameters_of
 from meshdsl.train.checkpoints.newest import newest_complete
@@ -190,8 +190,8 @@ def hardware(folder):
 
 def executable(folder):
     path = folder / "step.bin"
-    header = dict.fromkeys([*saved.Provenance.__dataclass_fields__, "program", "sha256"], "x")
-    header |= {"format": saved._FORMAT, "bytes": 3}
+    header = dict.fromkeys([*executables.Provenance.__dataclass_fields__, "program", "sha256"], "x")
+    header |= {"format": executables._FORMAT, "bytes": 3}
     path.write_bytes(json.dumps(header).encode() + b"\nabc")
     return path
 
@@ -276,7 +276,7 @@ READERS = {
     parquet: read_documents,
     arrow: read_documents,
     hardware: chips,
-    executable: lambda path: saved._read(path, trusted=False),
+    executable: lambda path: executables._read(path, trusted=False),
     token_file: read_token_file,
     image: read_image,
     npy: read_image,
