@@ -31,14 +31,13 @@ from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl.train.config import Config
 from meshdsl.train.data.conversations import _messages
-from meshdsl.train.data.documents import documents
-from meshdsl.train.data.file_rows import read_rows
+from meshdsl.train.data.documents import documents, read_rows
+from meshdsl.train.data.fields import decoded
 from meshdsl.train.data.files import File, find_files
-from meshdsl.train.data.image_arrays import ArrayImages
-from meshdsl.train.data.pixels import decoded
+from meshdsl.train.data.image_sets import array_images
 from meshdsl.train.data.remote import with_files_here
+from meshdsl.train.data.sequences import Tokens, token_file_ranges
 from meshdsl.train.data.tokenizer import load_tokenizer
-from meshdsl.train.data.tokens import Tokens, token_file_ranges
 from meshdsl.train.published import published_settings
 from meshdsl.train.settings import override
 from meshdsl.train.settings import read as read_settings
@@ -232,7 +231,7 @@ def npz(folder):
 
 
 def read_npz(path):
-    found = ArrayImages([str(path)], "image", "label")
+    found = array_images([str(path)], "image", "label")
     found.read(0)
 
 
@@ -352,7 +351,7 @@ def test_an_index_leads_to_no_file_outside_of_its_folder(tmp_path):
     [
         (jsonl, lambda path: find_files([str(path.parent)])),
         (safetensors, lambda path: TensorFiles(path.parent)),
-        (lambda folder: npy(folder), lambda path: ArrayImages([str(path.parent)], "a", None)),
+        (lambda folder: npy(folder), lambda path: array_images([str(path.parent)], "a", None)),
     ],
     ids=["text", "weights", "array"],
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from meshdsl.commands.output import check_files
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.data.bpe import SMALLEST_VOCAB, train_bpe
 from meshdsl.train.data.files import find_files, nothing_in
+from meshdsl.train.data.tokenizer import SMALLEST_VOCAB, train_bpe
 
 
 def train_tokenizer(arguments: argparse.Namespace) -> int:

@@ -6,17 +6,16 @@ mixture of datasets (`mixture`), whose rows are shuffled and interleaved (`batch
 to the devices that need them (`device_batches`).
 
 Text comes from files of documents (`files`, `documents`). It is tokenized once (`tokenizer`,
-`cache`), or the files hold tokens already (`tokens`). The tokens are cut into sequences of the
-model's length (`sequences`, `corpus`).
+`cache`), or the files hold tokens already. The tokens are cut into sequences of the model's length
+(`sequences`).
 
 A batch is a function of (files, tokenizer, seed, step) and of nothing else: layouts, devices and
 processes never change what a step reads.
 """
 
-from meshdsl.train.data.corpus import Corpus
 from meshdsl.train.data.mixture import Data
 from meshdsl.train.data.task import Task
 from meshdsl.train.data.tasks import open_data, task_of
 from meshdsl.train.data.tokenizer import load_tokenizer
 
-__all__ = ["Corpus", "Data", "Task", "load_tokenizer", "open_data", "task_of"]
+__all__ = ["Data", "Task", "load_tokenizer", "open_data", "task_of"]

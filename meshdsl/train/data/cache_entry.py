@@ -1,9 +1,13 @@
-"""Folders of a cache that are made once, and complete or absent.
+"""Folders of a cache that are made once, and complete or absent; and tables in such folders.
 
 A folder, called an entry, is written under another name and renamed when it is complete, so a
 process that is killed leaves nothing that could be read by half. Processes that share a file system
 wait for the one that writes. Where locks do not work, each writes a folder of its own and the first
 to rename it wins.
+
+Tables are for data that cannot be read row by row as it is: the rows of a parquet file are packed
+in groups, and text has to be tokenized. Such rows are unpacked once into an Arrow file, which is
+memory-mapped: any row can be read, and only rows that are read come into memory.
 """
 
 from __future__ import annotations
@@ -11,22 +15,27 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.extras import extra
 from meshdsl.train.config import Config
 from meshdsl.train.data.files import File
 
+AT_ONCE = 2**23  # bytes of rows that are tokenized, or written to a table, at once
 _DAY = 24 * 3600  # seconds
 
 T = TypeVar("T")
+Report = Callable[[str], None]
+"""Is told, in words, of work that takes a while."""
 
 
 def cache_folder(config: Config) -> Path:
@@ -83,7 +92,9 @@ def _make(entry: Path, read: Callable[[], Any], write: Callable[[Path], None]) -
         write(unfinished)
         for path in unfinished.rglob("*"):
             if path.is_file() and not path.is_symlink():
-                _flush_to_disk(path)
+                # A power failure cannot leave a renamed folder with an empty file.
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
         if entry.exists() and read() is None:
             shutil.rmtree(entry, ignore_errors=True)  # it is damaged
         try:
@@ -104,12 +115,6 @@ def _locked(entry: Path) -> Iterator[None]:
         yield
 
 
-def _flush_to_disk(path: Path) -> None:
-    """Make sure that a power failure cannot leave a renamed folder with an empty file."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
 def _remove_leftovers(entry: Path) -> None:
     """Remove what killed processes left of this entry, if it is older than a day.
 
@@ -119,3 +124,67 @@ def _remove_leftovers(entry: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _DAY:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def in_groups(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in groups of AT_ONCE bytes, or little more.
+
+    Args:
+      size: the bytes of an item.
+    """
+    group: list[T] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= AT_ONCE:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
+
+
+def cached_table(
+    entry: Path, columns: Sequence[str], rows: Callable[[], Iterable[Sequence[Any]]]
+) -> Any:
+    """The table of Arrow in the folder `entry` of a cache, which is made if it is absent.
+
+    Args:
+      columns: their names.
+      rows: gives the rows, each with a value for every column: bytes, text, a number or an array.
+
+    Returns:
+      A `pyarrow.Table`; its columns have the types of the values in its first rows.
+
+    Raises:
+      MeshDSLError: the folder cannot be written, or what `rows` raises.
+    """
+    with extra("train"):
+        import pyarrow
+    file = entry / "rows.arrow"
+
+    def read() -> Any:
+        try:
+            return pyarrow.ipc.open_file(pyarrow.memory_map(str(file))).read_all()
+        except (OSError, pyarrow.ArrowException):
+            return None
+
+    def write(folder: Path) -> None:
+        batches = (
+            pyarrow.record_batch([*map(list, zip(*group, strict=True))], columns)
+            for group in in_groups(rows(), _size)
+        )
+        first = next(batches, None)
+        schema = pyarrow.schema([]) if first is None else first.schema
+        with pyarrow.ipc.new_file(str(folder / file.name), schema) as out:
+            for batch in () if first is None else itertools.chain([first], batches):
+                out.write(batch)
+
+    return made_once(entry, read, write)
+
+
+def _size(row: Sequence[Any]) -> int:
+    return sum(len(x) if isinstance(x, (bytes, str)) else getattr(x, "nbytes", 8) for x in row)

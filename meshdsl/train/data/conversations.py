@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,15 @@ from typing import Any
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.extras import extra
 from meshdsl.train.chat import PublishedTexts, published_texts
-from meshdsl.train.data.file_rows import read_rows
+from meshdsl.train.data.documents import read_rows
 from meshdsl.train.data.files import File
-from meshdsl.train.data.sequences import CHAT, END, NO_TOKEN, SAID
-from meshdsl.train.data.tokenizer import Tokenizer
-from meshdsl.train.data.tokens import Tokens
+from meshdsl.train.data.sequences import CHAT, END, SAID
+from meshdsl.train.data.tokenizer import FileTokenizer, Tokenizer
 
 MESSAGES = "messages"  # the field that holds them, where the settings name none
 ANSWERS = "assistant"
 _TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
-_BLOCK = 1 << 20  # tokens that are looked through at once
 # How other published data call a role.
 _ROLES = {"human": "user", "gpt": ANSWERS, "model": ANSWERS, "bot": ANSWERS}
 
@@ -53,15 +49,11 @@ class Conversations:
                 f"format=chat: data.tokenizer={tokenizer.name} has no chat template; name a folder "
                 "of Hugging Face with tokenizer.json and tokenizer_config.json"
             )
-        with extra("train"):
-            import tokenizers
         self._texts: PublishedTexts = texts
+        self._tokenizer = FileTokenizer(tokenizer.name, with_special=True)
         path = Path(tokenizer.name)
-        file = path / "tokenizer.json" if path.is_dir() else path
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        written = [file.parent / name for name in _TEMPLATES]
+        folder = path if path.is_dir() else path.parent
+        written = [folder / name for name in _TEMPLATES]
         read = [path.read_bytes() for path in written if path.is_file()]
         self.digest = hashlib.sha256(b"".join(read)).hexdigest()
 
@@ -111,8 +103,7 @@ class Conversations:
 
     def _tokens(self, text: str, bit: int) -> np.ndarray:
         # The template has written the tokens that begin a text.
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.asarray(ids, np.uint32) | np.uint32(CHAT | bit)
+        return self._tokenizer.encode(text).astype(np.uint32) | np.uint32(CHAT | bit)
 
 
 def _ended(pieces: list[np.ndarray]) -> np.ndarray:
@@ -142,54 +133,3 @@ def _messages(messages: Any, field: str, where: str) -> list[dict[str, Any]]:
     if not any(message["role"] == ANSWERS for message in made):
         raise MeshDSLError(f"{where}: no message is of the role `{ANSWERS}`, so none is trained on")
     return made
-
-
-class PackedConversations:
-    """Rows of whole conversations: as many in each as have room, in their order.
-
-    One that has more tokens than a row ends where the row does.
-
-    Args:
-      tokens: of documents, the last of each with the bit END.
-      length: of a row, which has one token more.
-    """
-
-    def __init__(self, tokens: Tokens, length: int):
-        self.tokens, self.length = tokens, length
-        self._ends = _ends(tokens)
-        self._first = _first_of_rows(self._ends, length + 1)
-
-    def __len__(self) -> int:
-        return len(self._first) - 1
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Row `index`, int32 [length + 1], with NO_TOKEN after the last token."""
-        out, at = np.full(self.length + 1, NO_TOKEN, np.int32), 0
-        for document in range(self._first[index], self._first[index + 1]):
-            start = int(self._ends[document - 1]) if document else 0
-            stop = min(int(self._ends[document]), start + self.length + 1)
-            out[at : at + stop - start] = self.tokens.read(start, stop)
-            at += stop - start
-        return out
-
-
-def _ends(tokens: Tokens) -> np.ndarray:
-    """Where each document ends, after its last token."""
-    found = [np.zeros(0, np.int64)]
-    for start in range(0, len(tokens), _BLOCK):
-        read = tokens.read(start, min(start + _BLOCK, len(tokens)))
-        found.append(np.flatnonzero(read & END) + start + 1)
-    return np.concatenate(found)
-
-
-def _first_of_rows(ends: np.ndarray, size: int) -> np.ndarray:
-    """The number of the first document of each row, and behind them that of all documents."""
-    lengths = np.minimum(np.diff(ends, prepend=0), size)
-    first, room = array("q"), 0
-    for document, length in enumerate(lengths):
-        if length > room:
-            first.append(document)
-            room = size
-        room -= length
-    first.append(len(ends))
-    return np.asarray(first)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from functools import lru_cache, reduce
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from meshdsl.tensor import Tensor
 
-ROWS = (
-    "batch"  # the dim of a batch's rows; dims before it, as that of microbatches, number them too
-)
+# The dim of a batch's rows; dims before it, as that of microbatches, number them too.
+ROWS = "batch"
 
 
 def rows_here(like: Tensor | Mapping[str, Tensor]) -> np.ndarray:
@@ -63,6 +61,11 @@ class _Split(NamedTuple):
     shape: tuple[int, ...]
     numbering: int
 
+    def rows(self, index: tuple[slice, ...]) -> np.ndarray:
+        """The numbers of the rows in a part of the field, by the dims that number rows."""
+        sizes = self.shape[: self.numbering]
+        return np.arange(np.prod(sizes, dtype=int)).reshape(sizes)[index[: self.numbering]]
+
 
 def _split_of(field: Tensor) -> _Split:
     names = [dim.name for dim in field.dims]
@@ -73,39 +76,26 @@ def _split_of(field: Tensor) -> _Split:
 @lru_cache
 def _rows_of(splits: tuple[_Split, ...]) -> np.ndarray:
     """The rows that this process needs for any of the fields, ascending."""
-    rows = reduce(np.union1d, [_rows_of_field(split) for split in splits])
+    parts = [
+        split.rows(index).reshape(-1)
+        for split in splits
+        for index in split.sharding.addressable_devices_indices_map(split.shape).values()
+        if index is not None
+    ]
+    rows = np.unique(np.concatenate(parts))
     rows.flags.writeable = False  # it is kept for other calls
     return rows
 
 
-def _rows_of_field(split: _Split) -> np.ndarray:
-    sizes = split.shape[: split.numbering]
-    return np.ravel_multi_index(np.ix_(*_local_indices(split)), sizes).reshape(-1)
-
-
 def _put(rows: np.ndarray, here: np.ndarray, split: _Split) -> jax.Array:
     """The global array of a field, from the rows `here` of this process."""
-    sizes, rest = tuple(map(len, _local_indices(split))), split.shape[split.numbering :]
+    rest = split.shape[split.numbering :]
     assert rows.shape == (len(here), *rest), (
         f"{rows.shape} are not the {len(here)} rows of {split.shape} that are read here"
     )
-    if math.prod(sizes) != len(here):
-        rows = rows[np.searchsorted(here, _rows_of_field(split))]
-    return jax.make_array_from_process_local_data(
-        split.sharding, rows.reshape(*sizes, *rest), split.shape
-    )
 
+    def part(index: Any) -> np.ndarray:
+        found = rows[np.searchsorted(here, split.rows(index))]
+        return found[(..., *index[split.numbering :])]
 
-@lru_cache
-def _local_indices(split: _Split) -> tuple[np.ndarray, ...]:
-    """For each dim that numbers rows, the indices that devices of this process need.
-
-    The array that a process gives to `make_array_from_process_local_data` has the product of these
-    indices, even where its devices do not need all of it.
-    """
-    by_device = split.sharding.addressable_devices_indices_map(split.shape)
-    indices = [index for index in by_device.values() if index is not None]
-    return tuple(
-        np.unique(np.concatenate([np.arange(size)[index[i]] for index in indices]))
-        for i, size in enumerate(split.shape[: split.numbering])
-    )
+    return jax.make_array_from_callback(split.shape, split.sharding, part)

@@ -1,15 +1,17 @@
-"""Which files a dataset consists of, and which format each has."""
+"""Which files a dataset consists of and which format each has, by the settings of its source."""
 
 from __future__ import annotations
 
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, either
 from meshdsl.links import check_stays
+from meshdsl.train.config import Config, Source
 
 # The format of a file by its ending. Any other ending is text, unless it is in UNREADABLE.
 ENDINGS = {
@@ -118,3 +120,81 @@ def _format_of(path: Path, format: str) -> str:
             "is by `format`"
         )
     return ENDINGS.get(path.suffix, "text")
+
+
+# -- the sources of a run --------------------------------------------------------------------------
+
+
+def checked_sources(
+    task: str, config: Config, *, formats: Sequence[str], functions: bool
+) -> list[tuple[str, Source]]:
+    """The sources of a task by name, of which there is at least one.
+
+    Args:
+      formats: those that the task reads; none where it reads no files.
+      functions: whether it takes a function that gives a dataset.
+
+    Raises:
+      MeshDSLError: there is no source, or one has settings that the task cannot use.
+    """
+    if not config.data.sources:
+        wanted = "paths" if formats else "dataset"
+        raise MeshDSLError(f"data: nothing to read; set data.sources.NAME.{wanted}")
+    for name, source in config.data.sources.items():
+        where = f"data.sources.{name}"
+        if source.dataset and not functions:
+            raise MeshDSLError(
+                f"{where}: the task `{task}` reads files, not the function {source.dataset}; with "
+                "data.task=examples a function gives what the model's batch has"
+            )
+        if source.dataset and (source.paths or source.validation):
+            raise MeshDSLError(f"{where}: either {where}.dataset or {where}.paths is set, not both")
+        if source.paths and not formats:
+            raise MeshDSLError(
+                f"{where}: the task `{task}` reads no files; set {where}.dataset to a function "
+                "that gives a dataset"
+            )
+        if not (source.paths or source.dataset):
+            missing = f"files; set {where}.paths" if formats else f"dataset; set {where}.dataset"
+            raise MeshDSLError(f"{where}: no {missing}")
+        if source.paths and source.format not in ("auto", *formats):
+            raise MeshDSLError(
+                f"{where}: the task `{task}` does not read the format {source.format}; it reads "
+                f"{either(list(formats)).replace(' or ', ' and ')}"
+            )
+    return list(config.data.sources.items())
+
+
+def files_of(source: Source) -> tuple[list[File], list[File]]:
+    """The files of a source: those that are trained on, and those that it brings for validation.
+
+    Raises:
+      MeshDSLError: there is nothing to read at the paths of one of them.
+    """
+    both = find_files(source.paths, source.format), find_files(source.validation, source.format)
+    for files, paths in zip(both, (source.paths, source.validation), strict=True):
+        if paths and not any(file.size for file in files):
+            raise nothing_in(paths)
+    return both
+
+
+@contextmanager
+def errors_say(where: str) -> Iterator[None]:
+    """Begin errors of the block with the setting at fault, unless they do so already."""
+    try:
+        yield
+    except MeshDSLError as error:
+        text = str(error)
+        if text.startswith("data."):
+            raise
+        raise MeshDSLError(f"{where}: {text}") from error.__cause__
+
+
+@contextmanager
+def failures_say(path: Path) -> Iterator[None]:
+    """Make a MeshDSLError of what fails while a file is read."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or " ".join(str(error).split())
+        raise MeshDSLError(f"`{path}` cannot be read: {why}") from None

@@ -10,25 +10,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshdsl.train.data.batches import Rows
-
-
-class Chosen:
-    """Some rows of a dataset.
-
-    Args:
-      numbers: which ones, in this order.
-    """
-
-    def __init__(self, rows: Rows, numbers: np.ndarray):
-        self._rows, self._numbers = rows, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, number: int):
-        return self._rows[int(self._numbers[number])]
-
 
 def divided(hashes: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of the rows that are trained on, and of those that are held out.

@@ -14,17 +14,20 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
-from meshdsl.train.data.field_arrays import collate_fields, field_dims
-from meshdsl.train.data.files import find_files
-from meshdsl.train.data.image_arrays import ArrayImages
-from meshdsl.train.data.image_folders import FolderImages
-from meshdsl.train.data.image_parquet import ParquetImages
-from meshdsl.train.data.image_sets import FunctionImages, Images
+from meshdsl.train.data.batches import Numbered
+from meshdsl.train.data.cache_entry import Report
+from meshdsl.train.data.examples import open_function
+from meshdsl.train.data.fields import ARRAY, collate_fields, field_dims, fitted_image
+from meshdsl.train.data.files import checked_sources, errors_say, find_files
+from meshdsl.train.data.image_sets import (
+    Images,
+    array_images,
+    folder_images,
+    function_images,
+    parquet_images,
+)
 from meshdsl.train.data.mixture import Data, Part, part_of
-from meshdsl.train.data.pixels import ARRAY, fitted_image
-from meshdsl.train.data.python_dataset import open_function
-from meshdsl.train.data.sources import checked_sources, errors_say
-from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields
+from meshdsl.train.data.task import Fields, Task, known_fields
 
 FORMATS = ("folders", "arrays", "parquet")
 NO_LABEL = -1  # in rows that fill up a batch
@@ -39,10 +42,7 @@ class ImagesTask(Task):
     name, unit = "images", "image"
 
     def fields(self, config: Config, rows: Dim) -> dict[str, Tensor]:
-        fields = known_fields(self.name, config, rows, ("image", "label"), "image")
-        if "label" in fields:
-            check_kind(self.name, "label", fields["label"], "the dim of the rows", 0)
-        return fields
+        return known_fields(self.name, config, rows, {"image": None, "label": 0}, "image")
 
     def open(self, config: Config, fields: Fields, report: Report) -> Data:
         labeled = "label" in fields
@@ -60,8 +60,9 @@ class ImagesTask(Task):
         parts = [_part(each, config, fields, names, classes) for each in opened]
         sizes = " x ".join(str(dim.size) for dim in field_dims(fields["image"]))
         of = f" in {len(names):,} classes" if names else ""
+        digest = hashlib.sha256(repr(names).encode()).hexdigest()[:12]
         # Code of the user's may not be made for several threads.
-        functions = any(isinstance(each.train, FunctionImages) for each in opened)
+        functions = any(each.source.dataset for each in opened)
         return Data(
             config,
             f"data, images of {sizes}{of}",
@@ -69,60 +70,53 @@ class ImagesTask(Task):
             collate_fields(fields, {"label": NO_LABEL}),
             fills=labeled,
             threads=1 if functions else min(16, os.cpu_count() or 1),
-            also={"the classes": _said(names)} if names else None,
+            classes=f"{len(names):,} ({digest})" if names else "",
         )
 
 
-class ImageRows:
+def _image_rows(
+    images: Images, fields: Fields, numbers: Mapping[str, int], classes: int | None
+) -> Numbered:
     """The rows of a batch: images in the size and dtype of the batch, and numbers of classes.
 
     Args:
       numbers: of the classes by their names; empty where labels are numbers.
       classes: every label is less than this; None where it is not known.
+
+    Raises:
+      MeshDSLError: the first image does not fit, or any label that is known.
     """
 
-    def __init__(
-        self, images: Images, fields: Fields, numbers: Mapping[str, int], classes: int | None
-    ):
-        self._images, self._fields = images, fields
-        self._numbers, self._classes = numbers, classes
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        where = self._images.place(number)
-        image, label = self._images.read(number)
-        row = {"image": fitted_image(image, self._fields["image"], where)}
-        if "label" in self._fields:
-            labels = self._images.labels
-            label = label if labels is None else labels[number]
-            row["label"] = np.asarray(self._number_of(label, where))
-        return row
-
-    def _number_of(self, label: object, where: str) -> int:
+    def number_of(label: object, where: str) -> int:
         """The number of the class that a label names, or is."""
         if isinstance(label, str):
-            if label not in self._numbers:
+            if label not in numbers:
                 raise MeshDSLError(f"{where}: no images of the class `{label}` are trained on")
-            return self._numbers[label]
+            return numbers[label]
         array = np.asarray(label)
         if array.shape != () or array.dtype.kind not in "iu":
             found = f"{list(array.shape)} {array.dtype}"
             raise MeshDSLError(f"{where}: a label is the number of a class, not {found}")
         if array < 0:
             raise MeshDSLError(f"{where}: its label is less than 0")
-        if self._classes is not None and array >= self._classes:
-            raise MeshDSLError(f"{where}: its label is not less than model.classes={self._classes}")
+        if classes is not None and array >= classes:
+            raise MeshDSLError(f"{where}: its label is not less than model.classes={classes}")
         return int(array)
 
-    def check(self) -> None:
-        """Raise a MeshDSLError if the first image does not fit, or any label that is known."""
-        labels = self._images.labels
-        for label in () if labels is None else np.unique(labels):
-            first = int(np.argmax(labels == label))
-            self._number_of(label, self._images.place(first))
-        self[0]
+    def read(number: int) -> dict[str, np.ndarray]:
+        where = images.place(number)
+        image, label = images.read(number)
+        row = {"image": fitted_image(image, fields["image"], where)}
+        if "label" in fields:
+            label = label if labels is None else labels[number]
+            row["label"] = np.asarray(number_of(label, where))
+        return row
+
+    labels = images.labels
+    for label in () if labels is None else np.unique(labels):
+        number_of(label, images.place(int(np.argmax(labels == label))))
+    read(0)
+    return Numbered(len(images.hashes), read)
 
 
 class _Opened(NamedTuple):
@@ -138,30 +132,24 @@ def _opened(name: str, source: Source, config: Config, labeled: bool, report: Re
     field, label = source.field or "image", (source.label or "label") if labeled else None
     with errors_say(f"data.sources.{name}"):
         if source.dataset:
-            train, held_out = open_function(source.dataset, f"data.sources.{name}.dataset")
-            own = None if held_out is None else FunctionImages(held_out, field, label)
-            return _Opened(name, source, FunctionImages(train, field, label), own)
+            train, own = open_function(source.dataset, f"data.sources.{name}.dataset")
+            held_out = None if own is None else function_images(own, field, label)
+            return _Opened(name, source, function_images(train, field, label), held_out)
 
         def read(paths: Sequence[str]) -> Images:
-            kind = _format_of(paths, source.format, field)
+            kind = _format_of(paths, field) if source.format == "auto" else source.format
             if kind == "folders":
-                return FolderImages(paths, labeled)
+                return folder_images(paths, labeled)
             if kind == "arrays":
-                return ArrayImages(paths, field, label)
-            return ParquetImages(paths, field, label, config, report)
+                return array_images(paths, field, label)
+            return parquet_images(paths, field, label, config, report)
 
-        return _Opened(
-            name,
-            source,
-            read(source.paths),
-            read(source.validation) if source.validation else None,
-        )
+        train = read(source.paths)
+        return _Opened(name, source, train, read(source.validation) if source.validation else None)
 
 
-def _format_of(paths: Sequence[str], format: str, field: str) -> str:
-    """The format of the files at some paths; with `auto` it goes by what is there."""
-    if format != "auto":
-        return format
+def _format_of(paths: Sequence[str], field: str) -> str:
+    """The format of the files at some paths, which goes by what is there."""
     found = {_format_at(Path(path), field) for path in paths}
     if len(found) > 1:
         raise MeshDSLError(f"{' and '.join(sorted(found))} in one dataset; make it two")
@@ -189,47 +177,28 @@ def _class_names(opened: Sequence[_Opened]) -> list[str]:
 
     Names that are whole numbers come in the order of the numbers.
     """
-    by_source = {
-        each.name: each.train.labels is not None and each.train.labels.dtype.kind == "U"
-        for each in opened
-    }
-    if len(set(by_source.values())) > 1:
-        named, numbered = (
-            next(name for name, names in by_source.items() if names is wanted)
-            for wanted in (True, False)
-        )
+    named, numbered = [], []
+    for each in opened:
+        has_names = each.train.labels is not None and each.train.labels.dtype.kind == "U"
+        (named if has_names else numbered).append(each)
+    if named and numbered:
         raise MeshDSLError(
-            f"data: the labels of `{named}` are names, and those of `{numbered}` are numbers; give "
-            "both in one of these ways"
+            f"data: the labels of `{named[0].name}` are names, and those of `{numbered[0].name}` "
+            "are numbers; give both in one of these ways"
         )
-    names = {str(label) for each in opened for label in np.unique(_labels(each.train))}
-    if not any(by_source.values()):
-        return []
+    names = {str(label) for each in named for label in np.unique(each.train.labels)}
     if all(name.isdecimal() for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
-
-
-def _said(names: Sequence[str]) -> str:
-    """The classes in few words, which are others for other classes."""
-    return f"{len(names):,} ({hashlib.sha256(repr(names).encode()).hexdigest()[:12]})"
-
-
-def _labels(images: Images) -> np.ndarray:
-    return np.zeros(0, "U1") if images.labels is None else images.labels
 
 
 def _part(
     opened: _Opened, config: Config, fields: Fields, names: Sequence[str], classes: int | None
 ) -> Part:
     numbers = {name: i for i, name in enumerate(names)}
-    rows = ImageRows(opened.train, fields, numbers, classes)
-    own = None
-    if opened.held_out is not None:
-        own = ImageRows(opened.held_out, fields, numbers, classes)
     with errors_say(f"data.sources.{opened.name}"):
-        for some in (rows, own):
-            if some is not None:
-                some.check()
+        make = lambda images: _image_rows(images, fields, numbers, classes)
+        rows = make(opened.train)
+        own = None if opened.held_out is None else make(opened.held_out)
     named, images = (opened.name, opened.source), opened.train
     return part_of(named, config, rows, own, images.hashes, "images", images.digest())

@@ -9,8 +9,8 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config, Source
-from meshdsl.train.data.batches import Batch, Batches, BatchRows, Collate, Rows
-from meshdsl.train.data.held_out import Chosen, divided
+from meshdsl.train.data.batches import Batch, Batches, Collate, Numbered, Rows
+from meshdsl.train.data.held_out import divided
 from meshdsl.train.data.tokenizer import Tokenizer
 
 
@@ -25,6 +25,8 @@ class Part(NamedTuple):
       identity: what must be the same for a run to go on with it, in words. It is part of the state
         in a checkpoint.
       size: the rows that are trained on, in words, for an error: `3 images`.
+      bytes_per_token: bytes of text in a token of what is trained on, and of what is held out;
+        None where that is unknown, or the rows are not text.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Part(NamedTuple):
     words: str
     identity: str
     size: str
+    bytes_per_token: tuple[float | None, float | None] = (None, None)
 
 
 def part_of(
@@ -59,11 +62,12 @@ def part_of(
     """
     name, source = named
     numbers, rest = divided(hashes, config.data.validation if own is None else 0.0)
-    held_out = own if own is not None else Chosen(every, rest) if len(rest) else None
+    chosen = lambda which: Numbered(len(which), lambda number: every[int(which[number])])
+    held_out = own if own is not None else chosen(rest) if len(rest) else None
     size = f"{len(numbers):,} {counted}"
     said = f"{size}; held out {len(held_out or ()):,}{more}"
     identity = f"{len(numbers):,} of {len(every):,} {counted} ({digest})"
-    return Part(name, source.weight, Chosen(every, numbers), held_out, said, identity, size)
+    return Part(name, source.weight, chosen(numbers), held_out, said, identity, size)
 
 
 class Data:
@@ -74,19 +78,18 @@ class Data:
       collate: makes a batch of rows.
       fills: whether `collate` can fill up a batch with rows that do not count. Where it cannot,
         validation has whole batches only.
-      row: what a row is, for errors: `images`.
       threads: how many threads read batches ahead.
-      also: more of what must be the same for a run to go on, by name.
+      tokenizer: of all datasets; None where the rows are not text.
+      classes: of all datasets, in words; empty where rows have none.
+      length: of a row, where rows are sequences of tokens that follow each other; else 0. Of these
+        the held-out rows are small, and all are read before the run begins.
 
     Attributes:
-      tokenizer: of all datasets; None where the rows are not text.
-      train_bytes_per_token: bytes of text in a token of what is trained on; None where unknown.
+      fills, tokenizer: as above.
+      train_bytes_per_token: bytes of text in a token of what is trained on, the mean of all
+        datasets by their weights; None where it is unknown of one of them.
       bytes_per_token: the same of the held-out rows of each dataset that has some, by name.
     """
-
-    tokenizer: Tokenizer | None = None
-    train_bytes_per_token: float | None = None
-    bytes_per_token: Mapping[str, float | None] = {}
 
     def __init__(
         self,
@@ -97,33 +100,43 @@ class Data:
         *,
         fills: bool,
         threads: int = 1,
-        also: Mapping[str, str] | None = None,
+        tokenizer: Tokenizer | None = None,
+        classes: str = "",
+        length: int = 0,
     ):
         self._config, self._title, self._parts = config, title, parts
-        self._collate, self._fills, self._threads = collate, fills, threads
-        self._also = dict(also or {})
+        self._collate, self._threads = collate, threads
+        self.fills, self.tokenizer, self._classes, self._length = fills, tokenizer, classes, length
         counts = [len(part.train) for part in parts]
         if sum(counts) < config.batch or not all(counts):
             raise MeshDSLError(self._too_little())
-        if not fills:
-            self._check_whole_batches()
+        for part in parts:
+            size = self._held_out_size
+            if not fills and part.held_out is not None and len(part.held_out) < size:
+                raise MeshDSLError(
+                    f"data: of `{part.name}` {len(part.held_out):,} are held out, which are less "
+                    f"than the {size} of a batch (batch / microbatches); set a larger "
+                    "data.validation, or data.validation=0 to hold out nothing"
+                )
+        self.bytes_per_token: Mapping[str, float | None] = {
+            part.name: part.bytes_per_token[1] for part in parts if part.held_out is not None
+        }
+        sizes = [part.bytes_per_token[0] for part in parts]
+        known, weights = [size for size in sizes if size is not None], [p.weight for p in parts]
+        self.train_bytes_per_token = (
+            float(np.average(known, weights=weights)) if len(known) == len(parts) else None
+        )
 
     def _too_little(self) -> str:
         sizes = ", ".join(f"{part.size} of `{part.name}`" for part in self._parts)
+        batch, of, smaller = self._config.batch, "", "batch"
+        if self._length:
+            of = f" of length={self._length} ({batch * self._length + 1:,} tokens)"
+            smaller += " or model.length" if hasattr(self._config.model, "length") else ""
         return (
-            f"data: {sizes} for training are less than one batch={self._config.batch}; give more "
-            "data, or set a smaller batch"
+            f"data: {sizes} for training are less than one batch={batch}{of}; give more data, or "
+            f"set a smaller {smaller}"
         )
-
-    def _check_whole_batches(self) -> None:
-        """Raise a MeshDSLError for a dataset that has too few held-out rows for one batch."""
-        for part in self._parts:
-            if part.held_out is not None and len(part.held_out) < self._held_out_size:
-                raise MeshDSLError(
-                    f"data: of `{part.name}` {len(part.held_out):,} are held out, which are less "
-                    f"than the {self._held_out_size} of a batch (batch / microbatches); set a "
-                    "larger data.validation, or data.validation=0 to hold out nothing"
-                )
 
     @property
     def _held_out_size(self) -> int:
@@ -142,7 +155,8 @@ class Data:
     @property
     def digest(self) -> str:
         """What has to be the same on all hosts, in words."""
-        return "\n".join([self.describe(), *(part.identity for part in self._parts)])
+        tokenizer = [] if self.tokenizer is None else [self.tokenizer.digest]
+        return "\n".join([self.describe(), *(part.identity for part in self._parts), *tokenizer])
 
     def train(self, rows: np.ndarray) -> Batches:
         """The batches to train on, without end.
@@ -157,12 +171,17 @@ class Data:
         if len(weights) > 1:
             of["the mixture"] = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         of["the seed"] = str(config.seed)
+        if self._classes:
+            of["the classes"] = self._classes
+        if self.tokenizer is not None:
+            digest = self.tokenizer.digest[:12]
+            of["the tokenizer"] = f"{self.tokenizer.vocab:,} tokens ({digest})"
         datasets = {part.name: part.train for part in self._parts}
         return Batches(
-            BatchRows(datasets, weights, config.seed, config.batch, rows, self._collate),
-            config.data.prefetch,
-            of | self._also,
-            self._threads,
+            *(datasets, weights, config.seed, config.batch, rows, self._collate),
+            ahead=config.data.prefetch,
+            of=of,
+            threads=self._threads,
         )
 
     def validation(self, rows: np.ndarray) -> dict[str, Sequence[Batch]]:
@@ -180,31 +199,26 @@ class Data:
         for part in self._parts:
             if part.held_out is not None:
                 whole, rest = divmod(len(part.held_out), size)
-                count = min(most, whole + (rest > 0 and self._fills))
-                found[part.name] = _HeldOut(part.held_out, count, size, rows, self._collate)
+                count = min(most, whole + (rest > 0 and self.fills))
+                batches = _held_out_batches(part.held_out, count, size, rows, self._collate)
+                found[part.name] = list(batches) if self._length else batches
         return found
 
 
-class _HeldOut(Sequence):
-    """Some batches of held-out rows, each read when it is asked for.
+def _held_out_batches(
+    rows: Rows, count: int, size: int, wanted: np.ndarray, collate: Collate
+) -> Numbered:
+    """Some batches of held-out rows.
 
     Args:
       count: how many batches.
       size: rows of a batch, on all processes together.
       wanted: the numbers of the rows of a batch that this process reads.
     """
+    chosen = np.linspace(0, len(rows) - 1, min(len(rows), count * size)).astype(np.int64).tolist()
 
-    def __init__(self, rows: Rows, count: int, size: int, wanted: np.ndarray, collate: Collate):
-        self._rows, self._count, self._size = rows, count, size
-        self._wanted, self._collate = np.asarray(wanted), collate
-        self._chosen = np.linspace(0, len(rows) - 1, min(len(rows), count * size)).astype(np.int64)
+    def read(index: int) -> Batch:
+        places = (np.asarray(wanted) + index * size).tolist()
+        return collate([rows[chosen[i]] if i < len(chosen) else None for i in places])
 
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        places = (self._wanted + index * self._size).tolist()
-        chosen = self._chosen.tolist()
-        return self._collate([self._rows[chosen[i]] if i < len(chosen) else None for i in places])
+    return Numbered(count, read)

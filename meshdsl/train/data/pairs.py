@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,22 @@ from meshdsl.dims import show as show_dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config, Source
+from meshdsl.train.data.batches import Numbered
 from meshdsl.train.data.cache import id_dtype
-from meshdsl.train.data.cache_entry import cache_folder, entry_name
-from meshdsl.train.data.cached_table import cached_table, in_groups
-from meshdsl.train.data.field_arrays import collate_fields
-from meshdsl.train.data.file_rows import read_texts
-from meshdsl.train.data.files import File, nothing_in
+from meshdsl.train.data.cache_entry import (
+    Report,
+    cache_folder,
+    cached_table,
+    entry_name,
+    in_groups,
+)
+from meshdsl.train.data.documents import read_texts
+from meshdsl.train.data.fields import collate_fields
+from meshdsl.train.data.files import File, checked_sources, errors_say, files_of, nothing_in
 from meshdsl.train.data.held_out import hash_of
 from meshdsl.train.data.mixture import Data, Part, part_of
-from meshdsl.train.data.sources import checked_sources, errors_say, files_of
-from meshdsl.train.data.task import Fields, Report, Task, check_kind, known_fields
-from meshdsl.train.data.text import fitting_tokenizer
-from meshdsl.train.data.tokenizer import Tokenizer
+from meshdsl.train.data.task import Fields, Task, known_fields
+from meshdsl.train.data.tokenizer import Tokenizer, fitting_tokenizer
 from meshdsl.train.watch.units import perplexity
 
 FORMATS = ("jsonl", "parquet")
@@ -49,18 +53,14 @@ class PairsTask(Task):
     name, unit = "pairs", "pair"
 
     def fields(self, config: Config, rows: Dim) -> dict[str, Tensor]:
-        known = (*_SEQUENCES, *_LENGTHS)
+        known = {**dict.fromkeys(_SEQUENCES, 1), **dict.fromkeys(_LENGTHS, 0)}
         fields = known_fields(self.name, config, rows, known, "source")
-        for name, field in fields.items():
-            if name in _LENGTHS:
-                check_kind(self.name, name, field, "the dim of the rows", 0)
-                if _LENGTHS[name] not in fields:
-                    raise MeshDSLError(
-                        f"data.task=pairs: `{name}` says how long `{_LENGTHS[name]}` is, which the "
-                        "model's batch does not have"
-                    )
-            else:
-                check_kind(self.name, name, field, "the dims of rows and of a sequence", 1)
+        for name, of in _LENGTHS.items():
+            if name in fields and of not in fields:
+                raise MeshDSLError(
+                    f"data.task=pairs: `{name}` says how long `{of}` is, which the model's batch "
+                    "does not have"
+                )
         both = [fields[name] for name in ("tokens", "targets") if name in fields]
         if len(both) == 2 and both[0].dims != both[1].dims:
             raise MeshDSLError(
@@ -69,97 +69,71 @@ class PairsTask(Task):
             )
         return fields
 
-    def open(self, config: Config, fields: Fields, report: Report) -> Pairs:
+    def open(self, config: Config, fields: Fields, report: Report) -> Data:
         tokenizer = fitting_tokenizer(config)
         sources = checked_sources(self.name, config, formats=FORMATS, functions=False)
         files = {name: _files_of(name, source) for name, source in sources}
         parts = []
         for name, source in sources:
             with errors_say(f"data.sources.{name}"):
-                parts.append(_part(name, source, files[name], config, fields, tokenizer))
-        return Pairs(config, fields, tokenizer, parts)
-
-    def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
-        if isinstance(data, Pairs) and data.predicts:
-            return {"perplexity": perplexity(measured["loss"])}
-        return {}
-
-
-class Pairs(Data):
-    """What a run on pairs reads.
-
-    Attributes:
-      predicts: whether the batch has targets, so that a loss is one of tokens.
-    """
-
-    # Declared by `Data`, where there may be none.
-    tokenizer: Tokenizer  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def __init__(self, config: Config, fields: Fields, tokenizer: Tokenizer, parts: Sequence[Part]):
-        self.tokenizer, self.predicts = tokenizer, "targets" in fields
-        super().__init__(
+                parts.append(_part((name, source), files[name], config, fields, tokenizer))
+        return Data(
             config,
             f"data, pairs by the tokenizer {tokenizer.name} of {tokenizer.vocab:,} tokens",
             parts,
             collate_fields(fields, {"targets": NO_TARGET}),
-            fills=self.predicts,
-            also={"the tokenizer": f"{tokenizer.vocab:,} tokens ({tokenizer.digest[:12]})"},
+            fills="targets" in fields,
+            tokenizer=tokenizer,
         )
 
-    @property
-    def digest(self) -> str:
-        return f"{super().digest}\n{self.tokenizer.digest}"
+    def derived(self, measured: Mapping[str, float], data: Data, name: str) -> dict[str, float]:
+        # Where the batch has targets, the loss is one of tokens.
+        return {"perplexity": perplexity(measured["loss"])} if data.fills else {}
 
 
-class PairRows:
+def _pair_rows(table: Any, fields: Fields, separator: int) -> Numbered:
     """The rows of a batch.
 
     Args:
       table: of Arrow, with the ids of the two texts of each pair, `source` and `target`.
     """
+    sizes = _sizes(fields)
+    lengths = {name: of for name, of in _LENGTHS.items() if name in fields}
+    end = np.array([separator], np.int32)
 
-    def __init__(self, table: Any, fields: Fields, tokenizer: Tokenizer):
-        self._texts = [table[name] for name in _TEXTS]
-        self._separator = tokenizer.separator
-        self._sizes = {
-            name: field.dims[1].size for name, field in fields.items() if name not in _LENGTHS
-        }
-        self._lengths = {name: of for name, of in _LENGTHS.items() if name in fields}
-
-    def __len__(self) -> int:
-        return len(self._texts[0])
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        source, target = (text[number].values.to_numpy().astype(np.int32) for text in self._texts)
-        end = np.array([self._separator], np.int32)
+    def read(number: int) -> dict[str, np.ndarray]:
+        source, target = (table[name][number].values.to_numpy().astype(np.int32) for name in _TEXTS)
         texts = {"source": source, "target": target}
-        if "tokens" in self._sizes or "targets" in self._sizes:
-            texts |= {
-                "tokens": np.concatenate([end, target]),
-                "targets": np.concatenate([target, end]),
-            }
+        texts["tokens"] = np.concatenate([end, target])
+        texts["targets"] = np.concatenate([target, end])
         row = {}
-        for name, size in self._sizes.items():
-            fill = NO_TARGET if name == "targets" else self._separator
+        for name, size in sizes.items():
             text = texts[name][:size]
-            row[name] = np.full(size, fill, np.int32)
+            row[name] = np.full(size, NO_TARGET if name == "targets" else separator, np.int32)
             row[name][: len(text)] = text
-        for name, of in self._lengths.items():
-            row[name] = np.asarray(min(len(texts[of]), self._sizes[of]), np.int32)
+        for name, of in lengths.items():
+            row[name] = np.asarray(min(len(texts[of]), sizes[of]), np.int32)
         return row
 
-    def cut(self) -> int:
-        """How many pairs have a text that is longer than the dims of the batch."""
-        lengths = np.stack([_lengths(text) for text in self._texts], axis=1)
-        most = [self._sizes["source"], self._sizes.get("target", np.inf)]
-        for name in ("tokens", "targets"):
-            most[1] = min(most[1], self._sizes.get(name, np.inf) - 1)
-        return int((lengths > np.array(most)).any(axis=1).sum())
+    return Numbered(len(table), read)
 
 
-def _lengths(texts: Any) -> np.ndarray:
-    """How many tokens each text in a column has."""
-    return np.concatenate([chunk.value_lengths().to_numpy() for chunk in texts.chunks])
+def _sizes(fields: Fields) -> dict[str, int]:
+    """How many tokens each field of tokens has room for."""
+    return {name: field.dims[1].size for name, field in fields.items() if name not in _LENGTHS}
+
+
+def _cut(table: Any, fields: Fields) -> int:
+    """How many pairs have a text that is longer than the dims of the batch."""
+    lengths = [
+        np.concatenate([chunk.value_lengths().to_numpy() for chunk in table[name].chunks])
+        for name in _TEXTS
+    ]
+    sizes = _sizes(fields)
+    # The second text is as long as the decoder's without the separator.
+    ends = [sizes[name] - 1 for name in ("tokens", "targets") if name in sizes]
+    most = sizes["source"], min([sizes.get("target", np.inf), *ends])
+    return int(((lengths[0] > most[0]) | (lengths[1] > most[1])).sum())
 
 
 def _files_of(name: str, source: Source) -> tuple[list[File], list[File]]:
@@ -183,36 +157,28 @@ def _columns(source: Source) -> list[str]:
 
 
 def _part(
-    name: str,
-    source: Source,
+    named: tuple[str, Source],
     files: tuple[list[File], list[File]],
     config: Config,
     fields: Fields,
     tokenizer: Tokenizer,
 ) -> Part:
-    def open_some(some: list[File]) -> tuple[PairRows, np.ndarray]:
-        table = _tokenized(some, _columns(source), config, tokenizer)
-        if not len(table):
-            raise nothing_in([file.path for file in some[:3]])
-        return PairRows(table, fields, tokenizer), table["hash"].to_numpy()
-
-    rows, hashes = open_some(files[0])
-    own = open_some(files[1])[0] if files[1] else None
-    cut = rows.cut() + (0 if own is None else own.cut())
-    digest, said = (
-        f"{hash_of([hashes.tobytes()]):016x}",
-        f"; {cut:,} of them are cut" if cut else "",
-    )
-    return part_of((name, source), config, rows, own, hashes, "pairs", digest, said)
+    tables = [_tokenized(some, named[1], config, tokenizer) for some in files if some]
+    rows, *own = (_pair_rows(table, fields, tokenizer.separator) for table in tables)
+    hashes = tables[0]["hash"].to_numpy()
+    digest, cut = f"{hash_of([hashes.tobytes()]):016x}", sum(_cut(each, fields) for each in tables)
+    said = f"; {cut:,} of them are cut" if cut else ""
+    held_out = own[0] if own else None
+    return part_of(named, config, rows, held_out, hashes, "pairs", digest, said)
 
 
-def _tokenized(files: list[File], columns: list[str], config: Config, tokenizer: Tokenizer) -> Any:
+def _tokenized(files: list[File], source: Source, config: Config, tokenizer: Tokenizer) -> Any:
     """The table of the tokens of all pairs, from the cache if it is there, else added to it.
 
     A pair of which one text is empty is passed over.
     """
+    dtype, columns = id_dtype(tokenizer), _columns(source)
     entry = cache_folder(config) / entry_name(files, "pairs 2", columns, tokenizer.digest)
-    dtype = id_dtype(tokenizer)
 
     def rows() -> Iterator[tuple[Any, ...]]:
         pairs = (pair for file in files for pair in read_texts(file, columns) if all(pair))
@@ -222,4 +188,7 @@ def _tokenized(files: list[File], columns: list[str], config: Config, tokenizer:
                 found = np.uint64(hash_of([pair[0], b"\0", pair[1]]))
                 yield *(each.astype(dtype, copy=False) for each in ids), found
 
-    return cached_table(entry, [*_TEXTS, "hash"], rows)
+    table = cached_table(entry, [*_TEXTS, "hash"], rows)
+    if not len(table):
+        raise nothing_in([file.path for file in files[:3]])
+    return table

@@ -22,16 +22,13 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
 from meshdsl.links import check_stays
 from meshdsl.train.config import Config
-from meshdsl.train.data.cache_entry import cache_folder, made_once
-from meshdsl.train.data.files import nothing_in
-from meshdsl.train.data.sources import errors_say
-
-Report = Callable[[str], None]
+from meshdsl.train.data.cache_entry import Report, cache_folder, made_once
+from meshdsl.train.data.files import errors_say, nothing_in
 
 # A file that claims to unpack to more than this fills disks, on purpose or by damage. Text is
 # packed to a third or a tenth of its size; gzip reaches 1,032 times at most, zstandard any number.
 _MOST_TIMES = 200
-_ANY_SIZE = 1 << 30  # bytes, which any file may unpack to
+ANY_SIZE = 1 << 30  # bytes, which any file may unpack to
 # What tells whether a remote file has changed, as far as its protocol says.
 _STATE = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
 
@@ -55,17 +52,13 @@ def with_files_here(config: Config, report: Report = lambda text: None) -> Confi
     return replace(config, data=replace(config.data, sources=sources))
 
 
-def is_remote(path: str) -> bool:
-    """Whether a path has a protocol, as `s3://bucket/corpus`."""
-    return "://" in path
-
-
 def _here(path: str, config: Config, report: Report) -> str:
     """A path on this machine with the files at `path`, none of which is compressed."""
     with extra("train", f"`{path}`"):
         import fsspec
+    is_remote = "://" in path
     with _failures_say(path):
-        if is_remote(path):
+        if is_remote:
             system, root = fsspec.url_to_fs(path)
             if not system.exists(root):
                 raise MeshDSLError(f"no file or folder `{path}`")
@@ -74,7 +67,7 @@ def _here(path: str, config: Config, report: Report) -> str:
         files = {file: PurePath(file).name for file in [root] if not system.isdir(root)}
         for file in sorted(system.find(root)) if system.isdir(root) else ():
             files[file] = file[len(root) :].lstrip("/")
-        if not is_remote(path):
+        if not is_remote:
             files = {file: name for file, name in files.items() if os.path.isfile(file)}
             if not any(_ending(name) in _UNPACK for name in files.values()):
                 return path
@@ -124,7 +117,7 @@ def _ending(name: str) -> str:
 
 
 def _unpack(packed: Any, size: int, name: str, target: Path) -> None:
-    most = max(_ANY_SIZE, _MOST_TIMES * size)
+    most = max(ANY_SIZE, _MOST_TIMES * size)
     with _UNPACK[_ending(name)](packed) as plain, target.open("wb") as out:
         while piece := plain.read(1 << 20):
             if out.tell() + len(piece) > most:

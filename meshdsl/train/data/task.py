@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 
@@ -12,12 +12,12 @@ from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.family.calls import batch_fields
 from meshdsl.tensor import Tensor
 from meshdsl.train.config import Config
+from meshdsl.train.data.cache_entry import Report
 from meshdsl.train.data.mixture import Data
 
 Fields = Mapping[str, Tensor]
 """A batch in the abstract: its Tensors by name, the first dim of each that of the rows."""
-Report = Callable[[str], None]
-"""Is told, in words, of work that takes a while."""
+_DIMS = {0: "the dim of the rows", 1: "the dims of rows and of a sequence"}
 
 
 class Task:
@@ -73,18 +73,20 @@ class Task:
 
 
 def known_fields(
-    task: str, config: Config, rows: Dim, known: Iterable[str], needed: str
+    task: str, config: Config, rows: Dim, known: Mapping[str, int | None], needed: str
 ) -> dict[str, Tensor]:
     """The model's batch in the abstract, of fields that a task gives.
 
     Args:
-      known: the fields that the task gives.
+      known: the fields that the task gives, each with the number of its dims besides the rows, if
+        it has signed whole numbers; None for any dims and numbers.
       needed: the one of them without which it makes no sense.
 
     Raises:
-      MeshDSLError: the batch has another field, or not the one that is needed.
+      MeshDSLError: the batch has another field or one of another kind, or not the one that is
+        needed.
     """
-    fields, known = batch_fields(config.model, rows), list(known)
+    fields = batch_fields(config.model, rows)
     family, gives = type(config.model).__name__, ", ".join(f"`{name}`" for name in known)
     for name in fields:
         if name not in known:
@@ -100,20 +102,16 @@ def known_fields(
             f"data.task={task}: the batch of the model {family} has {has} and no `{needed}`, which "
             f"is what the task `{task}` gives; another task is chosen by data.task"
         )
+    for name, field in fields.items():
+        count = known[name]
+        if count is not None and (
+            len(field.dims) != count + 1 or not jnp.issubdtype(field.dtype, jnp.signedinteger)
+        ):
+            raise MeshDSLError(
+                f"data.task={task}: `{name}` has {_DIMS[count]} and signed whole numbers, as "
+                f"int32, and the model's batch has {show_dims(field.dims)} and {field.dtype}"
+            )
     return fields
-
-
-def check_kind(task: str, name: str, field: Tensor, dims: str, count: int) -> None:
-    """Raise a MeshDSLError unless a field has `count` dims besides the rows, and whole numbers.
-
-    Args:
-      dims: what the dims are, in words.
-    """
-    if len(field.dims) != count + 1 or not jnp.issubdtype(field.dtype, jnp.signedinteger):
-        raise MeshDSLError(
-            f"data.task={task}: `{name}` has {dims} and signed whole numbers, as int32, and the "
-            f"model's batch has {show_dims(field.dims)} and {field.dtype}"
-        )
 
 
 def say_validation(measured: Mapping[str, float], which: str, loss: str = "") -> str:

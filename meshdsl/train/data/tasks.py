@@ -5,12 +5,13 @@ from __future__ import annotations
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.train.config import Config
+from meshdsl.train.data.cache_entry import Report
 from meshdsl.train.data.examples import ExamplesTask
 from meshdsl.train.data.images import ImagesTask
 from meshdsl.train.data.mixture import Data
 from meshdsl.train.data.pairs import PairsTask
 from meshdsl.train.data.remote import with_files_here
-from meshdsl.train.data.task import Report, Task
+from meshdsl.train.data.task import Task
 from meshdsl.train.data.text import TextTask
 
 TASKS: dict[str, Task] = {

@@ -1,9 +1,14 @@
-"""Tokenizers, from text to token ids and back: bytes, or a `tokenizer.json` of Hugging Face."""
+"""Tokenizers, from text to token ids and back: bytes, or a `tokenizer.json` of Hugging Face.
+
+One is learned from text as a byte-pair encoding, which merges the most frequent neighbours
+(Sennrich et al., 2016), of bytes as in GPT-2 (Radford et al., 2019).
+"""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +18,16 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
+from meshdsl.train.config import Config
+from meshdsl.train.data.documents import documents
+from meshdsl.train.data.files import File
 
 if TYPE_CHECKING:
     import tokenizers
 
 # How published tokenizers spell the token that ends a document, most specific first.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|end|>", "[SEP]")
+SMALLEST_VOCAB = 257  # of a tokenizer that is learned: every byte, and the end of a document
 
 
 class Stream(Protocol):
@@ -78,6 +87,22 @@ def load_tokenizer(name: str) -> Tokenizer:
     return Bytes() if name == "bytes" else FileTokenizer(name)
 
 
+def fitting_tokenizer(config: Config) -> Tokenizer:
+    """The tokenizer of a run.
+
+    Raises:
+      MeshDSLError: it cannot be read, or has more tokens than the model, if that has a setting
+        `vocab`.
+    """
+    tokenizer, vocab = load_tokenizer(config.data.tokenizer), getattr(config.model, "vocab", None)
+    if vocab is not None and tokenizer.vocab > vocab:
+        raise MeshDSLError(
+            f"data.tokenizer: `{tokenizer.name}` has {tokenizer.vocab:,} tokens, more than "
+            f"model.vocab={vocab}; set model.vocab={tokenizer.vocab}"
+        )
+    return tokenizer
+
+
 class Bytes:
     """The tokenizer in which every byte of UTF-8 is a token; the separator is 0."""
 
@@ -112,9 +137,14 @@ class _BytesStream:
 
 
 class FileTokenizer:
-    """A tokenizer of Hugging Face, from its `tokenizer.json`."""
+    """A tokenizer of Hugging Face, from its `tokenizer.json`.
 
-    def __init__(self, name: str):
+    Args:
+      with_special: whether a special token in a text stands for itself, as in what a chat template
+        writes. If not, `</s>` in a text is text, not the end of a document.
+    """
+
+    def __init__(self, name: str, with_special: bool = False):
         with extra("train"):
             import tokenizers
         content = _read(name)
@@ -128,8 +158,7 @@ class FileTokenizer:
             ) from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        # `</s>` in a text is text, not the end of a document.
-        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.encode_special_tokens = not with_special
         self.name = name
         self.digest = hashlib.sha256(content).hexdigest()
         known = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -205,3 +234,35 @@ def _read(name: str) -> bytes:
             f"data.tokenizer: `{path}`: {error.strerror}; "
             "expected bytes, or a Hugging Face tokenizer.json"
         ) from None
+
+
+def train_bpe(files: Iterable[File], field: str, vocab: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE of at most `vocab` tokens, learned from the documents in `files`.
+
+    Args:
+      field: as of `documents`.
+
+    Raises:
+      MeshDSLError: a file cannot be read.
+    """
+    with extra("train"):
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[ENDS[0]],
+        initial_alphabet=alphabet,
+        show_progress=sys.stderr.isatty(),
+    )
+    blocks = (
+        block.decode("utf-8", "replace")
+        for file in files
+        for document in documents(file, field)
+        for block in document
+    )
+    tokenizer.train_from_iterator(blocks, trainer)
+    return tokenizer

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import jax.numpy as jnp
-import numpy as np
 
 import meshdsl as md
 from meshdsl.train.config import Config
@@ -45,7 +44,28 @@ class Denoiser(Classifier):
 
 
 @dataclass(frozen=True)
-class Translator(md.Family):
+class Strange(md.Family):
+    """A batch of one's choice.
+
+    Attributes:
+      names: of its fields, each with its dims and its dtype, as `vector features=3 float32`.
+    """
+
+    names: tuple[str, ...] = ()
+
+    def batch(self, rows):
+        found = {}
+        for each in self.names:
+            name, *words = each.split()
+            dims = [word.split("=") for word in words if "=" in word]
+            dims = [md.Dim(dim, int(size)) for dim, size in dims]
+            dtype = [word for word in words if "=" not in word] or ["int32"]
+            found[name] = md.abstract((rows, *dims), jnp.dtype(dtype[0]))
+        return found
+
+
+@dataclass(frozen=True)
+class Translator(Strange):
     """Pairs, of which a decoder predicts the second text.
 
     Attributes:
@@ -53,68 +73,24 @@ class Translator(md.Family):
     """
 
     task = "pairs"
+    names: tuple[str, ...] = ("source s=6", "tokens l=5", "targets l=5", "source_length")
     vocab: int = 256
-
-    def batch(self, rows):
-        source, length = md.Dim("source_length", 6), md.Dim("length", 5)
-        texts = {"source": source, "tokens": length, "targets": length}
-        return {
-            **{name: md.abstract((rows, dim), jnp.int32) for name, dim in texts.items()},
-            "source_length": md.abstract((rows,), jnp.int32),
-        }
 
 
 @dataclass(frozen=True)
-class Towers(md.Family):
+class Towers(Strange):
     """Pairs that are compared."""
 
     task = "pairs"
-
-    def batch(self, rows):
-        text = md.abstract((rows, md.Dim("length", 6)), jnp.int32)
-        size = md.abstract((rows,), jnp.int32)
-        return {
-            "source": text,
-            "target": text,
-            "source_length": size,
-            "target_length": size,
-        }
+    names: tuple[str, ...] = ("source l=6", "target l=6", "source_length", "target_length")
 
 
 @dataclass(frozen=True)
-class Own(md.Family):
-    """Fields of any names.
-
-    Attributes:
-      dtype: of the vectors.
-    """
+class Own(Strange):
+    """Fields of any names."""
 
     task = "examples"
-    dtype: str = "float32"
-
-    def batch(self, rows):
-        vector = md.abstract((rows, md.Dim("features", 3)), jnp.dtype(self.dtype))
-        return {"vector": vector, "id": md.abstract((rows,), jnp.int32)}
-
-
-@dataclass(frozen=True)
-class Strange(md.Family):
-    """A batch of one's choice.
-
-    Attributes:
-      names: of its fields; after a colon their dims, in letters.
-    """
-
-    names: tuple[str, ...] = ()
-    dtype: str = "int32"
-
-    def batch(self, rows):
-        found = {}
-        for each in self.names:
-            name, _, dims = each.partition(":")
-            dims = [md.Dim(letter, 4) for letter in dims]
-            found[name] = md.abstract((rows, *dims), jnp.dtype(self.dtype))
-        return found
+    names: tuple[str, ...] = ("vector features=3 float32", "id")
 
 
 def configured(family, **values):
@@ -125,15 +101,10 @@ def configured(family, **values):
 
 
 def opened(config):
-    """The data of a configuration, and what was reported."""
+    """The data of a configuration."""
     task = task_of(config)
     rows = md.Dim("batch", config.batch // config.microbatches)
     return task.open(config, task.fields(config, rows), lambda text: None)
 
 
 source = partial("data__sources__{}__{}".format, "a")
-
-
-def whole(batches):
-    """Batches as one, field by field."""
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

@@ -27,7 +27,7 @@ SPECS = {
 }
 # Of 144 rows, so many are read by each of two processes with three devices, by the mesh's (data,
 # model), in the order of SPECS.
-READ = {(2, 3): (72, 144, 72, 72, 72, 72, 144), (3, 2): (96, 144, 96, 72, 72, 96, 144)}
+READ = {(2, 3): (72, 144, 72, 72, 72, 72, 144), (3, 2): (96, 144, 96, 72, 72, 72, 144)}
 _PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
@@ -99,19 +99,6 @@ def check_fields(mesh):
 
 def test_fields_that_are_split_in_several_ways_each_get_their_rows():
     assert check_fields(Mesh(np.reshape(jax.devices()[:6], (2, 3)), ("data", "model"))) == [12] * 4
-
-
-def test_rows_without_a_microbatch_are_numbered_by_the_batch():
-    mesh = jax.make_mesh((8,), ("data",))
-    tensor = md.tensor(
-        jax.ShapeDtypeStruct((16, 4), np.int32, sharding=NamedSharding(mesh, P("data"))),
-        [md.Dim("batch", 16), md.Dim("length", 4)],
-    )
-    np.testing.assert_array_equal(rows_here(tensor), np.arange(16))
-    batch = put_on_devices(
-        {"tokens": np.arange(64, dtype=np.int32).reshape(16, 4)}, {"tokens": tensor}
-    )["tokens"]
-    assert batch.array.sharding.shard_shape(batch.array.shape) == (2, 4)
 
 
 def _one_of_two(coordinator, process):

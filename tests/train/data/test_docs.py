@@ -5,8 +5,8 @@ from pathlib import Path
 
 from meshdsl.train import settings
 from meshdsl.train.config import Config
+from meshdsl.train.data.examples import open_function
 from meshdsl.train.data.images import FORMATS
-from meshdsl.train.data.python_dataset import open_function
 from meshdsl.train.data.tasks import TASKS
 
 DOCS = Path(__file__).parents[3] / "docs" / "data.md"

@@ -72,7 +72,7 @@ def images(path, size):
     ("write", "ending"),
     [
         (lines, "jsonl.gz"),
-        (pairs, "parquet"),
+        pytest.param(pairs, "parquet", marks=pytest.mark.slow),
         pytest.param(images, "parquet", marks=pytest.mark.slow),
     ],
 )

@@ -1,38 +1,16 @@
 """Pairs of texts, as an encoder and a decoder want them, and as two towers do."""
 
-import json
-
 import numpy as np
-import pyarrow
 import pytest
-from pyarrow import parquet
 
-from meshdsl.errors import MeshDSLError
-from tests.train.data.common import take
-from tests.train.data.families import (
-    Towers,
-    Translator,
-    configured,
-    opened,
-    source,
-    whole,
-)
+from tests.train.data.common import ROWS, refused, take, whole, write_table
+from tests.train.data.families import Towers, Translator, configured, opened, source
 
-ROWS = np.arange(4)
 PAIRS = [(f"q{i}" + "?" * (i % 3), f"a{i}"[: 2 + i % 2]) for i in range(20)]
 
 
-def write_jsonl(path, pairs=PAIRS, names=("source", "target")):
-    lines = [json.dumps({"id": 1, names[0]: one, names[1]: other}) for one, other in pairs]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def write_parquet(path, pairs=PAIRS):
-    # The columns lie the other way round.
-    table = {"target": [other for _, other in pairs], "source": [one for one, _ in pairs]}
-    parquet.write_table(pyarrow.table(table), path)
-    return path
+def write_pairs(path, pairs=PAIRS, names=("source", "target")):
+    return write_table(path, **{names[i]: [pair[i] for pair in pairs] for i in (1, 0)})
 
 
 def reads(path, family=None, **values):
@@ -43,10 +21,9 @@ def text(ids):
     return bytes(int(each) for each in ids).decode().rstrip("\0")
 
 
-@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
-def test_a_decoder_reads_what_it_has_predicted(tmp_path, write):
-    path = write(tmp_path / ("a.jsonl" if write is write_jsonl else "a.parquet"))
-    data = opened(reads(path))
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_decoder_reads_what_it_has_predicted(tmp_path, ending):
+    data = opened(reads(write_pairs(tmp_path / f"a.{ending}")))
     assert data.describe() == (
         "data, pairs by the tokenizer bytes of 256 tokens:\n  a: 20 pairs; held out 0"
     )
@@ -68,114 +45,87 @@ def test_a_decoder_reads_what_it_has_predicted(tmp_path, write):
 
 
 def test_two_towers_get_both_texts_alike(tmp_path):
-    found = whole(take(opened(reads(write_jsonl(tmp_path / "a.jsonl"), Towers())).train(ROWS), 5))
+    found = whole(take(opened(reads(write_pairs(tmp_path / "a.jsonl"), Towers())).train(ROWS), 5))
     assert list(found) == ["source", "target", "source_length", "target_length"]
-    assert sorted(
-        zip(map(text, found["source"]), map(text, found["target"]), strict=True)
-    ) == sorted(PAIRS)
+    texts = zip(map(text, found["source"]), map(text, found["target"]), strict=True)
+    assert sorted(texts) == sorted(PAIRS)
     assert found["target_length"].tolist() == [len(text(row)) for row in found["target"]]
 
 
 def test_texts_that_are_too_long_are_cut_and_counted(tmp_path):
     pairs = [("x" * 7, "ok"), ("ok", "12345"), ("123456", "1234"), ("", "gone"), ("gone", "")]
-    data = opened(reads(write_jsonl(tmp_path / "a.jsonl", pairs), batch=2))
+    data = opened(reads(write_pairs(tmp_path / "a.jsonl", pairs), batch=2))
     assert data.describe().endswith("a: 3 pairs; held out 0; 2 of them are cut")
     found = whole(take(data.train(np.arange(2)), 3))
-    rows = {
-        text(one): (two.tolist(), size) for one, two, size in zip(*_columns(found), strict=True)
-    }
+    columns = (found[name] for name in ("source", "targets", "source_length"))
+    rows = {text(one): (two.tolist(), size) for one, two, size in zip(*columns, strict=True)}
     assert rows["ok"] == ([*b"12345"], 2), "without an end"
     assert rows["123456"] == ([*b"1234", 0], 6) and rows["xxxxxx"][1] == 6
 
 
-def _columns(found):
-    return found["source"], found["targets"], found["source_length"]
-
-
 def test_names_and_a_tokenizer_are_settings(tmp_path, tokenizer_file):
-    path = write_jsonl(tmp_path / "a.jsonl", [("the cat", "the dog")] * 8, ("question", "answer"))
-    names = {source("field"): "question", source("label"): "answer"}
-    found = next(
-        opened(
-            reads(path, Translator(vocab=300), data__tokenizer=str(tokenizer_file), **names)
-        ).train(ROWS)
-    )
+    path = write_pairs(tmp_path / "a.jsonl", [("the cat", "the dog")] * 8, ("question", "answer"))
+    settings = {source("field"): "question", source("label"): "answer"}
+    settings["data__tokenizer"] = str(tokenizer_file)
+    found = next(opened(reads(path, Translator(vocab=300), **settings)).train(ROWS))
     assert found["source"].max() > 255 and found["tokens"][0, 0] == 0
 
 
 def test_pairs_are_held_out_by_their_texts_and_fill_up_a_batch(tmp_path):
-    path = write_jsonl(tmp_path / "a.jsonl")
-    data = opened(reads(path, data__validation=0.4))
+    data = opened(reads(write_pairs(tmp_path / "a.jsonl"), data__validation=0.4))
     held_out = whole(data.validation(ROWS)["a"])
     real = (held_out["targets"] >= 0).any(axis=1)
     seen = {text(row) for row in held_out["source"][real]}
     trained = {text(row) for row in whole(take(data.train(ROWS), 10))["source"]}
     assert seen and not seen & trained and len(seen | trained) == 20
     assert len(real) % 4 == 0 and (held_out["targets"][~real] == -1).all()
-    more = write_jsonl(tmp_path / "b.jsonl", [*PAIRS, *PAIRS, ("one", "more")])
+    more = write_pairs(tmp_path / "b.jsonl", [*PAIRS, *PAIRS, ("one", "more")])
     again = whole(opened(reads(more, data__validation=0.4)).validation(ROWS)["a"])
     assert seen <= {text(row) for row in again["source"]} <= seen | {"one", ""}
 
 
 def test_a_run_does_not_go_on_with_other_pairs(tmp_path):
-    state = opened(reads(write_jsonl(tmp_path / "a.jsonl"))).train(ROWS).get_state()
-    opened(reads(write_parquet(tmp_path / "a.parquet"))).train(ROWS).set_state(state)
-    other = write_jsonl(tmp_path / "b.jsonl", [*PAIRS[:-1], ("another", "one")])
-    with pytest.raises(MeshDSLError, match="this run began with other data: a was 20 of 20 pairs"):
+    state = opened(reads(write_pairs(tmp_path / "a.jsonl"))).train(ROWS).get_state()
+    opened(reads(write_pairs(tmp_path / "a.parquet"))).train(ROWS).set_state(state)
+    other = write_pairs(tmp_path / "b.jsonl", [*PAIRS[:-1], ("another", "one")])
+    with refused("this run began with other data: a was 20 of 20 pairs"):
         opened(reads(other)).train(ROWS).set_state(state)
 
 
+WHERE = "data.sources.a: "
 MISTAKES = {
-    "missing": (lambda folder: folder / "no.jsonl", {}, "no file or folder `{path}`"),
     "no target": (
-        lambda folder: write_jsonl(folder / "a.jsonl", names=("source", "targets")),
+        "a.jsonl",
+        {"names": ("source", "targets")},
         {},
-        "`{path}` line 1: no field `target`; did you mean `targets`?",
+        f"{WHERE}`{{path}}` line 1: no field `target`; did you mean `targets`?",
     ),
-    "no column": (
-        lambda folder: write_parquet(folder / "a.parquet"),
-        {source("field"): "sources"},
-        "`{path}`: no column `sources`; did you mean `source`?",
-    ),
-    "empty": (
-        lambda folder: write_jsonl(folder / "a.jsonl", [("", "x")]),
-        {},
-        "nothing to read in `{path}`",
-    ),
+    "empty": ("a.jsonl", {"pairs": [("", "x")]}, {}, f"{WHERE}nothing to read in `{{path}}`"),
     "text": (
-        lambda folder: write_jsonl(folder / "a.txt"),
+        "a.arrow",
         {},
-        "`{path}`: pairs are read from JSONL (.jsonl) and parquet (.parquet); say which of these",
+        {},
+        f"{WHERE}`{{path}}`: pairs are read from JSONL (.jsonl) and parquet (.parquet); say which",
     ),
     "tokens": (
-        lambda folder: write_jsonl(folder / "a.jsonl"),
+        "a.jsonl",
+        {},
         {source("format"): "tokens"},
-        "the task `pairs` does not read the format tokens; it reads jsonl and parquet",
+        f"{WHERE}the task `pairs` does not read the format tokens; it reads jsonl and parquet",
     ),
-    "vocab": (
-        lambda folder: write_jsonl(folder / "a.jsonl"),
-        {"model__vocab": 100},
-        "data.tokenizer: `bytes` has 256 tokens, more than model.vocab=100; set model.vocab=256",
+    "a function": (
+        "a.jsonl",
+        {},
+        {source("dataset"): "tests.train.data.user_data:both"},
+        f"{WHERE}the task `pairs` reads files, not the function tests.train.data.user_data:both; "
+        "with data.task=examples a function gives what the model's batch has",
     ),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_pairs_that_cannot_be_used_are_refused(tmp_path, name):
-    write, values, said = MISTAKES[name]
-    path = write(tmp_path)
-    with pytest.raises(MeshDSLError) as error:
+    file, how, values, said = MISTAKES[name]
+    path = write_pairs(tmp_path / file, **how)
+    with refused(said.format(path=path)):
         opened(reads(path, **values))
-    assert said.format(path=path) in str(error.value)
-    assert str(error.value).startswith(("data.sources.a: ", "data.tokenizer: "))
-
-
-def test_a_function_gives_no_pairs(tmp_path):
-    values = {source("dataset"): "tests.train.data.user_data:both"}
-    with pytest.raises(MeshDSLError) as error:
-        opened(configured(Translator(), **values))
-    assert str(error.value) == (
-        "data.sources.a: the task `pairs` reads files, not the function "
-        "tests.train.data.user_data:both; with data.task=examples a function gives what the "
-        "model's batch has"
-    )

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 import meshdsl as md
-from meshdsl.errors import MeshDSLError
-from meshdsl.train.data.pixels import decoded, fitted_image
+from meshdsl.train.data.fields import decoded, fitted_image
+from meshdsl.train.data.files import errors_say
+from tests.train.data.common import refused
 from tests.train.data.families import Classifier
 
 
@@ -56,9 +57,8 @@ def test_pixels_become_those_of_the_model(image, like, expected):
     ],
 )
 def test_images_of_another_kind_are_refused(image, like, text):
-    with pytest.raises(MeshDSLError) as error:
+    with refused("data: there: ", text), errors_say("data"):
         fitted_image(image, like, "there")
-    assert str(error.value).startswith("there: ") and text in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -65,48 +65,23 @@ def test_a_text_with_few_pairs_gives_fewer_tokens(tmp_path, capsys):
     assert "the text has no pairs for more; --vocab asked for 500" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            ("{folder}/a.txt", "--vocab", "256", "--out", "{folder}/t.json"),
-            "--vocab 256: must be at least 257",
-        ),
-        (
-            ("{folder}/b.txt", "--vocab", "300", "--out", "{folder}/t.json"),
-            "no file or folder `{folder}/b.txt`",
-        ),
-        (
-            ("{folder}/a.bin", "--vocab", "300", "--out", "{folder}/t.json"),
-            "`{folder}/a.bin`: holds tokens; a tokenizer is made from text",
-        ),
-        (
-            ("{folder}/empty", "--vocab", "300", "--out", "{folder}/t.json"),
-            "nothing to read in `{folder}/empty`",
-        ),
-        (
-            ("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/a.txt"),
-            "--out {folder}/a.txt: exists; choose another file",
-        ),
-        (
-            ("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/no/t.json"),
-            "{folder}/no/t.json: No such file or directory",
-        ),
-        (
-            ("{folder}/a.txt", "--vocab", "300", "--out", "{folder}/" + "x" * 300),
-            "File name too long",
-        ),
-        (
-            ("{folder}/a.txt", "--vocab", "300", "--out", "/proc/x.json"),
-            "/proc/x.json: No such file or directory",
-        ),
-    ],
-)
-def test_no_tokenizer_is_made_and_the_error_says(tmp_path, words, text):
-    (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "a.bin").write_text("text")
-    (tmp_path / "empty").write_text("")
+MISTAKES = [
+    ("a.txt", 256, "t.json", "--vocab 256: must be at least 257"),
+    ("b.txt", 300, "t.json", "no file or folder `{folder}/b.txt`"),
+    ("a.bin", 300, "t.json", "`{folder}/a.bin`: holds tokens; a tokenizer is made from text"),
+    ("empty", 300, "t.json", "nothing to read in `{folder}/empty`"),
+    ("a.txt", 300, "a.txt", "--out {folder}/a.txt: exists; choose another file"),
+    ("a.txt", 300, "no/t.json", "{folder}/no/t.json: No such file or directory"),
+    ("a.txt", 300, "x" * 300, "File name too long"),
+    ("a.txt", 300, "/proc/x.json", "/proc/x.json: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("file", "vocab", "out", "text"), MISTAKES)
+def test_no_tokenizer_is_made_and_the_error_says(tmp_path, file, vocab, out, text):
+    for name, content in {"a.txt": "text", "a.bin": "text", "empty": ""}.items():
+        (tmp_path / name).write_text(content)
     with pytest.raises(MeshDSLError) as error:
-        run(*(word.format(folder=tmp_path) for word in words))
+        run(tmp_path / file, "--vocab", vocab, "--out", tmp_path / out)
     assert text.format(folder=tmp_path) in str(error.value)
     assert not (tmp_path / "t.json").exists()

@@ -92,57 +92,43 @@ def nothing(subset):
     return []
 
 
-def misspelt(subset):
-    return [{"vectors": row["vector"], "id": 0} for row in numbered(9)]
+CHANGES = {
+    "misspelt": lambda row: {"vectors": row["vector"], "id": 0},
+    "wrong_shape": lambda row: row | {"vector": np.zeros(4)},
+    "wrong_dtype": lambda row: row | {"id": 0.5},
+    "words": lambda row: row | {"vector": "abc"},
+    "too_large": lambda row: row | {"id": 2**40},
+    "other_dims": lambda row: row | {"vector": md.tensor(np.zeros(3), (md.Dim("channels", 3),))},
+    "lists": lambda row: [1, 2, 3],
+}
+for name, change in CHANGES.items():
+    globals()[name] = lambda subset, change=change: list(map(change, numbered(9)))
 
 
-def wrong_shape(subset):
-    return [row | {"vector": np.zeros(4)} for row in numbered(9)]
+class Nine:
+    """Nine rows, each of which a function gives."""
 
+    def __init__(self, row):
+        self.row = row
 
-def wrong_dtype(subset):
-    return [row | {"id": 0.5} for row in numbered(9)]
+    def __len__(self):
+        return 9
 
-
-def words(subset):
-    return [row | {"vector": "abc"} for row in numbered(9)]
-
-
-def too_large(subset):
-    return [row | {"id": 2**40} for row in numbered(9)]
-
-
-def other_dims(subset):
-    other = md.tensor(np.zeros(3), (md.Dim("channels", 3),))
-    return [row | {"vector": other} for row in numbered(9)]
-
-
-def lists(subset):
-    return [[1, 2, 3]] * 9
+    def __getitem__(self, index):
+        return {"vector": self.row(index), "id": index}
 
 
 def random(subset):
-    class Rows:
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, index):
-            return {"vector": np.random.default_rng().random(3), "id": index}
-
-    return Rows()
+    return Nine(lambda index: np.random.default_rng().random(3))
 
 
 def fails_later(subset):
-    class Rows:
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, index):
-            if index == 0 or index == 8:
-                return {"vector": np.zeros(3), "id": index}
+    def row(index):
+        if index not in (0, 8):
             raise RuntimeError(f"no row {index}")
+        return np.zeros(3)
 
-    return Rows() if subset == "train" else None
+    return Nine(row) if subset == "train" else None
 
 
 NOT_A_FUNCTION = 3
