@@ -83,8 +83,8 @@ class Config(md.Family):
             )
         if self.height % self.patch or self.width % self.patch:
             raise md.MeshDSLError(
-                f"model: an image of {self.height} x {self.width} is not cut into patches of "
-                f"{self.patch} x {self.patch}"
+                f"model: an image of height={self.height} and width={self.width} is not cut into "
+                f"square patches of patch={self.patch}"
             )
 
     @property

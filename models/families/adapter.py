@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.schema import Setting, each, only, read, shown, table, tokens, whole, word
+from meshdsl.schema import Setting, as_word, each, only, read, shown, table, tokens, whole, word
 
 Modules = Mapping[str, tuple[str, ...]]
 """Modules of a file by name; for each the modules here that are in it, one after another."""
 
+MOST = 10_000  # layers, or experts, of a model; published ones have less than a tenth
 QUANTIZATION = {
     "quant_method": word(None),
     "weight_block_size": each(whole(), None, count=2),
@@ -108,7 +109,7 @@ class Adapter:
             if method["quant_method"] not in _METHODS:
                 raise MeshDSLError(
                     "config.json: quantization_config: "
-                    f"quant_method={method['quant_method']} is not known here; "
+                    f"quant_method={as_word(method['quant_method'])} is not known here; "
                     f"{' and '.join(_METHODS)} are"
                 )
         found = {ours: said.get(name) for ours, name in self.names.items()}

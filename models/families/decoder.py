@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import rope
-from meshdsl.models.families.adapter import Adapter
+from meshdsl.models.families.adapter import MOST, Adapter
 from meshdsl.models.families.rope import FULL, LOCAL
 from meshdsl.schema import Setting, each, number, only, switch, whole, word
 
@@ -48,7 +48,7 @@ SETTINGS: dict[str, Setting] = {
     "vocab_size": whole(32_000),
     "hidden_size": whole(4096),
     "intermediate_size": whole(11_008),
-    "num_hidden_layers": whole(32),
+    "num_hidden_layers": whole(32, most=MOST),
     "num_attention_heads": whole(32),
     "num_key_value_heads": whole(None),
     "head_dim": whole(None),
@@ -58,6 +58,7 @@ SETTINGS: dict[str, Setting] = {
     "tie_word_embeddings": switch(False),
     "layer_types": ONLY_FULL,
     "use_bidirectional_attention": only(None, False),
+    "is_causal": only(True),
     "num_experts": only(None),
     "num_local_experts": only(None),
     "mlp_only_layers": only(None, []),
@@ -166,7 +167,8 @@ class Decoder(Adapter):
         kinds, layers = said.get("layer_types"), said[self.names["layers"]]
         if kinds is not None and len(kinds) != layers:
             raise MeshDSLError(
-                f"config.json: layer_types has {len(kinds)} layers; expected {layers}"
+                f"config.json: layer_types has {len(kinds)} layers; expected "
+                f"{self.names['layers']}={layers}"
             )
         if "sliding_window" not in self.settings:
             return {}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import rope
-from meshdsl.models.families.adapter import Modules
+from meshdsl.models.families.adapter import MOST, Modules
 from meshdsl.models.families.decoder import (
     NAMES,
     NO_HEAD_DIM,
@@ -53,7 +53,7 @@ _SETTINGS = with_experts(
     v_head_dim=whole(128),
     kv_lora_rank=whole(512),
     q_lora_rank=whole(1536, null=True),
-    n_routed_experts=whole(64),
+    n_routed_experts=whole(64, most=MOST),
     n_shared_experts=whole(2),
     moe_intermediate_size=whole(1407),
     first_k_dense_replace=whole(0, least=0),

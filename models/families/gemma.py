@@ -155,7 +155,8 @@ class Gemma3(Gemma2):
                 "scaled, which is not known here"
             )
         local = self.rotary_of(near, name, longest)["rotary_base"]
-        found = self.rotary_of(far, f"rope_parameters of {FULL}", longest)
+        name = f"rope_parameters of {FULL}" if scaling is None else "rope_scaling"
+        found = self.rotary_of(far, name, longest)
         return found | {"rotary_local_base": local}
 
     def written(self, model: Any) -> dict[str, Any]:

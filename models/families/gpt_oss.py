@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from meshdsl.models.families.adapter import MOST
 from meshdsl.models.families.decoder import (
     ATTENTION,
     BIASES,
@@ -49,7 +50,7 @@ class GptOss(WithExperts):
         hidden_act=only("silu"),
         num_key_value_heads=whole(8),
         head_dim=whole(64),
-        num_local_experts=whole(128),
+        num_local_experts=whole(128, most=MOST),
         num_experts_per_tok=whole(4),
         sliding_window=whole(128, null=True),
         layer_types=KINDS,

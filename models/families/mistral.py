@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshdsl.models.families.adapter import MOST
 from meshdsl.models.families.decoder import (
     NORMS_BEFORE,
     PROJECTIONS,
@@ -40,7 +41,7 @@ class Mixtral(WithExperts):
     architecture = "MixtralForCausalLM"
     settings = with_experts(
         with_defaults(_SETTINGS, rms_norm_eps=1e-5, rope_theta=1e6),
-        num_local_experts=whole(8),
+        num_local_experts=whole(8, most=MOST),
         num_experts_per_tok=whole(2),
         sliding_window=whole(None),
         layer_types=only(None),

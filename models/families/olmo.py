@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.models.families.adapter import MOST
 from meshdsl.models.families.decoder import (
     ATTENTION,
     NAMES,
@@ -60,7 +61,7 @@ class Olmoe(WithExperts):
             max_position_embeddings=4096,
         ),
         head_dim=NO_HEAD_DIM,
-        num_experts=whole(64),
+        num_experts=whole(64, most=MOST),
         num_experts_per_tok=whole(8),
         norm_topk_prob=switch(False),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from meshdsl.models.families.adapter import MOST
 from meshdsl.models.families.decoder import (
     ATTENTION,
     KINDS,
@@ -51,7 +52,7 @@ class Qwen2Moe(WithExperts):
     settings = {
         **with_defaults(_SETTINGS, num_attention_heads=16),
         "num_key_value_heads": whole(16),
-        "num_experts": whole(60),
+        "num_experts": whole(60, most=MOST),
         "num_experts_per_tok": whole(4),
         "moe_intermediate_size": whole(1408),
         "shared_expert_intermediate_size": whole(5632),
@@ -97,7 +98,7 @@ class Qwen3Moe(WithExperts):
     settings = {
         **_SETTINGS,
         "num_key_value_heads": whole(4),
-        "num_experts": whole(128),
+        "num_experts": whole(128, most=MOST),
         "num_experts_per_tok": whole(8),
         "moe_intermediate_size": whole(768),
         "attention_bias": switch(False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from meshdsl.models.families.adapter import Adapter, Modules
+from meshdsl.models.families.adapter import MOST, Adapter, Modules
 from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
 from meshdsl.schema import Setting, number, switch, whole
 
@@ -26,8 +26,8 @@ class T5(Adapter):
         "d_model": whole(512),
         "d_kv": whole(64),
         "d_ff": whole(2048),
-        "num_layers": whole(6),
-        "num_decoder_layers": whole(None),
+        "num_layers": whole(6, most=MOST),
+        "num_decoder_layers": whole(None, most=MOST),
         "num_heads": whole(8),
         "relative_attention_num_buckets": whole(32),
         "relative_attention_max_distance": whole(128),

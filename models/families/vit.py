@@ -32,6 +32,7 @@ class ViT(Adapter):
         "patch": "patch_size",
         "query_bias": "qkv_bias",
     }
+    terms = {"height": "image_size", "width": "image_size"}
     tables = {
         "vit.embeddings.patch_embeddings.projection": ("patches",),
         "vit.layernorm": ("norm",),

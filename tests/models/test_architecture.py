@@ -171,7 +171,7 @@ def test_a_style_is_a_set_of_defaults_of_which_each_can_be_chosen_otherwise():
         ({"pattern": ()}, "model: pattern is empty; it has `local`, `global`, or both"),
         (
             {"rotary_fraction": 0.2},
-            "model: rotary positions need an even head_dim, not 16, of which 0.2",
+            "model: rotary positions need an even head_dim, not 16, of which rotary_fraction=0.2",
         ),
         (
             {"rotary_scaling": "yarn"},
@@ -217,8 +217,8 @@ LATENT = {"latent": 8, "turned": 4}
     "how, said",
     [
         ({"value_dim": 4}, "model: value_dim is of latent attention; set model.latent"),
-        ({"latent": 8}, "latent attention needs model.turned, an even number of features, not 0"),
-        ({"latent": 8, "turned": 3}, "an even number of features, not 3"),
+        ({"latent": 8}, "needs an even number of features that are turned, not turned=0"),
+        ({"latent": 8, "turned": 3}, "that are turned, not turned=3"),
         ({**LATENT, "sinks": "yes"}, "latent attention has no such sinks; leave model.sinks out"),
         ({**LATENT, "biases": ("query",)}, "latent attention has no such biases"),
         ({**LATENT, "kv_heads": 2}, "latent attention has no such kv_heads"),

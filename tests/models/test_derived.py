@@ -27,8 +27,10 @@ REMOVED = object()
 VALUES = (
     REMOVED,
     None,
-    "x",
+    "a\nb",
     True,
+    2**31 - 1,
+    float("nan"),
     False,
     -3,
     0,
@@ -139,6 +141,7 @@ def test_a_changed_file_is_refused_or_read_as_transformers_does():
 
 YARN = FILES["llama, yarn"]["rope_parameters"]
 SCALED = {"rope_type": "linear", "factor": 8.0}
+LONG = FILES["phi3, longrope"]["rope_parameters"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ SCALED = {"rope_type": "linear", "factor": 8.0}
         (
             "deepseek_v2",
             {"n_routed_experts": 4},
-            "n_routed_experts=4 in n_group=3, of which 2 are used, do not give each token "
+            "n_routed_experts=4 in n_group=3, of which topk_group=2, do not give each token "
             "num_experts_per_tok=3",
         ),
         ("mistral", {"layer_types": ["full_attention"] * 3}, "a mistral with it is a ministral"),
@@ -176,6 +179,32 @@ SCALED = {"rope_type": "linear", "factor": 8.0}
             "layer_types has sliding_attention, and use_sliding_window=false",
         ),
         ("llama", {"model_type": ["llama"]}, 'the architecture `["llama"]` is not known'),
+        (
+            "llama",
+            {"is_causal": False},
+            "is_causal=false: expected true, which alone is known here",
+        ),
+        ("gpt2", {"is_causal": False}, "is_causal=false: expected true, which alone is known here"),
+        ("vit", {"id2label": {"cat": 0}}, 'id2label={"cat": 0}: expected a name for the number of'),
+        ("vit", {"patch_size": 5}, "not cut into square patches of patch_size=5"),
+        ("llama", {"rms_norm_eps": 1.0}, "rms_norm_eps is more than 0 and less than 1, not 1.0"),
+        ("phi3", {"rope_scaling": {**LONG, "short_factor": [1]}}, "short_factor has 1 factors"),
+        ("gemma3", {"rope_scaling": {"rope_type": "new"}}, "rope_scaling: rope_type=new: rotary"),
+        (
+            "qwen2",
+            {"num_hidden_layers": 2**31 - 1},
+            "num_hidden_layers=2147483647: expected a whole number of at least 1 and at most 10000",
+        ),
+        (
+            "olmoe",
+            {"num_experts": 10_001},
+            "num_experts=10001: expected a whole number of at least",
+        ),
+        (
+            "deepseek_v2",
+            {"qk_rope_head_dim": 3},
+            "needs an even number of features that are turned, not qk_rope_head_dim=3",
+        ),
         ("gpt2", {"hidden_size": 40}, "hidden_size=40 and n_embd=48 are the same setting"),
         ("llama", {"hidden_size": 50}, "hidden_size=50 does not divide into num_attention_heads=4"),
     ],

@@ -123,7 +123,10 @@ def test_flops_are_of_the_experts_that_a_token_uses():
     [
         ({"style": "gpt2"}, "experts need mlp=gated"),
         ({"dense_layers": 2}, "dense_layers=2 are followed by layers with experts"),
-        ({"experts_used": 9}, "experts=8 in router_groups=1, of which 1 are used"),
+        (
+            {"experts_used": 9},
+            "experts=8 in router_groups=1, of which router_groups_used=1, do not",
+        ),
         ({"router_groups": 3}, "do not give each token experts_used=2"),
         ({"experts_shared_gate": True}, "experts_shared_gate needs experts_shared"),
     ],

@@ -345,3 +345,10 @@ def test_what_is_not_known_of_deepseek_is_refused(other, said):
 def test_what_their_files_cannot_say_is_not_written():
     with pytest.raises(md.MeshDSLError, match=r"model.query_norm: a llama of Hugging Face has no"):
         config_of(small("llama", query_norm="head").model)
+
+
+def test_a_model_of_more_tensors_than_any_file_has_is_refused_soon(tmp_path):
+    folder = folder_of(small("llama"), tmp_path / "there", drawn(small("llama")))
+    like = described_parameters(small("mixtral", experts=10_000, layers=10_000))
+    with pytest.raises(md.MeshDSLError, match=r"missing: .*, and \d+ more"):
+        PublishedTensors(TensorFiles(folder), "mixtral", like)
