@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.models.families.adapter import MOST
+from meshdsl.models.families.adapter import MOST, Said
 from meshdsl.models.families.decoder import ACTIVATIONS
 from meshdsl.schema import as_word, number, shown, table, whole, word
 
@@ -35,7 +34,7 @@ def labels(count: int) -> dict[str, Any]:
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
 
-def classes(said: Mapping[str, Any]) -> int:
+def classes(said: Said) -> int:
     """How many classes there are; two where a file does not say it."""
     if said["id2label"] is None:
         return said["num_labels"]
@@ -47,7 +46,7 @@ def classes(said: Mapping[str, Any]) -> int:
     return len(said["id2label"])
 
 
-def one_of(said: Mapping[str, Any], known: tuple[str, ...]) -> str:
+def one_of(said: Said, known: tuple[str, ...]) -> str:
     """The class that reads a file: the first of `known`, where it does not say one.
 
     Raises:

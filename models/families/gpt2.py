@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
-from meshdsl.models.families.adapter import MOST
+from meshdsl.models.families.adapter import MOST, Names, Said
 from meshdsl.models.families.decoder import ACTIVATIONS, BIASES, Decoder
 from meshdsl.schema import number, only, switch, whole, word
 
@@ -71,13 +70,11 @@ class GPT2(Decoder):
         "tied": "yes",
     }
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         made = super().more(said, found, tensors)
         return made if said["scale_attn_weights"] else made | {"query_scale": 1.0}
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         return {}
 
     def written(self, model: Any) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from meshdsl.models.families.adapter import MOST
+from meshdsl.models.families.adapter import MOST, Said
 from meshdsl.models.families.decoder import (
     ATTENTION,
     BIASES,
     CLAMPED,
+    EXPERTS_TOO,
     KINDS,
-    NAMES,
     NORMS_BEFORE,
     PROJECTIONS,
     SETTINGS,
@@ -60,14 +60,13 @@ class GptOss(WithExperts):
     )
     aliases = {"num_experts": "num_local_experts"}
     names = {
-        **NAMES,
+        **EXPERTS_TOO,
+        "experts": "num_local_experts",
         "activation_limit": "swiglu_limit",
         "activation_slope": "swiglu_alpha",
     }
     choices = {"biases": BIASES, "activation": CLAMPED, "sinks": "yes", "router_bias": "yes"}
     biased = {"attention_bias": ATTENTION}
-    counts = ("num_local_experts",)
-    terms = {**WithExperts.terms, "experts": "num_local_experts"}
     layers = {**PROJECTIONS, "mlp.router": ("mlp.router",), **NORMS_BEFORE}
     vectors = {"self_attn.sinks": "attention.sinks"}
     experts = {
@@ -77,12 +76,12 @@ class GptOss(WithExperts):
         "mlp.experts.down_proj_bias": ("mlp.biases.2",),
     }
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         if said["rope_parameters"] is None:
             said = {**said, "rope_parameters": _YARN}
         return super().rotary(said)
 
-    def usual_window(self, said: Mapping[str, Any], window: int | None) -> Callable[[int], bool]:
+    def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
         return alternating
 
     def written(self, model: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshdsl.models.families.adapter import MOST
 from meshdsl.models.families.decoder import (
+    EXPERTS_TOO,
     NORMS_BEFORE,
     PROJECTIONS,
     SETTINGS,
@@ -47,8 +48,7 @@ class Mixtral(WithExperts):
         layer_types=only(None),
     )
     aliases = {"num_experts": "num_local_experts"}
-    counts = ("num_local_experts",)
-    terms = {**WithExperts.terms, "experts": "num_local_experts"}
+    names = {**EXPERTS_TOO, "experts": "num_local_experts"}
     layers = {**PROJECTIONS, "block_sparse_moe.gate": ("mlp.router",), **NORMS_BEFORE}
     experts = {
         "block_sparse_moe.experts.{}.w1.weight": ("mlp.gate",),

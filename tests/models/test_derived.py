@@ -184,6 +184,7 @@ LONG = FILES["phi3, longrope"]["rope_parameters"]
             {"is_causal": False},
             "is_causal=false: expected true, which alone is known here",
         ),
+        ("t5", {"is_causal": False}, "is_causal=false: expected true, which alone is known here"),
         ("gpt2", {"is_causal": False}, "is_causal=false: expected true, which alone is known here"),
         ("vit", {"id2label": {"cat": 0}}, 'id2label={"cat": 0}: expected a name for the number of'),
         ("vit", {"patch_size": 5}, "not cut into square patches of patch_size=5"),
@@ -214,11 +215,13 @@ def test_a_refusal_names_the_setting_at_fault(name, change, said):
         family_of({**FILES[name], **change})
 
 
-def test_windows_and_rotary_positions_are_as_transformers_derives_them():
+def test_what_follows_from_other_settings_is_as_transformers_derives_it():
     older = {**FILES["qwen2_moe, plain"], "num_hidden_layers": 5, "max_window_layers": 4}
     assert ours(older)["windows"] == [7, None, 7, None, None]
     gemma = {**FILES["gemma2"], "layer_types": None, "sliding_window_pattern": 3}
     assert ours(gemma)["windows"] == [5, None, 5]
+    t5 = ours({**FILES["t5"], "dense_act_fn": "gelu", "is_gated_act": True})
+    assert (t5["activation"], t5["gated"]) == ("gelu_exact", True)
     steep = ours({**FILES["gpt_oss"], "rope_theta": 1.5})["rope"][0]
     assert np.allclose(steep[:2], [1 / 32, 0.0282375626], rtol=1e-6)
     both = {**FILES["llama, yarn"], "rope_scaling": SCALED}
