@@ -68,9 +68,7 @@ SETTINGS: dict[str, Setting] = {
     **rope.SETTINGS,
 }
 KINDS = each(word(known=(FULL, LOCAL)), None)  # the setting `layer_types`, where layers differ
-NO_HEAD_DIM = (
-    whole()
-)  # the setting `head_dim` of a class that has none, but goes by it all the same
+NO_HEAD_DIM = whole()  # `head_dim` of a class that has no such setting, but goes by it
 SHARED_MLP = {
     "mlp.gate_proj": ("mlp.gate",),
     "mlp.up_proj": ("mlp.up",),

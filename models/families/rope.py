@@ -147,8 +147,8 @@ def settings_of(kind: str, table: Mapping[str, Any], name: str, longest: int) ->
     elif kind == "longrope":
         usual = math.sqrt(1 + math.log(factor) / math.log(max(length, 2))) if factor > 1 else 1.0
         found["rotary_gain"] = said["attention_factor"] or usual
-        found["rotary_short"] = tuple(map(float, said["short_factor"]))
-        found["rotary_long"] = tuple(map(float, said["long_factor"]))
+        for name in ("short", "long"):
+            found[f"rotary_{name}"] = tuple(map(float, said[f"{name}_factor"]))
     return found
 
 

@@ -178,6 +178,46 @@ LONG = FILES["phi3, longrope"]["rope_parameters"]
             {"layer_types": ["sliding_attention"] * 3},
             "layer_types has sliding_attention, and use_sliding_window=false",
         ),
+        (
+            "llama",
+            {"model_type": "lama"},
+            "the architecture `lama` is not known; did you mean `llama`?",
+        ),
+        ("llama", {"hidden_act": "gleu"}, "hidden_act=gleu is not known; did you mean `gelu`?"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "axial"}},
+            "rope_type=axial: rotary positions of this type are not known here; linear, llama3, "
+            "yarn, longrope and dynamic are",
+        ),
+        (
+            "llama",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor=0.5 is not known of a Llama",
+        ),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config: quant_method=gptq is not known here; fp8 and mxfp4 are",
+        ),
+        ("llama", {"vocab_size": None}, "vocab_size=null: expected a whole number of at least 1"),
+        (
+            "deepseek_v3",
+            {"topk_method": "greedy"},
+            'topk_method="greedy": expected "noaux_tc", which',
+        ),
+        (
+            "deepseek_v3",
+            {"moe_layer_freq": 2},
+            "moe_layer_freq=2: expected 1, which alone is known",
+        ),
+        ("deepseek_v3", {"scoring_func": "softmax"}, 'scoring_func="softmax": expected "sigmoid",'),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=false: expected true, which"),
+        (
+            "deepseek_v3",
+            {"attention_bias": True},
+            "attention_bias=true: expected false, which alone",
+        ),
         ("llama", {"model_type": ["llama"]}, 'the architecture `["llama"]` is not known'),
         (
             "llama",
