@@ -234,7 +234,7 @@ class Attention(PyTreeNode):
             `source`.
         """
         given = {"causal": causal, "rotary": rotary, "documents": documents, "window": window}
-        biased = {"mask": mask, "score_bias": score_bias}
+        biased: dict[str, Any] = {"mask": mask, "score_bias": score_bias}
         if source is None:
             names = {"length": length, "memory": memory, "queries": queries}
             return self.prefill(x, **names, **given, **biased)[0]
