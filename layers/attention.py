@@ -233,11 +233,11 @@ class Attention(PyTreeNode):
             bools or other dims, or `causal`, `rotary`, `documents` or `window` are given with a
             `source`.
         """
-        if source is None:
-            how = {"causal": causal, "documents": documents, "mask": mask, "window": window}
-            how["score_bias"] = score_bias
-            return self._to_itself(x, length, memory, queries, rotary, **how)[0]
         given = {"causal": causal, "rotary": rotary, "documents": documents, "window": window}
+        biased: dict[str, Any] = {"mask": mask, "score_bias": score_bias}
+        if source is None:
+            names = {"length": length, "memory": memory, "queries": queries}
+            return self.prefill(x, **names, **given, **biased)[0]
         if wrong := [name for name, value in given.items() if value]:
             raise md.MeshDSLError(
                 f"Attention: `{wrong[0]}` is about positions of one sequence, and `source` is "
@@ -255,9 +255,7 @@ class Attention(PyTreeNode):
         attending = here.get(length if isinstance(length, str) else length.name)
         if attending is None:
             self._check(mask, query, cache, among)
-            found = self._attend(query, cache, among, None, mask=mask, score_bias=score_bias)
-            return self.out(found)
-        biased = {"mask": mask, "score_bias": score_bias}
+            return self.out(self._attend(query, cache, among, None, **biased))
         return self._among_queries(query, cache, attending, among, queries, **biased)
 
     def prefill(
@@ -272,19 +270,30 @@ class Attention(PyTreeNode):
         mask: md.Tensor | None = None,
         causal: bool = True,
         window: Window | None = None,
+        score_bias: md.Tensor | None = None,
     ) -> tuple[md.Tensor, Cache]:
         """Causal attention of a whole sequence to itself, and all keys and values for `step`.
 
         Args:
           x: has d_model, `length` and any other dims.
-          length, memory, queries, rotary, documents, mask, window: as for a call.
+          length, memory, queries, rotary, documents, mask, window, score_bias: as for a call.
           causal: False for an encoder, whose positions see those after them too.
 
         Returns:
           The result, with the dims of `x`, and the keys and values.
         """
-        how = {"causal": causal, "documents": documents, "mask": mask, "window": window}
-        return self._to_itself(x, length, memory, queries, rotary, **how)
+        length = _dim(x, length, "the dim that attends to itself", "length")
+        memory = md.Dim(memory, length.size) if isinstance(memory, str) else memory
+        if memory.name in [d.name for d in x.dims]:
+            raise md.MeshDSLError(
+                f"Attention: {list(x.dims)} has `{memory.name}`, and so would its keys, in the "
+                "place of the length; `memory=` gives them another name"
+            )
+        query, key, value = self._project(x, rotary)
+        cache = Cache(md.rename(key, length, memory), md.rename(value, length, memory))
+        how = {"causal": causal, "documents": documents, "window": window}
+        how |= {"mask": mask, "score_bias": score_bias}
+        return self._among_queries(query, cache, length, memory, queries, **how), cache
 
     def step(
         self,
@@ -331,18 +340,6 @@ class Attention(PyTreeNode):
         key = self.key(source)
         key = key if self.key_norm is None else self.key_norm(key)
         return Cache(key, self.value(source))
-
-    def _to_itself(self, x, length, memory, queries, rotary, **how) -> tuple[md.Tensor, Cache]:
-        length = _dim(x, length, "the dim that attends to itself", "length")
-        memory = md.Dim(memory, length.size) if isinstance(memory, str) else memory
-        if memory.name in [d.name for d in x.dims]:
-            raise md.MeshDSLError(
-                f"Attention: {list(x.dims)} has `{memory.name}`, and so would its keys, in the "
-                "place of the length; `memory=` gives them another name"
-            )
-        query, key, value = self._project(x, rotary)
-        cache = Cache(md.rename(key, length, memory), md.rename(value, length, memory))
-        return self._among_queries(query, cache, length, memory, queries, **how), cache
 
     def _project(self, x, rotary):
         query, key, value = self.query(x), self.key(x), self.value(x)

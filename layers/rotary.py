@@ -11,33 +11,20 @@ A model that was trained on short sequences reads longer ones where its waveleng
 in one of the published ways:
 
     angles(md.iota(length), head_dim, scaling=Llama3Scaling(factor=8, length=8192))
+
+A scaling has a `gain`, the factor of cosine and sine, and `scaled`, which gives the frequencies in
+place of those of `base`, one for each pair of features.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-
-
-class Scaling(Protocol):
-    """How wavelengths are changed for sequences that are longer than those of training.
-
-    Attributes:
-      gain: the factor that cosine and sine are multiplied by.
-    """
-
-    @property
-    def gain(self) -> float: ...
-
-    def scaled(self, frequencies: np.ndarray, base: float) -> np.ndarray:
-        """The frequencies, one for each pair of features, in place of those of `base`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -168,6 +155,7 @@ class DynamicScaling:
         return md.exp(md.einsum(logarithm, steps, out=(*logarithm.dims, pairs)))
 
 
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling | DynamicScaling
 # The scalings by which frequencies depend on how long a text is.
 BY_TEXT = (LongScaling, DynamicScaling)
 

@@ -19,7 +19,7 @@ from meshdsl.parsing import parse_json
 
 ABSENT: Any = object()  # the default of a setting that is not in what `read` gives, unless said
 REQUIRED: Any = object()  # the default of a setting that each file must have
-_MOST = 2**31  # whole numbers are below it, so that sizes fit into the integers of any library
+_MOST = 2**31 - 1  # of whole numbers, so that sizes fit into the integers of any library
 _SHOWN = 60  # characters of a value in an error
 
 
@@ -53,17 +53,20 @@ class Setting:
             return None
         if not self.fits(value):
             if self.known and isinstance(value, str):
-                raise MeshDSLError(
-                    f"{where}: {name}={value[:_SHOWN]} is not known{nearest(value, self.known)}"
-                )
+                close = nearest(value, self.known)
+                raise MeshDSLError(f"{where}: {name}={as_word(value)} is not known{close}")
             raise MeshDSLError(f"{where}: {name}={shown(value)}: expected {self.what}")
         return float(value) if self.floating and value is not None else value
 
 
-def whole(default: Any = ABSENT, least: int = 1, *, null: bool = False) -> Setting:
-    """A whole number of at least `least`."""
-    fits = lambda value: type(value) is int and least <= value < _MOST
-    return Setting(f"a whole number of at least {least}", fits, default, null=null)
+def whole(
+    default: Any = ABSENT, least: int = 1, *, most: int = _MOST, null: bool = False
+) -> Setting:
+    """A whole number of at least `least`, and of at most `most`."""
+    fits = lambda value: type(value) is int and least <= value <= most
+    what = f"a whole number of at least {least}"
+    what += f" and at most {most}" if most != _MOST else ""
+    return Setting(what, fits, default, null=null)
 
 
 def number(
@@ -164,6 +167,13 @@ def read(settings: Mapping[str, Setting], said: Mapping[str, Any], where: object
         elif setting.default is not ABSENT:
             found[name] = setting.default
     return found
+
+
+def as_word(value: Any) -> str:
+    """A value for an error: a text of one line as it stands, anything else as `shown` has it."""
+    if isinstance(value, str) and value.isprintable() and len(value) <= _SHOWN:
+        return value
+    return shown(value)
 
 
 def shown(value: Any) -> str:

@@ -273,17 +273,18 @@ class Architecture(md.Family):
             )
         if not self.turned or self.turned % 2:
             raise md.MeshDSLError(
-                "model: latent attention needs model.turned, an even number of features, not "
-                f"{self.turned}"
+                "model: latent attention needs an even number of features that are turned, not "
+                f"turned={self.turned}"
             )
 
     def _check_rotary(self) -> None:
         """Raise a MeshDSLError unless the settings of rotary positions go together."""
         most = self.turned or self._head_dim
         if self.rotary_dim.size % 2 or not 0 < self.rotary_dim.size <= most:
-            part = "" if self.rotary_fraction == 1 else f", of which {self.rotary_fraction:g}"
+            part = self.rotary_fraction
+            some = "" if part == 1 else f", of which rotary_fraction={part:g}"
             raise md.MeshDSLError(
-                f"model: rotary positions need an even head_dim, not {self._head_dim}{part}"
+                f"model: rotary positions need an even head_dim, not {self._head_dim}{some}"
             )
         if self.rotary_scaling not in ("none", "linear"):
             if not self.rotary_length:
@@ -316,7 +317,8 @@ class Architecture(md.Family):
         if odd or used > self.router_groups or self.experts_used > members * used:
             raise md.MeshDSLError(
                 f"model: experts={self.experts} in router_groups={self.router_groups}, of which "
-                f"{used} are used, do not give each token experts_used={self.experts_used}"
+                f"router_groups_used={used}, do not give each token "
+                f"experts_used={self.experts_used}"
             )
 
     def choice(self, name: str) -> Any:

@@ -19,74 +19,45 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.fields import bounded, chosen
-from meshdsl.layers.attention import Attention
+from meshdsl.fields import bounded
+from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.loss import classification_loss
-from meshdsl.layers.mlp import MLP
 from meshdsl.layers.norm import LayerNorm
-from meshdsl.layers.stack import REMATS, Stack
+from meshdsl.layers.stack import Stack
 from meshdsl.models.architecture import ACTIVATIONS
+from meshdsl.models.encoder import LARGE, EncoderConfig, new_blocks
+from meshdsl.models.families.decoder import ATTENTION
 
 HIDDEN_PART = 0.15  # of the tokens that training asks for
 FIXED = 0  # the seed of the mask that held-out texts have
 
 
 @dataclass(frozen=True)
-class Config(md.Family):
+class Config(EncoderConfig):
     """Sizes of a BERT.
 
     Attributes:
-      layers: how many blocks.
-      d_model: features of a token.
-      heads: of attention; they share d_model.
-      d_ff: the size between the matrices of the feed-forward layer.
       vocab: how many tokens there are; at least as many as the tokenizer has.
       length: tokens in the longest text.
       types: kinds of tokens, as those of the first and of the second of two texts.
       classes: of texts; 0: it finds hidden tokens.
       mask_token: what hides a token in training.
-      activation: of the feed-forward layer.
-      norm_epsilon: what norms add to the variance before they take its root.
-      dropout: the rate of dropout after the embedding and each sublayer.
-      remat: what is kept of each block for the backward pass, see `md.checkpoint`; `none` for all,
-        and `auto` for the fastest that fits `memory`.
     """
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bert-base-uncased": {"layers": 12},
         "bert-base-cased": {"vocab": 28996},
-        "bert-large-uncased": {"layers": 24, "d_model": 1024, "heads": 16, "d_ff": 4096},
-        "bert-large-cased": {
-            "layers": 24,
-            "d_model": 1024,
-            "heads": 16,
-            "d_ff": 4096,
-            "vocab": 28996,
-        },
+        "bert-large-uncased": LARGE,
+        "bert-large-cased": {**LARGE, "vocab": 28996},
     }
 
-    layers: int = bounded(12, least=1)
-    d_model: int = bounded(768, least=1)
-    heads: int = bounded(12, least=1)
-    d_ff: int = bounded(3072, least=1)
     vocab: int = bounded(30522, least=1)
     length: int = bounded(512, least=1)
     types: int = bounded(2, least=1)
     classes: int = bounded(0, least=0)
     mask_token: int = bounded(103, least=0)
-    activation: str = chosen("gelu_exact", tuple(ACTIVATIONS))
-    norm_epsilon: float = bounded(1e-12, above=0, below=1)
-    dropout: float = bounded(0.0, least=0, below=1)
-    remat: str = chosen("full", REMATS)
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.d_model % self.heads:
-            raise md.MeshDSLError(
-                f"model: d_model={self.d_model} does not divide into heads={self.heads}"
-            )
 
     @property
     def task(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -96,17 +67,8 @@ class Config(md.Family):
     @property
     def dims(self) -> dict[str, md.Dim]:
         """Every dim of the model but `batch`, by name."""
-        sizes = {
-            "layers": self.layers,
-            "d_model": self.d_model,
-            "heads": self.heads,
-            "head_dim": self.d_model // self.heads,
-            "d_ff": self.d_ff,
-            "vocab": self.vocab,
-            **dict.fromkeys(("length", "memory", "queries", "positions"), self.length),
-            **({"classes": self.classes} if self.classes else {}),
-        }
-        return {name: md.Dim(name, size) for name, size in sizes.items()}
+        classes = {"classes": self.classes} if self.classes else {}
+        return self.dims_of(self.length, vocab=self.vocab, **classes)
 
     def batch(self, rows: md.Dim) -> dict[str, md.Tensor]:
         """`tokens`, and for classes `seen`, which is 1 where there is a token, and `label`."""
@@ -142,34 +104,6 @@ def hidden(tokens: md.Tensor, config: Config, key) -> tuple[md.Tensor, md.Tensor
     return given, md.where(drawn < HIDDEN_PART, tokens, -1)
 
 
-class Block(PyTreeNode):
-    """Attention and a feed-forward layer, each with a norm of the sum."""
-
-    attention: Attention
-    attention_norm: LayerNorm
-    mlp: MLP
-    mlp_norm: LayerNorm
-
-    @classmethod
-    def init(cls, key, config: Config):
-        attention, mlp = jax.random.split(key)
-        dims, epsilon = config.dims, config.norm_epsilon
-        d_model, heads, head_dim = dims["d_model"], dims["heads"], dims["head_dim"]
-        return cls(
-            attention=Attention.init(attention, d_model, heads, head_dim, bias=True),
-            attention_norm=LayerNorm.init(d_model, epsilon=epsilon),
-            mlp=MLP.init(
-                mlp, d_model, dims["d_ff"], bias=True, activation=ACTIVATIONS[config.activation]
-            ),
-            mlp_norm=LayerNorm.init(d_model, epsilon=epsilon),
-        )
-
-    def __call__(self, x: md.Tensor, seen: md.Tensor | None, rate: float, key=None):
-        first, second = (None, None) if key is None else jax.random.split(key)
-        x = self.attention_norm(x + _dropped(self.attention(x, mask=seen), rate, first))
-        return self.mlp_norm(x + _dropped(self.mlp(x), rate, second))
-
-
 class Predictions(PyTreeNode):
     """From features to the token that is hidden, by the table of the embedding."""
 
@@ -182,7 +116,7 @@ class Predictions(PyTreeNode):
         d_model = config.dims["d_model"]
         return cls(
             dense=Linear.init(key, d_model, md.Dim("d_model_out", d_model.size), bias=True),
-            norm=LayerNorm.init(d_model, epsilon=config.norm_epsilon),
+            norm=config.new_norm(),
             bias=md.zeros(config.dims["vocab"]),
         )
 
@@ -214,10 +148,8 @@ class Bert(PyTreeNode):
             embedding=Embedding.init(embedding, dims["vocab"], d_model),
             positions=Embedding.init(positions, dims["positions"], d_model),
             types=Embedding.init(types, md.Dim("types", config.types), d_model),
-            norm=LayerNorm.init(d_model, epsilon=config.norm_epsilon),
-            blocks=Stack.init(
-                blocks, lambda key: Block.init(key, config), dims["layers"], remat=config.remat
-            ),
+            norm=config.new_norm(),
+            blocks=new_blocks(blocks, config, biases=ATTENTION, after=True),
             predictions=None if of_classes else Predictions.init(head, config),
             pooler=Linear.init(pooler, d_model, pooled, bias=True) if of_classes else None,
             head=Linear.init(head, pooled, dims["classes"], bias=True) if of_classes else None,
@@ -247,15 +179,11 @@ class Bert(PyTreeNode):
         first, later = (None, None) if key is None else jax.random.split(key)
         x = self.embedding(tokens) + self.positions(md.iota(length))
         x = x + self.types(tokens * 0 if types is None else types)
-        x = _dropped(self.norm(x), config.dropout, first)
+        x = Dropout(config.dropout)(self.norm(x), first)
         mask = None if seen is None else md.rename(seen, length, "memory")
-        x = self.blocks(x, mask, config.dropout, key=later)
+        x = self.blocks(x, config.dropout, mask, key=later)
         if self.predictions is not None:
             return self.predictions(x, self.embedding, config.activation)
         assert self.pooler is not None and self.head is not None
         x = md.tanh(self.pooler(x["length", 0]))
         return self.head(x)
-
-
-def _dropped(x: md.Tensor, rate: float, key) -> md.Tensor:
-    return x if key is None or not rate else md.dropout(x, rate, key)

@@ -79,8 +79,6 @@ class Place(NamedTuple):
         each = each[:, self.first : self.first + count // self.turns].reshape(self.outs)
         if not self.pairs:
             return each
-        if not self.pairs:
-            return each
         turned, others = each[..., : self.pairs], each[..., self.pairs :]
         return np.concatenate([turned[..., ::2], turned[..., 1::2], others], -1)
 
@@ -99,7 +97,8 @@ def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, P
     for rows, above, begins in _rows(adapter, parameters):
         for name, modules in rows.items():
             for kind in ("weight", "scale", "table", "bias"):
-                found |= _together(style, name, [f"{above}{m}.{kind}" for m in modules], parameters)
+                parts = [f"{above}{module}.{kind}" for module in modules]
+                found |= _together(adapter, name, parts, parameters)
         if begins:
             for part in [part for part in found if part.startswith(above)]:
                 found[part] = found[part]._replace(begins=begins)
@@ -159,24 +158,21 @@ def _of_experts(adapter: Adapter, parameters: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _together(
-    style: str, name: str, parts: list[str], parameters: Mapping[str, tuple[int, ...]]
+    adapter: Adapter, name: str, parts: list[str], parameters: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Place]:
     """The places of parameters of one kind that are in one tensor."""
-    adapter, numbered = ADAPTERS[style], "{}" in name
     if not any(part in parameters for part in parts):
         return {}
     first, made = 0, []
     for part in parts:
         if part not in parameters:
             raise md.MeshDSLError(
-                f"`{part}` is not there, but a {style} of Hugging Face has it together "
+                f"`{part}` is not there, but a {adapter.name} of Hugging Face has it together "
                 f"with `{parts[0] if part != parts[0] else parts[1]}`"
             )
-        shape = parameters[part][1 if numbered else 0 :]
-        kind = part.rpartition(".")[2]
-        ins, outs = _sides(part, kind, shape)
+        ins, outs = _sides(part, parameters[part][name.count("{}") :])
         # Heads have the outs of one parameter after another each, where the adapter says so.
-        turns = outs[0] if _is_any(name, adapter.by_head) else 1
+        turns = outs[0] if name.endswith(adapter.by_head) else 1
         made.append((part, ins, outs, first, turns))
         first += math.prod(outs) // turns
     kind = "bias" if parts[0].endswith(".bias") else "weight"
@@ -193,21 +189,15 @@ def _together(
     }
 
 
-def _is_any(name: str, modules: tuple[str, ...]) -> bool:
-    """Whether a module, called by its path, is one of those."""
-    return any(name.endswith(f".{module}") for module in modules)
-
-
 def _turned(module: str, adapter: Adapter, outs: tuple[int, ...]) -> int:
     """How many of the last outs rotary positions turn, where those are in another order."""
-    parts = [part for name, part in adapter.pairs.items() if _is_any(module, (name,))]
+    parts = [part for name, part in adapter.pairs.items() if module.endswith(f".{name}")]
     return int(outs[-1] * parts[0]) if parts else 0
 
 
-def _sides(name: str, kind: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _sides(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The dims that a parameter of one layer contracts, and its others."""
-    if kind in ("scale", "bias"):
+    if name.endswith((".scale", ".bias")):
         return (), shape
-    back = name.endswith(("attention.out.weight", ".down.weight", "source.out.weight"))
-    back = back or name == "patches.weight"
+    back = name == "patches.weight" or name.endswith((".out.weight", ".down.weight"))
     return (shape[:-1], shape[-1:]) if back else (shape[:1], shape[1:])

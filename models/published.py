@@ -21,10 +21,12 @@ from meshdsl.models.families import ADAPTERS, TYPES
 from meshdsl.models.families.adapter import Adapter
 from meshdsl.models.families.decoder import CLAMPED
 from meshdsl.models.places import Place, places
-from meshdsl.schema import shown
+from meshdsl.schema import as_word
 
 __all__ = ["Place", "config_of", "family_of", "form_of", "form_of_config", "places"]
 
+# Names of settings in an error of a configuration: `norm_epsilon is more than`, `heads=4`.
+_NAMED = re.compile(r"^\w+(?= (?:is|has) )|\b\w+(?==)")
 _CONFIGS: dict[str, Any] = {
     "transformer": Architecture,
     "bert": bert.Config,
@@ -51,8 +53,9 @@ def family_of(
         _CONFIGS[adapter.family](**found)
     except MeshDSLError as error:  # of settings that do not go together
         theirs = {**adapter.terms, **adapter.names}
-        text = re.sub(r"\b(\w+)=", lambda at: f"{theirs.get(at[1], at[1])}=", str(error))
-        raise MeshDSLError(f"config.json: {text.removeprefix('model: ')}") from None
+        said = str(error).removeprefix("model: ")
+        text = _NAMED.sub(lambda at: theirs.get(at[0], at[0]), said)
+        raise MeshDSLError(f"config.json: {text}") from None
     return adapter.family, found
 
 
@@ -108,10 +111,8 @@ def config_of(model: Any) -> dict[str, Any]:
 def _adapter(config: Mapping[str, Any]) -> Adapter:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in TYPES:
-        said = kind if isinstance(kind, str) else shown(kind)
-        raise MeshDSLError(
-            f"config.json: the architecture `{said}` is not known{nearest(said, TYPES)}"
-        )
+        close = nearest(kind, TYPES)
+        raise MeshDSLError(f"config.json: the architecture `{as_word(kind)}` is not known{close}")
     return TYPES[kind]
 
 

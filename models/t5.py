@@ -21,6 +21,7 @@ from flax.struct import PyTreeNode
 import meshdsl as md
 from meshdsl.fields import bounded, chosen
 from meshdsl.layers.attention import Attention
+from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.loss import cross_entropy
@@ -187,15 +188,12 @@ class Block(PyTreeNode):
     ) -> md.Tensor:
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         how: dict[str, Any] = {"causal": True} if self.source is not None else {"mask": seen}
-        given = self.attention_norm(x)
-        x = x + _dropped(
-            self.attention(given, length=length, score_bias=bias, **how), rate, keys[0]
-        )
+        given, drop = self.attention_norm(x), Dropout(rate)
+        x = x + drop(self.attention(given, length=length, score_bias=bias, **how), keys[0])
         if self.source is not None and self.source_norm is not None:
             given = self.source_norm(x)
-            found = self.source(given, encoded, memory="source", mask=seen)
-            x = x + _dropped(found, rate, keys[1])
-        return x + _dropped(self.mlp(self.mlp_norm(x)), rate, keys[2])
+            x = x + drop(self.source(given, encoded, memory="source", mask=seen), keys[1])
+        return x + drop(self.mlp(self.mlp_norm(x)), keys[2])
 
 
 class Side(PyTreeNode):
@@ -320,7 +318,3 @@ class T5(PyTreeNode):
         none = md.tensor(jnp.zeros(batch.size, bool), (batch,))
         _, tokens = md.scan(step, (start, none), md.iota(md.Dim("written", count)), dim="written")
         return md.transpose(tokens, (batch, "written"))
-
-
-def _dropped(x: md.Tensor, rate: float, key) -> md.Tensor:
-    return x if key is None or not rate else md.dropout(x, rate, key)

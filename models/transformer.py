@@ -234,12 +234,10 @@ class Transformer(PyTreeNode):
         stack = lambda key, dim, dense: Stack.init(
             key, lambda k: Block.init(k, config, dense=dense), dims[dim], remat=config.remat
         )
-        first = jax.random.fold_in(blocks, 0)
+        first, places = jax.random.fold_in(blocks, 0), dims.get("positions")
         return cls(
             embedding=Embedding.init(embedding, vocab, d_model),
-            positions=None
-            if config.rotary
-            else Embedding.init(positions, dims["positions"], d_model),
+            positions=None if places is None else Embedding.init(positions, places, d_model),
             first=stack(first, "first_layers", True) if config.dense_layers else None,
             blocks=stack(blocks, "layers", False),
             norm=new_norm(config, d_model),
@@ -311,13 +309,9 @@ class Transformer(PyTreeNode):
 
     def _stacks(self) -> list[tuple[Stack, slice]]:
         """The blocks in their order, and which of all layers each stack has."""
-        if self.first is None:
-            return [(self.blocks, slice(0, self.config.layers))]
-        count = self.first.layers.size
-        return [
-            (self.first, slice(0, count)),
-            (self.blocks, slice(count, self.config.layers)),
-        ]
+        count = self.config.dense_layers
+        first = [] if self.first is None else [(self.first, slice(0, count))]
+        return [*first, (self.blocks, slice(count, self.config.layers))]
 
     def loss(
         self,
@@ -347,13 +341,11 @@ class Transformer(PyTreeNode):
         x, load = self._hidden(tokens, segments, positions, key, offload, with_load=True)
         nats, normaliser = self._nats(x, targets, output)
         trained = None if segments is None else targets >= 0
-        cross_entropy = md.mean(nats if trained is None else md.where(trained, nats, 0.0))
-        loss, report = cross_entropy, {"cross_entropy": cross_entropy}
+        mean = lambda x: md.mean(x if trained is None else md.where(trained, x, 0.0))
+        loss = mean(nats)
+        report = {"cross_entropy": loss}
         if self.config.z_loss:
-            square = md.square(normaliser)
-            loss = loss + self.config.z_loss * md.mean(
-                square if trained is None else md.where(trained, square, 0.0)
-            )
+            loss = loss + self.config.z_loss * mean(md.square(normaliser))
         if trained is not None:
             report["trained"] = md.mean(md.cast(trained, jnp.float32))
         if load is not None:

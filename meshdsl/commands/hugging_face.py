@@ -101,7 +101,7 @@ def _folder(given: Path | None, name: str | None) -> Path:
     except (
         OSError,
         ValueError,
-    ) as error:  # of the network too: the library's own inherit from them
+    ) as error:  # from which those of the network and the library inherit
         said = str(error).strip().partition("\n")[0]
         raise MeshDSLError(f"--from {name}: {said or type(error).__name__}") from None
 

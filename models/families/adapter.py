@@ -10,11 +10,16 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.schema import Setting, each, only, read, shown, table, tokens, whole, word
+from meshdsl.schema import Setting, as_word, each, only, read, shown, table, tokens, whole, word
 
 Modules = Mapping[str, tuple[str, ...]]
 """Modules of a file by name; for each the modules here that are in it, one after another."""
+Said = Mapping[str, Any]
+"""Settings with their values."""
+Names = Collection[str]
+"""Names of tensors in files, or of parameters here."""
 
+MOST = 10_000  # layers, or experts, of a model; published ones have less than a tenth
 QUANTIZATION = {
     "quant_method": word(None),
     "weight_block_size": each(whole(), None, count=2),
@@ -92,7 +97,7 @@ class Adapter:
     experts: ClassVar[Modules] = {}
     ahead: ClassVar[bool] = False
 
-    def read(self, config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
+    def read(self, config: Said, tensors: Names = ()) -> dict[str, Any]:
         """The settings here of the model that a `config.json` describes.
 
         Args:
@@ -108,16 +113,14 @@ class Adapter:
             if method["quant_method"] not in _METHODS:
                 raise MeshDSLError(
                     "config.json: quantization_config: "
-                    f"quant_method={method['quant_method']} is not known here; "
+                    f"quant_method={as_word(method['quant_method'])} is not known here; "
                     f"{' and '.join(_METHODS)} are"
                 )
         found = {ours: said.get(name) for ours, name in self.names.items()}
         found = {name: value for name, value in found.items() if value is not None}
         return found | self.more(said, found, tensors)
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         """The settings here that a file has under no name, or otherwise than here.
 
         Args:
@@ -131,7 +134,7 @@ class Adapter:
         """What the `config.json` of a model says beside `names`, `model_type` and architecture."""
         raise NotImplementedError
 
-    def stacks(self, parameters: Collection[str]) -> Iterator[tuple[str, str, Modules]]:
+    def stacks(self, parameters: Names) -> Iterator[tuple[str, str, Modules]]:
         """Each stack of layers here, with the prefix and the modules that it has there.
 
         Stacks of one prefix are numbered one after another.
@@ -141,11 +144,11 @@ class Adapter:
         """
         yield self.stack, self.prefix, self.layers
 
-    def not_read(self, parameters: Collection[str]) -> tuple[str, ...]:
+    def not_read(self, parameters: Names) -> tuple[str, ...]:
         """What the names of tensors begin with that the model of these parameters does not read."""
         return self.unused
 
-    def _by_one_name(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _by_one_name(self, config: Said) -> dict[str, Any]:
         """The object of a file, where each setting has one name."""
         said = dict(config)
         for alias, name in self.aliases.items():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
-from meshdsl.models.families.adapter import Adapter
+from meshdsl.models.families.adapter import Adapter, Names, Said
 from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
 from meshdsl.models.families.encoder import NAMES, SETTINGS, classes, labels, one_of
 from meshdsl.schema import only, whole
@@ -64,16 +63,14 @@ class Bert(Adapter):
     }
     older = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
-    def not_read(self, parameters: Collection[str]) -> tuple[str, ...]:
+    def not_read(self, parameters: Names) -> tuple[str, ...]:
         if "head.weight" in parameters:
             return ("bert.embeddings.position_ids",)
         # The table of the embedding once more, and what the second task of its training needs.
         predictions = ("cls.predictions.decoder.", "cls.seq_relationship.")
         return (*predictions, "bert.pooler.", "bert.embeddings.position_ids")
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         kind = one_of(said, (self.architecture, "BertForPreTraining", _CLASSES))
         made = {"activation": ACTIVATIONS[said["hidden_act"]]}
         return made | ({"classes": classes(said)} if kind == _CLASSES else {})

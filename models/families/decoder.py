@@ -5,12 +5,12 @@ Most are like Llama. So this class reads and writes a Llama, and an adapter says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import rope
-from meshdsl.models.families.adapter import Adapter
+from meshdsl.models.families.adapter import MOST, Adapter, Names, Said
 from meshdsl.models.families.rope import FULL, LOCAL
 from meshdsl.schema import Setting, each, number, only, switch, whole, word
 
@@ -38,6 +38,7 @@ NAMES = {
     "length": "max_position_embeddings",
     "norm_epsilon": "rms_norm_eps",
 }
+EXPERTS_TOO = {**NAMES, "experts": "num_experts", "experts_used": "num_experts_per_tok"}
 ONLY_FULL = Setting(
     f"{FULL} for all layers, because this family has no others",
     lambda value: isinstance(value, list) and all(kind == FULL for kind in value),
@@ -48,7 +49,7 @@ SETTINGS: dict[str, Setting] = {
     "vocab_size": whole(32_000),
     "hidden_size": whole(4096),
     "intermediate_size": whole(11_008),
-    "num_hidden_layers": whole(32),
+    "num_hidden_layers": whole(32, most=MOST),
     "num_attention_heads": whole(32),
     "num_key_value_heads": whole(None),
     "head_dim": whole(None),
@@ -58,6 +59,7 @@ SETTINGS: dict[str, Setting] = {
     "tie_word_embeddings": switch(False),
     "layer_types": ONLY_FULL,
     "use_bidirectional_attention": only(None, False),
+    "is_causal": only(True),
     "num_experts": only(None),
     "num_local_experts": only(None),
     "mlp_only_layers": only(None, []),
@@ -66,9 +68,7 @@ SETTINGS: dict[str, Setting] = {
     **rope.SETTINGS,
 }
 KINDS = each(word(known=(FULL, LOCAL)), None)  # the setting `layer_types`, where layers differ
-NO_HEAD_DIM = (
-    whole()
-)  # the setting `head_dim` of a class that has none, but goes by it all the same
+NO_HEAD_DIM = whole()  # `head_dim` of a class that has no such setting, but goes by it
 SHARED_MLP = {
     "mlp.gate_proj": ("mlp.gate",),
     "mlp.up_proj": ("mlp.up",),
@@ -119,9 +119,7 @@ class Decoder(Adapter):
     ropes: ClassVar[tuple[str, ...]] = rope.SCALINGS[1:]
     divides: ClassVar[bool] = False
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         if self.divides and found["d_model"] % found["heads"]:
             raise MeshDSLError(
                 f"config.json: hidden_size={found['d_model']} does not divide into "
@@ -144,7 +142,7 @@ class Decoder(Adapter):
             made["kv_heads"] = 0
         return made
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         """The settings of rotary positions."""
         table, name = rope.one_table(said)
         return self.rotary_of(table, name, said["max_position_embeddings"])
@@ -161,12 +159,13 @@ class Decoder(Adapter):
             )
         return found
 
-    def windows(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def windows(self, said: Said) -> dict[str, Any]:
         """The window, and the pattern of the layers that have it."""
         kinds, layers = said.get("layer_types"), said[self.names["layers"]]
         if kinds is not None and len(kinds) != layers:
             raise MeshDSLError(
-                f"config.json: layer_types has {len(kinds)} layers; expected {layers}"
+                f"config.json: layer_types has {len(kinds)} layers; expected "
+                f"{self.names['layers']}={layers}"
             )
         if "sliding_window" not in self.settings:
             return {}
@@ -185,7 +184,7 @@ class Decoder(Adapter):
         pattern = ["local" if kind == LOCAL else "global" for kind in kinds]
         return {"window": window, "pattern": _shortest(tuple(pattern))}
 
-    def usual_window(self, said: Mapping[str, Any], window: int | None) -> Callable[[int], bool]:
+    def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
         """Whether a layer has the window, by its number, where a file says no `layer_types`."""
         return lambda layer: window is not None and layer >= said["max_window_layers"]
 
@@ -209,34 +208,17 @@ class Decoder(Adapter):
 
 
 class WithExperts(Decoder):
-    """One whose layers have experts.
+    """One whose layers have experts; `names` has their number, and how many a token uses."""
 
-    Attributes:
-      counts: the names of their number; all are written.
-      normalises: whether a file says that the weights of a token's experts add up to 1.
-    """
+    names = EXPERTS_TOO
+    terms = {**rope.TERMS, "router_groups": "n_group", "router_groups_used": "topk_group"}
 
-    counts: ClassVar[tuple[str, ...]] = ("num_experts",)
-    terms: ClassVar[Mapping[str, str]] = {
-        **rope.TERMS,
-        "experts": "num_experts",
-        "experts_used": "num_experts_per_tok",
-        "router_groups": "n_group",
-        "router_groups_used": "topk_group",
-    }
-
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
-        made = super().more(said, found, tensors)
-        made["experts"] = said[self.counts[0]]
-        made["experts_used"] = said["num_experts_per_tok"]
-        made["router_normalise"] = bool(said.get("norm_topk_prob", True))
-        return made
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
+        normalise = bool(said.get("norm_topk_prob", True))
+        return super().more(said, found, tensors) | {"router_normalise": normalise}
 
     def written(self, model: Any) -> dict[str, Any]:
-        made = super().written(model) | dict.fromkeys(self.counts, model.experts)
-        made["num_experts_per_tok"] = model.experts_used
+        made = super().written(model)
         if "norm_topk_prob" in self.settings:
             made["norm_topk_prob"] = model.router_normalise
         return made

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import rope
-from meshdsl.models.families.adapter import Modules
+from meshdsl.models.families.adapter import MOST, Modules, Names, Said
 from meshdsl.models.families.decoder import (
-    NAMES,
+    EXPERTS_TOO,
     NO_HEAD_DIM,
     NORMS_BEFORE,
     SETTINGS,
@@ -53,7 +53,7 @@ _SETTINGS = with_experts(
     v_head_dim=whole(128),
     kv_lora_rank=whole(512),
     q_lora_rank=whole(1536, null=True),
-    n_routed_experts=whole(64),
+    n_routed_experts=whole(64, most=MOST),
     n_shared_experts=whole(2),
     moe_intermediate_size=whole(1407),
     first_k_dense_replace=whole(0, least=0),
@@ -77,10 +77,9 @@ class DeepseekV2(WithExperts):
         "topk_group": whole(None),
     }
     aliases = {"num_experts": "n_routed_experts"}
-    counts = ("n_routed_experts",)
-    terms = {**WithExperts.terms, "experts": "n_routed_experts"}
     names = {
-        **{key: name for key, name in NAMES.items() if key != "kv_heads"},
+        **{key: name for key, name in EXPERTS_TOO.items() if key != "kv_heads"},
+        "experts": "n_routed_experts",
         "d_ff": "moe_intermediate_size",
         "dense_d_ff": "intermediate_size",
         "dense_layers": "first_k_dense_replace",
@@ -97,14 +96,12 @@ class DeepseekV2(WithExperts):
     divides = True
     scores: ClassVar[str] = "softmax"
 
-    def stacks(self, parameters: Collection[str]) -> Iterator[tuple[str, str, Modules]]:
+    def stacks(self, parameters: Names) -> Iterator[tuple[str, str, Modules]]:
         latent = any(".query_latent." in name for name in parameters)
         for stack in ("first", "blocks"):
             yield stack, self.prefix, _LATENT if latent else _PLAIN
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         for name, other in _ALIKE.items():
             if said.get(name) not in (None, said[other]):
                 raise MeshDSLError(
@@ -125,7 +122,7 @@ class DeepseekV2(WithExperts):
             **self.groups(said),
         }
 
-    def groups(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def groups(self, said: Said) -> dict[str, Any]:
         """The settings of groups of experts."""
         if said.get("topk_method") == _GREEDY[0]:
             return {}
@@ -134,7 +131,7 @@ class DeepseekV2(WithExperts):
                 raise MeshDSLError(f"config.json: {name}=null: expected a number of groups")
         return {"router_groups": said["n_group"], "router_groups_used": said["topk_group"]}
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         found = super().rotary(said)
         table, name = rope.one_table(said)
         gain = table.get("mscale_all_dim")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.models.families.adapter import MOST, Said
 from meshdsl.models.families.decoder import ACTIVATIONS
-from meshdsl.schema import number, table, whole, word
+from meshdsl.schema import as_word, number, shown, table, whole, word
 
 SETTINGS = {
     "hidden_size": whole(768),
     "intermediate_size": whole(3072),
-    "num_hidden_layers": whole(12),
+    "num_hidden_layers": whole(12, most=MOST),
     "num_attention_heads": whole(12),
     "layer_norm_eps": number(1e-12, above=0),
     "hidden_act": word("gelu", tuple(ACTIVATIONS)),
@@ -34,16 +34,19 @@ def labels(count: int) -> dict[str, Any]:
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
 
-def classes(said: Mapping[str, Any]) -> int:
+def classes(said: Said) -> int:
     """How many classes there are; two where a file does not say it."""
     if said["id2label"] is None:
         return said["num_labels"]
-    if not said["id2label"]:
-        raise MeshDSLError("config.json: id2label={}: expected a name for each class")
+    if not said["id2label"] or not all(name.isdecimal() for name in said["id2label"]):
+        raise MeshDSLError(
+            f"config.json: id2label={shown(said['id2label'])}: expected a name for the number of "
+            "each class"
+        )
     return len(said["id2label"])
 
 
-def one_of(said: Mapping[str, Any], known: tuple[str, ...]) -> str:
+def one_of(said: Said, known: tuple[str, ...]) -> str:
     """The class that reads a file: the first of `known`, where it does not say one.
 
     Raises:
@@ -53,7 +56,7 @@ def one_of(said: Mapping[str, Any], known: tuple[str, ...]) -> str:
     if found not in known:
         verb = "are" if known[1:] else "is"
         raise MeshDSLError(
-            f"config.json: the architecture `{found}` is not known{nearest(found, known)}; "
-            f"{', '.join(known)} {verb}"
+            f"config.json: the architecture `{as_word(found)}` is not known"
+            f"{nearest(found, known)}; {', '.join(known)} {verb}"
         )
     return found

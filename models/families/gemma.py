@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import rope
+from meshdsl.models.families.adapter import Names, Said
 from meshdsl.models.families.decoder import (
     ACTIVATIONS,
     ATTENTION,
@@ -74,15 +75,13 @@ class Gemma2(Decoder):
     biased = {"attention_bias": ATTENTION}
     layers = {**PROJECTIONS, **SHARED_MLP, **_NORMS}
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         made = super().more(said, found, tensors)
         made["attention_softcap"] = said["attn_logit_softcapping"] or 0.0
         made["logit_softcap"] = said["final_logit_softcapping"] or 0.0
         return made | {"query_scale": float(said["query_pre_attn_scalar"])}
 
-    def usual_window(self, said: Mapping[str, Any], window: int | None) -> Callable[[int], bool]:
+    def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
         return alternating
 
     def written(self, model: Any) -> dict[str, Any]:
@@ -116,23 +115,21 @@ class Gemma3(Gemma2):
     choices = {**_CHOICES, "query_norm": "head"}
     layers = {**PROJECTIONS, **QUERY_NORMS, **SHARED_MLP, **_NORMS}
 
-    def read(self, config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
+    def read(self, config: Said, tensors: Names = ()) -> dict[str, Any]:
         if config["model_type"] == "gemma3":  # which reads images too, and has settings for texts
             text = read(_TEXT, config, "config.json")["text_config"] or {}
             read(_INNER, text, "config.json: text_config")
             config = {**text, **{key: config[key] for key in _BESIDE if key in config}}
         return super().read(config, tensors)
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         # There is a setting for scores, which the code of `transformers` does not use.
         return super().more(said, found, tensors) | {"attention_softcap": 0.0}
 
-    def usual_window(self, said: Mapping[str, Any], window: int | None) -> Callable[[int], bool]:
+    def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
         return lambda layer: (layer + 1) % said["sliding_window_pattern"] != 0
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         tables, scaling = said["rope_parameters"], said["rope_scaling"]
         if tables is None:
             tables = {kind: {"rope_type": "default"} for kind in (FULL, LOCAL)}
@@ -155,7 +152,8 @@ class Gemma3(Gemma2):
                 "scaled, which is not known here"
             )
         local = self.rotary_of(near, name, longest)["rotary_base"]
-        found = self.rotary_of(far, f"rope_parameters of {FULL}", longest)
+        name = f"rope_parameters of {FULL}" if scaling is None else "rope_scaling"
+        found = self.rotary_of(far, name, longest)
         return found | {"rotary_local_base": local}
 
     def written(self, model: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.models.families.decoder import NORMS_BEFORE, QKV, SETTINGS, Decoder
+from meshdsl.models.families.decoder import NORMS_BEFORE, PROJECTIONS, QKV, SETTINGS, Decoder
 from meshdsl.schema import switch, whole, with_defaults
 
 _SETTINGS = {
@@ -33,10 +33,7 @@ class Glm(Decoder):
     fraction = 0.5
     pairs = {"attention.query": 0.5, "attention.key": 0.5}
     layers = {
-        "self_attn.q_proj": ("attention.query",),
-        "self_attn.k_proj": ("attention.key",),
-        "self_attn.v_proj": ("attention.value",),
-        "self_attn.o_proj": ("attention.out",),
+        **PROJECTIONS,
         "mlp.gate_up_proj": ("mlp.gate", "mlp.up"),
         "mlp.down_proj": ("mlp.down",),
         **NORMS_BEFORE,

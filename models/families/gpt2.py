@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
+from meshdsl.models.families.adapter import MOST, Names, Said
 from meshdsl.models.families.decoder import ACTIVATIONS, BIASES, Decoder
 from meshdsl.schema import number, only, switch, whole, word
 
@@ -19,7 +19,7 @@ class GPT2(Decoder):
         "vocab_size": whole(50_257),
         "n_positions": whole(1024),
         "n_embd": whole(768),
-        "n_layer": whole(12),
+        "n_layer": whole(12, most=MOST),
         "n_head": whole(12),
         "n_inner": whole(None),
         "activation_function": word("gelu_new", tuple(ACTIVATIONS)),
@@ -27,6 +27,7 @@ class GPT2(Decoder):
         "scale_attn_weights": switch(True),
         "tie_word_embeddings": switch(True),
         "scale_attn_by_inverse_layer_idx": only(False),
+        "is_causal": only(True),
     }
     aliases = {
         "hidden_size": "n_embd",
@@ -69,13 +70,11 @@ class GPT2(Decoder):
         "tied": "yes",
     }
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         made = super().more(said, found, tensors)
         return made if said["scale_attn_weights"] else made | {"query_scale": 1.0}
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         return {}
 
     def written(self, model: Any) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from meshdsl.models.families.adapter import MOST, Said
 from meshdsl.models.families.decoder import (
     ATTENTION,
     BIASES,
     CLAMPED,
+    EXPERTS_TOO,
     KINDS,
-    NAMES,
     NORMS_BEFORE,
     PROJECTIONS,
     SETTINGS,
@@ -49,7 +50,7 @@ class GptOss(WithExperts):
         hidden_act=only("silu"),
         num_key_value_heads=whole(8),
         head_dim=whole(64),
-        num_local_experts=whole(128),
+        num_local_experts=whole(128, most=MOST),
         num_experts_per_tok=whole(4),
         sliding_window=whole(128, null=True),
         layer_types=KINDS,
@@ -59,14 +60,13 @@ class GptOss(WithExperts):
     )
     aliases = {"num_experts": "num_local_experts"}
     names = {
-        **NAMES,
+        **EXPERTS_TOO,
+        "experts": "num_local_experts",
         "activation_limit": "swiglu_limit",
         "activation_slope": "swiglu_alpha",
     }
     choices = {"biases": BIASES, "activation": CLAMPED, "sinks": "yes", "router_bias": "yes"}
     biased = {"attention_bias": ATTENTION}
-    counts = ("num_local_experts",)
-    terms = {**WithExperts.terms, "experts": "num_local_experts"}
     layers = {**PROJECTIONS, "mlp.router": ("mlp.router",), **NORMS_BEFORE}
     vectors = {"self_attn.sinks": "attention.sinks"}
     experts = {
@@ -76,12 +76,12 @@ class GptOss(WithExperts):
         "mlp.experts.down_proj_bias": ("mlp.biases.2",),
     }
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         if said["rope_parameters"] is None:
             said = {**said, "rope_parameters": _YARN}
         return super().rotary(said)
 
-    def usual_window(self, said: Mapping[str, Any], window: int | None) -> Callable[[int], bool]:
+    def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
         return alternating
 
     def written(self, model: Any) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from meshdsl.models.families.adapter import MOST
 from meshdsl.models.families.decoder import (
+    EXPERTS_TOO,
     NORMS_BEFORE,
     PROJECTIONS,
     SETTINGS,
@@ -40,14 +42,13 @@ class Mixtral(WithExperts):
     architecture = "MixtralForCausalLM"
     settings = with_experts(
         with_defaults(_SETTINGS, rms_norm_eps=1e-5, rope_theta=1e6),
-        num_local_experts=whole(8),
+        num_local_experts=whole(8, most=MOST),
         num_experts_per_tok=whole(2),
         sliding_window=whole(None),
         layer_types=only(None),
     )
     aliases = {"num_experts": "num_local_experts"}
-    counts = ("num_local_experts",)
-    terms = {**WithExperts.terms, "experts": "num_local_experts"}
+    names = {**EXPERTS_TOO, "experts": "num_local_experts"}
     layers = {**PROJECTIONS, "block_sparse_moe.gate": ("mlp.router",), **NORMS_BEFORE}
     experts = {
         "block_sparse_moe.experts.{}.w1.weight": ("mlp.gate",),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.models.families.adapter import MOST, Names, Said
 from meshdsl.models.families.decoder import (
     ATTENTION,
-    NAMES,
+    EXPERTS_TOO,
     NO_HEAD_DIM,
     NORMS_BEFORE,
     PROJECTIONS,
@@ -60,20 +60,18 @@ class Olmoe(WithExperts):
             max_position_embeddings=4096,
         ),
         head_dim=NO_HEAD_DIM,
-        num_experts=whole(64),
+        num_experts=whole(64, most=MOST),
         num_experts_per_tok=whole(8),
         norm_topk_prob=switch(False),
     )
     aliases = {"num_local_experts": "num_experts"}
-    names = {key: name for key, name in NAMES.items() if key != "head_dim"}
+    names = {key: name for key, name in EXPERTS_TOO.items() if key != "head_dim"}
     choices = {"query_norm": "heads"}
     biased = {"attention_bias": ATTENTION}
     layers = {**PROJECTIONS, **QUERY_NORMS, **ROUTER, **NORMS_BEFORE}
     experts = EXPERTS
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         if (
             said.get("head_dim", found["d_model"] / found["heads"]) * found["heads"]
             != (found["d_model"])

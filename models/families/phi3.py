@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.models.families import rope
+from meshdsl.models.families.adapter import Said
 from meshdsl.models.families.decoder import NO_HEAD_DIM, NORMS_BEFORE, SETTINGS, Decoder
 from meshdsl.schema import only, whole, with_defaults
 
@@ -40,7 +40,7 @@ class Phi3(Decoder):
     fractions = True
     ropes = ("longrope",)
 
-    def rotary(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rotary(self, said: Said) -> dict[str, Any]:
         table, name = rope.one_table(said)
         if table.get("rope_type", table.get("type")) in ("su", "yarn"):  # names of old for it
             table = {**table, "rope_type": "longrope"}

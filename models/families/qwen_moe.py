@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from meshdsl.models.families.adapter import MOST, Names, Said
 from meshdsl.models.families.decoder import (
     ATTENTION,
+    EXPERTS_TOO,
     KINDS,
-    NAMES,
     NO_HEAD_DIM,
     NORMS_BEFORE,
     PROJECTIONS,
@@ -51,7 +52,7 @@ class Qwen2Moe(WithExperts):
     settings = {
         **with_defaults(_SETTINGS, num_attention_heads=16),
         "num_key_value_heads": whole(16),
-        "num_experts": whole(60),
+        "num_experts": whole(60, most=MOST),
         "num_experts_per_tok": whole(4),
         "moe_intermediate_size": whole(1408),
         "shared_expert_intermediate_size": whole(5632),
@@ -61,7 +62,7 @@ class Qwen2Moe(WithExperts):
         "qkv_bias": switch(True),
     }
     names = {
-        **NAMES,
+        **EXPERTS_TOO,
         "d_ff": "moe_intermediate_size",
         "experts_shared": "shared_expert_intermediate_size",
     }
@@ -78,12 +79,10 @@ class Qwen2Moe(WithExperts):
     }
     experts = EXPERTS
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         return super().more(said, found, tensors) | {"experts_shared_gate": True}
 
-    def usual_window(self, said: Mapping[str, Any], window: int | None) -> Callable[[int], bool]:
+    def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
         some, full = said["use_sliding_window"], said["max_window_layers"]
         return lambda layer: some and layer < full and alternating(layer)
 
@@ -97,16 +96,18 @@ class Qwen3Moe(WithExperts):
     settings = {
         **_SETTINGS,
         "num_key_value_heads": whole(4),
-        "num_experts": whole(128),
+        "num_experts": whole(128, most=MOST),
         "num_experts_per_tok": whole(8),
         "moe_intermediate_size": whole(768),
         "attention_bias": switch(False),
         "layer_types": only(None),
     }
     aliases = {"num_local_experts": "num_experts"}
-    names = {**NAMES, "d_ff": "moe_intermediate_size"}
+    names = {**EXPERTS_TOO, "d_ff": "moe_intermediate_size"}
     choices = {"query_norm": "head"}
     biased = {"attention_bias": ATTENTION}
-    counts = ("num_experts", "num_local_experts")
     layers = {**PROJECTIONS, **QUERY_NORMS, **ROUTER, **NORMS_BEFORE}
     experts = EXPERTS
+
+    def written(self, model: Any) -> dict[str, Any]:
+        return super().written(model) | {"num_local_experts": model.experts}

@@ -11,7 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.schema import REQUIRED, Setting, each, number, read, shown, switch, table, whole
+from meshdsl.schema import (
+    REQUIRED,
+    Setting,
+    as_word,
+    each,
+    number,
+    read,
+    shown,
+    switch,
+    table,
+    whole,
+)
 
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope", "dynamic")
 FULL, LOCAL = "full_attention", "sliding_attention"  # the two kinds of layers
@@ -63,6 +74,9 @@ TERMS = {
     "rotary_factor": "factor",
     "rotary_length": "original_max_position_embeddings",
     "rotary_fraction": "partial_rotary_factor",
+    "rotary_short": "short_factor",
+    "rotary_long": "long_factor",
+    "turned": "qk_rope_head_dim",
 }
 
 
@@ -93,11 +107,10 @@ def kind_of(found: Mapping[str, Any], name: str, known: tuple[str, ...] = SCALIN
     """
     kind = found.get("rope_type", found.get("type", "default"))
     if kind != "default" and kind not in known:
-        said = kind if isinstance(kind, str) else shown(kind)
         others = f"{', '.join(known[:-1])} and {known[-1]} are" if known[1:] else f"{known[0]} is"
         raise MeshDSLError(
-            f"config.json: {name}: rope_type={said}: rotary positions of this type are not known "
-            f"here; {others}"
+            f"config.json: {name}: rope_type={as_word(kind)}: rotary positions of this type "
+            f"are not known here; {others}"
         )
     return kind
 
@@ -134,8 +147,8 @@ def settings_of(kind: str, table: Mapping[str, Any], name: str, longest: int) ->
     elif kind == "longrope":
         usual = math.sqrt(1 + math.log(factor) / math.log(max(length, 2))) if factor > 1 else 1.0
         found["rotary_gain"] = said["attention_factor"] or usual
-        found["rotary_short"] = tuple(map(float, said["short_factor"]))
-        found["rotary_long"] = tuple(map(float, said["long_factor"]))
+        for name in ("short", "long"):
+            found[f"rotary_{name}"] = tuple(map(float, said[f"{name}_factor"]))
     return found
 
 

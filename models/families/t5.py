@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from meshdsl.models.families.adapter import Adapter, Modules
+from meshdsl.models.families.adapter import MOST, Adapter, Modules, Names, Said
 from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
-from meshdsl.schema import Setting, number, switch, whole
+from meshdsl.schema import Setting, number, only, switch, whole, word
 
 _RELATIVE = "block.0.layer.0.SelfAttention.relative_attention_bias"
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "out"}
@@ -26,8 +26,8 @@ class T5(Adapter):
         "d_model": whole(512),
         "d_kv": whole(64),
         "d_ff": whole(2048),
-        "num_layers": whole(6),
-        "num_decoder_layers": whole(None),
+        "num_layers": whole(6, most=MOST),
+        "num_decoder_layers": whole(None, most=MOST),
         "num_heads": whole(8),
         "relative_attention_num_buckets": whole(32),
         "relative_attention_max_distance": whole(128),
@@ -38,6 +38,9 @@ class T5(Adapter):
             "relu",
             _FORWARD,
         ),
+        "dense_act_fn": word(known=tuple(ACTIVATIONS)),  # both win over the words before
+        "is_gated_act": switch(),
+        "is_causal": only(True),
         "tie_word_embeddings": switch(True, null=True),
         "scale_decoder_outputs": switch(),
         "decoder_start_token_id": whole(None, least=0),
@@ -76,23 +79,21 @@ class T5(Adapter):
     )
     copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
 
-    def stacks(self, parameters: Collection[str]) -> Iterator[tuple[str, str, Modules]]:
+    def stacks(self, parameters: Names) -> Iterator[tuple[str, str, Modules]]:
         gated = any(".mlp.gate." in name for name in parameters)
         yield "encoder.blocks", "encoder.block.", _layer("layer.1", decodes=False, gated=gated)
         yield "decoder.blocks", "decoder.block.", _layer("layer.2", decodes=True, gated=gated)
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         gate, _, name = said["feed_forward_proj"].rpartition("-")
         if gate and name == "gelu":  # their code means the approximation
             name = "gelu_new"
         tied = said["tie_word_embeddings"] is not False
         start = said["decoder_start_token_id"]
         return {
-            "gated": bool(gate),
+            "gated": said.get("is_gated_act", bool(gate)),
             "tied": tied and "lm_head.weight" not in tensors,
-            "activation": ACTIVATIONS[name],
+            "activation": ACTIVATIONS[said.get("dense_act_fn", name)],
             "scaled_logits": said.get("scale_decoder_outputs", tied),
             "decoder_layers": said["num_decoder_layers"] or said["num_layers"],
             "start_token": (said["pad_token_id"] or 0) if start is None else start,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import encoder
-from meshdsl.models.families.adapter import Adapter
+from meshdsl.models.families.adapter import Adapter, Names, Said
 from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
 from meshdsl.schema import one_or_each, switch, whole
 
@@ -32,6 +31,7 @@ class ViT(Adapter):
         "patch": "patch_size",
         "query_bias": "qkv_bias",
     }
+    terms = {"height": "image_size", "width": "image_size"}
     tables = {
         "vit.embeddings.patch_embeddings.projection": ("patches",),
         "vit.layernorm": ("norm",),
@@ -54,9 +54,7 @@ class ViT(Adapter):
     }
     apart = ("vit.embeddings.patch_embeddings.projection",)
 
-    def more(
-        self, said: Mapping[str, Any], found: Mapping[str, Any], tensors: Collection[str]
-    ) -> dict[str, Any]:
+    def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         encoder.one_of(said, (self.architecture,))
         size = said["image_size"]
         height, width = size if isinstance(size, list) else (size, size)

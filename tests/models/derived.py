@@ -61,6 +61,7 @@ def ours(said):
     model = Architecture(**settings)
     windows = [model.window if local else None for local in model.local_layers]
     found = {name: settings[name] for name in adapter.names if name in settings}
+    found.pop("experts_used", None)
     found |= {
         "kv_heads": model.kv_heads or model.heads,
         "d_ff": model.dims["d_ff"].size,
@@ -120,7 +121,8 @@ def theirs(said):
     adapter, kind = TYPES[said["model_type"]], config.model_type
     if kind not in adapter.types:
         raise ValueError(f"it is a {kind}")
-    found = {ours: getattr(config, name, None) for ours, name in adapter.names.items()}
+    names = {ours: name for ours, name in adapter.names.items() if ours != "experts_used"}
+    found = {ours: getattr(config, name, None) for ours, name in names.items()}
     found = {name: value for name, value in found.items() if value is not None}
     if adapter.family != "transformer":
         return found | _of_encoder(config)
@@ -168,7 +170,7 @@ def theirs(said):
     }
     if kind == "gpt_oss":
         found["activation"] = "clamped"
-    if hasattr(adapter, "counts"):
+    if "experts" in adapter.names:
         found |= _of_experts(config, adapter, kind)
     return found | (_their_turns(config, adapter, kind) if kind != "gpt2" else {})
 
@@ -177,7 +179,7 @@ def _of_experts(config, adapter, kind):
     normalised = bool(getattr(config, "norm_topk_prob", True)) and kind != "deepseek_v2"
     found = {
         "experts": [
-            getattr(config, adapter.counts[0]),
+            getattr(config, adapter.names["experts"]),
             config.num_experts_per_tok,
             normalised,
         ],

@@ -63,8 +63,15 @@ CONFIGS = {
         causal=False,
     ),
 }
-LAYOUTS = (*common.LAYOUTS[1:], *common.CONTEXT, *common.PIPELINES)
-CASES = [(name, layout) for name in CONFIGS for layout in LAYOUTS]
+# What a choice meets: sequences that are split, heads that are split, and pipelines.
+LAYOUTS = {
+    "gemma3": ("fsdp-tensor", "sequence", *common.CONTEXT, "pipeline-tensor"),
+    "olmo2": ("fsdp-sequence", "context-ring", "ulysses", "pipeline"),
+    "parallel": ("tensor", "hybrid-fsdp", "context", "pipeline-fsdp"),
+}
+CASES = [(name, layout) for name in CONFIGS for layout in LAYOUTS[name]]
+
+LATENT = {"latent": 8, "turned": 4, "heads": 4}
 
 value_and_grad = md.value_and_grad(common.loss, has_aux=True)
 
@@ -171,7 +178,7 @@ def test_a_style_is_a_set_of_defaults_of_which_each_can_be_chosen_otherwise():
         ({"pattern": ()}, "model: pattern is empty; it has `local`, `global`, or both"),
         (
             {"rotary_fraction": 0.2},
-            "model: rotary positions need an even head_dim, not 16, of which 0.2",
+            "model: rotary positions need an even head_dim, not 16, of which rotary_fraction=0.2",
         ),
         (
             {"rotary_scaling": "yarn"},
@@ -183,6 +190,32 @@ def test_a_style_is_a_set_of_defaults_of_which_each_can_be_chosen_otherwise():
             "model: rotary_high=4 is to be more than rotary_low=5",
         ),
         ({"norm": "layer", "norm_from_one": "yes"}, "model: norm_from_one=yes needs norm=rms"),
+        ({"style": "lama"}, "model: no style 'lama'; did you mean `llama`?"),
+        ({"remat": "all"}, "model: no remat 'all'"),
+        ({"layers": 0}, "model: layers is at least 1, not 0"),
+        ({"dropout": 1.0}, "model: dropout is at least 0 and less than 1, not 1.0"),
+        (
+            {"d_model": 30, "heads": 8},
+            "model: d_model=30 does not divide into heads=8; set head_dim",
+        ),
+        ({"heads": 8, "kv_heads": 3}, "model: heads=8 is not a multiple of kv_heads=3"),
+        ({"head_dim": 3}, "model: rotary positions need an even head_dim, not 3"),
+        ({"value_dim": 4}, "model: value_dim is of latent attention; set model.latent"),
+        ({"latent": 8}, "needs an even number of features that are turned, not turned=0"),
+        ({"latent": 8, "turned": 3}, "that are turned, not turned=3"),
+        ({**LATENT, "sinks": "yes"}, "latent attention has no such sinks; leave model.sinks out"),
+        ({**LATENT, "biases": ("query",)}, "latent attention has no such biases"),
+        ({**LATENT, "kv_heads": 2}, "latent attention has no such kv_heads"),
+        ({"activation": "clamped", "mlp": "plain"}, "model: activation=clamped needs mlp=gated"),
+        ({"experts": 8, "style": "gpt2"}, "experts need mlp=gated"),
+        ({"experts": 8, "dense_layers": 4}, "dense_layers=4 are followed by layers with experts"),
+        (
+            {"experts": 8, "experts_used": 9},
+            "experts=8 in router_groups=1, of which router_groups_used=1, do not give each token "
+            "experts_used=9",
+        ),
+        ({"experts": 8, "router_groups": 3}, "do not give each token experts_used=2"),
+        ({"experts": 8, "experts_shared_gate": True}, "experts_shared_gate needs experts_shared"),
     ],
 )
 def test_choices_that_do_not_go_together_are_named(settings, text):
@@ -208,23 +241,3 @@ def test_a_loss_in_chunks_bounds_its_logits_too():
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), wanted, in_chunks
     )
-
-
-LATENT = {"latent": 8, "turned": 4}
-
-
-@pytest.mark.parametrize(
-    "how, said",
-    [
-        ({"value_dim": 4}, "model: value_dim is of latent attention; set model.latent"),
-        ({"latent": 8}, "latent attention needs model.turned, an even number of features, not 0"),
-        ({"latent": 8, "turned": 3}, "an even number of features, not 3"),
-        ({**LATENT, "sinks": "yes"}, "latent attention has no such sinks; leave model.sinks out"),
-        ({**LATENT, "biases": ("query",)}, "latent attention has no such biases"),
-        ({**LATENT, "kv_heads": 2}, "latent attention has no such kv_heads"),
-        ({"activation": "clamped", "mlp": "plain"}, "model: activation=clamped needs mlp=gated"),
-    ],
-)
-def test_settings_of_latent_attention_and_gates_that_do_not_go_together(how, said):
-    with pytest.raises(md.MeshDSLError, match=said):
-        common.Config(**{"d_model": 32, "heads": 4, **how})

@@ -27,8 +27,10 @@ REMOVED = object()
 VALUES = (
     REMOVED,
     None,
-    "x",
+    "a\nb",
     True,
+    2**31 - 1,
+    float("nan"),
     False,
     -3,
     0,
@@ -139,6 +141,7 @@ def test_a_changed_file_is_refused_or_read_as_transformers_does():
 
 YARN = FILES["llama, yarn"]["rope_parameters"]
 SCALED = {"rope_type": "linear", "factor": 8.0}
+LONG = FILES["phi3, longrope"]["rope_parameters"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ SCALED = {"rope_type": "linear", "factor": 8.0}
         (
             "deepseek_v2",
             {"n_routed_experts": 4},
-            "n_routed_experts=4 in n_group=3, of which 2 are used, do not give each token "
+            "n_routed_experts=4 in n_group=3, of which topk_group=2, do not give each token "
             "num_experts_per_tok=3",
         ),
         ("mistral", {"layer_types": ["full_attention"] * 3}, "a mistral with it is a ministral"),
@@ -175,7 +178,74 @@ SCALED = {"rope_type": "linear", "factor": 8.0}
             {"layer_types": ["sliding_attention"] * 3},
             "layer_types has sliding_attention, and use_sliding_window=false",
         ),
+        (
+            "llama",
+            {"model_type": "lama"},
+            "the architecture `lama` is not known; did you mean `llama`?",
+        ),
+        ("llama", {"hidden_act": "gleu"}, "hidden_act=gleu is not known; did you mean `gelu`?"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "axial"}},
+            "rope_type=axial: rotary positions of this type are not known here; linear, llama3, "
+            "yarn, longrope and dynamic are",
+        ),
+        (
+            "llama",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor=0.5 is not known of a Llama",
+        ),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config: quant_method=gptq is not known here; fp8 and mxfp4 are",
+        ),
+        ("llama", {"vocab_size": None}, "vocab_size=null: expected a whole number of at least 1"),
+        (
+            "deepseek_v3",
+            {"topk_method": "greedy"},
+            'topk_method="greedy": expected "noaux_tc", which',
+        ),
+        (
+            "deepseek_v3",
+            {"moe_layer_freq": 2},
+            "moe_layer_freq=2: expected 1, which alone is known",
+        ),
+        ("deepseek_v3", {"scoring_func": "softmax"}, 'scoring_func="softmax": expected "sigmoid",'),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=false: expected true, which"),
+        (
+            "deepseek_v3",
+            {"attention_bias": True},
+            "attention_bias=true: expected false, which alone",
+        ),
         ("llama", {"model_type": ["llama"]}, 'the architecture `["llama"]` is not known'),
+        (
+            "llama",
+            {"is_causal": False},
+            "is_causal=false: expected true, which alone is known here",
+        ),
+        ("t5", {"is_causal": False}, "is_causal=false: expected true, which alone is known here"),
+        ("gpt2", {"is_causal": False}, "is_causal=false: expected true, which alone is known here"),
+        ("vit", {"id2label": {"cat": 0}}, 'id2label={"cat": 0}: expected a name for the number of'),
+        ("vit", {"patch_size": 5}, "not cut into square patches of patch_size=5"),
+        ("llama", {"rms_norm_eps": 1.0}, "rms_norm_eps is more than 0 and less than 1, not 1.0"),
+        ("phi3", {"rope_scaling": {**LONG, "short_factor": [1]}}, "short_factor has 1 factors"),
+        ("gemma3", {"rope_scaling": {"rope_type": "new"}}, "rope_scaling: rope_type=new: rotary"),
+        (
+            "qwen2",
+            {"num_hidden_layers": 2**31 - 1},
+            "num_hidden_layers=2147483647: expected a whole number of at least 1 and at most 10000",
+        ),
+        (
+            "olmoe",
+            {"num_experts": 10_001},
+            "num_experts=10001: expected a whole number of at least",
+        ),
+        (
+            "deepseek_v2",
+            {"qk_rope_head_dim": 3},
+            "needs an even number of features that are turned, not qk_rope_head_dim=3",
+        ),
         ("gpt2", {"hidden_size": 40}, "hidden_size=40 and n_embd=48 are the same setting"),
         ("llama", {"hidden_size": 50}, "hidden_size=50 does not divide into num_attention_heads=4"),
     ],
@@ -185,11 +255,13 @@ def test_a_refusal_names_the_setting_at_fault(name, change, said):
         family_of({**FILES[name], **change})
 
 
-def test_windows_and_rotary_positions_are_as_transformers_derives_them():
+def test_what_follows_from_other_settings_is_as_transformers_derives_it():
     older = {**FILES["qwen2_moe, plain"], "num_hidden_layers": 5, "max_window_layers": 4}
     assert ours(older)["windows"] == [7, None, 7, None, None]
     gemma = {**FILES["gemma2"], "layer_types": None, "sliding_window_pattern": 3}
     assert ours(gemma)["windows"] == [5, None, 5]
+    t5 = ours({**FILES["t5"], "dense_act_fn": "gelu", "is_gated_act": True})
+    assert (t5["activation"], t5["gated"]) == ("gelu_exact", True)
     steep = ours({**FILES["gpt_oss"], "rope_theta": 1.5})["rope"][0]
     assert np.allclose(steep[:2], [1 / 32, 0.0282375626], rtol=1e-6)
     both = {**FILES["llama, yarn"], "rope_scaling": SCALED}

@@ -61,11 +61,8 @@ def logits_of(model, rows: np.ndarray) -> np.ndarray:
     )
 
 
-CASES = [("llama", name) for name in common.LAYOUTS[1:] if name != "zero1"]
-CASES += [("gpt2", name) for name in ("sequence", "fsdp-tensor")]
-CASES += [(style, name) for style in common.CONFIGS for name in common.PIPELINES]
-
-
+CASES = [("llama", name) for name in ("fsdp", "tensor", "fsdp-sequence", "pipeline-tensor")]
+CASES += [("gpt2", name) for name in ("sequence", "fsdp-tensor", "pipeline", "pipeline-fsdp")]
 QUICK = [("gpt2", "fsdp-tensor")]
 
 

@@ -1,7 +1,6 @@
 """Files of Hugging Face, without `transformers`: settings, names and shapes, read and written."""
 
 import json
-import re
 import sys
 from types import SimpleNamespace
 
@@ -299,49 +298,13 @@ def test_one_error_names_a_tensor_that_does_not_fit(change, said, tmp_path, caps
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "other, said",
-    [
-        ({"model_type": "lama"}, "the architecture `lama` is not known; did you mean `llama`?"),
-        ({"hidden_act": "gleu"}, "hidden_act=gleu is not known; did you mean `gelu`?"),
-        (
-            {"rope_scaling": {"rope_type": "axial"}},
-            "rope_type=axial: rotary positions of this type are not known here; linear, llama3, "
-            "yarn, longrope and dynamic are",
-        ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not known of a Llama"),
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "quantization_config: quant_method=gptq is not known here; fp8 and mxfp4 are",
-        ),
-        ({"vocab_size": None}, "vocab_size=null: expected a whole number of at least 1"),
-    ],
-)
-def test_a_configuration_that_is_not_known_is_refused_by_name(other, said):
-    config = {**config_of(small("llama").model), **other}
-    with pytest.raises(md.MeshDSLError, match=re.escape(said)):
-        settings_of(config)
-
-
-@pytest.mark.parametrize(
-    "other, said",
-    [
-        (
-            {"topk_method": "greedy"},
-            'topk_method="greedy": expected "noaux_tc", which alone',
-        ),
-        ({"moe_layer_freq": 2}, "moe_layer_freq=2: expected 1, which alone is known here"),
-        ({"scoring_func": "softmax"}, 'scoring_func="softmax": expected "sigmoid", which alone'),
-        ({"rope_interleave": False}, "rope_interleave=false: expected true, which alone"),
-        ({"attention_bias": True}, "attention_bias=true: expected false, which alone"),
-    ],
-)
-def test_what_is_not_known_of_deepseek_is_refused(other, said):
-    config = config_of(Config(**SIZES["deepseek-v3-671b"]))
-    with pytest.raises(md.MeshDSLError, match=re.escape(said)):
-        settings_of({**config, **other})
-
-
 def test_what_their_files_cannot_say_is_not_written():
     with pytest.raises(md.MeshDSLError, match=r"model.query_norm: a llama of Hugging Face has no"):
         config_of(small("llama", query_norm="head").model)
+
+
+def test_a_model_of_more_tensors_than_any_file_has_is_refused_soon(tmp_path):
+    folder = folder_of(small("llama"), tmp_path / "there", drawn(small("llama")))
+    like = described_parameters(small("mixtral", experts=10_000, layers=10_000))
+    with pytest.raises(md.MeshDSLError, match=r"missing: .*, and \d+ more"):
+        PublishedTensors(TensorFiles(folder), "mixtral", like)

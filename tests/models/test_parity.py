@@ -4,12 +4,14 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import meshdsl as md
-from benchmarks import einsum_attention
+from meshdsl.models import bert, t5, vit
+from meshdsl.models.transformer import Config
 from meshdsl.tensor import is_tensor
 from meshdsl.train.step import TrainStep
 from tests.helpers import only
@@ -17,20 +19,13 @@ from tests.models import common
 
 CASES = [("single", 1, False)]
 CASES += [
-    (name, n, False)
-    for name in ("data", "zero1", "fsdp", "tensor", "sequence")
-    for n in (1, 2, 4, 8)
+    (name, n, False) for name in ("data", "zero1", "fsdp", "tensor", "sequence") for n in (2, 8)
 ]
-CASES += [(name, 1, False) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence")]
+CASES += [(name, 1, False) for name in ("fsdp", "fsdp-tensor")]
 CASES += [
-    (name, n, r)
-    for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence")
-    for n in (2, 4, 8)
-    for r in (False, True)
+    (name, n, n == 4) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence") for n in (4, 8)
 ]
-CASES += [(name, 8, False) for name in common.STAGES]
-CASES += [(name, n, False) for name in common.CONTEXT for n in (4, 8)]
-CASES += [(name, n, False) for name in common.PIPELINES for n in (4, 8)]
+CASES += [(name, 8, False) for name in (*common.STAGES, *common.CONTEXT, *common.PIPELINES)]
 CASES = [(style, *case) for style in common.CONFIGS for case in CASES]
 # A layout of two axes stands for those of one: fsdp-sequence for data, fsdp and sequence.
 QUICK = [("gpt2", "fsdp-tensor", 8, False)]
@@ -70,8 +65,10 @@ def in_a_ring(layout, **how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"order": "zigzag"}], ids=["natural", "zigzag"])
-@pytest.mark.parametrize("style", common.CONFIGS)
-@pytest.mark.parametrize("name, devices", [("sequence", 8), ("fsdp-sequence", 8), ("sequence", 2)])
+@pytest.mark.parametrize(
+    "style, name, devices",
+    [("llama", "fsdp-sequence", 8), ("gpt2", "sequence", 8), ("gpt2", "sequence", 2)],
+)
 def test_products_in_a_ring_give_the_loss_and_gradients_of_one_device(style, name, devices, how):
     model, batch, ((value, _), grads) = one_device(style)
     layout = in_a_ring(common.on(common.load(name), devices), **how)
@@ -82,15 +79,6 @@ def test_products_in_a_ring_give_the_loss_and_gradients_of_one_device(style, nam
     common.assert_same_gradients(got_grads, grads)
     moved = [(program.op_of(c), c) for c in program.collectives if c.axes == ("model",)]
     assert {c.operation for op, c in moved if op and op.name == "einsum"} == {"ppermute"}
-
-
-@pytest.mark.parametrize("style", common.CONFIGS)
-def test_fused_attention_is_that_of_einsums(style, monkeypatch):
-    model, batch, ((value, _), grads) = one_device(style)
-    monkeypatch.setattr(md, "attention", einsum_attention.attention)
-    (got, _), got_grads = jax.jit(value_and_grad)(model, batch, jax.random.key(5))
-    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
-    common.assert_same_gradients(got_grads, grads)
 
 
 def run(style, layout, steps=10):
@@ -118,7 +106,8 @@ def losses_on_one_device(style):
 
 
 LAYOUTS = (*common.LAYOUTS, *common.PIPELINES)
-TRAINED = [(style, name) for style in common.CONFIGS for name in LAYOUTS[1:]]
+TRAINED = [("llama", name) for name in ("zero1", "fsdp-sequence", "pipeline-fsdp")]
+TRAINED += [("gpt2", name) for name in ("hybrid-fsdp", "fsdp-tensor", "pipeline-tensor")]
 
 
 @pytest.mark.slow  # test_whole_step, test_uneven and test_loop train under layouts by default
@@ -150,3 +139,75 @@ def test_initial_parameters_are_bit_equal_under_every_layout(style, names):
         got = [np.asarray(t.array) for t in jax.tree.leaves(made, is_leaf=is_tensor)]
         expected = expected or got
         assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True)), name
+
+
+SIZES = {"layers": 4, "d_model": 16, "heads": 16, "kv_heads": 8, "head_dim": 4, "d_ff": 16}
+SIZES |= {"vocab": 32, "length": 16}
+WINDOWS = {"window": 5, "pattern": ("local", "global")}
+OTHER = {"layers": 4, "d_model": 16, "heads": 8, "d_ff": 16}
+LONG = {"rotary_scaling": "longrope", "rotary_length": 8, "rotary_gain": 1.2}
+LONG |= {"rotary_short": (1.0, 1.1), "rotary_long": (2.0, 3.0)}
+TEXT = {"vocab": 32, "length": 16, "mask_token": 3}
+PAIRS = {"decoder_layers": 4, "head_dim": 4, "vocab": 32, "source": 16, "length": 16}
+# Each other family under layouts that, together with those of the rest, are all that are shipped.
+FAMILIES = {
+    "mistral": (Config(style="mistral", **SIZES, window=5), ("fsdp-tensor", "context-ring")),
+    "qwen2": (Config(style="qwen2", **SIZES), ("pipeline-fsdp", "zero1")),
+    "qwen3": (Config(style="qwen3", **SIZES), ("fsdp-sequence", "zero2")),
+    "gemma2": (
+        Config(style="gemma2", **SIZES, **WINDOWS, attention_softcap=5.0, logit_softcap=3.0),
+        ("ulysses", "tensor"),
+    ),
+    "gemma3": (
+        Config(style="gemma3", **SIZES, **WINDOWS, rotary_local_base=100.0),
+        ("pipeline-tensor", "context"),
+    ),
+    "phi3": (Config(style="phi3", **SIZES, **LONG), ("hybrid-fsdp", "sequence")),
+    "olmo2": (Config(style="olmo2", **SIZES), ("fsdp", "pipeline")),
+    "mixtral": (Config(style="mixtral", **SIZES, experts=4), ("experts", "fsdp-tensor")),
+    "bert": (bert.Config(**OTHER, **TEXT), ("fsdp-tensor", "data")),
+    "vit": (vit.Config(height=16, width=16, patch=4, classes=8, **OTHER), ("fsdp-tensor",)),
+    "t5": (t5.Config(**PAIRS, **OTHER, gated=True, dropout=0.1), ("fsdp-sequence", "fsdp-once")),
+}
+
+
+def drawn(config):
+    """A batch of random numbers that mean something."""
+    below, batch = {"label": 8, "source_length": 17, "seen": 2}, {}
+    for place, (name, field) in enumerate(config.batch(common.BATCH).items()):
+        shape, key = [dim.size for dim in field.dims], jax.random.key(place)
+        if field.dtype == jnp.float32:
+            array = jax.random.normal(key, shape)
+        else:
+            array = jax.random.randint(key, shape, 1, below.get(name, 32), jnp.int32)
+        batch[name] = md.tensor(array, field.dims)
+    return batch
+
+
+# The norms of OLMo 2 are behind its sublayers, so the residual stream begins with the embedding's
+# small numbers, and the gradients are 67 for a loss of 5: rounding is 1.1e-5 of them on some CPUs.
+TOLERANCE = {"olmo2": 3e-5}
+
+
+@functools.cache
+def family_on_one_device(name):
+    config = FAMILIES[name][0]
+
+    def loss(model, batch):
+        found = config.loss(model, batch, jax.random.key(1))
+        found = found[0] if isinstance(found, tuple) else found
+        if isinstance(found, md.Average):
+            return found.total / md.cast(found.count, jnp.float32)
+        return found
+
+    model, step = jax.jit(config.init)(jax.random.key(0)), md.value_and_grad(loss)
+    return model, drawn(config), step, jax.jit(step)(model, drawn(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, layout", [(n, each) for n in FAMILIES for each in FAMILIES[n][1]])
+def test_a_family_has_the_loss_and_gradients_of_one_device(name, layout):
+    model, batch, step, (value, slopes) = family_on_one_device(name)
+    found, found_slopes = md.lower(step, common.on(common.load(layout), 8))(model, batch)
+    np.testing.assert_allclose(found.array, value.array, rtol=1e-6)
+    common.assert_same_gradients(found_slopes, slopes, TOLERANCE.get(name, 1e-5))

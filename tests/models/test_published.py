@@ -256,14 +256,45 @@ def published(name, folder):
     config = getattr(transformers, kind)(**settings)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return saved(model, folder)
+
+
+def saved(model, folder):
+    """A model of `transformers`, saved with weights that all count."""
+    torch = pytest.importorskip("torch")
+    buffers = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.add_(0.1 * torch.randn_like(buffer))
+        for weights in (*model.parameters(), *buffers):
+            weights.add_(0.1 * torch.randn_like(weights))
     model.eval().save_pretrained(folder)
     return model
+
+
+def imported(folder, *settings):
+    """The run of a model in `folder / "there"`, and the model here."""
+    command("import", "hf", folder / "there", "--out", folder / "run", *settings)
+    return opened(folder / "run")
+
+
+def assert_back(there, folder, load):
+    """What an export writes is `there` again, bit by bit; `load` reads it."""
+    torch = pytest.importorskip("torch")
+    command("export", "hf", folder / "run", "--out", folder / "back")
+    again = load(folder / "back", attn_implementation="eager", dtype=torch.float32).eval()
+    before, after = there.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    return again
+
+
+def their_slopes(there, folder, model):
+    """The gradients that `there` has, by the names of the parameters here."""
+    torch = pytest.importorskip("torch")
+    for parameter in there.parameters():  # so that gradients are written as their parameters are
+        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    there.save_pretrained(folder / "slopes")
+    files = TensorFiles(folder / "slopes")
+    return PublishedTensors(files, form_of(model.config), describe(model))
 
 
 def command(*words):
@@ -293,22 +324,14 @@ def theirs(model, tokens):
 @pytest.mark.parametrize("name", CASES)
 def test_a_published_model_is_the_same_here_and_back_there(name, tmp_path):
     there = published(name, tmp_path / "there")
-    other = OTHERWISE.get(name, [])
-    command("import", "hf", tmp_path / "there", "--out", tmp_path / "run", *other)
-    model = opened(tmp_path / "run")
+    model = imported(tmp_path, *OTHERWISE.get(name, []))
     tokens = np.random.default_rng(0).integers(3, 96, (2, 40))
     expected = theirs(there, tokens)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(ours(model, tokens), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
     torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
-    command("export", "hf", tmp_path / "run", "--out", tmp_path / "back")
-    again = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "back", attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    before, after = there.state_dict(), again.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    again = assert_back(there, tmp_path, transformers.AutoModelForCausalLM.from_pretrained)
     np.testing.assert_allclose(theirs(again, tokens), expected, rtol=1e-6, atol=1e-6)
 
     prompt = tokens[:, :8]
@@ -326,21 +349,14 @@ def test_a_published_model_is_the_same_here_and_back_there(name, tmp_path):
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_of_the_loss_are_theirs_under_two_layouts(name, tmp_path):
-    there = published(name, tmp_path / "there")
-    command("import", "hf", tmp_path / "there", "--out", tmp_path / "run")
-    model = opened(tmp_path / "run")
+    there, model = published(name, tmp_path / "there"), imported(tmp_path)
     torch = pytest.importorskip("torch")
     rows = np.random.default_rng(0).integers(3, 96, (8, 33))
     there.config.use_cache = False
     logits = there(torch.tensor(rows[:, :-1])).logits.flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(rows[:, 1:]).flatten())
     loss.backward()
-    with torch.no_grad():  # so that gradients are written as their parameters are
-        for parameter in there.parameters():
-            parameter.copy_(parameter.grad)
-    there.save_pretrained(tmp_path / "slopes")
-    files = TensorFiles(tmp_path / "slopes")
-    wanted = PublishedTensors(files, form_of(model.config), describe(model))
+    wanted = their_slopes(there, tmp_path, model)
     dims = md.Dim("batch", 8), md.Dim("length", 32)
     tokens, targets = (
         md.tensor(part.astype(np.int32), dims) for part in (rows[:, :-1], rows[:, 1:])

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.models import t5
 from meshdsl.models.generate import Sampling
-from meshdsl.models.published import form_of
-from meshdsl.train.checkpoints.hugging_face import PublishedTensors
-from meshdsl.train.checkpoints.safetensors_files import TensorFiles
-from meshdsl.train.checkpoints.tree_leaves import describe, named_arrays
+from meshdsl.train.checkpoints.tree_leaves import named_arrays
 from tests.models import common
-from tests.models.test_published import TOLERANCE, command, opened
+from tests.models.test_published import (
+    TOLERANCE,
+    assert_back,
+    imported,
+    opened,
+    saved,
+    their_slopes,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -79,11 +82,7 @@ def published(name, folder):
     torch.manual_seed(len(name))
     family = getattr(transformers, kind)
     model = family._from_config(family.config_class(**settings), attn_implementation="eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    model.eval().save_pretrained(folder)
-    return model
+    return saved(model, folder)
 
 
 def drawn(model):
@@ -138,29 +137,21 @@ def theirs(model, given):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_published_encoder_is_the_same_here_and_back_there(name, tmp_path):
-    there = published(name, tmp_path / "there")
-    command("import", "hf", tmp_path / "there", "--out", tmp_path / "run")
-    model = opened(tmp_path / "run")
+    there, model = published(name, tmp_path / "there"), imported(tmp_path)
     here, given = drawn(there)
     expected = theirs(there, given).detach().numpy()
     assert np.abs(expected).max() > 0.1
     found = np.asarray(jax.jit(logits)(model, tensors(here)).array)
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
-    torch = pytest.importorskip("torch")
-    command("export", "hf", tmp_path / "run", "--out", tmp_path / "back")
-    again = type(there).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
-    before, after = there.state_dict(), again.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    again = assert_back(there, tmp_path, type(there).from_pretrained)
     np.testing.assert_allclose(theirs(again, given).detach().numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("t5")])
 def test_a_t5_answers_as_theirs(name, tmp_path):
-    there = published(name, tmp_path / "there")
-    command("import", "hf", tmp_path / "there", "--out", tmp_path / "run")
-    model, torch = opened(tmp_path / "run"), pytest.importorskip("torch")
+    there, model = published(name, tmp_path / "there"), imported(tmp_path)
+    torch = pytest.importorskip("torch")
     here, given = drawn(there)
     source, seen = (tensors(here)[each] for each in ("source", "seen"))
     how = {"do_sample": False, "num_beams": 1, "max_new_tokens": 32, "min_new_tokens": 32}
@@ -177,43 +168,13 @@ def test_a_t5_answers_as_theirs(name, tmp_path):
         assert np.array_equal(np.asarray(found.array), wanted)
 
 
-def test_pairs_of_texts_have_a_loss():
-    config = t5.Config(
-        layers=1,
-        decoder_layers=1,
-        d_model=8,
-        heads=2,
-        head_dim=4,
-        d_ff=8,
-        vocab=12,
-        source=6,
-        length=4,
-        dropout=0.1,
-    )
-    model = jax.jit(config.init)(jax.random.key(0))
-    batch = {
-        name: md.tensor(jnp.ones([d.size for d in field.dims], jnp.int32), field.dims)
-        for name, field in config.batch(md.Dim("batch", 2)).items()
-    }
-    loss = jax.jit(lambda model: config.loss(model, batch, jax.random.key(1)))(model)
-    assert float(loss.count.array) == 8
-    assert np.isfinite(float(loss.total.array))
-
-
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_of_an_encoder_are_theirs_under_two_layouts(name, tmp_path):
-    there = published(name, tmp_path / "there")
-    command("import", "hf", tmp_path / "there", "--out", tmp_path / "run")
-    torch = pytest.importorskip("torch")
+    there, model = published(name, tmp_path / "there"), imported(tmp_path)
     here, given = drawn(there)
     found = theirs(there, given).square().mean()
     found.backward()
-    for parameter in there.parameters():
-        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    there.save_pretrained(tmp_path / "slopes")
-    model = opened(tmp_path / "run")
-    files = TensorFiles(tmp_path / "slopes")
-    wanted = PublishedTensors(files, form_of(model.config), describe(model))
+    wanted = their_slopes(there, tmp_path, model)
     step = md.value_and_grad(lambda m, given: md.mean(md.square(logits(m, given))))
     for layout in ("fsdp", "tensor"):
         layout = common.on(common.load(layout), 2)

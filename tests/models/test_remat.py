@@ -77,10 +77,9 @@ GATHERED = ("recompute", "all_gather")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["single", "fsdp-sequence"])
 @pytest.mark.parametrize("remat", POLICIES)
-def test_loss_and_gradients_are_those_of_one_device_that_keeps_all(remat, layout, everything_kept):
-    (loss, _), gradients = _step_of(remat, layout)
+def test_loss_and_gradients_are_those_of_one_device_that_keeps_all(remat, everything_kept):
+    (loss, _), gradients = _step_of(remat, "fsdp-sequence")
     (expected, _), expected_gradients = everything_kept
     np.testing.assert_allclose(loss.array, expected.array, rtol=1e-6)
     common.assert_same_gradients(gradients, expected_gradients)

@@ -99,16 +99,6 @@ def test_the_first_sizes_have_the_published_epsilon():
             assert SIZES[name]["norm_epsilon"] == 1e-6
 
 
-def test_flops_of_layers_with_a_window_are_of_the_pairs_within_it():
-    sizes = {"style": "gpt2", "layers": 2, "d_model": 8, "heads": 2, "vocab": 32, "length": 8}
-    everywhere = Config(**sizes).step_flops(rows=1)
-    matrices = 2 * everywhere[0] - everywhere[1]
-    near = Config(**sizes, window=3, pattern=("local", "global")).step_flops(rows=1)
-    pairs = 1 + 2 + 6 * 3
-    attention = 6 * 2 * 2 * 8 * (pairs + 8 * 8 / 2) / 2
-    assert near[0] - matrices == pytest.approx(attention)
-
-
 def test_flops_are_six_per_parameter_of_a_matrix_and_as_much_per_pair_of_positions():
     config = Config(style="gpt2", layers=2, d_model=8, heads=2, vocab=32, length=4)
     matrices = 2 * (4 * 8 * 8 + 2 * 8 * 32) + 8 * 32

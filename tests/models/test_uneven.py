@@ -34,7 +34,8 @@ def batch(config, seed=1):
     return common.batch(config, seed, BATCH)
 
 
-CASES = [(style, name) for style in CONFIGS for name in common.LAYOUTS[1:]]
+CASES = [("llama", name) for name in ("zero1", "fsdp", "hybrid-fsdp", "fsdp-sequence")]
+CASES += [("gpt2", name) for name in ("tensor", "sequence", "fsdp-tensor")]
 
 
 @functools.cache

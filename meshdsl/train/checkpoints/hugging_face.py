@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _HEADS = ("lm_head.weight",)  # of names of output layers
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _ROWS = 4096  # of a table that are compared at once
 _SHOWN = 4  # names in an error
+_MOST = 200_000  # tensors that are looked for; no published model has as many
 
 
 class PublishedTensors:
@@ -96,14 +98,10 @@ class PublishedTensors:
         place, count = self._places[name], len(self._like[name]["shape"])
         first = place.numbered + len(place.stacked)
         outs = first + len(place.ins)
-        return (
-            *range(first),
-            *(
-                (*range(outs, count), *range(first, outs))
-                if place.outs_first
-                else range(first, count)
-            ),
-        )
+        rest = range(first, count)
+        if place.outs_first:
+            rest = (*range(outs, count), *range(first, outs))
+        return (*range(first), *rest)
 
     def _part(self, place: Place, name: str, bounds: list[tuple[int, int]]) -> np.ndarray:
         """The elements within `bounds` of what one tensor has of a parameter."""
@@ -131,48 +129,39 @@ class PublishedTensors:
 
     def _check(self) -> None:
         """Raise a MeshDSLError that names what is missing, too much, or of another shape."""
-        wanted = dict(_tensors(self._places, self._like))
+        wanted = dict(islice(_tensors(self._places, self._like), _MOST))
         there = {self._names.here(name): leaf for name, leaf in self._files.leaves.items()}
-        tied, ahead = "head.weight" not in self._places, self._adapter.ahead
-        unused = (*_IGNORED_STARTS, *self._adapter.not_read(self._like))
-        wrong = [
-            ("missing", [name for name in wanted if name not in there]),
-            (
-                "of another shape",
-                [
-                    f"{name} {there[name]['shape']} instead of {list(shape)}"
-                    for name, shape in wanted.items()
-                    if name in there and there[name]["shape"] != list(shape)
-                ],
-            ),
-            (
-                "not of this model",
-                [
-                    name
-                    for name in there
-                    if name not in wanted
-                    and not name.endswith(_IGNORED_ENDS)
-                    and not name.startswith(unused)
-                    and not (tied and name == "lm_head.weight")
-                    and not (ahead and self._is_ahead(name))
-                ],
-            ),
-        ]
-        copies = self._adapter.copies
-        wrong.append(
-            (
-                "not alike, as they are in this model",
-                [
-                    f"{copy} and {original}"
-                    for copy, original in copies.items()
-                    if copy in there and original in there
-                    if not _alike(self._files, *map(self._names.there, (copy, original)))
-                ],
-            )
-        )
-        said = [f"{what}: {_listed(names)}" for what, names in wrong if names]
+        shapes = {name: there[name]["shape"] for name in wanted if name in there}
+        wrong = {
+            "missing": [name for name in wanted if name not in there],
+            "of another shape": [
+                f"{name} {shape} instead of {list(wanted[name])}"
+                for name, shape in shapes.items()
+                if shape != list(wanted[name])
+            ],
+            "not of this model": [
+                name for name in there if name not in wanted and not self._is_unread(name)
+            ],
+            "not alike, as they are in this model": [
+                f"{copy} and {original}"
+                for copy, original in self._adapter.copies.items()
+                if copy in there and original in there
+                if not _alike(self._files, *map(self._names.there, (copy, original)))
+            ],
+        }
+        said = [f"{what}: {_listed(names)}" for what, names in wrong.items() if names]
         if said:
             raise MeshDSLError(f"{self.path}: {'; '.join(said)}")
+
+    def _is_unread(self, name: str) -> bool:
+        """Whether the model has no use for a tensor that files may have."""
+        tied = "head.weight" not in self._places
+        return (
+            name.endswith(_IGNORED_ENDS)
+            or name.startswith((*_IGNORED_STARTS, *self._adapter.not_read(self._like)))
+            or (tied and name == "lm_head.weight")
+            or (self._adapter.ahead and self._is_ahead(name))
+        )
 
     def _is_ahead(self, name: str) -> bool:
         """Whether a tensor is of a layer after those that the model has."""
