@@ -18,11 +18,12 @@ from meshdsl.mesh import abstract_mesh
 from meshdsl.plain_jax import describe, rules, saving
 from meshdsl.plain_jax.attention import recognise_attention
 from meshdsl.plain_jax.calls import called
-from meshdsl.plain_jax.evaluate import Evaluation, as_tensor, ordered
+from meshdsl.plain_jax.evaluate import Evaluation
 from meshdsl.plain_jax.fallback import fallback
 from meshdsl.plain_jax.inference import Inference
 from meshdsl.plain_jax.names import Spec, agreed, boxed_names, paths_of, specs_of
 from meshdsl.plain_jax.packing import entering, packed, unpacked
+from meshdsl.plain_jax.positions import as_tensor, evaluated_in, ordered, scope_of
 from meshdsl.plain_jax.program import Program, Value, Variable, flatten
 from meshdsl.plain_jax.recognise import recognise
 from meshdsl.tensor import is_tensor, is_value
@@ -79,11 +80,11 @@ class FromJax:
         trace = self._traced(args)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)
         given = [entering(x, v) for x, v in zip(leaves, trace.program.invars, strict=True)]
-        at = Evaluation(fallback, strict=self._strict)
-        made = at.program(trace.program, given)
+        at = Evaluation(fallback, given, strict=self._strict)
+        with evaluated_in(at.like):
+            made = at.program(trace.program, given)
         self._fallbacks.update(at.fallbacks)
-        if at.scope is not None:
-            self._lowered = at.scope
+        self._lowered = scope_of(at.like) or self._lowered
         out = [
             x if v.is_key else ordered(as_tensor(x, v), v)
             for x, v in zip(made, trace.program.outvars, strict=True)

@@ -123,6 +123,21 @@ def test_what_has_no_rule_runs_whole_and_is_listed():
     assert "whole over [rows=8], which the layout would split" in first
 
 
+def test_what_devices_repeat_is_listed_with_its_line():
+    """Also of arrays of one number, which are made whole where something else needs them so."""
+
+    def fn(x):
+        table = jnp.tanh(jnp.ones((64, 64)) @ jnp.ones((64, 64)))
+        return x.sum() + table.sum() + jnp.linalg.solve(x, jnp.ones((8, 4, 2))).sum()
+
+    named = md.from_jax(fn, {"x": "rows _ _"})
+    layout = md.Layout(["rows -> data"], mesh={"data": 4})
+    x = named.pack(jnp.ones((8, 4, 4)) + jnp.eye(4))
+    md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).program(x)
+    lines = [line for line in named.describe().splitlines() if line.startswith("repeated")]
+    assert lines and all(line.startswith("repeated: test_from_jax.py:") for line in lines)
+
+
 def test_the_record_quotes_lines_of_the_plain_model():
     _, named, args = named_gpt()
     layout = md.Layout.load("tensor").with_mesh({"model": 4})

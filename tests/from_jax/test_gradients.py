@@ -151,14 +151,22 @@ def test_calls_that_are_alike_share_a_function_with_its_rule():
     assert one is two and two is not other
 
 
-def solved(w, y, t):
+def solved(w, y):
     """A differential equation whose slope closes over the weights."""
-    return odeint(lambda y, t: jnp.tanh(w * y) - y * t, y, t, rtol=1e-6)[-1]
+    return odeint(lambda y, t: jnp.tanh(w * y) - y * t, y, jnp.linspace(0, 1, 3), rtol=1e-6)[-1]
 
 
-@pytest.mark.parametrize("rule", ["rows -> data", "other? -> data"])
+# Maps of the equation, and gradients of it, lose which of its operands it closes over.
+SOLVED = {
+    "rows -> data": solved,
+    "other? -> data": lambda w, y: jax.vmap(solved)(w, y),
+    "rows? -> data": lambda w, y: jax.grad(lambda y: solved(w, y).sum())(y),
+}
+
+
+@pytest.mark.parametrize("rule", SOLVED)
 def test_odeint_has_the_gradient_of_plain_jax(rule):
-    loss = lambda args: mixed(solved(args[0], args[1], jnp.linspace(0, 1, 3)))
+    loss = lambda args: mixed(SOLVED[rule](*args))
     args = jnp.linspace(0.5, 1, 8), jnp.linspace(1, 2, 8)
     named = md.from_jax(loss, {"0": "rows", "1": "rows"})
     layout = md.Layout([rule], mesh={"data": 4})
@@ -186,6 +194,7 @@ def by_what_it_closes_over(w):
     return scaled(jnp.ones(8))
 
 
+OF_GROUPS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 NO_GRADIENT = {
     "closes over": (by_what_it_closes_over, "`scaled`", " is differentiated by a value that it"),
     "two slopes": (two_slopes, "`two_slopes`", " has no gradient: TypeError: Custom VJP bwd rule"),
@@ -198,6 +207,11 @@ NO_GRADIENT = {
         lambda w: jnp.nextafter(w, 2.0),
         "`nextafter`",
         " has no derivative: NotImplementedError: Differentiation rule for 'nextafter'",
+    ),
+    "no rule of a product": (
+        lambda w: lax.ragged_dot_general(w[:, None], w[:, None], jnp.array([8]), OF_GROUPS),
+        "`ragged_dot_general`",
+        " has no derivative: NotImplementedError: Unimplemented grad_x_dims for ragged dot",
     ),
     "no rule of a matrix": (
         lambda w: lax.linalg.schur(jnp.diag(w))[0],
