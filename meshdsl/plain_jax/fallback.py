@@ -161,7 +161,6 @@ def _last(count: int) -> Callable[[Equation], set[int]]:
 # The positions that a primitive works along. Its parameters say nothing of the sizes of others.
 PASSING: dict[str, Callable[[Equation], set[int]]] = {
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _windows),
-    "sort": lambda e: {e.params["dimension"]},
     "fft": lambda e: _last(len(e.params["fft_lengths"]))(e),
     **dict.fromkeys(OF_MATRICES, _last(2)),
     **dict.fromkeys(OF_VECTORS, _last(1)),

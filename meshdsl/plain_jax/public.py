@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.scope import Scope
 from meshdsl.mesh import abstract_mesh
@@ -224,7 +224,7 @@ class FromJax:
             if of_leaf and trace.own[number] is None:
                 v = trace.program.invars[number]
                 if {d.name for d in v.flat} == set(sizes):
-                    shape = [_product(dims, sizes) for dims in v.dims]
+                    shape = [math.prod(sizes[d.name] for d in dims) for dims in v.dims]
                     return jax.ShapeDtypeStruct(shape, x.dtype), None
         names: Spec = tuple((d.name,) for d in x.dims)
         return jax.ShapeDtypeStruct(x.shape, x.dtype), names
@@ -286,13 +286,6 @@ def _unpacked(tree, variables: Sequence[Value], what: str):
 def tree_key(args) -> Any:
     """The structure of arguments, whatever the Tensors in them are."""
     return jax.tree.structure(jax.tree.map(lambda _: 0, args, is_leaf=is_tensor))
-
-
-def _product(dims: Dims, sizes: Mapping[str, int]) -> int:
-    made = 1
-    for d in dims:
-        made *= sizes[d.name]
-    return made
 
 
 def _jaxpr(fn: Callable, args) -> tuple[Any, Any]:

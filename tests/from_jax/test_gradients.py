@@ -12,8 +12,6 @@ from jax.experimental.ode import odeint
 from jax.extend.core import jaxprs_in_params
 
 import meshdsl as md
-from meshdsl.plain_jax.calls import called
-from meshdsl.plain_jax.program import flatten
 from tests.from_jax.test_primitives import LAYOUTS, NAMES, check, mixed, operands
 
 
@@ -142,15 +140,6 @@ def test_as_much_is_recomputed_as_in_plain_jax(name):
     )
 
 
-def test_calls_that_are_alike_share_a_function_with_its_rule():
-    """JAX itself traces `relu` and its rule anew for each call."""
-    fn = lambda x: jax.nn.relu6(jax.nn.relu(jnp.sin(jax.nn.relu(x))))
-    equations = flatten(jax.make_jaxpr(fn)(jnp.ones(3)), called).equations
-    found = [e.notes["function"] for e in equations if e.name == "custom_jvp_call"]
-    one, two, other = found
-    assert one is two and two is not other
-
-
 def solved(w, y):
     """A differential equation whose slope closes over the weights."""
     return odeint(lambda y, t: jnp.tanh(w * y) - y * t, y, jnp.linspace(0, 1, 3), rtol=1e-6)[-1]
@@ -164,7 +153,10 @@ SOLVED = {
 }
 
 
-@pytest.mark.parametrize("rule", SOLVED)
+@pytest.mark.parametrize(
+    "rule",
+    ["rows -> data", "other? -> data", pytest.param("rows? -> data", marks=pytest.mark.slow)],
+)
 def test_odeint_has_the_gradient_of_plain_jax(rule):
     loss = lambda args: mixed(SOLVED[rule](*args))
     args = jnp.linspace(0.5, 1, 8), jnp.linspace(1, 2, 8)
@@ -194,7 +186,6 @@ def by_what_it_closes_over(w):
     return scaled(jnp.ones(8))
 
 
-OF_GROUPS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 NO_GRADIENT = {
     "closes over": (by_what_it_closes_over, "`scaled`", " is differentiated by a value that it"),
     "two slopes": (two_slopes, "`two_slopes`", " has no gradient: TypeError: Custom VJP bwd rule"),
@@ -207,11 +198,6 @@ NO_GRADIENT = {
         lambda w: jnp.nextafter(w, 2.0),
         "`nextafter`",
         " has no derivative: NotImplementedError: Differentiation rule for 'nextafter'",
-    ),
-    "no rule of a product": (
-        lambda w: lax.ragged_dot_general(w[:, None], w[:, None], jnp.array([8]), OF_GROUPS),
-        "`ragged_dot_general`",
-        " has no derivative: NotImplementedError: Unimplemented grad_x_dims for ragged dot",
     ),
     "no rule of a matrix": (
         lambda w: lax.linalg.schur(jnp.diag(w))[0],

@@ -10,8 +10,7 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
-from meshdsl.plain_jax import gradients
-from meshdsl.plain_jax.evaluate import Evaluation, bind, rule, where
+from meshdsl.plain_jax.evaluate import Evaluation, bind, rule
 from meshdsl.plain_jax.positions import as_result, fits, in_order, with_positions
 from meshdsl.plain_jax.program import Equation
 
@@ -33,14 +32,12 @@ def ragged_product(at: Evaluation, e: Equation, xs: list) -> list:
     given = [with_positions(x, v, by) for x, v, by in zip(xs, e.ins, named, strict=True)]
     given = [in_order(x, _flat(by)) for x, by in zip(given, named, strict=True)]
 
-    primitive = gradients.named(lambda *xs: bind(e, xs), f"`{e.name}` at {where(e)}")
-
     def local(loop, *arrays):
         x, y, sizes = (_merged(loop, a, by) for a, by in zip(arrays, named, strict=True))
         sizes = _own(loop, sizes, rows)
         axes = frozenset().union(*[collectives.varying(a) for a in (x, y, sizes)])
         every = [collectives.vary(a, axes) for a in (x, y, sizes)]
-        (made,) = primitive(*every)
+        (made,) = bind(e, every)
         return made.reshape([loop.size(d) for d in _flat(of_result)])
 
     loop = tuple(dict.fromkeys((*_flat(of_x), *_flat(of_y), *group)))

@@ -19,34 +19,20 @@ from meshdsl.plain_jax.positions import (
     as_result,
     as_tensor,
     constant_of,
-    fits,
     like_result,
     with_dims,
 )
+from meshdsl.plain_jax.primitives import MOVES, moved_positions
 from meshdsl.plain_jax.program import Equation, Value, Variable
 from meshdsl.tensor import Tensor
 
 
-@rule("transpose")
-def transpose(_: Evaluation, e: Equation, xs: list) -> list:
-    """Other names: the order of dims means nothing."""
-    pairs = [(j, i) for i, j in enumerate(e.params["permutation"])]
-    return [like_result(xs[0], e.ins[0], e.outs[0], pairs)]
-
-
-@rule("broadcast_in_dim")
-def broadcast(_: Evaluation, e: Equation, xs: list) -> list:
-    """Other names; what is broadcast along has no dim yet."""
-    pairs = list(enumerate(e.params["broadcast_dimensions"]))
-    return [like_result(as_tensor(xs[0], e.ins[0]), e.ins[0], e.outs[0], pairs)]
-
-
-@rule("squeeze")
-def squeeze(_: Evaluation, e: Equation, xs: list) -> list:
-    """Other names: dims of one element have none."""
-    kept = [i for i in range(len(e.ins[0].shape)) if i not in e.params["dimensions"]]
-    pairs = [(i, j) for j, i in enumerate(kept)]
-    return [like_result(xs[0], e.ins[0], e.outs[0], pairs)]
+@rule(*MOVES)
+def moved(_: Evaluation, e: Equation, xs: list) -> list:
+    """Other names: the order of dims means nothing, and what is broadcast along has no dim yet."""
+    v = e.ins[0]
+    pairs = moved_positions(e.name, e.params, len(v.shape)).items()
+    return [like_result(as_tensor(xs[0], v), v, e.outs[0], pairs)]
 
 
 @rule("reshape")
@@ -80,21 +66,18 @@ def element(x: Tensor, dim: Dim, number: int) -> Tensor:
     return apply_op("index", take, (x,), loop=x.dims, out=out, **how)
 
 
-def _which(e: Equation, v: Value, position: int, part: Dims, node) -> Dim | None:
-    """The dim that counts equal parts of a position: its first factor, if it has come apart so."""
-    if node is None:
-        return None
-    count = leaves([node])
-    if len(count) != 1 or not count[0].name:
-        return None
-    which = Dim(count[0].name, count[0].size)
-    return which if fits([v.dims[position]], [(which, *part)]) else None
-
-
 def _part(x, e: Equation, position: int, number: int, out: Variable, node) -> Tensor | None:
-    """Of equal parts of a position the one of this number; None if it is not made of such."""
+    """Of equal parts of a position the one of this number; None if it is not made of such.
+
+    Args:
+      node: the dim that counts the parts, which is then the first factor of the position.
+    """
     v = e.ins[0]
-    if _which(e, v, position, out.dims[position], node) is None:
+    count = [] if node is None else leaves([node])
+    if len(count) != 1:
+        return None
+    sizes = lambda dims: [d.size for d in dims]
+    if sizes(v.dims[position]) != [count[0].size, *sizes(out.dims[position])]:
         return None
     x = as_tensor(x, v)
     first, *rest = v.dims[position]
