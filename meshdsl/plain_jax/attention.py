@@ -26,7 +26,7 @@ from meshdsl.plain_jax.program import (
 )
 from meshdsl.plain_jax.recognise import drop_unused
 from meshdsl.plain_jax.static_masks import Affine, Choice, moved, read
-from meshdsl.record.jaxpr import scan_counts
+from meshdsl.program.jaxpr import scan_counts
 
 HIDES = -1e4  # what is added to a score, or stands in its place, so that its weight is 0
 # Products of short floats as they are, with sums in float32.

@@ -16,7 +16,7 @@ from meshdsl.plain_jax.primitives import is_elementwise
 from meshdsl.plain_jax.program import CALLS, REMATERIALISED
 from meshdsl.plain_jax.rules.elementwise import with_derivative
 from meshdsl.plain_jax.source import is_library, shown
-from meshdsl.record.recorder import Lines
+from meshdsl.program.recorder import Lines
 
 # Over the positions of an array, as `jax.vmap` leaves those that had the name of its axis.
 _COLLECTIVES: dict[str, Callable] = {

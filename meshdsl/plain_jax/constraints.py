@@ -27,7 +27,7 @@ from meshdsl.plain_jax.primitives import (
     moved_positions,
 )
 from meshdsl.plain_jax.program import Equation, Program, Value
-from meshdsl.record.jaxpr import scan_counts
+from meshdsl.program.jaxpr import scan_counts
 
 
 class Strength(IntEnum):

@@ -21,7 +21,7 @@ from meshdsl.plain_jax import source
 from meshdsl.plain_jax.positions import as_op, as_tensor, constant_of, ordered
 from meshdsl.plain_jax.primitives import KEYS
 from meshdsl.plain_jax.program import Equation, Literal, Program, Value, Variable
-from meshdsl.record.recorder import with_lines
+from meshdsl.program.recorder import with_lines
 from meshdsl.tensor import Tensor, is_tensor
 
 Rule = Callable[["Evaluation", Equation, list], list]

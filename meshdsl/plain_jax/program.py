@@ -17,7 +17,7 @@ from jax.extend import core as jex
 from meshdsl.dims import Dims
 from meshdsl.plain_jax.factors import Node
 from meshdsl.plain_jax.source import is_library, lines_of, shown
-from meshdsl.record.recorder import Lines
+from meshdsl.program.recorder import Lines
 
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 REMATERIALISED = frozenset({"checkpoint", "remat", "remat2"})

@@ -10,7 +10,7 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.layers.norm import LayerNorm, RMSNorm
-from meshdsl.record.collective import summary
+from meshdsl.program.collective import summary
 from tests.from_jax.test_from_jax import assert_same
 
 BATCH, LENGTH, D_MODEL, D_FF = (

@@ -24,7 +24,7 @@ from meshdsl.plain_jax.positions import (
 )
 from meshdsl.plain_jax.program import Equation, Program, Value, Variable
 from meshdsl.plain_jax.saving import saving
-from meshdsl.record.jaxpr import scan_counts
+from meshdsl.program.jaxpr import scan_counts
 from meshdsl.tensor import Tensor
 
 
