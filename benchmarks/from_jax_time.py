@@ -21,9 +21,9 @@ from statistics import median
 import jax
 
 import meshdsl as md
+from benchmarks.small_models import SMALL
 from tests.from_jax import plain
 from tests.from_jax.libraries import LIBRARIES
-from tests.from_jax.small import SMALL
 from tests.from_jax.test_from_jax import SIZES, STACKED
 from tests.from_jax.zoo import SIZES as ZOO_SIZES
 from tests.from_jax.zoo import ZOO

@@ -317,60 +317,30 @@ def _parts(
 
 
 def _with_masks(parts: Parts, beside: list[Beside], search: _Search) -> Parts | None:
-    """With what masks say of positions alone told apart from what they say at run time."""
-    rank = len(parts.scores.shape)
-    if any(len(x.value.shape) != rank for x in beside):
+    """With masks and biases; a causal mask is none that is computed, if it is the only one."""
+    if any(len(x.value.shape) != len(parts.scores.shape) for x in beside):
         return None
-    if len({x.fill for x in beside if x.fill is not None}) > 1:
+    masks = [x for x in beside if x.fill is not None]
+    if len({x.fill for x in masks}) > 1:
         return None
-    conditions: set[Affine] = set()
-    added = False
-    for x in beside:
-        found = _read(x, search)
-        if x.fill is not None:
-            visible = _visible(found, x.shows)
-        elif isinstance(found, Choice) and found.there == 0 and _hides(found.elsewhere):
-            visible, added = found.conditions, True
-        else:
-            visible = None
-        if visible is None:
-            parts.beside.append(x)
-        else:
-            conditions |= visible
-    # A query that several masks together hide everything from weighs all keys, as all of them say.
-    masked = any(x.fill is not None for x in parts.beside)
-    mixed = masked or (added and parts.beside)
-    if conditions and (mixed or not _by_position(parts, conditions)):
-        parts.beside = beside
-        parts.causal = False
+    queries = _causal_queries(masks[0], parts, search) if len(masks) == 1 else None
+    if queries is not None:
+        parts.causal, parts.queries = True, queries
+        beside = [x for x in beside if x.fill is None]
+    parts.beside = beside
     return parts
 
 
-def _read(beside: Beside, search: _Search):
-    """What a mask says, by the positions of the scores."""
-    shape = beside.value.shape
-    places = {i: j for i, j in enumerate(beside.places) if i < len(shape) and shape[i] != 1}
-    return moved(search.choice(beside.value), places)
-
-
-def _visible(found: Any, shows: bool) -> frozenset[Affine] | None:
-    if isinstance(found, Choice) and {found.there, found.elsewhere} == {True, False}:
-        return found.conditions if found.there is shows else None
-    if isinstance(found, Affine) and not found.by_position and bool(found.constant) is shows:
-        return frozenset()
-    return None
-
-
-def _by_position(parts: Parts, conditions: set[Affine]) -> bool:
-    """Whether conditions say that a query sees keys up to its own position, and no more."""
-    (condition, *others) = conditions
-    rows = [i for i, _ in condition.by_position if i != parts.memory]
-    if others or len(rows) != 1 or parts.scores.shape[rows[0]] == 1:
-        return False
-    if dict(condition.by_position) != {rows[0]: 1, parts.memory: -1} or condition.constant:
-        return False
-    parts.causal, parts.queries = True, rows[0]
-    return True
+def _causal_queries(mask: Beside, parts: Parts, search: _Search) -> int | None:
+    """The position of queries that see keys up to their own position, and no more; None if none."""
+    places = {i: j for i, j in enumerate(mask.places) if mask.value.shape[i] != 1}
+    found = moved(search.choice(mask.value), places)
+    if not isinstance(found, Choice) or found[1:] != (mask.shows, not mask.shows):
+        return None
+    factors = dict(found.condition.by_position)
+    rows = [i for i in factors if i != parts.memory and parts.scores.shape[i] != 1]
+    causal = len(rows) == 1 and factors == {rows[0]: 1, parts.memory: -1}
+    return rows[0] if causal and not found.condition.constant else None
 
 
 def fits(parts: Parts) -> bool:

@@ -15,7 +15,8 @@ from meshdsl.plain_jax import gradients
 from meshdsl.plain_jax.primitives import is_elementwise
 from meshdsl.plain_jax.program import CALLS, REMATERIALISED
 from meshdsl.plain_jax.rules.elementwise import with_derivative
-from meshdsl.plain_jax.source import is_library, lines_of, shown
+from meshdsl.plain_jax.source import is_library, shown
+from meshdsl.program.recorder import Lines
 
 # Over the positions of an array, as `jax.vmap` leaves those that had the name of its axis.
 _COLLECTIVES: dict[str, Callable] = {
@@ -44,10 +45,11 @@ class Called(NamedTuple):
     within: Callable | None = None
 
 
-def called(e: Any, *, in_gradient: bool = False) -> Called:
+def called(e: Any, lines: Lines, *, in_gradient: bool = False) -> Called:
     """What an equation of a jaxpr calls.
 
     Args:
+      lines: of the user's code, that it comes from.
       in_gradient: whether it stands in a rule of a gradient. Functions that bring a gradient are
         inlined there, since their own rules call them.
     """
@@ -55,16 +57,14 @@ def called(e: Any, *, in_gradient: bool = False) -> Called:
     if name in _COLLECTIVES and all(isinstance(axis, int) for axis in params["axes"]):
         return Called(_reduction(e))
     if name == "custom_linear_solve":
-        return Called(_solve(e)) if in_gradient else _own_gradient(e)
+        return Called(_solve(e)) if in_gradient else _own_gradient(e, lines)
     if name in CALLS:
         return Called(_closed(params[CALLS[name]]))
     if name == "custom_jvp_call":
-        return _custom_jvp(e, in_gradient=in_gradient)
+        return _custom_jvp(e, lines, in_gradient=in_gradient)
     if name == "custom_vjp_call":
-        return Called(params["call_jaxpr"]) if in_gradient else _own_gradient(e)
-    if name == "scan":
-        return Called(bodies=(_closed(params["jaxpr"]),))
-    if name in REMATERIALISED:
+        return Called(params["call_jaxpr"]) if in_gradient else _own_gradient(e, lines)
+    if name == "scan" or name in REMATERIALISED:
         return Called(bodies=(_closed(params["jaxpr"]),))
     if name == "while":
         return Called(bodies=(_closed(params["cond_jaxpr"]), _closed(params["body_jaxpr"])))
@@ -102,13 +102,13 @@ def _traced(e: Any, run: Callable) -> Any:
     )
 
 
-def _custom_jvp(e: Any, *, in_gradient: bool) -> Called:
+def _custom_jvp(e: Any, lines: Lines, *, in_gradient: bool) -> Called:
     """An elementwise function keeps its rule, and another one its gradient.
 
     Functions that JAX itself has are inlined: the derivative of their body is the same.
     """
     body = e.params["call_jaxpr"]
-    what = f"`{_name_of(body)}` at {shown(lines_of(e.source_info))}"
+    what = f"`{_name_of(body)}` at {shown(lines)}"
     with gradients.naming(f"{what} has no derivative"):
         rule = _rule_of(e.params)
     elementwise = rule is not None and is_elementwise(rule.jaxpr) and is_elementwise(body.jaxpr)
@@ -118,7 +118,7 @@ def _custom_jvp(e: Any, *, in_gradient: bool) -> Called:
     if in_gradient or is_library(body):
         return Called(body)
     said = f"`{_name_of(body)}`: its rule by jax.custom_jvp holds for gradients, not for md.jvp"
-    return _own_gradient(e)._replace(remark=said)
+    return _own_gradient(e, lines)._replace(remark=said)
 
 
 def _name_of(body: Any) -> str:
@@ -126,7 +126,7 @@ def _name_of(body: Any) -> str:
     return getattr(getattr(body.jaxpr, "debug_info", None), "func_name", "a function")
 
 
-def _own_gradient(e: Any) -> Called:
+def _own_gradient(e: Any, lines: Lines) -> Called:
     """A function whose gradient is not that of its body: the rules are bodies of the equation.
 
     Raises:
@@ -134,7 +134,7 @@ def _own_gradient(e: Any) -> Called:
     """
     body = e.params.get("call_jaxpr")
     name = _name_of(body) if body is not None else e.primitive.name
-    what = f"`{name}` at {shown(lines_of(e.source_info))}"
+    what = f"`{name}` at {shown(lines)}"
     with gradients.naming(f"{what} has no gradient"):
         found = gradients.rules_of(e, what)
     within = partial(called, in_gradient=True)

@@ -19,10 +19,12 @@ from meshdsl.plain_jax.primitives import (
     CUMULATIVE,
     ELEMENTWISE,
     EXTREMES,
+    MOVES,
     OF_MATRICES,
     OF_VECTORS,
     POOLS,
     REDUCTIONS,
+    moved_positions,
 )
 from meshdsl.plain_jax.program import Equation, Program, Value
 from meshdsl.program.jaxpr import scan_counts
@@ -132,17 +134,10 @@ def _of_matrices(c: Constraints, e: Equation) -> None:
             c.pairs(e, v.nodes[batch:], out.nodes[batch:])
 
 
-def _transpose(c: Constraints, e: Equation) -> None:
-    c.pairs(e, [e.ins[0].nodes[i] for i in e.params["permutation"]], e.outs[0].nodes)
-
-
-def _broadcast(c: Constraints, e: Equation) -> None:
-    at = e.params["broadcast_dimensions"]
-    c.pairs(e, e.ins[0].nodes, [e.outs[0].nodes[i] for i in at])
-
-
-def _squeeze(c: Constraints, e: Equation) -> None:
-    c.pairs(e, without(e.ins[0].nodes, e.params["dimensions"]), e.outs[0].nodes)
+def _moved(c: Constraints, e: Equation) -> None:
+    x, out = e.ins[0].nodes, e.outs[0].nodes
+    for i, j in moved_positions(e.name, e.params, len(x)).items():
+        c.pairs(e, [x[i]], [out[j]])
 
 
 def _reshape(c: Constraints, e: Equation) -> None:
@@ -227,10 +222,6 @@ def _slice(c: Constraints, e: Equation) -> None:
             which = Node(a.size // b.size)
             e.notes.setdefault("which", {})[i] = which
             c.add(e, a, (which, b), Strength.PARTS)
-
-
-def _same_sizes(c: Constraints, e: Equation) -> None:
-    c.pairs(e, e.ins[0].nodes, e.outs[0].nodes)
 
 
 def _update(c: Constraints, e: Equation) -> None:
@@ -385,9 +376,7 @@ TABLE: dict[str, Callable[[Constraints, Equation], None]] = {
     "softmax": _one_to_one,
     "log_softmax": _one_to_one,
     "logsumexp": _reduction,
-    "transpose": _transpose,
-    "broadcast_in_dim": _broadcast,
-    "squeeze": _squeeze,
+    **dict.fromkeys(MOVES, _moved),
     "reshape": _reshape,
     "dot_general": _product,
     "split": _split,
@@ -396,9 +385,9 @@ TABLE: dict[str, Callable[[Constraints, Equation], None]] = {
     "tile": _tile,
     "slice": _slice,
     "unstack": _unstack,
-    "dynamic_slice": _same_sizes,
+    "dynamic_slice": _one_to_one,
     "dynamic_update_slice": _update,
-    "pad": _same_sizes,
+    "pad": _one_to_one,
     "gather": _gather,
     **dict.fromkeys(SCATTERS, _scatter),
     "top_k": _top_k,

@@ -8,21 +8,17 @@ stands at their place in the result. So names decide how a program is split, nev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering.scope import Scope
-from meshdsl.ops import checkpoint, component, reshape
+from meshdsl.ops import checkpoint, component
 from meshdsl.plain_jax import source
+from meshdsl.plain_jax.positions import as_op, as_tensor, constant_of, ordered
 from meshdsl.plain_jax.primitives import KEYS
 from meshdsl.plain_jax.program import Equation, Literal, Program, Value, Variable
 from meshdsl.program.recorder import with_lines
@@ -49,33 +45,25 @@ class Evaluation:
     Attributes:
       strict: whether a fallback is an error.
       fallbacks: what had to run on whole operands: sentences with their lines.
-      like: a Tensor of the computation, by which random draws find its lowering.
+      like: an argument that belongs to a lowering, by which random draws find that; None outside.
     """
 
-    def __init__(self, fallback: Rule, *, strict: bool):
+    def __init__(self, fallback: Rule, args: Iterable[Any], *, strict: bool):
         self.strict = strict
         self.fallbacks: dict[str, None] = {}
-        self.like: Tensor | None = None
+        placed = (x for x in args if is_tensor(x) and x.placement is not None)
+        self.like: Tensor | None = next(placed, None)
         self._fallback = fallback
 
     def program(self, program: Program, args: Sequence[Any]) -> list:
         """What the program gives for these arguments, which are as the class says."""
         env: dict[Variable, Any] = {v: constant(v, c) for v, c in program.constants}
         env.update(zip(program.invars, args, strict=True))
-        if self.like is None or self.like.placement is None:
-            placed = (x for x in args if is_tensor(x) and x.placement is not None)
-            self.like = next(placed, self.like)
         read = lambda v: v.value if isinstance(v, Literal) else env[v]
         for e in program.equations:
             made = self.equation(e, [read(v) for v in e.ins])
             env.update(zip(e.outs, made, strict=True))
         return [read(v) for v in program.outvars]
-
-    @property
-    def scope(self) -> Scope | None:
-        """The lowering that the program is evaluated in; None outside of one."""
-        placement = None if self.like is None else self.like.placement
-        return None if placement is None else placement.scope
 
     def equation(self, e: Equation, xs: list) -> list:
         """The results of one equation. The record of its ops quotes its lines."""
@@ -88,16 +76,12 @@ class Evaluation:
             return _save_points(e, made) if "saved" in e.notes else made
 
     def _as_op(self, e: Equation, xs: list):
-        """A context that records an equation of arrays that every device has, as a mask is.
-
-        The ops of the language run such arrays as outside of any lowering, and record nothing.
-        """
+        """A context that records an equation of arrays that every device has."""
         placed = any(is_tensor(x) and x.placement is not None for x in xs)
-        dims = e.outs[0].flat if e.outs else ()
-        if self.scope is None or placed or e.bodies or e.name == "random_bits" or not dims:
+        dims = next((v.flat for v in (*e.outs, *e.ins) if v.flat), ())
+        if placed or e.bodies or e.name == "random_bits" or not dims:
             return nullcontext()
-        op = self.scope.recorder.begin(e.name, dims, ((),) * len(dims))
-        return jax.named_scope(op.tag)
+        return as_op(e.name, dims)
 
     def fall_back(self, e: Equation, xs: list) -> list:
         """The results by the primitive itself, on whole operands."""
@@ -152,7 +136,7 @@ def constant(v: Variable, array: Any) -> Any:
     """
     if v.is_key or not v.shape:
         return array
-    return Tensor(jnp.reshape(array, [d.size for d in v.flat]), v.flat)
+    return constant_of(array, v)
 
 
 def _array_of(x: Any, v: Value) -> Any:
@@ -167,109 +151,11 @@ def _array_of(x: Any, v: Value) -> Any:
     return jnp.reshape(ordered(x, v).array, v.shape)
 
 
-def as_tensor(x: Any, v: Value) -> Tensor:
-    """`x`, which stands for `v`, as a Tensor."""
-    if is_tensor(x):
-        return x
-    array = jnp.asarray(x)
-    return Tensor(array, ()) if array.ndim == 0 else constant_of(array, v)
-
-
-def constant_of(array: Any, v: Value) -> Tensor:
-    """An array that has the shape of `v`."""
-    return Tensor(jnp.reshape(array, [d.size for d in v.flat]), v.flat)
-
-
-def full(x: Any, v: Value, dims: Dims | None = None) -> Tensor:
-    """`x`, which stands for `v`, with all of `dims`; by default all that `v` has."""
-    x = as_tensor(x, v)
-    wanted = v.flat if dims is None else dims
-    missing = dim_algebra.without(wanted, x.dims)
-    return reshape.broadcast(x, (*missing, *x.dims)) if missing else x
-
-
-def ordered(x: Any, v: Value) -> Tensor:
-    """`x`, which stands for `v`, with all of its dims, in order."""
-    x = full(x, v)
-    return x if x.dims == v.flat else reshape.transpose(x, v.flat)
-
-
-def renamed(x: Any, names: dict[str, str]) -> Any:
-    """`x` with those of its dims renamed that are in `names`, all at once."""
-    if not is_tensor(x):
-        return x
-    present = {d.name for d in x.dims}
-    names = {a: b for a, b in names.items() if a != b and a in present}
-    return reshape.rename(x, names) if names else x
-
-
-def fits(have: Iterable[Dims], want: Iterable[Dims]) -> bool:
-    """Whether the factors at each position have the same sizes."""
-    sizes = lambda positions: [[d.size for d in dims] for dims in positions]
-    return sizes(have) == sizes(want)
-
-
-def as_positions(x: Any, v: Value, at: Sequence[int], want: Sequence[Dims]) -> Any:
-    """`x`, which stands for `v`, with the dims at the positions `at` as those of `want`.
-
-    Where the factors have other sizes the elements are regrouped. Dims at other positions must not
-    be called as those of `want` are.
-    """
-    if not is_tensor(x):
-        return x
-    have = [v.dims[i] for i in at]
-    names: dict[str, str] = {}
-    torn = []
-    for a, b in zip(have, want, strict=True):
-        if fits([a], [b]):
-            names.update((d.name, e.name) for d, e in zip(a, b, strict=True))
-        else:
-            torn.append((a, b))
-    if not torn:
-        return renamed(x, names)
-    x = full(x, v, tuple(d for a, _ in torn for d in a))
-    aside = {d.name: f"{d.name}__torn" for a, _ in torn for d in a}
-    x = renamed(x, {**names, **aside})
-    for a, b in torn:
-        old = tuple(d.alias(aside[d.name]) for d in a)
-        x = regrouped(x, old, b)
-    return x
-
-
-def regrouped(x: Tensor, old: Dims, new: Dims) -> Tensor:
-    """`x`, whose dims `old` become `new`: as many elements, in the same order."""
-    rest = dim_algebra.without(x.dims, old)
-    if x.dims != (*rest, *old):
-        x = reshape.transpose(x, (*rest, *old))
-    return reshape.reshape(x, (*rest, *new))
-
-
-def like_result(
-    x: Any, v: Value, out: Variable, pairs: Iterable[tuple[int, int]] | None = None
-) -> Any:
-    """Operand `x`, which stands for `v`, with the names of the result where they correspond.
-
-    Args:
-      pairs: positions of the operand and of the result, by default each and itself. A position of
-        one element in the operand has no dims, whatever the result has there.
-    """
-    if not is_tensor(x):
-        return x
-    if pairs is None:
-        pairs = [(i, i) for i in range(len(v.shape))] if len(v.shape) == len(out.shape) else []
-    pairs = [(i, j) for i, j in pairs if v.shape[i] == out.shape[j]]
-    return as_positions(x, v, [i for i, _ in pairs], [out.dims[j] for _, j in pairs])
-
-
 def numpy_scalar(x: Any) -> Any:
     """A number that is known as one of NumPy, so that functions that close over it are alike."""
     if isinstance(x, (np.generic, np.ndarray)) and np.ndim(x) == 0:
         return np.asarray(x)[()]
     return x
-
-
-def size_of(dims: Iterable[Dim]) -> int:
-    return math.prod(d.size for d in dims)
 
 
 def where(e: Equation) -> str:

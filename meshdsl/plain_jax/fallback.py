@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +20,18 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
 from meshdsl.lowering.nest import Nest
 from meshdsl.plain_jax import gradients
-from meshdsl.plain_jax.evaluate import (
-    Evaluation,
-    bind,
+from meshdsl.plain_jax.evaluate import Evaluation, bind, where
+from meshdsl.plain_jax.positions import (
+    as_result,
     constant_of,
+    current_scope,
     fits,
-    ordered,
-    renamed,
-    where,
+    in_order,
+    with_positions,
 )
 from meshdsl.plain_jax.primitives import OF_MATRICES, OF_VECTORS
-from meshdsl.plain_jax.program import Equation, Value, Variable
-from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.plain_jax.program import Equation
+from meshdsl.tensor import is_tensor
 
 # What runs over devices itself, or is written for the arrays of one device.
 REFUSED = frozenset(
@@ -59,44 +58,53 @@ def fallback(at: Evaluation, e: Equation, xs: list) -> list:
             a if v.is_key else constant_of(a, v) for a, v in zip(bind(e, xs), e.outs, strict=True)
         ]
     passing = _passing(e)
+    through = {j: e.outs[0].dims[j] for at in passing for j in at.values()}
+    named: list[dict[int, Dims]] = [
+        {
+            i: through[at[i]] if i in at else (Dim(f"whole{k}_{i}__part", n),)
+            for i, n in enumerate(v.shape)
+        }
+        for k, (v, at) in enumerate(zip(e.ins, passing, strict=True))
+    ]
     tensors = [
-        _positioned(x, v, e, passing[k]) if is_tensor(x) or v.shape else x
-        for k, (x, v) in enumerate(zip(xs, e.ins, strict=True))
+        in_order(with_positions(x, v, by), _flat(by)) if is_tensor(x) or v.shape else x
+        for x, v, by in zip(xs, e.ins, named, strict=True)
     ]
     operands = tuple(x for x in tensors if is_tensor(x))
     if not operands:
         made = bind(e, xs)
         return [constant_of(a, v) if v.shape else a for a, v in zip(made, e.outs, strict=True)]
-    kept = {d for at in passing for j in at.values() for d in e.outs[0].dims[j]}
-    loop = dim_algebra.union("from_jax", [t.dims for t in operands])
-    whole = tuple(d for d in loop if d not in kept)
-    _report(at, e, operands, passing)
-    shapes = [_groups(v, e, passing[k]) for k, v in enumerate(e.ins)]
-    through = sorted({j for at in passing for j in at.values()})
-    outs = tuple(_dims_of_result(e, v, through) for v in e.outs)
-
+    _report(at, e, passing)
+    outs: list[dict[int, Dims]] = [
+        {i: through.get(i, (Dim(f"made{i}__part", n),)) for i, n in enumerate(v.shape)}
+        for v in e.outs
+    ]
+    kept = {d for dims in through.values() for d in dims}
     primitive = gradients.named(lambda *arrays: bind(e, arrays), what)
 
     def local(loop, *arrays):
+        size = lambda dims: math.prod(loop.size(d) if d in kept else d.size for d in dims)
         given = iter(arrays)
         full = [
-            _merged(loop, next(given), s) if is_tensor(x) else jnp.asarray(x)
-            for x, s in zip(tensors, shapes, strict=True)
+            jnp.reshape(next(given) if is_tensor(x) else x, [size(dims) for dims in by.values()])
+            for x, by in zip(tensors, named, strict=True)
         ]
         if e.name in OF_MATRICES:
             full = [_with_factors(loop, a, e, at) for a, at in zip(full, passing, strict=True)]
         axes = frozenset().union(*[collectives.varying(a) for a in full])
-        full = [collectives.vary(a, axes) for a in full]
-        made = primitive(*full)
-        return [
-            jnp.reshape(a, [loop.size(d) if d in kept else d.size for dims in out for d in dims])
-            for a, out in zip(made, outs, strict=True)
-        ]
+        made = primitive(*[collectives.vary(a, axes) for a in full])
+        shapes = [[size((d,)) for d in _flat(out)] for out in outs]
+        return [jnp.reshape(a, shape) for a, shape in zip(made, shapes, strict=True)]
 
-    flat = tuple(tuple(d for dims in out for d in dims) for out in outs)
-    nest = Nest(loop, flat, unsplit=whole, sums=False)
+    loop = dim_algebra.union("from_jax", [t.dims for t in operands])
+    whole = tuple(d for d in loop if d not in kept)
+    nest = Nest(loop, tuple(_flat(out) for out in outs), unsplit=whole, sums=False)
     made = apply_op_many(e.name, local, operands, nest, fill=None)
-    return [_as_result(x, out, v) for x, out, v in zip(made, outs, e.outs, strict=True)]
+    return [as_result(x, out, v) for x, out, v in zip(made, outs, e.outs, strict=True)]
+
+
+def _flat(by: dict[int, Dims]) -> Dims:
+    return tuple(d for dims in by.values() for d in dims)
 
 
 def _passing(e: Equation) -> list[dict[int, int]]:
@@ -153,37 +161,10 @@ def _last(count: int) -> Callable[[Equation], set[int]]:
 # The positions that a primitive works along. Its parameters say nothing of the sizes of others.
 PASSING: dict[str, Callable[[Equation], set[int]]] = {
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _windows),
-    "sort": lambda e: {e.params["dimension"]},
     "fft": lambda e: _last(len(e.params["fft_lengths"]))(e),
     **dict.fromkeys(OF_MATRICES, _last(2)),
     **dict.fromkeys(OF_VECTORS, _last(1)),
 }
-
-
-def _positioned(x: Any, v: Value, e: Equation, passing: dict[int, int]) -> Tensor:
-    """`x` with all its dims in order, those that pass through called as in the first result."""
-    out = e.outs[0]
-    names = {d.name: f"{d.name}__whole" for d in v.flat}
-    for i, j in passing.items():
-        names |= {a.name: b.name for a, b in zip(v.dims[i], out.dims[j], strict=True)}
-    x = ordered(x, v)
-    taken = {d.name for j in passing.values() for d in out.dims[j]}
-    names = {a: a if b.endswith("__whole") and a not in taken else b for a, b in names.items()}
-    return renamed(x, names)
-
-
-def _groups(v: Value, e: Equation, passing: dict[int, int]) -> list[Dims]:
-    """The dims at each position of an operand, where it passes through those of the result."""
-    return [
-        e.outs[0].dims[passing[i]] if i in passing else (Dim("size", n),)
-        for i, n in enumerate(v.shape)
-    ]
-
-
-def _merged(loop: DeviceLoop, array: jax.Array, groups: list[Dims]) -> jax.Array:
-    """An array with one position for each group, as large as this device's part."""
-    known = [math.prod(d.size if d.name == "size" else loop.size(d) for d in g) for g in groups]
-    return jnp.reshape(array, known)
 
 
 def _with_factors(
@@ -203,24 +184,9 @@ def _with_factors(
     return jnp.where(real.reshape(shape), array, other.astype(array.dtype))
 
 
-def _dims_of_result(e: Equation, v: Variable, through: list[int]) -> tuple[Dims, ...]:
-    """The dims of a result in the op: names of its own where nothing passes through."""
-    return tuple(
-        e.outs[0].dims[i] if i in through else tuple(d.alias(f"{d.name}__made") for d in dims)
-        for i, dims in enumerate(v.dims)
-    )
-
-
-def _as_result(x: Tensor, out: tuple[Dims, ...], v: Variable) -> Tensor:
-    have = [d for dims in out for d in dims]
-    return renamed(x, {a.name: b.name for a, b in zip(have, v.flat, strict=True)})
-
-
-def _report(
-    at: Evaluation, e: Equation, operands: tuple[Tensor, ...], passing: list[dict[int, int]]
-) -> None:
+def _report(at: Evaluation, e: Equation, passing: list[dict[int, int]]) -> None:
     """Write down that dims are whole which the layout would split, or refuse it."""
-    scope = next((t.placement.scope for t in operands if t.placement is not None), None)
+    scope = current_scope()
     if scope is None:
         return
     loop = dim_algebra.union("from_jax", [v.flat for v in e.ins])

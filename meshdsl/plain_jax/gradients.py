@@ -53,7 +53,20 @@ def rules_of(e: Any, what: str) -> Rules:
     Args:
       what: the function and its line, for an error.
     """
-    first = e.params.get("num_consts", 0)  # of the operands for which the function has a gradient
+    # The first operands may be values that the function closes over, without a gradient. JAX loses
+    # their number where it maps the function by `vmap` or leaves out some of what it takes.
+    first = e.params.get("num_consts", 0)
+    while True:
+        try:
+            return _rules_of(e, first, what)
+        except Exception as error:
+            if type(error).__name__ != "CustomVJPException" or first == len(e.invars):
+                raise
+        first += 1
+
+
+def _rules_of(e: Any, first: int, what: str) -> Rules:
+    """Both passes, with gradients for the operands from the number `first` on."""
     closed_over, results = _with_cotangents(e.invars[:first]), _with_cotangents(e.outvars)
     operands = tuple(first + i for i in _with_cotangents(e.invars[first:]))
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.invars]
@@ -74,8 +87,7 @@ def rules_of(e: Any, what: str) -> Rules:
         found = jax.tree.unflatten(tree, kept)(every)
         return [found[i - first] for i in operands]
 
-    of_results = [out[i] for i in results]
-    both = forward, jax.make_jaxpr(backward)(kept, of_results)
+    both = forward, jax.make_jaxpr(backward)(kept, [out[i] for i in results])
     fixed = _fixed(
         f"from_jax: {what} is differentiated by a value that it closes over: give it the value as "
         "an argument"

@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshdsl.dims import Dims
-from meshdsl.ops import reshape
-from meshdsl.plain_jax.evaluate import ordered, regrouped
+from meshdsl.plain_jax.positions import as_positions, constant_of, ordered
 from meshdsl.plain_jax.program import Value, Variable
 from meshdsl.tensor import Parameter, Tensor, is_tensor
 
@@ -41,13 +39,7 @@ def entering(x: Any, v: Variable) -> Any:
         return x
     if not is_tensor(x):
         array = jnp.asarray(x)
-        return array if not v.shape else Tensor(jnp.reshape(array, _sizes(v.flat)), v.flat)
+        return constant_of(array, v) if v.shape else array
     if set(x.dims) == set(v.flat):
         return x
-    aside = tuple(d.alias(f"{d.name}__torn") for d in x.dims)
-    x = reshape.rename(x, {a: b.name for a, b in zip(x.dims, aside, strict=True)})
-    return regrouped(x, aside, v.flat)
-
-
-def _sizes(dims: Dims) -> list[int]:
-    return [d.size for d in dims]
+    return as_positions(x, Variable((x.size,), x.dtype, dims=(x.dims,)), {0: v.flat})

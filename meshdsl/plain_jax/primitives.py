@@ -43,6 +43,20 @@ KEYS = frozenset(
 )
 
 
+# What only gives positions another place.
+MOVES = frozenset({"transpose", "broadcast_in_dim", "squeeze"})
+
+
+def moved_positions(name: str, params: dict[str, Any], rank: int) -> dict[int, int]:
+    """Where the positions of an operand of so many stand in the result of one of `MOVES`."""
+    if name == "transpose":
+        return {i: j for j, i in enumerate(params["permutation"])}
+    if name == "broadcast_in_dim":
+        return dict(enumerate(params["broadcast_dimensions"]))
+    kept = [i for i in range(rank) if i not in params["dimensions"]]
+    return {i: j for j, i in enumerate(kept)}
+
+
 def is_elementwise(jaxpr: Any) -> bool:
     """Whether a jaxpr has only elementwise equations, and numbers that are broadcast."""
     for e in jaxpr.eqns:

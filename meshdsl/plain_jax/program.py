@@ -147,7 +147,7 @@ def _inline(
     for e in closed.jaxpr.eqns:
         found = lines if instead else lines_of(e.source_info) or lines
         ins = [_read(v, env) for v in e.invars]
-        inlined, bodies, notes, remark, within = called(e)
+        inlined, bodies, notes, remark, within = called(e, found)
         if remark:
             program.remarks.append(f"{shown(found)}: {remark}")
         if inlined is not None:

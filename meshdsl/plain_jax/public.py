@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,18 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.scope import Scope
 from meshdsl.mesh import abstract_mesh
 from meshdsl.plain_jax import describe, rules, saving
 from meshdsl.plain_jax.attention import recognise_attention
 from meshdsl.plain_jax.calls import called
-from meshdsl.plain_jax.evaluate import Evaluation, as_tensor, ordered
+from meshdsl.plain_jax.evaluate import Evaluation
 from meshdsl.plain_jax.fallback import fallback
 from meshdsl.plain_jax.inference import Inference
 from meshdsl.plain_jax.names import Spec, agreed, boxed_names, paths_of, specs_of
 from meshdsl.plain_jax.packing import entering, packed, unpacked
+from meshdsl.plain_jax.positions import as_tensor, evaluated_in, ordered, scope_of
 from meshdsl.plain_jax.program import Program, Value, Variable, flatten
 from meshdsl.plain_jax.recognise import recognise
 from meshdsl.tensor import is_tensor, is_value
@@ -79,11 +80,11 @@ class FromJax:
         trace = self._traced(args)
         leaves = jax.tree.leaves(args, is_leaf=is_tensor)
         given = [entering(x, v) for x, v in zip(leaves, trace.program.invars, strict=True)]
-        at = Evaluation(fallback, strict=self._strict)
-        made = at.program(trace.program, given)
+        at = Evaluation(fallback, given, strict=self._strict)
+        with evaluated_in(at.like):
+            made = at.program(trace.program, given)
         self._fallbacks.update(at.fallbacks)
-        if at.scope is not None:
-            self._lowered = at.scope
+        self._lowered = scope_of(at.like) or self._lowered
         out = [
             x if v.is_key else ordered(as_tensor(x, v), v)
             for x, v in zip(made, trace.program.outvars, strict=True)
@@ -223,7 +224,7 @@ class FromJax:
             if of_leaf and trace.own[number] is None:
                 v = trace.program.invars[number]
                 if {d.name for d in v.flat} == set(sizes):
-                    shape = [_product(dims, sizes) for dims in v.dims]
+                    shape = [math.prod(sizes[d.name] for d in dims) for dims in v.dims]
                     return jax.ShapeDtypeStruct(shape, x.dtype), None
         names: Spec = tuple((d.name,) for d in x.dims)
         return jax.ShapeDtypeStruct(x.shape, x.dtype), names
@@ -285,13 +286,6 @@ def _unpacked(tree, variables: Sequence[Value], what: str):
 def tree_key(args) -> Any:
     """The structure of arguments, whatever the Tensors in them are."""
     return jax.tree.structure(jax.tree.map(lambda _: 0, args, is_leaf=is_tensor))
-
-
-def _product(dims: Dims, sizes: Mapping[str, int]) -> int:
-    made = 1
-    for d in dims:
-        made *= sizes[d.name]
-    return made
 
 
 def _jaxpr(fn: Callable, args) -> tuple[Any, Any]:

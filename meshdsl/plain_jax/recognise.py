@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from meshdsl.plain_jax.indices import SCATTERS, aligned
 from meshdsl.plain_jax.known_values import known_result
+from meshdsl.plain_jax.primitives import MOVES, moved_positions
 from meshdsl.plain_jax.program import Equation, Literal, Program, Value, Variable
 from meshdsl.plain_jax.static_masks import Affine, read
 
@@ -54,36 +55,42 @@ def recognise(program: Program, *, ops: bool) -> None:
 
 def _op(e: Equation, made: Definitions) -> Equation | None:
     """The op of the language that an equation is the last one of."""
-    find = {"div": _softmax, "sub": _log_softmax, "add": _logsumexp}.get(e.name)
-    return None if find is None else find(e, made)
-
-
-def _softmax(e: Equation, made: Definitions) -> Equation | None:
-    """`exp(x - max) / sum(exp(x - max))`."""
-    top, total = _by(e.ins[0], made, "exp"), _statistic(e.ins[1], made, "reduce_sum")
-    axes = _axes(e.ins[0], total, made)
-    if top is None or axes is None:
+    if e.name not in _LAST:
         return None
-    return _of_shifted(e, top.ins[0], made, axes, "softmax")
+    name, find = _LAST[e.name]
+    found = find(e, made)
+    if found is None:
+        return None
+    x, axes = found
+    if x.dtype != e.outs[0].dtype or not jnp.issubdtype(x.dtype, jnp.floating):
+        return None
+    return Equation(name, None, [x], e.outs, {"axes": axes}, e.lines)
 
 
-def _log_softmax(e: Equation, made: Definitions) -> Equation | None:
+def _softmax(e: Equation, made: Definitions) -> tuple[Value, tuple[int, ...]] | None:
+    """`exp(x - max) / sum(exp(x - max))`: what it is of, and over which positions."""
+    terms, total = _by(e.ins[0], made, "exp"), _statistic(e.ins[1], made, "reduce_sum")
+    if terms is None or total is None or total.through:
+        return None
+    return _shifted(e, terms.ins[0], made, _axes(e.ins[0], total, made))
+
+
+def _log_softmax(e: Equation, made: Definitions) -> tuple[Value, tuple[int, ...]] | None:
     """`(x - max) - log(sum(exp(x - max)))`."""
-    total = _statistic(e.ins[1], made, "reduce_sum", ("log",))
-    if total is None:
+    total = _statistic(e.ins[1], made, "reduce_sum")
+    if total is None or total.through != ["log"]:
         return None
     terms = _by(total.reduction.ins[0], made, "exp")
     if terms is None or terms.ins[0] is not e.ins[0]:
         return None
-    axes = _axes(total.reduction.ins[0], total, made)
-    return None if axes is None else _of_shifted(e, e.ins[0], made, axes, "log_softmax")
+    return _shifted(e, e.ins[0], made, _axes(total.reduction.ins[0], total, made))
 
 
-def _logsumexp(e: Equation, made: Definitions) -> Equation | None:
+def _logsumexp(e: Equation, made: Definitions) -> tuple[Value, tuple[int, ...]] | None:
     """`log(sum(exp(x - max))) + max`, with whatever in the place of a `max` that is infinite."""
     for total_at, top_at in ((0, 1), (1, 0)):
-        total = _statistic(e.ins[total_at], made, "reduce_sum", ("log", "abs"))
-        if total is None:
+        total = _statistic(e.ins[total_at], made, "reduce_sum")
+        if total is None or total.through not in (["log"], ["log", "abs"]):
             continue
         summed = total.reduction.ins[0]
         cast = _by(summed, made, "convert_element_type")  # to take sums of short floats
@@ -92,8 +99,7 @@ def _logsumexp(e: Equation, made: Definitions) -> Equation | None:
         if less is None:
             continue
         x, out = less.ins[0], e.outs[0]
-        top = _statistic(less.ins[1], made, "reduce_max", ("stop_gradient", "max", "select_n"))
-        axes = _axes(x, top, made)
+        axes = _axes_of_top(less, made)
         same = _as_reduced(less.ins[1], made) is _as_reduced(e.ins[top_at], made)
         if axes is None or not same or axes != total.reduction.params["axes"]:
             continue
@@ -102,9 +108,17 @@ def _logsumexp(e: Equation, made: Definitions) -> Equation | None:
         kept = kept if ones else [i for i in kept if i is not None]
         fits = [1 if i is None else x.shape[i] for i in kept] == list(out.shape)
         placed = all(j in (None, i) for i, j in zip(kept, total.places, strict=False))
-        if fits and placed and len(total.places) == len(kept) and _is_float_as(x, out):
-            return Equation("logsumexp", None, [x], e.outs, {"axes": axes}, e.lines)
+        if fits and placed and len(total.places) == len(kept):
+            return x, axes
     return None
+
+
+# By the primitive that comes last.
+_LAST = {
+    "div": ("softmax", _softmax),
+    "sub": ("log_softmax", _log_softmax),
+    "add": ("logsumexp", _logsumexp),
+}
 
 
 def _as_reduced(v: Value, made: Definitions) -> Value:
@@ -116,22 +130,23 @@ def _as_reduced(v: Value, made: Definitions) -> Value:
     return v
 
 
-def _is_float_as(x: Value, out: Variable) -> bool:
-    return x.dtype == out.dtype and bool(jnp.issubdtype(x.dtype, jnp.floating))
-
-
-def _of_shifted(
-    e: Equation, shifted: Value, made: Definitions, axes: tuple[int, ...], name: str
-) -> Equation | None:
-    """The op of what `shifted` is, which does not depend on what it is shifted by."""
-    x, less = shifted, _by(shifted, made, "sub")
-    if less is not None:
-        top = _statistic(less.ins[1], made, "reduce_max", ("stop_gradient", "max"))
-        if _axes(less.ins[0], top, made) == axes:
-            x = less.ins[0]
-    if x.shape != e.outs[0].shape or not _is_float_as(x, e.outs[0]):
+def _shifted(
+    e: Equation, shifted: Value, made: Definitions, axes: tuple[int, ...] | None
+) -> tuple[Value, tuple[int, ...]] | None:
+    """What a softmax is of, which does not depend on what that is shifted by."""
+    if axes is None or shifted.shape != e.outs[0].shape:
         return None
-    return Equation(name, None, [x], e.outs, {"axes": axes}, e.lines)
+    less = _by(shifted, made, "sub")
+    if less is None or _axes_of_top(less, made) != axes or less.ins[0].shape != shifted.shape:
+        return shifted, axes
+    return less.ins[0], axes
+
+
+def _axes_of_top(less: Equation, made: Definitions) -> tuple[int, ...] | None:
+    """The positions of `x` in `x - max(x)` over which the largest is taken."""
+    top = _statistic(less.ins[1], made, "reduce_max")
+    usual = top is not None and set(top.through) <= {"stop_gradient", "max", "select_n"}
+    return _axes(less.ins[0], top, made) if usual else None
 
 
 def _by(v: Value, made: Definitions, name: str) -> Equation | None:
@@ -146,50 +161,52 @@ class _Statistic(NamedTuple):
     Attributes:
       places: for each position of what it became the position of what was reduced; None where
         it is the same all along.
+      through: the elementwise ops that come in between, the last one first.
     """
 
     reduction: Equation
     places: list[int | None]
+    through: list[str]
 
 
-def _statistic(
-    v: Value, made: Definitions, name: str, through: tuple[str, ...] = ()
-) -> _Statistic | None:
-    """The reduction that `v` is, moved and broadcast.
-
-    Args:
-      through: elementwise ops that may come in between; `max` only with minus infinity.
-    """
+def _statistic(v: Value, made: Definitions, name: str) -> _Statistic | None:
+    """The reduction that `v` is, moved and broadcast, behind a few elementwise ops."""
     places: list[int | None] = list(range(len(v.shape)))
+    through: list[str] = []
     while isinstance(v, Variable) and (e := made.get(v)) is not None:
         operand = e.ins[0] if e.ins else v
         if e.name == name:
-            rank, axes = len(operand.shape), e.params["axes"]
-            kept: list = [i for i in range(rank) if i not in axes]
-            return _Statistic(e, _placed(places, kept))
+            kept: list = [i for i in range(len(operand.shape)) if i not in e.params["axes"]]
+            return _Statistic(e, _placed(places, kept), through)
         if e.name == "convert_element_type":  # sums of short floats are taken in float32
-            pass
-        elif e.name == "transpose":
-            places = _placed(places, e.params["permutation"])
-        elif e.name == "broadcast_in_dim" and len(e.ins) == 1:
-            at = list(e.params["broadcast_dimensions"])
-            places = _placed(
-                places, [at.index(i) if i in at else None for i in range(len(v.shape))]
-            )
-        elif e.name in _SHAPES and _adds_ones(e):
-            long = [i for i, n in enumerate(operand.shape) if n != 1]
-            rest = iter(long)
-            places = _placed(places, [None if n == 1 else next(rest) for n in v.shape])
-        elif e.name == "max" and "max" in through and _is_minus_infinity(operand):
-            operand = e.ins[1]
-        elif e.name == "select_n" and "select_n" in through:  # another number where not finite
-            finite = _by(e.ins[0], made, "is_finite")
-            if len(e.ins) != 3 or finite is None or finite.ins[0] is not e.ins[2]:
+            if not jnp.issubdtype(v.dtype, jnp.floating):
                 return None
-            operand = e.ins[2]
-        elif e.name not in through or e.name == "max":
-            return None
+        elif e.name in MOVES and len(e.ins) == 1:
+            moved = moved_positions(e.name, e.params, len(operand.shape))
+            back = {j: i for i, j in moved.items()}
+            places = _placed(places, [back.get(i) for i in range(len(v.shape))])
+        elif e.name in _SHAPES and _adds_ones(e):
+            rest = iter([i for i, n in enumerate(operand.shape) if n != 1])
+            places = _placed(places, [None if n == 1 else next(rest) for n in v.shape])
+        else:
+            found = _behind(e, made)
+            if found is None:
+                return None
+            operand = found
+            through.append(e.name)
         v = operand
+    return None
+
+
+def _behind(e: Equation, made: Definitions) -> Value | None:
+    """What an elementwise op is of, that may stand between a reduction and its use."""
+    if e.name in ("log", "abs", "stop_gradient"):
+        return e.ins[0]
+    if e.name == "max" and _is_minus_infinity(e.ins[0]):
+        return e.ins[1]
+    if e.name == "select_n" and len(e.ins) == 3:  # another number where it is not finite
+        finite = _by(e.ins[0], made, "is_finite")
+        return e.ins[2] if finite is not None and finite.ins[0] is e.ins[2] else None
     return None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 
 from meshdsl.plain_jax.known_values import known_result
-from meshdsl.plain_jax.primitives import ELEMENTWISE
+from meshdsl.plain_jax.primitives import ELEMENTWISE, MOVES, moved_positions
 from meshdsl.plain_jax.program import Equation, Literal, Value, Variable
 
 
@@ -27,9 +27,9 @@ class Affine(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One constant where all conditions hold, each of which is that numbers are at least 0."""
+    """One constant where a condition holds, which is that numbers are at least 0, and another."""
 
-    conditions: frozenset[Affine]
+    condition: Affine
     there: Any
     elsewhere: Any
 
@@ -101,12 +101,10 @@ def _array(array: Any) -> Read:
 def _places(e: Equation) -> dict[int, int] | None:
     """Where the positions of an operand go, of a primitive that only moves them."""
     shape = e.ins[0].shape if e.ins else ()
-    if e.name == "broadcast_in_dim":
-        at = e.params["broadcast_dimensions"]
-        return {i: j for i, j in enumerate(at) if shape[i] != 1}
-    if e.name == "transpose":
-        return {i: j for j, i in enumerate(e.params["permutation"])}
-    if e.name in ("squeeze", "reshape", "expand_dims"):
+    if e.name in MOVES:
+        found = moved_positions(e.name, e.params, len(shape))
+        return {i: j for i, j in found.items() if shape[i] != 1}
+    if e.name in ("reshape", "expand_dims"):
         long = lambda shape: [i for i, n in enumerate(shape) if n != 1]
         a, b = long(shape), long(e.outs[0].shape)
         if [shape[i] for i in a] == [e.outs[0].shape[j] for j in b]:
@@ -117,7 +115,7 @@ def _places(e: Equation) -> dict[int, int] | None:
 def moved(found: Read, places: Mapping[int, int]) -> Read:
     """What was found, at other positions. One without a place has one element, of index 0."""
     if isinstance(found, Choice):
-        return found._replace(conditions=frozenset(_replaced(c, places) for c in found.conditions))
+        return found._replace(condition=_replaced(found.condition, places))
     return None if found is None else _replaced(found, places)
 
 
@@ -133,11 +131,8 @@ def _elementwise(e: Equation, found: list) -> Read:
         if isinstance(x, Affine) and x.by_position:
             return x if e.outs[0].dtype.kind in "iuf" else None  # numbers, and small ones
         return _by_constants(e, found)
-    if name == "and" and all(isinstance(x, Choice) and _is_mask(x) for x in found):
-        return Choice(found[0].conditions | found[1].conditions, True, False)
-    if name == "select_n" and len(found) == 3:
-        which, no, yes = found
-        return _selected(which, no, yes)
+    if name == "select_n" and isinstance(found[0], Affine) and not found[0].by_position:
+        return found[1 + int(found[0].constant)]
     if all(isinstance(x, Affine) for x in found):
         if name in ("add", "sub") and any(x.by_position for x in found):
             return _combined(found[0], found[1], 1 if name == "add" else -1)
@@ -146,7 +141,7 @@ def _elementwise(e: Equation, found: list) -> Read:
             least, most = _bounds(condition, e.outs[0].shape)
             if least >= 0 or most < 0:
                 return Affine((), least >= 0)
-            return Choice(frozenset({condition}), True, False)
+            return Choice(condition, True, False)
     return _by_constants(e, found)
 
 
@@ -157,34 +152,13 @@ def _bounds(found: Affine, shape: tuple[int, ...]) -> tuple[int, int]:
     return found.constant + low, found.constant + high
 
 
-def _is_mask(x: Choice) -> bool:
-    return x.there is True and x.elsewhere is False
-
-
 def _is_whole(x: Affine) -> bool:
     return float(x.constant).is_integer()
 
 
-def _selected(which: Read, no: Read, yes: Read) -> Read:
-    if isinstance(which, Affine) and not which.by_position:
-        return yes if which.constant else no
-    if not isinstance(which, Choice) or not isinstance(no, Affine) or no.by_position:
-        return None
-    if {which.there, which.elsewhere} != {True, False}:
-        return None
-    if isinstance(yes, Choice):
-        if which.there is not True or yes.elsewhere != no.constant:
-            return None
-        return Choice(which.conditions | yes.conditions, yes.there, no.constant)
-    if yes is None or yes.by_position:
-        return None
-    one, other = yes.constant, no.constant
-    return Choice(which.conditions, *((one, other) if which.there else (other, one)))
-
-
 def _by_constants(e: Equation, found: list) -> Read:
     """An elementwise function of constants, and of one choice."""
-    choices = {x.conditions for x in found if isinstance(x, Choice)}
+    choices = {x.condition for x in found if isinstance(x, Choice)}
     if len(choices) > 1 or any(isinstance(x, Affine) and x.by_position for x in found):
         return None
     value = lambda there: _value(

@@ -116,7 +116,7 @@ CASES = {
         lambda q, k, v, keep: of_scores(causal(scores_of(q, k)), heads(v)),
     ),
     "causal, added": (
-        "attention (causal)",
+        "attention (with a bias)",
         lambda q, k, v, keep: of_scores(additive(scores_of(q, k)), heads(v)),
     ),
     "a window": (

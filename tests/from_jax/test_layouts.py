@@ -1,4 +1,4 @@
-"""Models of all libraries equal themselves under every shipped layout."""
+"""Models of all libraries equal themselves under shipped layouts, and others that split more."""
 
 import dataclasses
 from pathlib import Path
@@ -8,24 +8,54 @@ import pytest
 import meshdsl as md
 from meshdsl.mesh import axis_sizes
 from tests.from_jax import libraries, zoo
-from tests.from_jax.test_from_jax import assert_same
+from tests.from_jax.test_from_jax import SIZES, assert_same, gpt, scanned_gpt
 
-MODELS = {**zoo.ZOO, **libraries.LIBRARIES}
-SIZES = {**zoo.SIZES, "equinox": {"heads": 4}, "haiku": {"heads": 4}}
+MODELS = {**zoo.ZOO, **libraries.LIBRARIES, "gpt": gpt, "scanned gpt": scanned_gpt}
+OF_NAMES = {
+    **zoo.SIZES,
+    "equinox": {"heads": 4},
+    "haiku": {"heads": 4},
+    "gpt": SIZES,
+    "scanned gpt": SIZES,
+}
+MESH = {"data": 2, "model": 2}
+OWN = {
+    "fsdp and sequence": md.Layout(
+        [
+            "batch -> data",
+            "heads?, kv_heads?, d_ff?, vocab?, height?, experts? -> model",
+            "length? -> model",
+        ],
+        ["d_model? -> data"],
+        mesh=MESH,
+    ),
+    "context": md.Layout(
+        ["length? -> data, model", "batch -> model", "width? -> model"], mesh=MESH
+    ),
+}
 FILES = sorted((Path(__file__).parents[2] / "layouts").glob("*.toml"))
-LAYOUTS = [file.stem for file in FILES if not file.stem.startswith("pipeline")]
+SHIPPED = [file.stem for file in FILES if not file.stem.startswith("pipeline")]
 # What layouts have rules for, and a model may lack: an image has no length.
 DIMS = ("length", "d_model", "d_ff", "vocab", "experts")
+# A model has every fifth of the shipped layouts, and each of these has some models.
+CASES = [(model, layout) for model in MODELS for layout in OWN] + [
+    (model, layout)
+    for i, model in enumerate(MODELS)
+    for j, layout in enumerate(SHIPPED)
+    if (i + j) % 5 == 0
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", MODELS)
-def test_a_model_equals_itself_under_every_shipped_layout(model, layout):
+@pytest.mark.parametrize("model, layout", CASES)
+def test_a_model_equals_itself_under_a_layout(model, layout):
     fn, names, args = MODELS[model]()
+    named = md.from_jax(fn, names, sizes=OF_NAMES.get(model))
+    if layout in OWN:
+        assert_same(fn, named, args, OWN[layout])
+        return
     loaded = md.Layout.load(layout)
     devices = 4 if loaded.mesh else 1
     uneven = "pad" if model == "vit" else loaded.uneven  # it has 9 patches
     loaded = dataclasses.replace(loaded, mesh=axis_sizes(loaded.mesh, devices), uneven=uneven)
-    named = md.from_jax(fn, names, sizes=SIZES.get(model))
     assert_same(fn, named, args, loaded, devices, dims=DIMS)

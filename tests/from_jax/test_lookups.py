@@ -58,21 +58,6 @@ def cached(x, y):
     return cache.at[ROWS, whole(y[0], 5)].set(x).sum(1) + cache.at[:, 2].set(2 * x)[:, 2]
 
 
-def depthwise(x, y, how="NWC"):
-    a = jnp.stack([x.T, 2 * x.T])
-    return lax.conv_general_dilated(
-        a, y[:3, None], (1,), "SAME", feature_group_count=4, dimension_numbers=(how, "WIO", how)
-    )
-
-
-def by_two_groups(x, y):
-    kernel = jnp.tile(y[:6].reshape(3, 2, 4), (1, 1, 1))
-    a = jnp.stack([x.T, 2 * x.T])
-    return lax.conv_general_dilated(
-        a, kernel, (2,), "SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC")
-    )
-
-
 def spread(x, y, padding, **how):
     """A convolution of three taps whose input is spread."""
     kernel = jnp.stack([y, 2 * y, -y])
@@ -120,17 +105,11 @@ CASES = {
     "special functions": lambda x, y: (
         jax.scipy.special.polygamma(1, x * x + 1) + jnp.abs(lax.complex(x, y.T))
     ),
-    "put": lambda x, y: jax.device_put(x) * 2,
-    "segments": lambda x, y: jax.ops.segment_sum(x, whole(y[0], 5), 5),
     "histogram": lambda x, y: jnp.bincount(whole(x, 5).reshape(-1), length=6) * y[:6, 0],
     "experts": experts,
     "cached": cached,
-    "one hot": lambda x, y: jax.nn.one_hot(whole(x, 8), 8) @ y,
     "argsort": lambda x, y: jnp.take_along_axis(x, jnp.argsort(x, 1), 1) + jnp.sort(x, 1)[:, ::-1],
-    "log of sums": lambda x, y: lax.cumlogsumexp(x, 1) + lax.cummax(x, 0),
     "bits": lambda x, y: lax.reduce_precision(x, 8, 10) + lax.clamp(-0.5, x, 0.5),
-    "depthwise": depthwise,
-    "groups": by_two_groups,
     "transposed convolution": lambda x, y: lax.conv_transpose(
         x[None], y[:6].reshape(3, 8, 1), (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
     ),
@@ -142,18 +121,7 @@ CASES = {
         x, y[:1, :1] * x[:1], [(1, 2)], feature_group_count=8
     ),
     "spread with padding beyond": lambda x, y: spread(x, y, [(3, 2)]),
-    "pools": lambda x, y: (
-        lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
-        + lax.reduce_window(y.T, 0.0, lax.add, (1, 3), (1, 2), "SAME")
-    ),
     "choice of three": lambda x, y: lax.select_n(whole(x, 2), x, y.T, 2 * x),
-    "branch": lambda x, y: lax.switch(
-        whole(x[0, 0], 3), [lambda x: x @ y, lambda x: x[:, :4], lambda x: jnp.sin(x[:, 4:])], x
-    ),
-    "dropped": lambda x, y: jnp.where(
-        jax.random.bernoulli(jax.random.key(3), 0.7, x.shape), x / 0.7, 0
-    ),
-    "drawn": lambda x, y: x + jax.random.normal(jax.random.key(1), (4, 8)) * y.T,
     "for each": lambda x, y: lax.map(lambda r: r @ y + lax.top_k(r, 2)[0].sum(), x),
 }
 

@@ -18,9 +18,6 @@ BATCH, LENGTH, D_MODEL, D_FF = (
 )  # fmt: skip
 MESH = {"data": 2, "model": 2}
 LAYOUTS = {
-    "tensor": md.Layout(["batch -> data", "d_ff -> model"], mesh=MESH),
-    "sequence": md.Layout(["batch -> data", "d_ff -> model", "length -> model"], mesh=MESH),
-    "fsdp": md.Layout(["batch -> data, model"], ["d_model -> data, model"], mesh=MESH),
     "fsdp-sequence": md.Layout(
         ["batch -> data", "d_ff -> model", "length -> model"], ["d_model -> data"], mesh=MESH
     ),

@@ -3,7 +3,6 @@
 All cases are one program, which is compiled once.
 """
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +25,13 @@ def clipped(x):
 def _(primals, tangents):
     (x,), (t,) = primals, tangents
     return clipped(x), t * 0.5 + 0 * x
+
+
+def summed(x):
+    """Sums beside a logarithm that is taken twice, or not at all."""
+    top = x.max(1, keepdims=True)
+    terms = jnp.exp(x - top).sum(1, keepdims=True)
+    return (x - jnp.log(jnp.log(jnp.exp(x).sum(1, keepdims=True)))) / 4 + (terms + top)
 
 
 # Functions of x (4, 8) and y (8, 4), named "a b" and "b c".
@@ -67,7 +73,9 @@ CASES = {
     "cumsum": lambda x, y: jnp.cumsum(x, 1) + jnp.cumsum(x[:, ::-1], 0),
     "softmax": lambda x, y: jax.nn.softmax(3 * x, -1) + jax.nn.log_softmax(x, 0),
     "softmax of all": lambda x, y: jax.nn.softmax(x, (0, 1)) * jax.nn.logsumexp(x),
-    "logsumexp": lambda x, y: jax.nn.logsumexp(x, 1) + jax.nn.logsumexp(y, 0, keepdims=True)[0],
+    "nearly softmax": lambda x, y: (
+        x - jnp.exp(x).sum(1, keepdims=True) + summed(x) + jnp.exp(x) / y.max()
+    ),
     "split": lambda x, y: sum(s * (i + 1) for i, s in enumerate(jnp.split(x, 4, 1))),
     "split unequally": lambda x, y: jnp.split(x, [3, 5], 1)[2] * jnp.split(y, [3], 0)[0].T,
     "slice": lambda x, y: x[1:3, 4:] * x[:2, 3:7],
@@ -82,21 +90,16 @@ CASES = {
     "iota": lambda x, y: x * lax.broadcasted_iota(jnp.float32, (4, 8), 1),
     "tril": lambda x, y: jnp.tril(x) @ y,
     "lookup": lambda x, y: x[:, PERMUTATION] + x[IDS],
-    "lookup outside": lambda x, y: jnp.take(y, jnp.array([9, 2]), axis=0, mode="clip"),
     "lookup by argument": lambda x, y: y[(jnp.abs(jnp.sin(x)) * 7).astype(int)],
-    "lookup filled": lambda x, y: y.at[(x * 12).astype(int)].get(mode="fill", fill_value=0.25),
-    "along": lambda x, y: jnp.take_along_axis(x, (jnp.abs(x) * 7).astype(int), 1),
     "diagonal": lambda x, y: jnp.diagonal(y[:4] * 2) + x[jnp.arange(4), jnp.arange(4)],
     "window": lambda x, y: lax.dynamic_slice(x, (1, 2), (2, 4)),
     "window computed": lambda x, y: lax.dynamic_slice_in_dim(x, x.argmax(), 3, 1),
     "window replaced": lambda x, y: lax.dynamic_update_slice(x, y[:2, :3], (1, x.argmax())),
     "row replaced": lambda x, y: lax.dynamic_update_slice_in_dim(x, 2 * x[1:2], 2, 0),
     "at set": lambda x, y: x.at[1].set(y[:, 2]).at[:, 3].add(1.0),
-    "scatter": lambda x, y: jnp.zeros((4, 4)).at[IDS].add(x[:, :4]),
     "reversed": lambda x, y: x[::-1] + jnp.flip(x, 1),
     "roll": lambda x, y: jnp.roll(x, 3, 1) + jnp.roll(x, 1, 0),
     "sort": lambda x, y: jnp.sort(x, 1) + jnp.sort(x, 0),
-    "argsort": lambda x, y: jnp.argsort(x, 1) * 1.0,
     "top": lambda x, y: lax.top_k(x, 3)[0] * lax.top_k(x, 3)[1],
     "scan": lambda x, y: lax.scan(lambda c, r: (c * 0.5 + r, c.sum() * r), x[0], x),
     "scan of counts": lambda x, y: lax.fori_loop(0, 3, lambda i, c: c * x + i, x),
@@ -118,22 +121,6 @@ CASES = {
     "pointwise convolution": lambda x, y: lax.conv_general_dilated(
         x[None], y[None], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
     ),
-    "pool": lambda x, y: (
-        nn.max_pool(x[..., None], (3,), padding="SAME")[..., 0]
-        + nn.avg_pool(y.T[..., None], (2,), (1,), "SAME")[..., 0]
-    ),
-    "grouped convolution": lambda x, y: lax.conv_general_dilated(
-        jnp.stack([x, 2 * x]).swapaxes(1, 2),
-        y[:3, None],
-        (1,),
-        "SAME",
-        feature_group_count=4,
-        dimension_numbers=("NWC", "WIO", "NWC"),
-    ),
-    "order": lambda x, y: lax.sort((x, x * 2, y.T), dimension=1, num_keys=1)[2],
-    "cholesky": lambda x, y: jnp.linalg.cholesky(
-        jnp.einsum("ab,ac->abc", x, x) + 3 * jnp.eye(8)
-    ).sum(1),
     "associative scan": lambda x, y: lax.associative_scan(jnp.multiply, x, axis=1),
     "where of while": lambda x, y: (
         x
@@ -183,7 +170,16 @@ def mixed(tree):
     return sum(parts)
 
 
-QUICK = ("broadcast", "custom jvp", "square", "regroup odd", "split", "lookup", "cumsum")
+QUICK = (
+    "broadcast",
+    "custom jvp",
+    "square",
+    "regroup odd",
+    "split",
+    "lookup",
+    "cumsum",
+    "nearly softmax",
+)
 
 
 def test_some_primitives_equal_plain_jax():

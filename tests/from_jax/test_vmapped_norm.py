@@ -27,7 +27,9 @@ def loss(params, stats, x):
     return jnp.square(y).mean()
 
 
-@pytest.mark.parametrize("rule", ["batch -> data", "height -> data"])
+@pytest.mark.parametrize(
+    "rule", ["batch -> data", pytest.param("height -> data", marks=pytest.mark.slow)]
+)
 def test_a_norm_over_the_name_of_a_vmap_equals_plain_jax(rule):
     x = np.random.default_rng(0).normal(size=(16, 8, 8, 3)).astype(np.float32)
     variables = Net().init(jax.random.key(0), x[0], train=False)

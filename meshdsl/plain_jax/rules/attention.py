@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -14,18 +15,17 @@ from meshdsl.ops.attention import attention as fused
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.plain_jax.attention import HIDES, Beside, Parts
 from meshdsl.plain_jax.constraints import free_positions
-from meshdsl.plain_jax.evaluate import (
-    Evaluation,
+from meshdsl.plain_jax.evaluate import Evaluation, rule
+from meshdsl.plain_jax.positions import (
     as_positions,
+    as_result,
     as_tensor,
     full,
     like_result,
     renamed,
-    rule,
-    size_of,
+    with_dims,
 )
 from meshdsl.plain_jax.program import Equation, Variable
-from meshdsl.plain_jax.rules.index import full_of
 from meshdsl.tensor import Tensor
 
 # What hides a score: it takes no part beside others, and where all are hidden, they are equal.
@@ -47,7 +47,7 @@ def attention(_: Evaluation, e: Equation, xs: list) -> list:
     bias, visible = _bias(parts, xs[3:])
     if visible is not None and memory in visible.dims:  # else it weighs all keys alike
         some = reduce.any(visible, memory)
-        query = _chosen(some, full_of(query, some), 0.0)
+        query = _chosen(some, with_dims(query, some.dims), 0.0)
     if bias is not None and memory not in bias.dims:
         bias = reshape.broadcast(bias, (memory, *bias.dims))
     elif bias is not None:
@@ -79,14 +79,14 @@ def _bias(parts: Parts, xs: list) -> tuple[Tensor | None, Tensor | None]:
         x = _beside(x, beside, parts.scores)
         if beside.fill is None:
             x = component.cast(x, jnp.float32)
-            bias = x if bias is None else full_of(bias, x) + x
+            bias = x if bias is None else with_dims(bias, x.dims) + x
             continue
         x = x if beside.shows else FUNCTIONS["logical_not"](x)
-        visible = x if visible is None else FUNCTIONS["logical_and"](full_of(visible, x), x)
+        visible = x if visible is None else FUNCTIONS["logical_and"](with_dims(visible, x.dims), x)
         if bias is None:
             bias = component.map(_masked, x, name="mask")
         else:
-            bias = _chosen(x, full_of(bias, x), _HIDDEN)
+            bias = _chosen(x, with_dims(bias, x.dims), _HIDDEN)
     if bias is not None:
         bias = component.map(partial(jnp.maximum, _HIDDEN), bias, name="bias")
     return bias, visible
@@ -128,7 +128,7 @@ def _inner(parts: Parts) -> tuple[Dim, Dim]:
 def _one(dims: Dims, name: str, taken: set[str]) -> Dim:
     """One dim of all of `dims`, such as those that rotary positions take apart; `name` if new."""
     alone = len(dims) == 1 and dims[0].name not in taken
-    return dims[0] if alone else Dim(name, size_of(dims))
+    return dims[0] if alone else Dim(name, math.prod(d.size for d in dims))
 
 
 def _operand(x: Tensor, parts: Parts, side: int, head: Dim) -> Tensor:
@@ -139,7 +139,7 @@ def _operand(x: Tensor, parts: Parts, side: int, head: Dim) -> Tensor:
     v, start = e.ins[side], count + side * len(free[0])
     at = [*batches[side], *free[side], *contracted[side]]
     own = scores.dims[start : start + len(free[side])]
-    x = as_positions(x, v, at, [*scores.dims[:count], *own, (head,)])
+    x = as_positions(x, v, dict(zip(at, [*scores.dims[:count], *own, (head,)], strict=True)))
     if side:
         return full(x, v, (head, *scores.dims[parts.memory]))
     queries = () if parts.queries is None else scores.dims[parts.queries]
@@ -155,7 +155,8 @@ def _value(x: Tensor, parts: Parts, feature: Dim) -> Tensor:
     (free,) = free_positions(e)[side]
     at = [*batches[side], free, *contracted[side]]
     shared = [scores.dims[parts.weights[i]] for i in batches[other]]
-    return full(as_positions(x, v, at, [*shared, (feature,), memory]), v, (feature, *memory))
+    want = dict(zip(at, [*shared, (feature,), memory], strict=True))
+    return full(as_positions(x, v, want), v, (feature, *memory))
 
 
 def _result(made: Tensor, parts: Parts, feature: Dim, out: Variable) -> Tensor:
@@ -167,6 +168,4 @@ def _result(made: Tensor, parts: Parts, feature: Dim, out: Variable) -> Tensor:
     of_weights: list[Dims] = [scores.dims[parts.weights[i]] for i in frees[weights]]
     order: list[Dims] = [scores.dims[parts.weights[i]] for i in batches[weights]]
     order += [(feature,), *of_weights] if parts.values_first else [*of_weights, (feature,)]
-    stands = Variable(out.shape, out.dtype, dims=tuple(order))
-    made = as_positions(made, stands, range(len(order)), out.dims)
-    return component.cast(made, out.dtype)
+    return component.cast(as_result(made, dict(enumerate(order)), out), out.dtype)

@@ -12,45 +12,37 @@ from meshdsl.ops import branch, component, loops, reduce
 from meshdsl.ops import checkpoint as rematerialisation
 from meshdsl.ops import scan as scanning
 from meshdsl.ops.custom_gradient import custom_gradient
-from meshdsl.plain_jax.evaluate import (
-    Evaluation,
+from meshdsl.plain_jax.evaluate import Evaluation, rule
+from meshdsl.plain_jax.factors import leaves
+from meshdsl.plain_jax.positions import (
+    as_positions,
+    as_result,
     as_tensor,
-    fits,
     full,
     like_result,
-    regrouped,
-    renamed,
-    rule,
+    with_dims,
 )
-from meshdsl.plain_jax.factors import leaves
 from meshdsl.plain_jax.program import Equation, Program, Value, Variable
 from meshdsl.plain_jax.saving import saving
 from meshdsl.program.jaxpr import scan_counts
-from meshdsl.tensor import Tensor, is_tensor
-
-
-def _is_array(v: Value) -> bool:
-    """Whether what stands for `v` stays an array: random keys, and their words."""
-    return v.is_key
+from meshdsl.tensor import Tensor
 
 
 def _given(x: Any, v: Value, w: Value) -> Any:
     """What stands for `v`, as the variable `w` of a body."""
-    if _is_array(v):
+    if v.is_key:
         return x
     return like_result(as_tensor(x, v), v, w)  # pyright: ignore[reportArgumentType]
 
 
 def _whole(x: Any, v: Value, w: Value) -> Any:
     """The same with all dims of `w`."""
-    return x if _is_array(v) else full(_given(x, v, w), w)
+    return x if v.is_key else full(_given(x, v, w), w)
 
 
 def _run(at: Evaluation, body: Program, args: list, outs) -> tuple:
     """The results of a body, as the variables `outs`, with all dims of these."""
-    before = at.like
     made = at.program(body, args)
-    at.like = before
     return tuple(_whole(x, w, v) for x, w, v in zip(made, body.outvars, outs, strict=True))
 
 
@@ -103,37 +95,15 @@ def _turns(e: Equation, inside: list) -> Dim:
 
 def _stacked(x: Any, v: Value, w: Value, dim: Dim) -> Any:
     """What a loop takes one by one, with the dims of the body's variable and `dim` in front."""
-    if _is_array(v):
+    if v.is_key:
         return x
-    x = as_tensor(x, v)
-    aside = tuple(d.alias(f"{d.name}__torn") for d in v.dims[0])
-    x = full(x, v, v.dims[0])
-    if not fits(v.dims[1:], w.dims):
-        raise AssertionError
-    names = {a.name: b.name for a, b in zip(v.dims[0], aside, strict=True)}
-    have = [d for dims in v.dims[1:] for d in dims]
-    names |= {a.name: b.name for a, b in zip(have, w.flat, strict=True)}
-    if fits([v.dims[0]], [(dim,)]):
-        names[v.dims[0][0].name] = dim.name
-        return full(renamed(x, names), w)
-    return full(regrouped(renamed(x, names), aside, (dim,)), w)
+    x = as_positions(as_tensor(x, v), v, dict(enumerate([(dim,), *w.dims])))
+    return with_dims(x, (dim, *w.flat))
 
 
-def _unstacked(x: Any, w: Value, v: Value, dim: Dim) -> Any:
+def _unstacked(x: Any, w: Value, v: Variable, dim: Dim) -> Any:
     """The results of all turns, as the variable `v` of the equation."""
-    if _is_array(v):
-        return x
-    assert is_tensor(x)
-    if not fits(v.dims[1:], w.dims):
-        raise AssertionError
-    aside = tuple(d.alias(f"{d.name}__torn") for d in v.dims[0])
-    names = {a.name: b.name for a, b in zip(w.flat, v.flat[len(v.dims[0]) :], strict=True)}
-    if fits([(dim,)], [v.dims[0]]):
-        return renamed(x, {**names, dim.name: v.dims[0][0].name})
-    x = renamed(x, {**names, dim.name: "turns__torn"})
-    x = regrouped(x, (dim.alias("turns__torn"),), aside)
-    back = {a.name: b.name for a, b in zip(aside, v.dims[0], strict=True)}
-    return renamed(x, back)
+    return x if v.is_key else as_result(x, dict(enumerate([(dim,), *w.dims])), v)
 
 
 @rule("while")
@@ -175,7 +145,7 @@ def while_loop(at: Evaluation, e: Equation, xs: list) -> list:
 
 def _chosen(going: Tensor, asked: Value, new: Any, old: Any, v: Variable) -> Any:
     """The new value where a condition holds, whose dims are the first ones of `v`."""
-    if _is_array(v):
+    if v.is_key:
         raise MeshDSLError(
             "from_jax: a while_loop under vmap whose turns differ between rows has no random keys "
             "among what it carries; split them before the loop"
@@ -191,7 +161,7 @@ def switch(at: Evaluation, e: Equation, xs: list) -> list:
     index, *operands = xs
     index = as_tensor(index, e.ins[0])
     operands = [
-        x if _is_array(v) else as_tensor(x, v) for x, v in zip(operands, e.ins[1:], strict=True)
+        x if v.is_key else as_tensor(x, v) for x, v in zip(operands, e.ins[1:], strict=True)
     ]
 
     def of(body: Program):
@@ -211,9 +181,7 @@ def own_gradient(at: Evaluation, e: Equation, xs: list) -> list:
 
     def run(*args):
         given = [_given(x, v, w) for x, v, w in zip(args, e.ins, forward.invars, strict=True)]
-        before = at.like
         made = at.program(forward, given)
-        at.like = before
         outs, kept = made[:count], made[count:]
         kept = [
             _given(x, v, w)
@@ -225,9 +193,7 @@ def own_gradient(at: Evaluation, e: Equation, xs: list) -> list:
                 _given(slopes[i], e.outs[i], w)
                 for i, w in zip(rules.results, backward.invars[rules.kept :], strict=True)
             ]
-            before = at.like
             found = at.program(backward, [*kept, *slopes])
-            at.like = before
             back: list = [None] * len(e.ins)
             for i, x, w in zip(rules.operands, found, backward.outvars, strict=True):
                 back[i] = _whole(x, w, e.ins[i])
@@ -237,7 +203,7 @@ def own_gradient(at: Evaluation, e: Equation, xs: list) -> list:
             _whole(x, w, v) for x, w, v in zip(outs, forward.outvars, e.outs, strict=False)
         ), pull
 
-    xs = [x if _is_array(v) else full(x, v) for x, v in zip(xs, e.ins, strict=True)]
+    xs = [x if v.is_key else full(x, v) for x, v in zip(xs, e.ins, strict=True)]
     for i in rules.closed_over:
         xs[i] = component.map(rules.fixed, xs[i], name="closed_over", linear=True)
     return list(custom_gradient(run)(*xs))

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from meshdsl.dims import Dim, Dims
 from meshdsl.ops import shift
 from meshdsl.ops.conv import conv, conv_transpose
-from meshdsl.plain_jax.evaluate import Evaluation, fits, rule
+from meshdsl.plain_jax.evaluate import Evaluation, rule
+from meshdsl.plain_jax.positions import as_result, current_scope, fits, with_positions
 from meshdsl.plain_jax.program import Equation
-from meshdsl.plain_jax.rules.positions import as_result, with_positions
-from meshdsl.tensor import is_tensor
 
 
 class _Channels(NamedTuple):
@@ -37,7 +36,7 @@ def convolution(at: Evaluation, e: Equation, xs: list) -> list:
     spread = any(n != 1 for n in e.params["lhs_dilation"])
     if spread and not _is_transpose(e):
         return at.fall_back(e, xs)
-    by = _channels(e, xs)
+    by = _channels(e)
     made_features = (*by.groups, *by.made)
     grouped = e.params["batch_group_count"] > 1
     of_x: dict[int, Dims] = {
@@ -81,7 +80,7 @@ def convolution(at: Evaluation, e: Equation, xs: list) -> list:
     return [as_result(made, of_result, out)]
 
 
-def _channels(e: Equation, xs: list) -> _Channels:
+def _channels(e: Equation) -> _Channels:
     """The dims of a convolution that are no space.
 
     They have names of the result, and of the operand where both operands contract them. Where dims
@@ -91,7 +90,7 @@ def _channels(e: Equation, xs: list) -> _Channels:
     count = e.params["feature_group_count"] * e.params["batch_group_count"]
     batch, every = (out.dims[i] for i in how.out_spec[:2])
     groups, made = _apart(every, count) or (
-        (Dim(_name_of_groups(every, count, xs), count),),
+        (Dim(_name_of_groups(every, count), count),),
         (Dim("made__part", out.shape[how.out_spec[1]] // count),),
     )
     here, own = v.dims[how.lhs_spec[1]], w.dims[how.rhs_spec[1]]
@@ -106,12 +105,12 @@ def _channels(e: Equation, xs: list) -> _Channels:
     return _Channels(batch, groups, features, made)
 
 
-def _name_of_groups(features: Dims, count: int, xs: list) -> str:
+def _name_of_groups(features: Dims, count: int) -> str:
     """What groups of features are called: as the features, where groups are split as these are."""
-    scopes = [x.placement.scope for x in xs if is_tensor(x) and x.placement is not None]
-    if len(features) == 1 and scopes:
-        (axes,) = scopes[0].split(features, "rules")
-        if not count % scopes[0].parts(axes):
+    scope = current_scope()
+    if len(features) == 1 and scope is not None:
+        (axes,) = scope.split(features, "rules")
+        if not count % scope.parts(axes):
             return features[0].name
     return "groups__part"
 

@@ -20,11 +20,11 @@ from meshdsl.plain_jax.evaluate import (
     Evaluation,
     bind,
     is_inexact,
-    like_result,
     numpy_scalar,
     rule,
     where,
 )
+from meshdsl.plain_jax.positions import like_result
 from meshdsl.plain_jax.primitives import ELEMENTWISE, LINEAR
 from meshdsl.plain_jax.program import CALLS, Equation
 from meshdsl.tensor import Tensor, is_tensor

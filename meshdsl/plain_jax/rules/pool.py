@@ -17,8 +17,8 @@ from meshdsl.ops.calculus import jvp, vjp
 from meshdsl.ops.comparison import bounds
 from meshdsl.ops.sliding_windows import Window, windows
 from meshdsl.plain_jax.evaluate import Evaluation, bind_arrays, is_inexact, rule
+from meshdsl.plain_jax.positions import as_result, with_positions
 from meshdsl.plain_jax.program import Equation, Value
-from meshdsl.plain_jax.rules.positions import as_result, with_positions
 from meshdsl.tensor import Tensor
 
 # By name the primitive, and what padding holds, which changes no window.

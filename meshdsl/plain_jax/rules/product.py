@@ -5,7 +5,8 @@ from __future__ import annotations
 from meshdsl.dims import Dims
 from meshdsl.ops import einsum
 from meshdsl.plain_jax.constraints import free_positions
-from meshdsl.plain_jax.evaluate import Evaluation, as_positions, as_tensor, fits, full, rule
+from meshdsl.plain_jax.evaluate import Evaluation, rule
+from meshdsl.plain_jax.positions import as_positions, as_tensor, fits, full
 from meshdsl.plain_jax.program import Equation, Value
 from meshdsl.tensor import Tensor
 
@@ -33,7 +34,7 @@ def product(_: Evaluation, e: Equation, xs: list) -> list:
 
 
 def _operand(x, v: Value, at: tuple[int, ...], want: tuple[Dims, ...]) -> Tensor:
-    return as_positions(as_tensor(x, v), v, at, want)
+    return as_positions(as_tensor(x, v), v, dict(zip(at, want, strict=True)))
 
 
 def _contracted(v: Value, w: Value, left, right, out: Value) -> list[Dims]:

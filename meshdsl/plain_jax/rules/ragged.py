@@ -10,10 +10,9 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops import reshape
-from meshdsl.plain_jax.evaluate import Evaluation, bind_arrays, fits, rule
+from meshdsl.plain_jax.evaluate import Evaluation, bind, rule
+from meshdsl.plain_jax.positions import as_result, fits, in_order, with_positions
 from meshdsl.plain_jax.program import Equation
-from meshdsl.plain_jax.rules.positions import as_result, with_positions
 
 
 @rule("ragged_dot_general")
@@ -31,14 +30,14 @@ def ragged_product(at: Evaluation, e: Equation, xs: list) -> list:
     group = of_y[how.rhs_group_dimensions[0]] if how.rhs_group_dimensions else of_result[0]
     named = (of_x, of_y, {0: group})
     given = [with_positions(x, v, by) for x, v, by in zip(xs, e.ins, named, strict=True)]
-    given = [reshape.transpose(x, _flat(by)) for x, by in zip(given, named, strict=True)]
+    given = [in_order(x, _flat(by)) for x, by in zip(given, named, strict=True)]
 
     def local(loop, *arrays):
         x, y, sizes = (_merged(loop, a, by) for a, by in zip(arrays, named, strict=True))
         sizes = _own(loop, sizes, rows)
         axes = frozenset().union(*[collectives.varying(a) for a in (x, y, sizes)])
         every = [collectives.vary(a, axes) for a in (x, y, sizes)]
-        (made,) = bind_arrays(e.primitive, e.params, every)
+        (made,) = bind(e, every)
         return made.reshape([loop.size(d) for d in _flat(of_result)])
 
     loop = tuple(dict.fromkeys((*_flat(of_x), *_flat(of_y), *group)))

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from meshdsl.dims import Dims
 from meshdsl.ops import component, cumulative, reduce
 from meshdsl.ops.functions import FUNCTIONS
-from meshdsl.plain_jax.evaluate import Evaluation, as_tensor, full, like_result, rule
+from meshdsl.plain_jax.evaluate import Evaluation, rule
+from meshdsl.plain_jax.positions import (
+    as_tensor,
+    full,
+    like_result,
+    one_dim,
+    with_dims,
+    with_positions,
+)
 from meshdsl.plain_jax.primitives import CUMULATIVE, EXTREMES, REDUCTIONS
 from meshdsl.plain_jax.program import Equation
-from meshdsl.plain_jax.rules.index import full_of
 from meshdsl.tensor import Tensor
 
 _REDUCED = {
@@ -61,13 +68,12 @@ def reduced(at: Evaluation, e: Equation, xs: list) -> list:
 
 
 @rule(*EXTREMES)
-def extreme(at: Evaluation, e: Equation, xs: list) -> list:
+def extreme(_: Evaluation, e: Equation, xs: list) -> list:
     """The index of the largest or smallest element along a position."""
-    v, dims = e.ins[0], _along(e)
-    if len(dims) != 1:
-        return at.fall_back(e, xs)
+    v, (axis,) = e.ins[0], e.params["axes"]
     find = reduce.argmax if e.name == "argmax" else reduce.argmin
-    made = find(full(xs[0], v, dims), dims[0])
+    along = one_dim(v.dims[axis], v.shape[axis], "whole__part")
+    made = find(with_positions(xs[0], v, {axis: along}), along[0])
     return _kept(e, component.cast(made, e.params["index_dtype"]))
 
 
@@ -94,5 +100,5 @@ def running(_: Evaluation, e: Equation, xs: list) -> list:
     for k in reversed(range(1, len(dims))):
         x = total(x, dims[k])
         before = along(x, dims[k - 1], reverse=reverse, exclusive=True)
-        made = combined(made, full_of(before, made))
+        made = combined(made, with_dims(before, made.dims))
     return [like_result(made, v, e.outs[0])]
