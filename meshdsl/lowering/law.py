@@ -34,12 +34,11 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims
 from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.moves.move import IN_ORDER, NATURAL, Move, Parts, without_axes
+from meshdsl.lowering.moves.move import NATURAL, Move, Parts, without_axes
 from meshdsl.lowering.moves.turns import legs_between
 from meshdsl.lowering.nest import Nest, Work, reason_of, split_loop
-from meshdsl.lowering.scope import Scope, common
+from meshdsl.lowering.scope import IN_ORDER, Scope, common, copy_of, with_copy
 from meshdsl.record.recorder import Op
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
@@ -228,15 +227,8 @@ def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, 
         placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
         if not result.stands:
             legs = legs_between(dims, result.split, result.target, scope)
-            array = resharding.reshard_array(
-                array,
-                legs,
-                scope,
-                op,
-                varies=_NOTHING,
-                why=reason_of(scope, dims, work.level),
-                orders=(result.orders, result.then),
-            )
+            why, orders = reason_of(scope, dims, work.level), (result.orders, result.then)
+            array = resharding.Way(legs, scope, why, orders=orders).go(array, op)
         role = roles.get(dims, Parameter()) if roles is not None else None
         made.append(Tensor(array, dims, role, placement))
     return tuple(made)

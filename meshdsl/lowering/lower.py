@@ -22,8 +22,7 @@ from meshdsl.errors import LEAKED, MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
-from meshdsl.lowering.moves.move import IN_ORDER
-from meshdsl.lowering.scope import Scope, check_alike, common
+from meshdsl.lowering.scope import IN_ORDER, Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
 from meshdsl.record.program import Program
@@ -165,7 +164,8 @@ class Lowered:
                 f"{self._name}: is called inside of another lowering; call lowered functions "
                 "from outside of it"
             )
-        scope = Scope(self.layout, self.mesh.shape, self._name, platform=platform_of(self.mesh))
+        how = {"platform": platform_of(self.mesh), "leaf": resharding.leaf}
+        scope = Scope(self.layout, self.mesh.shape, self._name, **how)
         self._scope = scope
         given = self._given(args, scope)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in given.leaves]

@@ -16,14 +16,13 @@ from meshdsl.lowering.moves.move import (
     Axes,
     ByParts,
     Move,
-    Orders,
     Rules,
     Stays,
     in_parts,
     without_axes,
 )
 from meshdsl.lowering.moves.table import TABLE
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.scope import Orders, Scope
 from meshdsl.splits.changes import Split
 
 _NOTHING: frozenset = frozenset()
