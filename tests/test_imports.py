@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 # The rooms, from the bottom. A module may import from its own room and from those before it. A room
 # is a folder of meshdsl/ or one of its modules; `meshdsl` itself is the language, with every op.
 ROOMS = (
-    *("errors", "extras", "fields", "figures", "dims", "layouts", "layout", "mesh"),
+    *("errors", "extras", "fields", "figures", "dims", "layouts", "rules", "layout", "mesh"),
     *("values", "tensor"),
     *("user_code", "parameters", "checked", "later", "hosts", "record", "splits"),
     *("lowering", "ops", "stages", "family", "meshdsl"),

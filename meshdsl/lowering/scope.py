@@ -14,10 +14,11 @@ import jax
 
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
-from meshdsl.layout import Layout, Rule
+from meshdsl.layout import Layout
 from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.turns import Turn
 from meshdsl.record.recorder import Recorder
+from meshdsl.rules import Rule
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
 
@@ -191,10 +192,10 @@ class Scope:
         axes = self.of_mesh(a for axes in x.placement.axes for a in axes)
         return x.replace(array=collectives.vary(x.stored, axes))
 
-    def remember(self, source, key, made) -> None:
-        """Keep what was made of the array `source`, for as long as the trace that is running."""
+    def remember(self, source, key, result) -> None:
+        """Keep `result`, computed of the array `source`, as long as the running trace lasts."""
         entry = self._remembered.setdefault((id(source), key), [])
-        entry.append((source, collectives.trace_state(), made))
+        entry.append((source, collectives.trace_state(), result))
 
     def remembered(self, source, key):
         """What `remember` kept under this key in the trace that is running, or None."""
