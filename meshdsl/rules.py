@@ -72,7 +72,7 @@ def parsed_line(
       MeshDSLError: the line is malformed, or names an axis that the mesh has not.
     """
     where = f"{name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
-    how = {"uneven": uneven, **DEFAULTS}
+    how: dict[str, Any] = {"uneven": uneven, **DEFAULTS}
     if isinstance(line, Mapping):
         check_keys(where, "", line, ("rule", *ATTRIBUTES, *_OF_PIPELINES))
         how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
@@ -100,7 +100,8 @@ def parsed_line(
             raise MeshDSLError(f"{where}: no axis `{axis}` in the mesh{nearest(axis, mesh)}")
     pads, move, order = how["uneven"] == "pad", how["move"], how["order"]
     cut = _microbatches(where, level, names, how) if how.keys() & set(_OF_PIPELINES) else None
-    rule = Rule("", "", False, level, where, line.strip(), pads, move, order, cut)
+    text = match.string.strip()
+    rule = Rule("", "", False, level, where, text, pads, move, order, cut)
     rule = replace(rule, rounds=how.get("rounds", 1))
     return [
         replace(rule, dim=d.rstrip("?"), axis=a, optional=d.endswith("?"))
