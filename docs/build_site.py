@@ -39,8 +39,8 @@ PACKAGES = {
 # Classes that functions of the language return.
 RETURNED = (
     "meshdsl.lowering.lower.Lowered",
-    "meshdsl.record.program.Program",
-    "meshdsl.report.show.Shown",
+    "meshdsl.program.program.Program",
+    "meshdsl.tools.show.Shown",
 )
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s:]+)\)")  # and the end of an image
 

@@ -20,7 +20,7 @@ import pytest
 import meshdsl as md
 from meshdsl import later, train
 from meshdsl.extras import EXTRAS
-from meshdsl.report.show import show
+from meshdsl.tools.show import show
 from tests.helpers import dims
 
 ROOT = Path(__file__).parents[1]

@@ -19,9 +19,9 @@ from meshdsl.lowering import collectives, window_arrays
 from meshdsl.lowering.moves.move import NATURAL, Move, Parts, nbytes
 from meshdsl.lowering.moves.turns import needs_all
 from meshdsl.lowering.scope import IN_ORDER, Orders, Scope
-from meshdsl.record import recorder
-from meshdsl.record.collective import crossed
-from meshdsl.record.recorder import Op
+from meshdsl.program import recorder
+from meshdsl.program.collective import crossed
+from meshdsl.program.recorder import Op
 from meshdsl.splits import windows
 from meshdsl.splits.changes import Split
 

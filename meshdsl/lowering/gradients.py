@@ -30,7 +30,7 @@ from meshdsl.lowering import gradient_checks as checks
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.parameter_copies import to_differentiate_by
 from meshdsl.lowering.scope import Scope, WrongGuess, common, copy_of, with_copy
-from meshdsl.record.recorder import next_op_number
+from meshdsl.program.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
 
 

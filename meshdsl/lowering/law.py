@@ -39,7 +39,7 @@ from meshdsl.lowering.moves.move import NATURAL, Move, Parts, without_axes
 from meshdsl.lowering.moves.turns import legs_between
 from meshdsl.lowering.nest import Nest, Work, reason_of, split_loop
 from meshdsl.lowering.scope import IN_ORDER, Scope, common, copy_of, with_copy
-from meshdsl.record.recorder import Op
+from meshdsl.program.recorder import Op
 from meshdsl.rules import LEVELS
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor

@@ -25,7 +25,7 @@ from meshdsl.lowering.leaf_check import check_parts
 from meshdsl.lowering.scope import IN_ORDER, Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
-from meshdsl.record.program import Program
+from meshdsl.program.program import Program
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
 from meshdsl.values import check_shape

@@ -18,7 +18,7 @@ from meshdsl.lowering.moves.move import NATURAL, nbytes, record
 from meshdsl.lowering.moves.turns import Leg
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.window_arrays import resized
-from meshdsl.record.recorder import Op
+from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split, changes, padded_changes
 from meshdsl.tensor import Tensor
 

@@ -27,8 +27,8 @@ from meshdsl.lowering.moves.move import NATURAL, Move, nbytes, record
 from meshdsl.lowering.moves.turns import Leg, at_home, legs_between, needs_all, note_closure
 from meshdsl.lowering.scope import IN_ORDER, Orders, Scope, copy_of, with_copy
 from meshdsl.lowering.window_arrays import resized
-from meshdsl.record.collective import crossed
-from meshdsl.record.recorder import Op
+from meshdsl.program.collective import crossed
+from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Change, Split
 from meshdsl.tensor import Dtypes, Placement, Tensor
 

@@ -17,7 +17,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.turns import Turn
-from meshdsl.record.recorder import Recorder
+from meshdsl.program.recorder import Recorder
 from meshdsl.rules import Rule
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshdsl.dims import Dims
 from meshdsl.layout import Layout
 from meshdsl.lowering.scope import Scope
-from meshdsl.record.optimizer_state import in_optimizer_state
+from meshdsl.program.optimizer_state import in_optimizer_state
 from meshdsl.rules import LEVELS, check_word
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Tensor, is_tensor

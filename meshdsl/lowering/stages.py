@@ -17,8 +17,8 @@ from meshdsl.lowering import collectives, resharding, window_arrays
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.moves.move import nbytes, record
 from meshdsl.lowering.scope import Scope, copy_of, with_copy
-from meshdsl.record.collective import crossed
-from meshdsl.record.recorder import Op
+from meshdsl.program.collective import crossed
+from meshdsl.program.recorder import Op
 from meshdsl.rules import Rule
 from meshdsl.splits.pipeline import Schedule
 from meshdsl.tensor import Tensor

@@ -18,7 +18,7 @@ from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.scope import Scope, check_alike, common, copy_of, with_copy
-from meshdsl.record.recorder import Move, next_op_number
+from meshdsl.program.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 

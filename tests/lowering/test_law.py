@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.lower import gather_updated
-from meshdsl.record import summary
+from meshdsl.program import summary
 from tests.helpers import assert_same, data, dims, layout, weight
 
 BATCH, LENGTH, D, FF, HEADS, KEY, LAYERS, MICRO = dims(

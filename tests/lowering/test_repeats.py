@@ -10,9 +10,9 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 import meshdsl as md
-from meshdsl.compiled.collectives import from_hlo
 from meshdsl.lowering import repeats
-from meshdsl.record.recorder import tag_in
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.program.recorder import tag_in
 from tests.helpers import assert_equal, data, dims, layout, weight
 
 LAYERS = 4

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.estimate.explain import explain
 from meshdsl.lowering.shardings import shardings
 from meshdsl.machine import find_target
+from meshdsl.predict.explain import explain
 from meshdsl.tensor import is_tensor
 from tests.helpers import assert_by_law, assert_equal, assert_explained, data, dims, weight
 from tests.models import common

@@ -25,7 +25,7 @@ from meshdsl.dims import Dim, Dims, without
 from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.move import Axes, ByParts, Move, Parts, Rules, Stays
 from meshdsl.lowering.scope import copy_of
-from meshdsl.record import recorder
+from meshdsl.program import recorder
 from meshdsl.tensor import Tensor
 
 

@@ -25,8 +25,8 @@ from jax import lax
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.lowering.scope import Scope
-from meshdsl.record.recorder import Move as Recorded
-from meshdsl.record.recorder import Op
+from meshdsl.program.recorder import Move as Recorded
+from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split
 
 Axes = tuple[str, ...]
